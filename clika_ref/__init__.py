@@ -1,6 +1,6 @@
 """clika-ref: compress a PyTorch model and deploy it.
 
-Everything public is here; it is imported on first use, so that ``import clika_ref`` costs next to nothing.
+All public names are importable from here. Each is imported on first use, so that ``import clika_ref`` stays cheap.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ HOMES = {
     "distillation_loss": "distillation",
     "export_configuration": "exporting.configuration",
 }
-"""The module that each public name lives in."""
+"""The module that defines each public name."""
 
 __all__ = sorted(HOMES)  # noqa: PLE0605 - the table above is the list
 

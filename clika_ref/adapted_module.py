@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that has low-rank adapters: attached, saved by themselves, and merged into the weights."""
+"""Low-rank adapters of a `ClikaModule`: attach them, save them on their own, and merge them into the weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NONE = (
 
 
 class AdaptedModule(PrunedModule):
-    """A module around a graph beside whose layers adapters may stand."""
+    """A module around a graph that can have low-rank adapters."""
 
     def clika_attach_lora(
         self,
@@ -46,21 +46,21 @@ class AdaptedModule(PrunedModule):
         *,
         distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> Adapted:
-        """Put adapters beside layers of a module that is compiled already; return which, which printed is a table.
+        """Attach adapters to a compiled module; return the adapters, which print as a table.
 
-        Nothing else is trained from then on: all other parameters, and scales of integers, no longer require gradients.
-        At first the module computes what it did. One that is quantized stays so, with the integers that it had and the
-        scales that it learned; its ranges it forgets. An optimizer is to be made anew, of parameters that require
-        gradients.
+        From then on only the adapters are trained: all other parameters, including learned quantization scales, no
+        longer require gradients. The outputs do not change at first. A quantized module stays quantized, with the same
+        quantized weights and learned scales; its calibration ranges are dropped. Create a new optimizer from the
+        parameters that require gradients.
 
         Args:
-            lora_settings: which layers, and of which rank; by default all.
-            distributed_training_settings: where processes work together, all of them call this, and get the adapters of
-                the first one; by default as the module was compiled.
+            lora_settings: the layers to adapt, and the rank; by default all layers.
+            distributed_training_settings: if several processes work together, all of them call this and get the
+                adapters of the first rank; by default as the module was compiled.
 
         Raises:
-            ModelError: a name in the settings is that of no layer, the module has adapters already, or its batch
-                norms are live; or another process has another module.
+            ModelError: a name in the settings matches no layer, the module has adapters already, or its batch norms are
+                live; or another process has another module.
             TargetError: no plugin provides the target that the module is quantized for.
         """
         settings = lora_settings or LoraSettings()
@@ -85,7 +85,7 @@ class AdaptedModule(PrunedModule):
         return found
 
     def _with_scales_beside(self, own: Quantized, graph: Graph) -> Quantized:
-        """Return how the module is quantized, with scales for what adapters return."""
+        """Return the quantization state with scales for the outputs of the adapters."""
         registry = self._clika_registry or load_registry()
         clone = graph.clone()
         with torch.no_grad():
@@ -95,14 +95,14 @@ class AdaptedModule(PrunedModule):
     def clika_adopt(
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
     ) -> None:
-        """Compute from now on as quantized; beside adapters, scales stay as they are planned, as the weights do."""
+        """Switch to a quantization state; with adapters, the scales stay as planned and are frozen like the weights."""
         super().clika_adopt(quantized, calibration, wanted)
         if adapters_of(self._clika_graph):
             for log in self._log_scales.values():
                 log.requires_grad_(False)
 
     def clika_lora_state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the adapters alone, two matrices for each layer, by names of the package ``peft``, for safetensors.
+        """Return the adapters, two matrices for each layer, under the names of the ``peft`` package, for safetensors.
 
         Raises:
             ModelError: the module has no adapters.
@@ -110,7 +110,7 @@ class AdaptedModule(PrunedModule):
         return adapter_state(self._with_adapters())
 
     def clika_lora_config(self) -> dict[str, Any]:
-        """Return what ``adapter_config.json`` of the package ``peft`` says of adapters, for ``json`` to write.
+        """Return the contents of ``adapter_config.json`` in the format of the ``peft`` package, ready for ``json``.
 
         Raises:
             ModelError: the module has no adapters.
@@ -118,19 +118,19 @@ class AdaptedModule(PrunedModule):
         return adapter_config(self._with_adapters())
 
     def clika_load_lora_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Take over adapters, two matrices for each layer, that `clika_lora_state_dict` returned, or ``peft`` wrote.
+        """Load adapters, two matrices for each layer, from `clika_lora_state_dict` or from ``peft``.
 
         Raises:
-            ModelError: the module has no adapters, or others; all that does not fit is named, and nothing is taken
-                over.
+            ModelError: the module has no adapters, or the adapters do not match; all mismatches are listed, and nothing
+                is loaded.
         """
         load_adapter_state(self._with_adapters(), state_dict)
 
     def clika_merge_lora(self) -> None:
-        """Write what adapters add into the weights, and let nothing be left of them; what is frozen stays so.
+        """Merge the adapters into the weights and remove them; frozen parameters stay frozen.
 
         Raises:
-            ModelError: the module has no adapters, or one stands beside integers, a masked weight or a tied one.
+            ModelError: the module has no adapters, or one belongs to a layer with a quantized, masked or tied weight.
         """
         self._with_adapters()
         own, wanted, graph = self._learned, self._clika_wanted, self.graph.clone()
@@ -141,7 +141,7 @@ class AdaptedModule(PrunedModule):
             self.clika_adopt(replace(own, model=fingerprint(self.graph)), None, wanted)
 
     def _with_adapters(self) -> Graph:
-        """Return the graph, which has adapters.
+        """Return the graph, after checking that it has adapters.
 
         Raises:
             ModelError: it has none.

@@ -1,4 +1,4 @@
-"""How near two models are to each other: the same inputs through both, output by output."""
+"""Compare two models: run the same inputs through both and measure the difference of each output."""
 
 from __future__ import annotations
 
@@ -20,41 +20,41 @@ COLUMNS = ("output", "elements", "largest", "largest difference", "SQNR", "same 
 
 @dataclass
 class OutputAgreement:
-    """How near an output of one model is to that of another one, over all inputs."""
+    """How closely an output of one model matches that of another, over all inputs."""
 
     name: str
     elements: int = 0
     largest: float = 0.0
-    """Of the magnitudes of the first model's elements, infinite ones aside."""
+    """Largest finite magnitude among the elements of the first model."""
     worst: float = 0.0
     """The largest difference of two elements."""
     signal: float = 0.0
-    """The squares of the first model's elements, summed."""
+    """Sum of squares of the first model's elements."""
     noise: float = 0.0
-    """The squares of what the second one misses of them, summed."""
+    """Sum of squares of the difference to the second model."""
     rows: int = 0
-    """How many decisions there are: places of the largest element along the last side."""
+    """Number of decisions: argmax results along the last dim."""
     same_rows: int = 0
-    """How many of them are the same."""
+    """Number of decisions on which both models agree."""
     beyond_rounding: str = ""
-    """How they differ on the first input where they do by more than float rounding; nothing where they do not."""
+    """Description of the first difference beyond float rounding; empty if there is none."""
 
     @property
     def sqnr(self) -> float:
-        """The signal over the noise, in dB; infinite where there is none."""
+        """Signal-to-noise ratio in dB; infinite without noise."""
         return decibels(self.signal, self.noise)
 
     @property
     def decisions(self) -> float | None:
-        """The share of decisions that are the same; None of an output that decides nothing."""
+        """Fraction of equal decisions; None for an output without decisions."""
         return self.same_rows / self.rows if self.rows else None
 
     def add(self, wanted: Tensor, found: Tensor) -> None:
-        """Count one more pair of results, of one shape.
+        """Add one more pair of results of the same shape.
 
         Args:
-            wanted: what the first model returned.
-            found: what the second one did.
+            wanted: the output of the first model.
+            found: the output of the second model.
         """
         self.beyond_rounding = self.beyond_rounding or difference(wanted, found) or ""
         w, f = wanted.detach().double(), found.detach().double()
@@ -71,10 +71,10 @@ class OutputAgreement:
 
 @dataclass
 class Agreement:
-    """How near two models are; printed, a table."""
+    """How closely two models match; prints as a table."""
 
     inputs: int = 0
-    """How many calls were made of each."""
+    """Number of calls of each model."""
     outputs: list[OutputAgreement] = field(default_factory=list[OutputAgreement])
 
     @property
@@ -84,7 +84,7 @@ class Agreement:
 
     @property
     def sqnr(self) -> float:
-        """The least of all outputs, in dB."""
+        """The lowest SQNR over all outputs, in dB."""
         return min((output.sqnr for output in self.outputs), default=math.inf)
 
     def __str__(self) -> str:
@@ -109,13 +109,13 @@ def agreement_of(
     calls: Iterable[Any],
     names: Sequence[str] = (),
 ) -> Agreement:
-    """Run two models on the same inputs, and return how near the second is to the first.
+    """Run two models on the same inputs and return how closely the second matches the first.
 
     Args:
-        wanted: runs the first on one element of ``calls``.
-        found: runs the second.
-        calls: inputs, one element for each call.
-        names: of outputs; those that have none are numbered.
+        wanted: runs the first model on one element of ``calls``.
+        found: runs the second model.
+        calls: inputs, one element per call.
+        names: names of the outputs; outputs without one are numbered.
 
     Raises:
         ModelError: the models return different numbers of tensors, or tensors of different shapes; or there is no call.
@@ -146,6 +146,6 @@ def _paired(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> list[tuple[Ten
 
 
 def _largest(magnitudes: Tensor) -> float:
-    """Return the largest of them that is finite."""
+    """Return the largest finite value, 0.0 if there is none."""
     finite = magnitudes[magnitudes.isfinite()]
     return float(finite.max()) if finite.numel() else 0.0

@@ -1,4 +1,4 @@
-"""What makes integers of a compiled graph: calibrate it on data, decide what is quantized, and tell."""
+"""Quantization of a compiled graph: calibrate it on data, decide how to quantize it, and report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def kept_in(
     log: CompilationLog,
     anew: Callable[[], Calibration],
 ) -> Iterator[None]:
-    """Begin with the ranges in a file, where it exists, and save there what is found, also after an interrupt."""
+    """Start with the ranges in a file, if it exists, and save the new ranges there, also after an interrupt."""
     if not file:
         yield
         return
@@ -81,10 +81,10 @@ def _ranges_in(path: Path, calibration: Calibration) -> RangeTable:
 def batches_of(
     graph: Graph, signature: Signature, calls: Iterable[ModelCall], log: CompilationLog
 ) -> Iterator[list[torch.Tensor]]:
-    """Yield the inputs of a graph in each call; a last one that is merely smaller is left out with a warning.
+    """Yield the inputs of a graph in each call; a smaller last one is left out with a warning.
 
     Raises:
-        ModelError: a call does not fit the graph; the message says which.
+        ModelError: a call does not fit the graph; the message gives its number.
     """
     problem: ModelError | None = None
     before: list[torch.Tensor] = []
@@ -107,7 +107,7 @@ def batches_of(
 
 
 def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
-    """Whether a call has fewer samples than the one before, and is like it otherwise: what is left of the data."""
+    """Return whether a call is like the one before, but with fewer samples: the remainder of the data."""
     leaves: list[Any] = pytree.tree_leaves((call.args, call.kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     if [(t.dtype, t.ndim, t.shape[1:]) for t in tensors] != [(t.dtype, t.ndim, t.shape[1:]) for t in before]:
@@ -118,15 +118,15 @@ def _is_smaller(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
 def decide(
     stages: Stages, graph: Graph, wanted: Wanted, registry: Registry, log: CompilationLog, *, ranks: Ranks = ALONE
 ) -> Quantization:
-    """Decide what of a calibrated graph becomes integers, and write into the log what, and why not.
+    """Decide how to quantize a calibrated graph, and log the result with the reasons.
 
     Args:
         stages: of the graph.
-        graph: of the module, as it is stored.
-        wanted: what the user chose.
+        graph: of the module, before lowering.
+        wanted: the choices of the user.
         registry: the plugins.
-        log: what it tells.
-        ranks: the processes that take what the first of them decides.
+        log: receives the report.
+        ranks: the processes that use the decision of the first one.
     """
 
     def found_here() -> Quantization:
@@ -145,7 +145,7 @@ def decide(
 
 
 def _fast(found: Quantization, stages: Stages, graph: Graph, wanted: Wanted, registry: Registry) -> Quantization:
-    """Return what is left in integers of what was found, without what is slower so: weights in few bits, or all."""
+    """Return a quantization without the parts that are slower than float: low-bit weights of layers, or all of it."""
     inputs = stages.calibration.reservoir.batches[0]
     if found.plan.compressed:
         timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
@@ -188,32 +188,32 @@ def calibrated(
     are_given: bool = True,
     ranks: Ranks = ALONE,
 ) -> Stages:
-    """Calibrate a graph on batches; return the stages that decide what of it becomes integers.
+    """Calibrate a graph on batches; return the stages that decide how it is quantized.
 
-    A calibration that counts batches already goes on behind as many; where the first is another one, it begins anew.
+    A calibration that counts batches already resumes after them; if the first batch is another one, it restarts.
 
     Args:
         calibration: of the graph (`to_calibrate`); it counts each batch at once, so that an interrupt loses none.
         batches: inputs of the graph, read once.
-        wanted: what the user chose.
+        wanted: the choices of the user.
         registry: the plugins.
-        log: what it tells.
-        model: the graph as it is stored, before it was made what is going to be written.
-        total: how many batches there are, where that is known.
-        ranges_file: where to save the ranges, and to begin with those that are there; nowhere where empty.
-        are_given: whether the batches are the user's data, and not those that a former pass kept.
+        log: receives the report.
+        model: the graph before lowering.
+        total: the number of batches, if known.
+        ranges_file: where to load and save the ranges; empty for no file.
+        are_given: whether the batches are the user's data, not those that an earlier pass kept.
         ranks: the processes that each read a part of the data.
 
     Raises:
-        ModelError: a key of the settings of layers matches nothing, a width is asked for that the target lacks, or
-            several processes are to begin with the ranges in a file.
+        ModelError: a key of the layer settings matches nothing, the target does not support a width, or several
+            processes use a ranges file.
         TargetError: layers are to be timed, and the target cannot run them.
     """
     if ranks.are_several and ranges_file:
         raise ModelError(OF_ONE.format(ranges_file))
-    _stages_of(calibration, wanted, registry, model)  # what cannot be had is refused before data is read
+    _stages_of(calibration, wanted, registry, model)  # reject unsupported settings before the data is read
     if wanted.options.optimize_for == "latency":
-        refuse(calibration.graph, wanted.target)  # what does not run takes no time that could be told
+        refuse(calibration.graph, wanted.target)  # a graph that does not run cannot be timed
     if wanted.idle:
         log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
     anew = partial(to_calibrate, model, wanted, registry)
@@ -246,9 +246,9 @@ def _known_again(
     anew: Callable[[], Calibration],
     ranges_file: str | PathLike[str],
 ) -> Iterable[Sequence[torch.Tensor]]:
-    """Return batches; where the first is not that which the ranges began with, say so, and begin the ranges anew.
+    """Return the batches; if the first is not that of the ranges, log a warning and restart the ranges.
 
-    Those of a file are what the user wants: they stay, as loaders may shuffle.
+    Ranges from a file stay: the user wants them, and loaders may shuffle.
     """
     if not calibration.table.batches:
         return batches
@@ -269,19 +269,18 @@ TRAINED = "The weights have changed since the pass over the data was interrupted
 def begun(
     graph: Graph, wanted: Wanted, registry: Registry, before: Calibration | None, log: CompilationLog, *, has_data: bool
 ) -> Calibration:
-    """Return what to quantize a compiled graph with, which begins with what another calibration has found.
+    """Return a calibration of a compiled graph that starts with the results of an earlier one.
 
-    Ranges of the graph for another target serve as well, unless that one's passes left other values. Where they do
-    not, or are of channels that were smoothed for something else, it begins anew.
+    Ranges for another target are valid too, unless the passes of that target left other values. If they are not, or if
+    channels were smoothed for another quantization, the calibration restarts.
 
     Args:
         graph: of the module.
-        wanted: what the user chose.
+        wanted: the choices of the user.
         registry: the plugins.
-        before: a pass over the same data that was interrupted, where data is given; otherwise the last one that was
-            not.
-        log: what it tells.
-        has_data: whether data is given; otherwise the batches that are kept have to do.
+        before: an interrupted pass over the same data if data is given; otherwise the last complete pass.
+        log: receives the report.
+        has_data: whether data is given; otherwise the kept batches are used.
     """
     if before is not None and has_data and before.table.batches and before.table.model != fingerprint(graph):
         log.warning(TRAINED.format(before.table.batches))
@@ -300,7 +299,7 @@ def begun(
 
 
 def _strange_values(calibration: Calibration) -> list[str]:
-    """Return the names in a range table of values that its graph does not have."""
+    """Return the value names in a range table that its graph does not have."""
     graph = calibration.graph
     made = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
     return sorted(calibration.table.values.keys() - made)

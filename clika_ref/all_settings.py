@@ -1,4 +1,4 @@
-"""``Settings``: all that the user may choose in one object, and as one YAML file."""
+"""``Settings``: all user settings in one object, which can be stored as one YAML file."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def _layers(value: Any) -> str:
 
 @dataclass
 class LayerSettings(CheckedSettings):
-    """What is otherwise for one layer; None leaves what the model has.
+    """Overrides for one layer; None keeps the setting of the model.
 
     Raises:
-        ModelError: a value is of another kind.
+        ModelError: a value has the wrong type.
     """
 
     quantization_settings: LayerQuantizationSettings | None = None
-    """How far it is quantized."""
+    """Quantization settings of the layer."""
     pruning_settings: LayerPruningSettings | None = None
-    """How far it is pruned."""
+    """Pruning settings of the layer."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "quantization_settings": _a_or_none(LayerQuantizationSettings),
@@ -56,7 +56,7 @@ class LayerSettings(CheckedSettings):
 
 
 class CompileArguments(TypedDict):
-    """Arguments of `clika_compile`, so typed that a checker knows what comes of a call with them."""
+    """Arguments of `clika_compile`, typed so that a type checker can infer the result of a call."""
 
     deployment_settings: BaseDeploymentSettings | None
     quantization_settings: QuantizationSettings | None
@@ -70,37 +70,37 @@ class CompileArguments(TypedDict):
 
 @dataclass
 class Settings(CheckedSettings):
-    """All settings of one model; as they come, it is quantized for ONNX Runtime.
+    """All settings of one model; the defaults quantize it for ONNX Runtime.
 
-    A field may be assigned later; each value is checked as it is set.
+    Fields may be assigned later; each value is checked on assignment.
 
     Raises:
-        ModelError: a value is of another kind.
+        ModelError: a value has the wrong type.
     """
 
     deployment_settings: BaseDeploymentSettings | None = field(default_factory=DeploymentSettings_ONNXRuntime_ONNX)
-    """Where the model will run; None where that is said when it is exported."""
+    """The deployment target; None to choose it at export."""
 
     distributed_training_settings: DistributedTrainingSettings = field(default_factory=DistributedTrainingSettings)
-    """Whether several processes work on it."""
+    """Whether several processes work on the model."""
 
     global_quantization_settings: QuantizationSettings | None = field(default_factory=QuantizationSettings)
-    """How far it is quantized; None leaves it float."""
+    """How to quantize; None keeps the model float."""
 
     global_pruning_settings: PruningSettings | None = None
-    """How far it is pruned; None leaves it whole."""
+    """How to prune; None keeps all weights."""
 
     global_lora_settings: LoraSettings | None = None
-    """Which layers get an adapter, beside which all else is frozen; None for none."""
+    """The layers that get an adapter, with all other parameters frozen; None for no adapters."""
 
     training_settings: TrainingSettings = field(default_factory=TrainingSettings)
-    """For the loop of the user."""
+    """Settings for the user's training loop."""
 
     layer_settings: dict[str, LayerSettings] = field(default_factory=dict[str, LayerSettings])
-    """What is otherwise for single layers, by the path of a module, the name of a node, or either with wildcards."""
+    """Overrides for single layers. A key is a module path, a node name, or either with wildcards."""
 
     clika_compile_options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
-    """Aspects that rarely need a choice."""
+    """Options that rarely need a change."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "deployment_settings": _a_or_none(BaseDeploymentSettings),
@@ -120,31 +120,31 @@ class Settings(CheckedSettings):
 
     @classmethod
     def load_from_path(cls, path: str | PathLike[str]) -> Self:
-        """Read settings from a YAML file; what is not in it has its default.
+        """Read settings from a YAML file; missing entries take their defaults.
 
         Raises:
-            ModelError: ``path`` is none, the file cannot be read, or something in it is no setting; all of it is told,
-                with its lines.
+            ModelError: ``path`` is no path, the file cannot be read, or an entry is no valid setting; all such entries
+                are listed, with their lines.
         """
         found = read_settings(require_path(path, EXAMPLE))
         layers = found.get("layer_settings", {})
         return cls(**{**found, "layer_settings": {name: LayerSettings(**of) for name, of in layers.items()}})
 
     def save_to_path(self, path: str | PathLike[str]) -> None:
-        """Write the settings as a YAML file, which reads back as the same.
+        """Write the settings to a YAML file that reads back as the same settings.
 
         Raises:
-            ModelError: ``path`` is none, or no file can be written there.
+            ModelError: ``path`` is no path, or no file can be written there.
         """
         with write_atomically(require_path(path, EXAMPLE)) as file:
             file.write(self.to_yaml().encode())
 
     def to_yaml(self) -> str:
-        """Return what `save_to_path` writes."""
+        """Return the settings as YAML text, as `save_to_path` writes it."""
         return as_yaml({of.name: getattr(self, of.name) for of in fields(self)})
 
     def compile_arguments(self) -> CompileArguments:
-        """Return what `clika_compile` takes of this: ``clika_compile(model, ..., **settings.compile_arguments())``."""
+        """Return these settings as arguments: ``clika_compile(model, ..., **settings.compile_arguments())``."""
         layers = self.layer_settings.items()
         quantized = {name: of.quantization_settings for name, of in layers if of.quantization_settings is not None}
         options = replace(self.clika_compile_options, global_lora_settings=self.global_lora_settings)

@@ -1,4 +1,4 @@
-"""Whether the arguments of ``clika_compile`` are ones that it takes, before anything is done with them."""
+"""Validate the arguments of ``clika_compile`` before any work starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWITCHES = (
     "dynamic",
     "disable",
 )
-"""Arguments that take a bool, and nothing that merely is true or false: ``"no"`` is true."""
+"""Arguments that must be a bool; truthy values such as ``"no"`` are rejected."""
 
 KINDS: Mapping[str, tuple[Any, str]] = {
     "deployment_settings": (
@@ -44,25 +44,25 @@ KINDS: Mapping[str, tuple[Any, str]] = {
     "logs_dir": ((str, PathLike), "the path of a folder, or None"),
     "graph_name": (str, "a str, or None for the class of the model"),
 }
-"""What else is of one kind, and how to say so; None is always the default."""
+"""Expected types of the other arguments, with a description for messages; all default to None."""
 
 OF_LAYERS: Mapping[str, type] = {
     "layer_quantization_settings": LayerQuantizationSettings,
     "layer_pruning_settings": LayerPruningSettings,
 }
-"""What the settings of single layers are."""
+"""The settings class for single layers, by argument."""
 
 CALLS: Mapping[str, tuple[str, ...]] = {"data_transform_fn": ("element",), "forward_fn": ("model", "args", "kwargs")}
-"""Functions, and what they are called with."""
+"""Arguments that are functions, with the parameters that each is called with."""
 
 SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check the arguments of ``clika_compile``, which are given by their names.
+    """Check the arguments of ``clika_compile``, given by name.
 
     Raises:
-        ModelError: one is of another kind, or asks for what this version does not have.
+        ModelError: an argument has the wrong type, or asks for a feature that this version lacks.
         ValueError: quantization settings without deployment settings or calibration inputs.
     """
     for name in SWITCHES:
@@ -80,10 +80,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
 
 
 def check_kinds(arguments: Mapping[str, Any]) -> None:
-    """Check arguments that mean what they mean to ``clika_compile``, by their names; others are left alone.
+    """Check the types of arguments that have the same meaning as in `clika_compile`, by name; ignore all others.
 
     Raises:
-        ModelError: one is of another kind.
+        ModelError: an argument has the wrong type.
     """
     for name, (kind, wanted) in KINDS.items():
         value = arguments.get(name)
@@ -101,10 +101,10 @@ def check_kinds(arguments: Mapping[str, Any]) -> None:
 
 
 def refuse_scripted(module_or_func: Any) -> None:
-    """Refuse what TorchScript made, in which there is no Python left to trace.
+    """Reject TorchScript modules and functions: they hold no Python code to trace.
 
     Raises:
-        ModelError: it is a script module, function or method.
+        ModelError: the argument is a script module, function or method.
     """
     if isinstance(module_or_func, SCRIPTED):
         name = getattr(module_or_func, "original_name", getattr(module_or_func, "name", ""))
@@ -116,17 +116,17 @@ def refuse_scripted(module_or_func: Any) -> None:
 
 
 def check_call(name: str, function: Any, parameters: tuple[str, ...], *, is_optional: bool = False) -> None:
-    """Check that a function can be called with parameters.
+    """Check that a function accepts the given positional parameters.
 
     Raises:
-        ModelError: it cannot.
+        ModelError: it is not callable, or does not accept them.
     """
     form = f"{name}({', '.join(parameters)})"
     if not callable(function):
         raise _other(name, function, f"a function that is called as {form}{', or None' * is_optional}")
     try:
         signature = inspect.signature(function)
-    except (ValueError, TypeError):  # Python cannot tell it, as of some builtins
+    except (ValueError, TypeError):  # no signature is available, as for some builtins
         return
     try:
         signature.bind(*parameters)

@@ -1,4 +1,4 @@
-"""In which formats a target computes, as data that it declares; what is claimed decides how its results are judged."""
+"""Float formats that a target computes in, declared as data; they determine how its results are checked."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from clika_ref.core.targets import Target
 
 KINDS = ("ulp", "dot", "norm", "softmax", "interpolation", "compose")
-"""Kinds of error classes (`clika_ref.core.accuracy`) whose operators round."""
+"""Kinds of error classes (`clika_ref.core.accuracy`) of operators that round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A float format that is no dtype of PyTorch: ``name``, ``eps``, ``smallest_normal``, ``max`` of `torch.finfo`."""
+    """A float format that is no PyTorch dtype: ``name``, ``eps``, ``smallest_normal``, ``max`` of `torch.finfo`."""
 
     name: str
     eps: float
     smallest_normal: float
     max: float
     has_subnormals: bool = True
-    """Whether there are numbers between 0 and the smallest normal one; otherwise they become 0."""
+    """Whether there are numbers between 0 and the smallest normal one; otherwise they are flushed to 0."""
 
     @property
     def step(self) -> float:
@@ -34,30 +34,29 @@ class Format:
 
 
 TF32 = Format("tf32", 2.0**-10, 2.0**-126, (2 - 2.0**-10) * 2.0**127)
-"""What tensor cores read of a float32: all of its exponent and 10 bits of its fraction."""
+"""Format in which tensor cores read a float32: all of its exponent, and 10 bits of its fraction."""
 
 
 FLUSHED_FLOAT32 = Format("flushed_float32", 2.0**-23, 2.0**-126, (2 - 2.0**-23) * 2.0**127, has_subnormals=False)
-"""What is left of float32 where a processor, or a kernel, takes subnormal numbers for 0."""
+"""Float32 on a processor, or in a kernel, that flushes subnormal numbers to 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """In which formats a target computes on tensors of ``dtype``, where they are not that dtype itself.
+    """The formats in which a target computes on tensors of ``dtype``, if they differ from it.
 
-    A target lists them in an attribute ``arithmetic``, a sequence; the first that fits a node holds for it. Without
-    one, everything is computed and accumulated in the dtype that is declared. Copies, selections and comparisons are
+    A target lists them in an attribute ``arithmetic``, a sequence; the first one that fits a node applies to it.
+    Without one, everything is computed and accumulated in the declared dtype. Copies, selections and comparisons are
     exact in any arithmetic.
 
     Args:
-        dtype: of the tensors that it is about.
-        compute: what operands are rounded to, and results.
-        accumulate: what partial sums are rounded to.
-        kinds: of the error classes whose operators it is about (`KINDS`); all of them where empty.
+        dtype: of the tensors.
+        compute: format that operands and results are rounded to.
+        accumulate: format that partial sums are rounded to.
+        kinds: error classes of the operators (`KINDS`); all of them if empty.
 
     Raises:
-        TargetError: there is no such kind, or a dtype is no floating one.
-
+        TargetError: a kind is unknown, or a dtype is not floating point.
     """
 
     dtype: torch.dtype
@@ -80,11 +79,10 @@ class Arithmetic:
 
 
 def arithmetic_of(target: Target) -> tuple[Arithmetic, ...]:
-    """Return the target's attribute ``arithmetic``; nothing where it has none.
+    """Return the target's attribute ``arithmetic``; empty if it has none.
 
     Raises:
         TargetError: it is no sequence of `clika_ref.arithmetic.Arithmetic`.
-
     """
     stated: Any = getattr(target, "arithmetic", ())
     if not isinstance(stated, list | tuple) or not all(isinstance(one, Arithmetic) for one in stated):

@@ -1,4 +1,4 @@
-"""The autocast regions that a thread is in: a graph that holds the casts of some is computed outside all of them."""
+"""Query and leave autocast regions: a graph that contains its own casts runs outside all of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterator
 import torch
 
 KINDS = ("cpu", "cuda", "mps", "xpu")
-"""Kinds of devices that have autocast regions of their own."""
+"""Device types that have autocast regions."""
 
 
 def surrounding_autocast() -> str:
-    """Name the regions that this thread is in, such as ``cpu bfloat16``; "" outside all of them."""
+    """Return the active autocast regions of this thread, such as ``cpu bfloat16``; "" outside all of them."""
     within = filter(torch.is_autocast_enabled, KINDS)
     return ", ".join(f"{kind} {str(torch.get_autocast_dtype(kind)).removeprefix('torch.')}" for kind in within)
 
 
 @contextlib.contextmanager
 def outside_autocast() -> Iterator[None]:
-    """Compute as outside all autocast regions."""
+    """Disable all active autocast regions within the block."""
     with contextlib.ExitStack() as stack:
         for kind in filter(torch.is_autocast_enabled, KINDS):
             stack.enter_context(torch.autocast(kind, enabled=False))

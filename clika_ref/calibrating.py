@@ -1,4 +1,4 @@
-"""The pass over the data, by one process or several: what a graph is smoothed by, and what its values hold."""
+"""The calibration pass, in one process or several: search for smoothing factors, then collect statistics."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ UNEVEN = (
 
 
 def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibration | None = None) -> Calibration:
-    """Return a calibration of a graph as it is going to be written.
+    """Return a calibration of the lowered form of a graph.
 
     Args:
-        graph: in float, which stays as it is.
+        graph: in float; it is not changed.
         wanted: the target and the settings.
         registry: the operators and passes.
-        found: another calibration, with whose ranges it begins.
+        found: another calibration with ranges to start with.
 
     Raises:
         ModelError: weights are NaN or infinite.
@@ -71,10 +71,10 @@ def to_calibrate(graph: Graph, wanted: Wanted, registry: Registry, found: Calibr
 
 
 def smooth_as_found(calibration: Calibration, registry: Registry) -> None:
-    """Divide what the table says is divided, and compute all weights: otherwise they are whenever they are read.
+    """Apply the smoothing factors of the table, and compute all weights once instead of at each read.
 
-    None of them has a gradient: equal ones are one by now, and a mean that is a bias as well must not get one. Adapters
-    come beside layers once it is known what is divided, as they take a part in that.
+    Weights get no gradients: equal ones are merged by now, and a mean that is also a bias must not get one. Adapters
+    are put back once the factors are known, since they absorb a part of them.
     """
     smooth(calibration.graph, calibration.table.smoothing or {}, registry.operators)
     if calibration.table.smoothing is not None:
@@ -83,7 +83,7 @@ def smooth_as_found(calibration: Calibration, registry: Registry) -> None:
         elements, formula = value.data, value.formula
         if elements is not None:
             elements = elements.detach()
-            if calibration.aside and isinstance(formula, Formula):  # which holds what it follows from in memory
+            if calibration.aside and isinstance(formula, Formula):  # keeps its sources in memory
                 value.data = replace(formula, known=elements)
             else:
                 value.data = elements
@@ -99,12 +99,12 @@ def calibrate(
     total: int | None,
     ranks: Ranks,
 ) -> None:
-    """Run a graph on batches; those that the range table counts already are only looked at to be kept.
+    """Run a graph on batches; those that the range table counts already are only offered to the reservoir.
 
-    The first one, of the first rank, shows which channels to smooth before anything is counted.
+    The first batch of the first rank determines the channels to smooth before anything is counted.
 
     Raises:
-        ModelError: there is none, or one holds NaN or infinities.
+        ModelError: there is no batch, or one contains NaN or infinities.
     """
     seen, started = calibration.table.batches, time.perf_counter()
     with log.stage("Calibrating") as stage:
@@ -132,7 +132,7 @@ def calibrate(
 def _smoothing(
     calibration: Calibration, first: Sequence[Sequence[torch.Tensor]], wanted: Wanted, ranks: Ranks
 ) -> dict[str, torch.Tensor]:
-    """Return what to smooth, by the first batch of the first rank."""
+    """Return the smoothing factors, from the first batch of the first rank."""
 
     def found() -> Message:
         if not first:
@@ -147,13 +147,13 @@ def _smoothing(
 
 
 def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return what to smooth, given a batch; where only weights are quantized, what costs no node of its own."""
+    """Return the smoothing factors from a batch; if only weights are quantized, those that need no separate node."""
     scheme, settings = wanted.scheme, wanted.settings
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = few_bits(settings)
         try_on = partial(FewBitReading, bits=bits, blocks=blocks, ways=Ways.of(wanted.options))
-        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None, 0)  # each is judged by data that it is not fitted to
+        wishes = Wishes(None, _share(smoothing, FREE_GAIN), None, 0)  # each is evaluated on held-out data
         return smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
     shares = _share(smoothing, GAIN), _share(smoothing, FREE_GAIN), _share(equalization, FREE_GAIN)
     wishes = Wishes(*shares, 0 if "on" in (smoothing, equalization) else FEWEST)
@@ -161,5 +161,5 @@ def _factors(graph: Graph, wanted: Wanted, inputs: Sequence[torch.Tensor]) -> di
 
 
 def _share(switch: Switch, share: float) -> float | None:
-    """Return the share of an error that a factor must leave at most; None where it is switched off."""
+    """Return the largest share of the error that a factor may leave; None if it is switched off."""
     return None if switch == "off" else 1.0 if switch == "on" else share

@@ -1,4 +1,4 @@
-"""How a compiled module is called: its forward under the original's signature."""
+"""The call interface of a compiled module: a ``forward`` with the signature of the original."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from clika_ref.capture.origins import is_users
 
 
 class Method(property):
-    """A method of each module, which the class can be called for as well: tools look there for a model's arguments."""
+    """A method that can also be called on the class: tools inspect ``type(module).forward`` for argument names."""
 
     def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call it for a module, as its class was called."""
+        """Call the method on a module, as in ``Class.method(module, ...)``."""
         return self.__get__(module)(*args, **kwargs)
 
 
 def level_of_the_user() -> int:
-    """Return how far above the caller the frame is that called the module, by way of whatever hooks and containers."""
+    """Return the ``stacklevel`` of the user's frame for the caller, past the frames of hooks and containers."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
@@ -27,7 +27,7 @@ def level_of_the_user() -> int:
 
 
 def forward_under(signature: inspect.Signature) -> Callable[..., Any]:
-    """Return a ``forward`` that shows a signature as its own."""
+    """Return a ``forward`` that reports the given signature as its own."""
 
     def forward(clika_module: Any, /, *args: Any, **kwargs: Any) -> Any:
         return clika_module._call(args, kwargs)

@@ -1,4 +1,4 @@
-"""Settings that check their own fields, whenever one is set."""
+"""Settings that validate their fields on every assignment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clika_ref.core.errors import ModelError
 
 @dataclass
 class CheckedSettings:
-    """Settings whose fields are checked whenever one is set: on construction, and by assignment later."""
+    """Base of settings classes that validate their fields: on construction and on every later assignment."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
-    """By field: what is wrong with a value, in words; nothing where it is right."""
+    """By field, a function that describes the accepted values if a value is invalid, and returns "" otherwise."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         known = [f.name for f in dataclasses.fields(self)]
@@ -37,16 +37,16 @@ class CheckedSettings:
             raise ModelError(msg)
 
     def check(self) -> None:
-        """Check all fields again, as what is in a list may have been changed since it was set.
+        """Check all fields again, since the contents of a list may have changed since it was set.
 
         Raises:
-            ModelError: a value is of another kind, or contradicts another one.
+            ModelError: a value has the wrong type, or contradicts another one.
         """
         for of in dataclasses.fields(self):
             setattr(self, of.name, getattr(self, of.name))
 
     def _contradiction(self) -> str:
-        """Say which fields contradict each other, once all are set; nothing where none do."""
+        """Describe which fields contradict each other, once all are set; "" if none do."""
         return ""
 
 
@@ -54,11 +54,11 @@ _ABSENT = object()
 
 
 def flag(value: Any) -> str:
-    """Say what a field takes that is a switch, where a value is none."""
+    """Return a description of the accepted values if a value is no bool, "" otherwise."""
     return "" if isinstance(value, bool) else "True or False"
 
 
 def threshold(value: Any) -> str:
-    """Say what a field takes that is a finite number from 0, where a value is none."""
+    """Return a description of the accepted values if a value is no finite number >= 0, "" otherwise."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"

@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that is saved whole, in one safetensors file, of which reading executes nothing."""
+"""Save a `ClikaModule` whole, in one safetensors file; reading the file executes nothing."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from clika_ref.weights import named_tensors
 EXAMPLE = "saved/model"
 
 RANGES = "clika/ranges/"
-"""Of the names of tensors of the calibration; no qualified name of a weight holds a slash."""
+"""Prefix of the names of calibration tensors; qualified names of weights contain no slash."""
 
 SAVED = "the weights that are saved here"
-"""In place of the `fingerprint` of these, which is another one where integers stand for them."""
+"""Stands for the `fingerprint` of the saved weights, which changes when quantized weights replace them."""
 
 DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, RecursionError)
-"""What is raised where a document is not what was written, its digest being right."""
+"""Errors raised by a document that differs from the written one although its digest matches."""
 
 
 class CheckpointedModule(SavedModule):
@@ -58,21 +58,22 @@ class CheckpointedModule(SavedModule):
         keep_float_weights: bool = False,
         keep_calibration_inputs: bool = False,
     ) -> None:
-        """Save the module in one file, from which `clika_load` makes it again, also without the original's source.
+        """Save the module in one file; `clika_load` restores it without the original's source.
 
-        The file holds the graph, its guards, weights and masks, what is quantized and how, ranges, learned scales and
-        settings. Weights that are integers in what the module computes are stored as these: what is loaded computes
-        and exports the same, bit for bit, and its weights are what the integers stand for. The path is taken as it is;
-        no suffix is added. The file takes its place when it is whole; until then, an old one stays as it was.
+        The file holds the graph, its guards, weights and masks, the quantization plan, calibration ranges, learned
+        scales and settings. Quantized weights are stored as integers: the loaded module computes and exports the same,
+        bit for bit, and its float weights are the dequantized ones. The path is used as given; no suffix is added. The
+        file is replaced atomically; until then an old file stays as it was.
 
         Args:
-            path: where to.
-            keep_float_weights: store all weights as they are, for training to go on from these.
-            keep_calibration_inputs: store the calibration inputs that the module has kept, up to 64 MB, so that what
-                is loaded can be quantized for another target, or otherwise, without data.
+            path: the file to write.
+            keep_float_weights: store all weights as they are, so that training can continue from them.
+            keep_calibration_inputs: store the calibration inputs that the module has kept, up to 64 MB, so that the
+                loaded module can be quantized for another target, or differently, without data.
 
         Raises:
-            ModelError: no file can be written there; or the module is empty, or holds what is no part of its graph.
+            ModelError: no file can be written there; or the module is empty, or holds tensors that are not part of its
+                graph.
             TargetError: no plugin provides the target that the module is quantized for.
         """
         place = require_path(path, EXAMPLE)
@@ -83,11 +84,11 @@ class CheckpointedModule(SavedModule):
 
     @classmethod
     def clika_load(cls, path: str | PathLike[str]) -> Self:
-        """Return the module that `clika_save` wrote to a file; nothing of it is executed.
+        """Load a module that `clika_save` wrote; nothing in the file is executed.
 
         Raises:
-            ModelError: the file cannot be read, is cut off, altered, of a newer format or no saved module, or needs
-                plugins or classes that are not there; the message says which.
+            ModelError: the file cannot be read, is truncated, altered, of a newer format or no saved module, or needs
+                plugins or classes that are not installed; the message says which.
         """
         place = require_path(path, EXAMPLE)
         try:
@@ -102,10 +103,12 @@ class CheckpointedModule(SavedModule):
         return cls._unpacked(blob, repr(str(place)))
 
     def clika_serialize(self, *, keep_float_weights: bool = False, keep_calibration_inputs: bool = False) -> bytes:
-        """Return what `clika_save` writes, as bytes; the arguments mean what they mean to it.
+        """Return the file contents that `clika_save` writes, as bytes.
+
+        ``keep_float_weights`` and ``keep_calibration_inputs`` are as for `clika_save`.
 
         Raises:
-            ModelError: the module is empty, or holds what is no part of its graph.
+            ModelError: the module is empty, or holds tensors that are not part of its graph.
             TargetError: no plugin provides the target that the module is quantized for.
         """
         parts = self._packed(keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
@@ -113,7 +116,7 @@ class CheckpointedModule(SavedModule):
 
     @classmethod
     def clika_from_serialized(cls, serialized: bytes) -> Self:
-        """Return the module that `clika_serialize` was asked of; nothing is executed.
+        """Load a module from the bytes of `clika_serialize`; nothing in them is executed.
 
         Raises:
             ModelError: as `clika_load`.
@@ -125,7 +128,7 @@ class CheckpointedModule(SavedModule):
 
     @property
     def _learned(self) -> Quantized | None:
-        """How the module is quantized, with the scales that were learned since."""
+        """The quantization state, with the scales learned in training."""
         own = self._clika_quantized
         return own and replace(own, plan=learned_plan(own.plan.on(device_of(self.graph)), self._log_scales))
 
@@ -136,7 +139,7 @@ class CheckpointedModule(SavedModule):
         graph, registry, quantized = self.graph, self._clika_registry or load_registry(), self._clika_quantized
         self._refuse_foreign(graph)
         stored: dict[str, StoredWeight] = {}
-        learned = self._learned  # refuses spoiled scales
+        learned = self._learned  # rejects NaN or infinite scales
         if quantized is not None and learned is not None and not keep_float_weights:
             stored = integer_weights(graph, learned.plan, target_of(quantized, registry), registry)
             layers = {weight.layer for weight in stored.values()}
@@ -159,7 +162,7 @@ class CheckpointedModule(SavedModule):
         return packed(document, tensors | {f"{RANGES}{name}": tensor for name, tensor in held.items()})
 
     def _refuse_foreign(self, graph: Graph) -> None:
-        """Refuse parameters and buffers that somebody else gave the module: nobody would know what they are for."""
+        """Reject parameters and buffers that were added to the module from outside: they could not be restored."""
         known = graph.constants.keys() | graph.aliases.keys() | self._log_scales.keys()
         foreign = sorted(named_tensors(self).keys() - known)
         if foreign:
@@ -167,7 +170,7 @@ class CheckpointedModule(SavedModule):
             raise ModelError(msg)
 
     def _chosen(self, graph: Graph, registry: Registry) -> dict[str, Any]:
-        """Return what the user chose, and which versions of what the module needs."""
+        """Return the user's settings, and the versions of the plugins that the module needs."""
         deployment, wanted, used = self._clika_deployment, self._clika_wanted, {node.op.name for node in graph.nodes}
         needed = [p for p in registry.plugins if not used.isdisjoint(operator.name for operator in p.operators)]
         return {
@@ -210,7 +213,7 @@ class CheckpointedModule(SavedModule):
         return module
 
     def _restore(self, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Fill an empty module with what was saved."""
+        """Fill an empty module with the saved contents."""
         registry = self._clika_registry or load_registry()
         _refuse_lacking_plugins(document["plugins"], registry)
         self._build(document, _constants(document, tensors), tensors)
@@ -225,10 +228,13 @@ class CheckpointedModule(SavedModule):
         own = {name.removeprefix(RANGES): t for name, t in tensors.items() if name.startswith(RANGES)}
         self._take_calibration(document["calibration"], own, mark)
         self._take_wanted(document["wanted"], registry)
-        nn.Module.train(self, document["training"])  # what trains is made when it is called
+        nn.Module.train(self, document["training"])  # the training form is built on the first call
 
     def _take_calibration(self, saved: Any, tensors: Mapping[str, torch.Tensor], mark: str) -> None:
-        """Take over ranges: with their inputs, all of them; without, they wait for the same data, which is not run."""
+        """Restore calibration ranges.
+
+        Without saved inputs they stay pending until the same data is given, which is not run again.
+        """
         if saved is None:
             return
         known, found = {SAVED: mark}, calibration_from_json(saved, tensors, self._clika_graph)
@@ -241,7 +247,7 @@ class CheckpointedModule(SavedModule):
             self._clika_unfinished = found
 
     def _take_wanted(self, saved: Any, registry: Registry) -> None:
-        """Take over what the user chose of quantization, where the target is there that it was chosen for."""
+        """Restore the quantization request of the user, if its target is installed."""
         deployment = self._clika_deployment
         if saved is not None and deployment is not None and deployment.target in registry.targets:
             layers = {n: settings_from_json(LayerQuantizationSettings, s) for n, s in saved["layers"].items()}
@@ -251,10 +257,10 @@ class CheckpointedModule(SavedModule):
 
 
 def _constants(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the constants of a graph that was saved, by their names.
+    """Return the constants of a saved graph by name.
 
     Raises:
-        ModelError: integers of one are damaged.
+        ModelError: the integers of a quantized weight are damaged.
     """
     integers: Mapping[str, Any] = document.get("integers", {})
     found: dict[str, torch.Tensor] = {}
@@ -269,10 +275,10 @@ def _constants(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor])
 
 
 def _refuse_lacking_plugins(needed: Mapping[str, str], registry: Registry) -> None:
-    """Refuse a module whose operators nobody declares here.
+    """Reject a module that uses operators of missing plugins.
 
     Raises:
-        ModelError: plugins are not installed; all are named.
+        ModelError: plugins are not installed; all are listed.
     """
     there = {plugin.distribution for plugin in registry.plugins}
     lacking = [f"{name} {version}" for name, version in needed.items() if name not in there]

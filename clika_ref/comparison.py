@@ -1,4 +1,4 @@
-"""Whether two results of one model are equal up to rounding, and by how much they differ if not."""
+"""Comparison of two results of one model up to rounding, with a description of the difference."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 ROUNDINGS = 1024
-"""How many roundings of the largest element a result may be away where the same kernels ran in the same order.
+"""Allowed difference in roundings of the largest element, for the same kernels in the same order.
 
-Functional forms of in-place calls and explicit autocast casts reorder a few; a real difference is orders above: the
-mildest precision cheat (TF32 inputs) already moves a result by 8192 float32 roundings.
+Functional forms of in-place calls and explicit autocast casts reorder a few; a real difference is orders of magnitude
+larger. The mildest loss of precision (TF32 inputs) already moves a result by 8192 float32 roundings.
 """
 
 
 def difference(expected: Any, actual: Any, roundings: float = ROUNDINGS) -> str | None:
-    """Say how ``actual`` differs from ``expected`` beyond rounding, or return None.
+    """Describe the difference of ``actual`` from ``expected`` beyond rounding; None if there is none.
 
-    Numbers and constants must be equal; tensors must agree in dtype, shape and special values, integers in every
+    Numbers and constants must be equal. Tensors must agree in dtype, shape and special values, integers in every
     element, floats within ``roundings * eps(dtype) * max |expected|``.
     """
     if not isinstance(expected, torch.Tensor):
@@ -27,7 +27,7 @@ def difference(expected: Any, actual: Any, roundings: float = ROUNDINGS) -> str 
         return f"{actual!r} instead of a tensor"
     if expected.dtype != actual.dtype or expected.shape != actual.shape:
         return f"{actual.dtype}{list(actual.shape)} instead of {expected.dtype}{list(expected.shape)}"
-    if torch.equal(expected, actual):  # at a tenth of the time, and without copies
+    if torch.equal(expected, actual):  # in a tenth of the time, and without copies
         return None
     if not expected.dtype.is_floating_point:
         wrong = int((expected != actual).sum())
@@ -53,6 +53,6 @@ def _float_difference(expected: torch.Tensor, actual: torch.Tensor, roundings: f
 
 
 def differences(expected: Sequence[Any], actual: Sequence[Any], roundings: float = ROUNDINGS) -> dict[int, str]:
-    """Return what differs, by position."""
+    """Return the differences, by position."""
     found = {i: difference(e, a, roundings) for i, (e, a) in enumerate(zip(expected, actual, strict=True))}
     return {i: text for i, text in found.items() if text is not None}

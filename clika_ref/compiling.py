@@ -1,4 +1,4 @@
-"""``clika_compile``: what the user may ask for. The road that it takes from there is told in `clika_ref.road`."""
+"""``clika_compile``: its signature and argument checks. The compilation itself is in `clika_ref.road`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ModelArgType = torch.nn.Module | Callable[..., Any]
 AnyCallable = Callable[..., Any]
 
 
-# What is returned depends on two of the arguments; a type checker wants the others repeated to know it.
+# The return type depends on two of the arguments; a type checker needs the others repeated.
 @overload
 def clika_compile(
     module_or_func: ModelArgType,
@@ -107,53 +107,53 @@ def clika_compile(
         module_or_func: an ``nn.Module``, a bound method of one (``model.infer``), or a function.
         tracing_inputs: one element per call: a tensor, a tuple of positional arguments, a dict of keyword arguments (or
             the one dict that ``forward`` takes), or a tuple that ends in a dict. Values do not matter, structure does.
-            A side that differs between two elements is dynamic. By default the calibration inputs.
-        calibration_inputs: representative data, read once: a list, a generator, a DataLoader. Elements are as those of
-            ``tracing_inputs``, in whose place some are traced with where these are None. Given beside these without
-            ``quantization_settings``, they are kept for `ClikaModule.clika_initialize_algorithms`, which reads them.
-        deployment_settings: where the model will run; by default ONNX Runtime, chosen when it is exported.
+            A dim that differs between two elements is dynamic. By default the calibration inputs.
+        calibration_inputs: representative data, read once: a list, a generator, a DataLoader. Elements have the same
+            form as in ``tracing_inputs``; if these are None, some calibration inputs are used for tracing. Given
+            together with ``tracing_inputs`` but without ``quantization_settings``, they are kept for
+            `ClikaModule.clika_initialize_algorithms`.
+        deployment_settings: the deployment target; by default ONNX Runtime, chosen at export.
         data_transform_fn: applied to each element first, for example ``lambda x: x.to("cuda")``.
-        forward_fn: how an element is fed, ``forward_fn(model, args, kwargs)``: the call that it makes of the model is
-            what is traced, without contexts that it enters, such as autocast. A dict whose keys are no parameters of
-            ``forward`` comes as ``args[0]``.
-        quantization_settings: how far to quantize; None leaves the model float. Needs ``deployment_settings`` and
+        forward_fn: how to call the model on an element: ``forward_fn(model, args, kwargs)``. Its call of the model is
+            traced, without contexts that it enters, such as autocast. A dict with keys that are no parameters of
+            ``forward`` is passed as ``args[0]``.
+        quantization_settings: how to quantize; None keeps the model float. Needs ``deployment_settings`` and
             ``calibration_inputs``.
-        layer_quantization_settings: what is otherwise for single layers, by the path of a module, the name of a node,
-            or either with wildcards.
-        pruning_settings: how far to prune, before anything is quantized; None leaves the model whole.
-        layer_pruning_settings: what is otherwise for single layers, as above.
-        distributed_training_settings: whether the processes of ``torch.distributed`` compile together, each with data
-            of its own; then all of them call this. None, as ``multi_gpu=False``, lets each work by itself.
+        layer_quantization_settings: overrides for single layers; a key is a module path, a node name, or either with
+            wildcards.
+        pruning_settings: how to prune, before quantization; None keeps all weights.
+        layer_pruning_settings: overrides for single layers, with keys as above.
+        distributed_training_settings: whether the processes of ``torch.distributed`` compile together, each with its
+            own data; then all of them must call this. None, like ``multi_gpu=False``, lets each work alone.
         logs_dir: folder for the full log; None writes no file.
         clika_compile_options: see `ClikaCompileOptions`.
-        discard_input_model: the compiled module takes over the weights of the original, which costs no memory; False
-            copies them, and the original stays bit-identical whatever happens to the copy. With True, a ``forward``
-            that writes to its own parameters leaves on them what the runs on the tracing inputs wrote.
-        is_model_pretrained: False says that the weights are random: it changes nothing but for a warning of the log
-            where they are quantized, as that decides by them.
-        is_dry_run: report what would happen and return the original model.
+        discard_input_model: share the weights with the original, which costs no memory; False copies them, and the
+            original stays bit-identical. With True, a ``forward`` that writes to its own parameters leaves the values
+            written while it ran on the tracing inputs.
+        is_model_pretrained: False says that the weights are random. It only adds a warning to the log if the model is
+            quantized, since quantization depends on the weights.
+        is_dry_run: report the planned steps and return the original model.
         skip_eval_set_mode: do not call ``model.eval()`` before tracing.
         graph_name: name of the graph; by default the class of the model.
         fullgraph: one graph for the whole model; False is not available in this version.
-        dynamic: False makes every side static; inputs that differ are an error then. None, as ``torch.compile`` has it,
-            is True.
+        dynamic: False makes every dim static; inputs that differ are an error then. None means True, as in
+            ``torch.compile``.
         disable: return the original model untouched.
         extra_options: fields of `ClikaCompileOptions` by name.
 
     Returns:
-        The compiled module; the original one where ``disable`` or ``is_dry_run`` is set.
+        The compiled module; the original one if ``disable`` or ``is_dry_run`` is set.
 
     Raises:
         ValueError: quantization settings without deployment settings or calibration inputs.
-        ModelError: the model or an input cannot be served; the message says which, where and what to do.
+        ModelError: the model or an input is not supported; the message says which, where, and how to fix it.
         PluginError: an installed plugin is broken.
         TargetError: no plugin provides the target.
-
     """
-    if disable is True:  # whatever else is given; what only counts as true is refused below
+    if disable is True:  # before any other check; values that are merely truthy are rejected below
         return module_or_func  # type: ignore[return-value]
-    arguments = locals()  # and nothing else yet
-    # torch.export and sympy take a second to load: the first compilation waits for them, not the import.
+    arguments = locals()  # only the arguments at this point
+    # Importing torch.export and sympy takes a second, so the first compilation pays for it and not the import.
     from clika_ref.road import Given, compile_model  # noqa: PLC0415
 
     with working_together(distributed_training_settings) as ranks:

@@ -1,4 +1,4 @@
-"""The error of an artifact that computes something else than the module that it was made of."""
+"""The error for an artifact with results that differ from those of its module."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from clika_ref.core.errors import TargetError
 
 
 class DisagreementError(TargetError):
-    """A runtime has run an artifact, and the results are not those of the module that it was made of."""
+    """Raised if a runtime computes other results from an artifact than the module that it was made from."""

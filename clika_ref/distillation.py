@@ -1,4 +1,4 @@
-"""The loss of a student that learns what a teacher says, beside or in place of labels."""
+"""The distillation loss: a student learns from the outputs of a teacher, in addition to labels or instead of them."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from clika_ref.core.errors import ModelError
 def distillation_loss(
     student_outputs: torch.Tensor, teacher_outputs: torch.Tensor, *, temperature: float = 1.0
 ) -> torch.Tensor:
-    """Return how far the classes that a student sees are from those of its teacher, as a loss without sides.
+    """Return the distillation loss of a student with respect to its teacher, a 0-d tensor.
 
     ``temperature ** 2 * KL(softmax(teacher / temperature) || softmax(student / temperature))``, the mean over all rows.
-    The teacher gets no gradients; a quantized module learns from its float model what rounding has made it forget. It
-    is computed in float32, or in float64 where logits are; classes that the teacher excludes, with logits of -inf, add
+    The teacher gets no gradients. A quantized module can learn from its float model to recover accuracy. The loss is
+    computed in float32, or in float64 for float64 logits. Classes that the teacher excludes, with logits of -inf, add
     nothing.
 
     Args:
         student_outputs: logits ``[..., classes]``.
         teacher_outputs: the same of the teacher.
-        temperature: above 0; the larger, the more do classes count that the teacher takes for unlikely.
+        temperature: above 0; larger values increase the weight of classes that the teacher considers unlikely.
 
     Raises:
-        ModelError: the outputs are no tensors of logits, not of the same shape, or there are none; or the
-            temperature is none.
+        ModelError: the outputs are no tensors of logits, have different shapes, or are empty; or the temperature is
+            invalid.
 
     Source: Hinton et al., Distilling the Knowledge in a Neural Network (2015), section 2.
     """
@@ -54,7 +54,7 @@ def distillation_loss(
         functional.log_softmax(outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / temperature, -1)
         for outputs in (student_outputs, teacher_outputs.detach())
     )
-    apart = (teacher - student).masked_fill(teacher == -math.inf, 0)  # classes that the teacher has excluded
+    apart = (teacher - student).masked_fill(teacher == -math.inf, 0)  # classes that the teacher excludes
     rows = student.numel() // shapes[0][-1]
     return (teacher.exp() * apart).sum() / rows * temperature**2
 

@@ -1,4 +1,4 @@
-"""What the user may choose of work in several processes."""
+"""Settings for work in several processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import Any, ClassVar
 from clika_ref.checked_settings import CheckedSettings, flag
 
 WANTED = "a DistributedTrainingSettings, such as DistributedTrainingSettings(multi_gpu=True), or None"
-"""What an argument takes that says whether processes work together."""
+"""Accepted values of arguments that take distributed settings, for messages."""
 
 
 @dataclass
 class DistributedTrainingSettings(CheckedSettings):
-    """Whether several processes work on one model. A field may be assigned later; each value is checked as it is set.
+    """Whether several processes work on one model. Fields may be assigned later; each value is checked on assignment.
 
     Raises:
-        ModelError: a value is of another kind, or contradicts another one.
+        ModelError: a value has the wrong type, or contradicts another one.
     """
 
     multi_gpu: bool = False
     """The processes of ``torch.distributed`` quantize together: each reads its own data, and all get the same plan."""
 
     use_sharding: bool = False
-    """Divide weights, gradients and the state of the optimizer among the processes (FSDP), instead of each process
-    holding all of them (DDP)."""
+    """Shard weights, gradients and optimizer state over the processes (FSDP), instead of replicating them (DDP)."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {"multi_gpu": flag, "use_sharding": flag}
 

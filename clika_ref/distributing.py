@@ -1,4 +1,4 @@
-"""``clika_distribute``: a compiled module that several processes train together."""
+"""``clika_distribute``: train a compiled module in several processes."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ OTHER_STEPS = (
 def clika_distribute(
     module: ClikaModule, settings: DistributedTrainingSettings | None, *, steps: int | None = None
 ) -> nn.Module:
-    """Let the processes of ``torch.distributed`` train a module together; all of them call this.
+    """Wrap a module for training by all processes of ``torch.distributed``; all of them must call this.
 
-    It returns what to train in its place, in the user's own loop: a ``DistributedDataParallel`` around the module, or
-    the module itself with its weights divided among the processes (``fully_shard``) where ``use_sharding`` is set; as
-    it is where ``multi_gpu`` is not. All begin with the weights and buffers of the first one; gradients are means over
-    the ranks, those of scales too.
+    Train the returned module in your own loop: a ``DistributedDataParallel`` around the module, or, with
+    ``use_sharding``, the module itself with its weights sharded (``fully_shard``). Without ``multi_gpu`` the module is
+    returned unchanged. All ranks start from the weights and buffers of rank 0; gradients, including those of scales,
+    are averaged over the ranks.
 
     Args:
-        module: where its weights lie, there it is trained.
-        settings: whether there are several processes, and what each holds; None, as ``multi_gpu=False``, is one.
-        steps: how many steps this rank will take in each epoch, where it is known: with other numbers on other ranks,
-            some would wait for ever.
+        module: the module to train, on the device of its weights.
+        settings: whether there are several processes, and whether they shard the weights; None, like
+            ``multi_gpu=False``, means a single process.
+        steps: the number of steps of this rank per epoch, if known. Ranks with different numbers would wait forever.
 
     Raises:
-        ModelError: ranks have different plans or numbers of steps, or train or divide other weights; another rank
-            failed, there is no process group, or an argument is of another kind.
+        ModelError: ranks have different plans or numbers of steps, or train or shard different weights; another rank
+            failed, there is no process group, or an argument has the wrong type.
     """
     with working_together(settings) as ranks:
         if not isinstance(module, ClikaModule):
@@ -71,16 +71,16 @@ def clika_distribute(
 
 
 def _has_idle_parameters(module: ClikaModule) -> bool:
-    """Whether the graph reads a parameter nowhere, for whose gradient the first step would wait."""
+    """Whether a trainable parameter is unused in the graph; DDP would wait for its gradient."""
     constants = module.graph.constants
     named = module.named_parameters()
     return any(p.requires_grad and name in constants and not constants[name].uses for name, p in named)
 
 
 def _divide_again(module: nn.Module, _: Any, __: Any) -> None:
-    """Divide the weights behind a call in eval mode, which nothing follows: FSDP leaves those of a whole model whole.
+    """Reshard the weights after a call in eval mode, since FSDP keeps the root module unsharded.
 
-    An optimizer that is made then would be given these, which are no parameters, and train nothing, in silence.
+    An optimizer created then would get the unsharded tensors, which are no parameters, and silently train nothing.
     """
     if not module.training and isinstance(module, FSDPModule):
         module.reshard()
@@ -97,13 +97,13 @@ def _refuse_differences(module: ClikaModule, steps: int | None, ranks: Ranks) ->
 
 
 def _alike(module: ClikaModule, settings: DistributedTrainingSettings) -> dict[str, Any]:
-    """Return what says which weights learn, and how they are held: with others, each rank has other gradients."""
+    """Return the settings that must agree on all ranks: the trainable parameters and how they are held."""
     learned = {f"{name}.requires_grad": parameter.requires_grad for name, parameter in module.named_parameters()}
     return {"batch_norm": module._clika_options.batch_norm, "use_sharding": settings.use_sharding, **learned}
 
 
 def _digest(module: ClikaModule) -> str:
-    """Return 64 hexadecimal digits, equal for equal plans and sides of weights."""
+    """Return 64 hexadecimal digits that are equal for equal plans and weight shapes."""
     quantized = module._clika_quantized
     document, tensors = quantized.saved() if quantized is not None else ({}, {})
     shapes = {name: list(parameter.shape) for name, parameter in module.named_parameters()}

@@ -1,4 +1,4 @@
-"""What a dry run tells: operators and how often they occur, dynamic sides, guards, and what the target would refuse."""
+"""The report of a dry run: operator counts, dynamic dims, guards, and nodes that the target does not support."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clika_ref.settings import BaseDeploymentSettings, DeploymentSettings_ONNXRu
 
 
 def operators_in(graph: Graph, target: Target) -> list[tuple[str, int, str | None]]:
-    """Return each operator of a graph, the commonest first, with how often it occurs, and why a target refuses it."""
+    """Return each operator of a graph, most frequent first, with its count and the reason if the target rejects it."""
     counts = Counter(node.op.name for node in graph.nodes)
     refusals = {node.op.name: reason for node in graph.nodes if (reason := target.refusal(node)) is not None}
     return [(name, count, refusals.get(name)) for name, count in counts.most_common()]
@@ -29,7 +29,7 @@ def report_dry_run(
     log: CompilationLog,
     quantization: Quantization | None = None,
 ) -> None:
-    """Print and log what compiling this graph for the target would do; nothing is written."""
+    """Print and log the effects of compiling this graph for the target; write no file."""
     target = target_for(deployment or DeploymentSettings_ONNXRuntime_ONNX(), registry)
     rows = [(name, count, refusal or "yes") for name, count, refusal in operators_in(graph, target)]
     print_table(["operator", "nodes", f"runs in {target.name}"], rows, title=f"Dry run of {graph.name}")

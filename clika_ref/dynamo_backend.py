@@ -1,4 +1,4 @@
-"""The ``torch.compile`` backend ``clika``: Dynamo's graph becomes a module again and goes to `clika_compile`."""
+"""The ``torch.compile`` backend ``clika``: Dynamo's graph is rebuilt as a module and passed to `clika_compile`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.weights import register_weight
 
 RECORD_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
-"""Options of the record's releases of 2024, under which newer ones have other names."""
+"""Options of clika-ace releases of 2024, which have newer names in `clika_compile`."""
 
 EXAMPLES = ("example_inputs", "tracing_inputs")
-"""Further calls to trace for, beside the one for which Dynamo traces: the record's name, and `clika_compile`'s."""
+"""Further calls to trace, in addition to Dynamo's own: the name in clika-ace, and that in `clika_compile`."""
 
 COMPILE_OPTIONS = (
     "deployment_settings",
@@ -48,7 +48,7 @@ COMPILE_OPTIONS = (
     "compare_after_export",
     "external_data",
 )
-"""Arguments of `clika_compile` that make sense where Dynamo decides what is traced and when."""
+"""Arguments of `clika_compile` that the backend accepts as options."""
 
 DECIDED_BY_DYNAMO = {
     "dynamic": "Dynamo decides which sides are dynamic; pass it to torch.compile itself",
@@ -58,15 +58,15 @@ DECIDED_BY_DYNAMO = {
     "forward_fn": "Dynamo traces the call that you make of the model; call it that way, or use clika_compile",
     "is_dry_run": "Dynamo needs a compiled function to call; use clika_compile(model, ..., is_dry_run=True)",
 }
-"""Its other arguments: why they are no options here, and where the same is said."""
+"""The remaining arguments of `clika_compile`, with the reason why they are no options and the alternative."""
 
 
 def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:  # noqa: ARG001 - torch passes them by this name
-    """Compile what Dynamo captured; PyTorch finds this function under the name ``clika``.
+    """Compile the graph that Dynamo captured; PyTorch finds this backend under the name ``clika``.
 
     ``torch.compile(model, backend="clika", options={...})`` takes the options of `clika_compile`, and ``settings``,
-    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. Of a loader beside
-    `Settings`, as many batches are read as ``stats_steps`` says.
+    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. With `Settings`,
+    ``stats_steps`` batches of the loader are read.
 
     Raises:
         ModelError: Dynamo broke the model into several graphs, or an option is unknown.
@@ -80,10 +80,10 @@ def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
 
 
 def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `clika_compile` that the options of the backend stand for.
+    """Translate the options of the backend to arguments of `clika_compile`.
 
     Raises:
-        ModelError: an option is unknown, or belongs to what is not available yet.
+        ModelError: an option is unknown, or needs an unavailable feature.
     """
     known = (*COMPILE_OPTIONS, "tracing_inputs", *RECORD_OPTIONS)
     for name in options:
@@ -107,7 +107,7 @@ def compile_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _settings_in(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `clika_compile` that the options ``settings`` and ``train_dataloader`` stand for."""
+    """Translate the options ``settings`` and ``train_dataloader`` to arguments of `clika_compile`."""
     settings, loader = options.get("settings"), options.get("train_dataloader")
     if isinstance(settings, str | PathLike):
         settings = Settings.load_from_path(settings)
@@ -130,7 +130,7 @@ def _settings_in(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _first(loader: Iterable[Any], count: int) -> Iterator[Any]:
-    """Yield the first elements of a loader, which starts no worker before these are asked for."""
+    """Yield the first elements of a loader; its workers start only on iteration."""
     yield from itertools.islice(loader, count)
 
 
@@ -145,7 +145,7 @@ def _refuse_adapters(chosen: Any) -> None:
 
 
 ASKS_FOR_VALUES = (*DATA_DEPENDENT, "generic_jump", "Tensor.item()", "depends on input Tensor data")
-"""What Dynamo calls a branch, a number or a size that the values of a tensor decide; a jump is a branch."""
+"""Phrases in Dynamo's reasons for a data-dependent branch, number or size; a jump is a branch."""
 
 
 def _refuse_graph_breaks(program: fx.GraphModule) -> None:
@@ -161,7 +161,7 @@ def _refuse_graph_breaks(program: fx.GraphModule) -> None:
 
 
 def _sentence(reason: str) -> str:
-    """Return what happened and Dynamo's explanation, without the hints to its own developers."""
+    """Return the reason and Dynamo's explanation, without the hints for its own developers."""
     lines = [line.strip().removeprefix("Explanation: ") for line in reason.splitlines()]
     return ": ".join(line.rstrip(".") for line in lines[:2] if line)
 
@@ -191,16 +191,16 @@ class _Placeholder:
 
 
 _HELD = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
-"""How the source of a parameter or buffer ends."""
+"""Matches the end of a Dynamo source that names a parameter or buffer."""
 
 _TABLES = ("_modules", "_parameters", "_buffers")
-"""Where a module holds its parts: a step of Dynamo's sources, and none of qualified names."""
+"""The dicts of a module that hold its parts: steps in Dynamo's sources that qualified names omit."""
 
 
 def weight_names(sources: Sequence[str]) -> dict[str, str]:
-    """Return a qualified name for each of Dynamo's sources of weights: no two share one.
+    """Return a unique qualified name for each of Dynamo's weight sources.
 
-    The words of a source make its name, without the root where all have the same, such as ``L['self']``.
+    A name consists of the words of its source, without a root that all share, such as ``L['self']``.
 
     >>> weight_names(["L['self']._modules['fc']._parameters['weight']"])
     {"L['self']._modules['fc']._parameters['weight']": 'fc.weight'}
@@ -214,13 +214,13 @@ def weight_names(sources: Sequence[str]) -> dict[str, str]:
 
 
 _Tree = dict[str, Any]
-"""Names given so far: a part of a module is another tree, a weight is None."""
+"""Names assigned so far: a submodule is another tree, a weight is None."""
 
 
 def _placed(path: Sequence[str], tree: _Tree) -> list[str]:
-    """Put a weight into a tree of names; return the spelling of its path, which differs where a name is taken.
+    """Insert a weight into a tree of names; return its path, with a suffix where a name is taken.
 
-    The keys 1 and '1' of a dict, or 'a-b' and one 'b' of 'a', are one path, and no weight can hold another.
+    The keys 1 and '1' of a dict, or 'a-b' and one 'b' of 'a', map to one path, and a weight has no children.
     """
     *scopes, leaf = [f"{w}_" if hasattr(_EMPTY, w) else w for w in path]
     placed: list[str] = []
@@ -239,18 +239,18 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 _EMPTY = nn.Module()
-"""Its attributes are names that no part of a module can bear; a variable can."""
+"""Its attributes are names that a submodule cannot have, though a variable can."""
 
 
 _REGIONS: dict[Any, Callable[..., contextlib.AbstractContextManager[Any]]] = {
     _enter_autocast: torch.autocast,
     _enter_inference_mode: torch.inference_mode,
 }
-"""What Dynamo's graph calls where a region begins, and the context that it is."""
+"""The functions by which Dynamo's graph enters a region, with the equivalent context managers."""
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs Dynamo's graph; regions are entered as contexts, since tracers only note the calls for it, or none."""
+    """Runs Dynamo's graph. Regions are entered as context managers, since tracers record the bare calls at most."""
 
     def __init__(self, program: fx.GraphModule) -> None:
         super().__init__(program)
@@ -260,7 +260,7 @@ class _Interpreter(fx.Interpreter):
         try:
             return super().run(*args, **kwargs)
         finally:
-            while self._regions:  # of a program that failed within
+            while self._regions:  # after an error inside a region
                 self._regions.pop().__exit__(None, None, None)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -269,7 +269,7 @@ class _Interpreter(fx.Interpreter):
             return self._regions[-1].__enter__()
         if target in (_exit_autocast, _exit_inference_mode):
             return self._regions.pop().__exit__(None, None, None)
-        if target is tag_activation_checkpoint:  # its results are kept instead of computed anew in backward
+        if target is tag_activation_checkpoint:  # keep the results instead of recomputing them in backward
             return _Interpreter(args[0]).run(*args[1:])
         return super().call_function(target, args, kwargs)
 
@@ -310,7 +310,7 @@ class _Rebuilt(nn.Module):
 
 
 class _Compiled:
-    """What Dynamo calls: compiles at the first call, and again where a float that is part of the graph has changed."""
+    """The callable for Dynamo: compiles on the first call, and again when a float constant of the graph has changed."""
 
     def __init__(self, program: fx.GraphModule, placeholders: list[_Placeholder], options: dict[str, Any]) -> None:
         self.program = program

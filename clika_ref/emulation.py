@@ -1,4 +1,4 @@
-"""Targets whose runtime cannot be had here, and what runs their files instead: their attribute ``emulated_by``."""
+"""Emulated targets: their runtime is unavailable, and the one in their attribute ``emulated_by`` runs their files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 def stand_in_of(target: Target) -> str:
-    """Return what runs files of a target here in place of its runtime; nothing where its runtime does."""
+    """Return the runtime that runs files of a target here in place of its own; empty if its own does."""
     return getattr(target, "emulated_by", "")
 
 
 def place_of(target: Target) -> str:
-    """Return where files of a target are run here, in words."""
+    """Return a description of the runtime that runs files of a target here."""
     stand_in = stand_in_of(target)
     return f"{target.name}, emulated by {stand_in}" if stand_in else target.name

@@ -1,4 +1,4 @@
-"""What a runtime really does with a module: each node, what was planned for it, and what it runs in."""
+"""Explain how a runtime executes a module: for each node, the planned and the actual precision."""
 
 from __future__ import annotations
 
@@ -27,35 +27,36 @@ from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
 from clika_ref.reporting.tables import Table, Told
 
 UNNAMED = "not named by the runtime"
-"""Of a node of which the runtime says nothing, and of what computes integers where it names no kernel for that."""
+"""The precision of a node that the runtime does not report, or for which it names no integer kernel."""
 
 PAIR = ("quantize", "dequantize")
-"""The operators at the borders of integers."""
+"""The operators at the borders of quantized regions."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node of the graph as it is written."""
+    """Facts of one node of the exported graph."""
 
     name: str
-    """Of the node in the graph as it is written."""
+    """Name of the node in the exported graph."""
     scope: str
-    """The path of its module."""
+    """Path of its module."""
     operator: str
-    """The name of its operator."""
+    """Name of its operator."""
     products: int
-    """How many numbers it multiplies and adds up on the example; 0 for what is no layer. For a transposed convolution
-    it counts the zeros between its inputs as well."""
+    """MACs on the example; 0 for a node that is no layer. For a transposed convolution, the zeros inserted between its
+    inputs are counted.
+    """
     planned: str
     """``int8``, ``int4 weights`` or ``int8 weights``, or ``float``."""
     runs: str
-    """What the runtime runs it in, said alike; ``fused`` where it is a part of another node, or `UNNAMED`."""
+    """The precision in the runtime, in the same terms; ``fused`` if the node is part of another one, or `UNNAMED`."""
     reason: str
-    """Why it runs in float, where the plan or the runtime tells."""
+    """Why it runs in float, if the plan or the runtime gives a reason."""
 
     @property
     def is_told(self) -> bool:
-        """Whether tables show it: a layer, another one that was planned in integers, or one between integers."""
+        """Whether tables show it: a layer, a node planned as quantized, or one between quantized nodes."""
         return bool(self.products or self.reason) or self.planned != FLOAT
 
 
@@ -71,14 +72,14 @@ COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
 
 @dataclass(frozen=True, repr=False)
 class Explanation(Told):
-    """What became of each node in a target; printed, a table of layers and of what else was planned in integers."""
+    """How a target executes each node; prints as a table of layers and other quantized nodes."""
 
     target: str
     nodes: Sequence[NodeFacts]
-    """The facts of each, in order."""
+    """The facts of each node, in order."""
 
     def share(self, *, planned: bool = False) -> float:
-        """Return which share of the products of all layers runs in integers, or was planned to."""
+        """Return the fraction of all MACs that run quantized, or with ``planned`` those that were planned to."""
         whole = sum(n.products for n in self.nodes)
         floats = (FLOAT, FUSED, UNNAMED)
         found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in floats)
@@ -86,16 +87,16 @@ class Explanation(Told):
 
     @property
     def missed(self) -> Sequence[NodeFacts]:
-        """Those that were planned in integers and run in float, or of which the runtime names nothing."""
+        """The nodes that were planned as quantized but run in float, or that the runtime does not report."""
         return [n for n in self.nodes if n.planned != FLOAT and n.runs in (FLOAT, UNNAMED)]
 
     @property
     def table(self) -> Table[NodeFacts]:
-        """All nodes, of which layers and those planned in integers are printed."""
+        """All nodes; only layers and nodes planned as quantized are printed."""
         return Table(self.nodes, COLUMNS, lambda fact: fact.is_told)
 
     def in_one_line(self) -> str:
-        """Return how many nodes run in integers of those that were planned to, and how much that is."""
+        """Return how many of the nodes planned as quantized run quantized, and their share of MACs."""
         planned = sum(n.planned != FLOAT for n in self.nodes)
         return (
             f"{self.target}: {planned - len(self.missed)} of {planned} nodes that were planned in integers run in "
@@ -116,19 +117,19 @@ def explain(
     *,
     form: ExportConfiguration,
 ) -> Explanation:
-    """Write a graph for a target, and ask its runtime what it makes of it.
+    """Compile a graph for a target and query its runtime about each node.
 
     Args:
-        graph: of the module.
-        plan: what becomes integers; nothing where None.
-        target: which runs it.
+        graph: the graph of the module.
+        plan: the quantization plan; None for a float model.
+        target: the target that runs it.
         registry: the plugins.
-        inputs: of the graph, whose sizes products are counted for.
-        form: in which it is written.
+        inputs: inputs of the graph; MACs are counted for their sizes.
+        form: the export configuration.
 
     Raises:
-        ModelError: the form names an output that there is not, or wants four bits where there are none.
-        TargetError: the target refuses a node, or its runtime is missing.
+        ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
+        TargetError: the target does not support a node, or its runtime is missing.
     """
     written = as_written(graph, plan, target, registry, form)
     refuse(written, target)
@@ -138,11 +139,11 @@ def explain(
 
 @contextmanager
 def compiled(written: Graph, target: Target) -> Iterator[Artifact]:
-    """Write a graph into a file that is gone afterwards, of which everything can be asked that there is to ask.
+    """Write a graph to a temporary file, which can be queried within the block.
 
     Args:
-        written: the graph as its target gets it.
-        target: which runs it.
+        written: the graph as lowered for the target.
+        target: the target that runs it.
     """
     with tempfile.TemporaryDirectory() as folder:
         yield target.compile(written, Path(folder) / "model.onnx")
@@ -151,14 +152,14 @@ def compiled(written: Graph, target: Target) -> Iterator[Artifact]:
 def explained(
     written: Graph, file: Artifact, plan: Plan | None, target: Target, inputs: Sequence[torch.Tensor]
 ) -> Explanation:
-    """Ask the runtime of a target what it makes of a file.
+    """Query the runtime of a target about a file.
 
     Args:
-        written: the graph that the file was written of.
+        written: the graph that the file was written from.
         file: the artifact.
-        plan: what became integers; nothing where None.
-        target: which wrote it.
-        inputs: of the graph, whose sizes products are counted for.
+        plan: the quantization plan; None for a float model.
+        target: the target that wrote it.
+        inputs: inputs of the graph; MACs are counted for their sizes.
 
     Raises:
         TargetError: the runtime is missing, or rejects the file.
@@ -172,7 +173,7 @@ def explained(
             precision, _, reason = runs.get(node.name, UNNAMED).partition(": ")
             wanted = planned.get(node, FLOAT)
             if precision == FUSED and wanted != FLOAT and node.kind not in moving:
-                precision = UNNAMED  # a runtime may leave out what only moves integers
+                precision = UNNAMED  # a runtime may leave out nodes that only move integers
             if plan is not None and wanted == FLOAT:
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
@@ -181,9 +182,9 @@ def explained(
 
 
 def planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
-    """Return what nodes are planned in: those that read nothing but integers, biases aside, or a weight in few bits.
+    """Return the planned precision of nodes that read only quantized operands (except biases), or a low-bit weight.
 
-    Elementwise ones read no number beside them either: ``x * 3`` is computed in float.
+    An elementwise node with a number operand is not among them: ``x * 3`` is computed in float.
     """
     kinds = scheme.layers | scheme.elementwise | scheme.moving if scheme else frozenset[str]()
     elementwise = scheme.elementwise if scheme else frozenset[str]()
@@ -201,7 +202,7 @@ def _is_dequantized(value: Value) -> bool:
 
 
 def _products(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:
-    """Return how many products each layer adds up on some inputs."""
+    """Return the MACs of each layer on the given inputs."""
     counter = ProductCounter(graph, inputs)
     with torch.no_grad():
         interpret(graph, inputs, counter)

@@ -1,4 +1,4 @@
-"""The fast form of a graph: Python that FX writes, instead of the interpreter."""
+"""Fast execution of a graph: Python code that FX generates, instead of the interpreter."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from clika_ref.core.ir import Graph
 
 
 def fast_form(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Return a function of what holds the constants, as ``constant_<i>`` in their order, and of the inputs."""
+    """Compile a graph to a function of its inputs.
+
+    The first argument holds the constants as attributes ``constant_<i>``, in their order.
+    """
     code = to_fx(graph).python_code("self")
     namespace: dict[str, Any] = dict(code.globals)
-    exec(compile(code.src, "<graph>", "exec"), namespace)  # noqa: S102 - source that FX wrote, without names of the graph
+    exec(compile(code.src, "<graph>", "exec"), namespace)  # noqa: S102 - FX's source, without names of the graph
     return namespace["forward"]

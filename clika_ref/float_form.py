@@ -1,4 +1,4 @@
-"""What a module in float computes: its graph; in training mode with what adapters drop, and norms that are live."""
+"""Execution of a float module: its graph, in training mode with adapter dropout and, on request, live batch norms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref.weights import Weights, weight_places
 
 
 class FloatForm:
-    """Runs the graph of a module on its parameters, as they are at each call."""
+    """Runs the graph of a module with its current parameters."""
 
     def __init__(self, graph: Graph) -> None:
         with_dropout = in_training(graph)
@@ -23,13 +23,13 @@ class FloatForm:
         self._live_run = _compiled(with_live_norms(with_dropout))
 
     def __call__(self, module: nn.Module, inputs: Sequence[Tensor], *, has_live_norms: bool) -> Sequence[Tensor]:
-        """Compute the outputs of the graph, with the weights of a module, in its mode."""
+        """Compute the outputs of the graph with the weights and the training mode of a module."""
         if not module.training:
             return self._run(module, *inputs)
         return (self._live_run if has_live_norms else self._dropping_run)(module, *inputs)
 
 
 def _compiled(graph: Graph) -> Callable[..., tuple[Tensor, ...]]:
-    """Return the fast form of a graph as a function of a module that holds its weights, and of its inputs."""
+    """Return the fast form of a graph as a function of a module with its weights, and of its inputs."""
     places, run = weight_places(graph), fast_form(graph)
     return lambda module, *inputs: run(Weights(module, places), *inputs)

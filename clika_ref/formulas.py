@@ -1,4 +1,4 @@
-"""How constants of a lowered graph follow from others, so that training computes them anew, with gradients."""
+"""Deferred constants: functions of other constants that training recomputes, with gradients."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from clika_ref.core.types import TensorType
 class Formula:
     """The data of a constant: result ``index`` of ``function(*sources, **arguments)``.
 
-    A pass that folds parameters states what it makes of them like this. Read, the constant has the elements that follow
-    from its sources as they are; trained, it becomes a call of the function, through which gradients reach the sources.
+    A pass that folds parameters describes its result like this. Each read computes the elements from the current
+    sources. In training, the constant becomes a call of the function, so that gradients reach the sources.
     """
 
     function: Callable[..., Any]
-    """An operator, or a function whose signature is like that of one; differentiable where its sources are trained."""
+    """An operator, or a function with such a signature; differentiable if its sources are trained."""
     sources: tuple[Any, ...]
-    """Constants, which may be such of formulas in turn; and whatever else an operand may be."""
+    """Constants, possibly deferred ones, and other operands."""
     arguments: tuple[tuple[str, Any], ...] = ()
-    """Attributes by their names."""
+    """Attributes by name."""
     index: int = 0
-    """Which result it is, where there are several."""
+    """Index of the result, if there are several."""
     known: torch.Tensor | None = field(default=None, compare=False, repr=False)
-    """The elements, where they have been computed; otherwise they are whenever they are read."""
+    """The elements, if they are computed already; otherwise each read computes them."""
 
     def __call__(self) -> torch.Tensor:
-        """Return the elements, without a history of gradients."""
+        """Return the elements, detached."""
         if self.known is not None:
             return self.known
         operands = [s.data if isinstance(s, Value) else s for s in self.sources]
         with torch.no_grad():
             found = self.function(*operands, **dict(self.arguments))
-        return (found if isinstance(found, torch.Tensor) else found[self.index]).detach()  # parts are views with one
+        return (found if isinstance(found, torch.Tensor) else found[self.index]).detach()  # views have a history
 
 
 def is_deferred(value: Value) -> bool:
-    """Whether the elements of a constant are computed whenever they are read: they are many, and made to be written."""
+    """Return whether each read computes the elements of a constant: large ones are made only to be exported."""
     return value.formula is not None and getattr(value.formula, "known", None) is None
 
 
 def given(data: torch.Tensor, name: str) -> Value:
-    """Return a constant of no graph, for a formula to follow from."""
+    """Return a constant outside any graph, as a source of a formula."""
     return Value(TensorType(data.dtype, tuple(data.shape)), name, data=data)
 
 
 def transposed(weight: torch.Tensor) -> torch.Tensor:
-    """Return a weight ``[inputs, outputs]`` with a row for each output, as that of a linear layer."""
+    """Return a weight ``[inputs, outputs]`` with a row for each output, as in a linear layer."""
     return weight.T

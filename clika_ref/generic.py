@@ -1,4 +1,4 @@
-"""Generic operators: an ATen overload that no plugin declares, carried as it is."""
+"""Generic operators: ATen overloads that no plugin declares, used unchanged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from clika_ref.core.traits import KEEP_FLOAT
 class GenericOperator(Operator):
     """An ATen overload as an operator: its tensors are the operands, all other arguments one attribute.
 
-    The attribute ``arguments`` holds a pair of name and value for each argument that was given; the string ``%i``
-    stands for operand ``i``, inside lists too.
+    The attribute ``arguments`` holds a pair of name and value for each given argument. The string ``%i`` refers to
+    operand ``i``, also inside lists.
     """
 
     def __init__(self, overload: torch._ops.OpOverload) -> None:
@@ -38,7 +38,7 @@ class GenericOperator(Operator):
         self.converters[overload] = self.convert
 
     def convert(self, *args: Any, **kwargs: Any) -> Call:
-        """Take the tensors out of the arguments of an ATen call."""
+        """Separate the tensors from the other arguments of an ATen call."""
         names = [a.name for a in self.overload._schema.arguments]
         operands: list[Any] = []
 
@@ -54,7 +54,7 @@ class GenericOperator(Operator):
 
 
 def fill(item: Any, operands: Sequence[Any]) -> Any:
-    """Put operands back in the places that ``%i`` marks."""
+    """Replace each ``%i`` by operand ``i``."""
     if isinstance(item, str) and item.startswith("%"):
         return operands[int(item[1:])]
     return [fill(i, operands) for i in item] if isinstance(item, tuple) else item
@@ -62,13 +62,13 @@ def fill(item: Any, operands: Sequence[Any]) -> Any:
 
 @cache
 def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
-    """Return the one operator that stands for an overload, named like it: ``aten.erfinv.default``."""
+    """Return the generic operator of an overload, always the same one, with its name: ``aten.erfinv.default``."""
     return GenericOperator(overload)
 
 
 def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
-    """Return the generic operator of an overload with torchlib's lowering, or None where torchlib has none."""
-    torchlib = import_module("clika_ref.onnx_emission.torchlib")  # 1.5 s, for calls that few models make
+    """Return the generic operator of an overload with torchlib's lowering, or None if torchlib has none."""
+    torchlib = import_module("clika_ref.onnx_emission.torchlib")  # takes 1.5 s, and few models need it
     if not torchlib.has_lowering(overload):
         return None
     op = generic_operator(overload)
@@ -79,9 +79,9 @@ def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
 def find_operator(
     name: str, declared: Mapping[str, Operator], generic: Callable[[torch._ops.OpOverload], Operator | None]
 ) -> Operator | None:
-    """Return the operator of that name: declared, or what ``generic`` makes of the overload of that name.
+    """Return the operator of a name: a declared one, or the result of ``generic`` for the overload of that name.
 
-    The name may come from a file, so ``generic`` must refuse what a model does not call: ATen can open files too.
+    The name may come from a file, so ``generic`` must reject overloads that no model calls: ATen can open files too.
     """
     if name in declared:
         return declared[name]

@@ -1,4 +1,4 @@
-"""What ``package.module:name`` names, imported from the current folder or from where it is installed."""
+"""Import the object that ``package.module:name`` names, from the current folder or the installed packages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ def find_object(place: str, path: str, error: type[ClikaError], remedy: str = ""
 
     Args:
         place: the module.
-        path: the attribute, of the module or of what lies in it.
-        error: the class of what is raised, for the reader that it concerns.
-        remedy: what is said after an error that the module itself raised.
+        path: the attribute, possibly nested.
+        error: the class of the error to raise.
+        remedy: advice to append to an error that the module itself raised.
 
     Raises:
         ClikaError: the module cannot be imported, or has no such attribute.
-
     """
     module = _import(place, error, remedy)
     try:

@@ -1,4 +1,4 @@
-"""Whether inputs are what a graph was made for; used by the ClikaModule on each call and by exports."""
+"""Check that inputs match a graph; used by the ClikaModule on each call and by exports."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from clika_ref.core.symbols import Guard, evaluate
 
 
 def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
-    """Check dtypes, static sides, equal sides and guards.
+    """Check dtypes, static dims, equal dims and guards.
 
     Raises:
-        ModelError: an input differs; the message names the side, the guard and the user's line.
+        ModelError: an input does not match; the message names the dim, the guard and the user's line.
     """
     for value, tensor in zip(graph.inputs, inputs, strict=True):
         _check_kind(value, tensor)
@@ -54,10 +54,10 @@ def _check_kind(value: Value, tensor: torch.Tensor) -> None:
 
 
 def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes satisfy a guard; where it has no value, as it divides by 0, they do not."""
+    """Whether sizes satisfy a guard; a guard that cannot be evaluated, such as a division by 0, is not met."""
     try:
         return bool(evaluate(guard.relation, sizes))
-    except (ArithmeticError, ValueError, TypeError):  # the latter two of roots of negative numbers
+    except (ArithmeticError, ValueError, TypeError):  # the latter two from roots of negative numbers
         return False
 
 

@@ -1,4 +1,4 @@
-"""The user's inputs: moving them between devices, and catching them while a pipeline runs."""
+"""Utilities for the user's inputs: move them between devices, and record them while a pipeline runs."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Nested = TypeVar("Nested")
 def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Nested:
     """Return nested inputs with every tensor on a device.
 
-    Lists, tuples, named tuples, dicts, dataclasses, mappings such as the outputs of transformers, and whatever
-    PyTorch's pytree knows, keep their nesting and type; a tensor that occurs twice stays one tensor. An object with
-    a method ``to(device)`` moves itself. Modules and everything else are left alone, and so is what was passed.
+    Lists, tuples, named tuples, dicts, dataclasses, mappings such as the outputs of transformers, and all types known
+    to PyTorch's pytree keep their nesting and type. A tensor that occurs twice stays one tensor. An object with a
+    method ``to(device)`` moves itself. Modules and everything else are left alone. The argument itself is not changed.
 
     Raises:
-        ModelError: ``device`` names no device, or one that is not here.
+        ModelError: ``device`` names no device, or one that is not available.
     """
     try:
         place = torch.device(device)
@@ -49,7 +49,7 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
 
 
 def _rebuild(x: Any, change: Callable[[Any], Any], memo: dict[int, tuple[Any, Any]]) -> Any:
-    """Return ``x`` with its leaves changed, everything around them built anew with the same type."""
+    """Return ``x`` with its leaves changed; containers are rebuilt with the same type."""
     if id(x) in memo:
         return memo[id(x)][1]
     again = functools.partial(_rebuild, change=change, memo=memo)
@@ -68,7 +68,7 @@ def _rebuild(x: Any, change: Callable[[Any], Any], memo: dict[int, tuple[Any, An
         result = type(x)(again(item) for item in x)
     else:
         result = pytree.tree_map(again, x, is_leaf=lambda part: part is not x)
-    memo[id(x)] = x, result  # with x, or its id could be that of another object by then
+    memo[id(x)] = x, result  # keep x alive, so that its id is not reused
     return result
 
 
@@ -86,10 +86,10 @@ def _is_opaque(x: Any) -> bool:
 
 
 def clika_install_inputs_catcher(module_or_method: Any) -> InputsCatcher:
-    """Start to record the inputs of every call of a module, or of a bound method such as ``vae.decode``.
+    """Record the inputs of every call of a module, or of a bound method such as ``vae.decode``.
 
-    Run the pipeline, then call what is returned: it gives the inputs in the form that `clika_compile` takes, and stops
-    recording. Install a new one for each run.
+    Run the pipeline, then call the returned object: it returns the inputs in the form that `clika_compile` takes, and
+    stops recording. Install a new one for each run.
 
     ```python
     caught = clika_install_inputs_catcher(pipeline.unet)
@@ -97,18 +97,19 @@ def clika_install_inputs_catcher(module_or_method: Any) -> InputsCatcher:
     clika_compile(pipeline.unet, tracing_inputs=caught())
     ```
 
-    Only calls are seen: of a module ``module(x)``, not ``module.forward(x)``; for the latter pass ``module.forward``.
+    For a module, only ``module(x)`` is recorded, not ``module.forward(x)``; for the latter pass ``module.forward``.
 
     Raises:
-        ModelError: inputs of this kind of object cannot be caught.
+        ModelError: inputs of this kind of object cannot be recorded.
     """
     return InputsCatcher(module_or_method)
 
 
 class InputsCatcher:
-    """Records the inputs of every call; calling it returns them and ends the recording.
+    """Records the inputs of every call; calling it returns them and stops recording.
 
-    Containers are rebuilt and tensors cloned, outside autograd: a pipeline may write to its tensors or lists later.
+    Containers are rebuilt and tensors cloned, outside autograd, since a pipeline may later write to its tensors or
+    lists.
     """
 
     def __init__(self, module_or_method: Any) -> None:
@@ -128,14 +129,14 @@ class InputsCatcher:
         return [_as_element(args, kwargs) for args, kwargs in self._calls]
 
     def uninstall(self) -> None:
-        """Stop recording; what was recorded can still be had."""
+        """Stop recording; the recorded inputs stay available."""
         remove, self._remove = self._remove, None
         if remove is not None:
             remove()
 
     def _install(self, target: Any) -> tuple[str, Callable[[], None] | None]:
         if isinstance(target, torch.nn.Module):
-            # Before the user's own hooks, which may change the inputs and will run again on what is caught here.
+            # Before the user's own hooks: these may change the inputs, and run again on the recorded ones.
             return type(target).__name__, target.register_forward_pre_hook(
                 lambda _, args, kwargs: self._record(args, kwargs), prepend=True, with_kwargs=True
             ).remove
@@ -161,7 +162,7 @@ class InputsCatcher:
         recorded.clika_inputs_catcher = self  # type: ignore[attr-defined]
         name = method.__func__.__name__
         before = getattr(owner, "__dict__", {}).get(name)
-        held = getattr(owner, name, None) == method  # not where a decorator changed the method's name
+        held = getattr(owner, name, None) == method  # false if a decorator changed the method's name
         obstacle = _set(owner, name, recorded) if held else f"its object does not hold it as {name!r}"
         if obstacle is not None:
             msg = (
@@ -178,14 +179,14 @@ class InputsCatcher:
         return restore
 
     def _record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Tensors made in inference mode would refuse autograd later, their clones outside it do not.
+        # Tensors made in inference mode cannot be used with autograd later; their clones outside it can.
         with torch.inference_mode(mode=False), torch.no_grad():
             memo: dict[int, tuple[Any, Any]] = {}
             self._calls.append((_rebuild(args, _clone, memo), _rebuild(kwargs, _clone, memo)))
 
 
 def _set(owner: Any, name: str, value: Any) -> str | None:
-    """Set an attribute past the owner's own ``__setattr__``; return why it cannot be set."""
+    """Set an attribute, bypassing the owner's own ``__setattr__``; return the reason if it cannot be set."""
     try:
         object.__setattr__(owner, name, value)
     except AttributeError as error:  # a class with __slots__

@@ -1,4 +1,4 @@
-"""Which parameters of a quantized module files may hold as integers, and what is read computes the same."""
+"""Selection of the parameters of a quantized module that files can store as integers with identical results."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from clika_ref.quantization.unfolding import way_back
 
 @torch.no_grad()
 def integer_weights(graph: Graph, plan: Plan, target: Target, registry: Registry) -> dict[str, StoredWeight]:
-    """Return the parameters in whose place integers, and the way back from these, are as good; by their names.
+    """Return the parameters that can be stored as integers and restored with identical results, by name.
 
-    Integers are of weights as they are lowered, with batch norms, factors and orders of sides in them. What is read
-    from a file is what has the same integers once it is lowered and rounded, bit for bit: the graph is lowered with it
-    here, and held against itself. Left out is what does not come back like that, and what is read elsewhere as well,
-    such as a table that is tied to the last layer.
+    The integers are those of the lowered weights, which include batch norms, factors and orders of dims. A restored
+    parameter must give the same integers when it is lowered and rounded, bit for bit. To verify this, the graph is
+    lowered with the restored parameters and compared with the original. Parameters that fail are left out, and those
+    with other readers, such as a table that is tied to the last layer.
 
     Args:
-        graph: that of the module, bound to its weights as they are now.
-        plan: what becomes integers, with the scales that were learned.
-        target: for which.
+        graph: that of the module, bound to its current weights.
+        plan: with the learned scales.
+        target: to lower for.
         registry: the plugins.
     """
     lowered = _lowered(graph, plan, target, registry)
@@ -52,14 +52,14 @@ def integer_weights(graph: Graph, plan: Plan, target: Target, registry: Registry
 
 
 def without_moves(plan: Plan, layers: Collection[str]) -> Plan:
-    """Return a plan in which the weights of some layers are rounded to the nearest integers: those that were stored."""
+    """Return a plan that rounds the weights of some layers to nearest, which restores their stored integers."""
     moved = {name: steps for name, steps in plan.moved.items() if name not in layers}
     compressed = {n: replace(held, moved=None) if n in layers else held for n, held in plan.compressed.items()}
     return replace(plan, moved=moved, compressed=compressed)
 
 
 def _lowered(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:
-    """Return a clone as it is right before integers are put into it."""
+    """Return a lowered clone of a graph, as it is right before quantization."""
     clone = graph.clone()
     lower_for(plan, clone, registry, target)
     clone.drop_unused_constants()
@@ -69,7 +69,7 @@ def _lowered(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Gr
 def _candidates(
     stored: Graph, lowered: Graph, plan: Plan, operators: Mapping[str, Operator]
 ) -> dict[str, StoredWeight]:
-    """Return parameters that nothing but the integers of one layer follows from, and the way back to each."""
+    """Return the parameters that only the integers of one layer depend on, with the steps that restore each."""
     followers = Counter(name for constant in lowered.constants.values() for name in {*_origins(constant)})
     found: dict[str, StoredWeight] = {}
     for node in lowered.nodes:
@@ -81,7 +81,7 @@ def _candidates(
 
 
 def _origins(constant: Any) -> Iterator[str]:
-    """Return the names of the constants that a constant follows from."""
+    """Yield the names of the constants that a constant is computed from."""
     if isinstance(constant, Value) and isinstance(constant.formula, Formula):
         for source in constant.formula.sources:
             yield from _origins(source)
@@ -90,7 +90,7 @@ def _origins(constant: Any) -> Iterator[str]:
 
 
 def _is_free(parameter: Value, stored: Graph) -> bool:
-    """Whether a constant is one of the module's own, which no call writes to, and holds numbers that integers can."""
+    """Return whether a constant is a parameter of the module, that no call writes to and that is finite."""
     known = stored.constants.get(parameter.name)
     is_own = known is not None and known.data is parameter.data and parameter.name not in stored.state
     return is_own and bool(numbers_of(parameter).isfinite().all())
@@ -99,7 +99,7 @@ def _is_free(parameter: Value, stored: Graph) -> bool:
 def _stored(
     node: Node, parameter: Value, steps: list[Times | Moved], plan: Plan, operators: Mapping[str, Operator]
 ) -> StoredWeight:
-    """Return the integers of a layer, and the steps from these to its parameter."""
+    """Return the integers of a layer, with the steps that restore its parameter."""
     integers, scales = layer_integers(node, plan, operators)
     held, sides = plan.compressed.get(node.name), tuple(integers.shape)
     if held is None:
@@ -116,7 +116,7 @@ def _stored(
 
 
 def _is_same(graph: Graph, other: Graph, *, but_weights_of: Collection[str]) -> bool:
-    """Whether two graphs compute the same, with the same names, but for the weights of some layers."""
+    """Return whether two graphs compute the same, with the same names, except for the weights of some layers."""
     if len(graph) != len(other):
         return False
     for node, twin in zip(graph.nodes, other.nodes, strict=True):

@@ -1,4 +1,4 @@
-"""Latency in the runtime of a target: of whole files, and which layers would be slower in integers than in float."""
+"""Latency in the runtime of a target: of whole files, and of layers that would be slower quantized than in float."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from clika_ref.quantization_scheme import QuantizationScheme, absorbs
 from clika_ref.simulation import quantized_graph
 
 ROUNDS = 9
-"""In each, float and integers are timed in turn, so that a machine that slows down slows down both."""
+"""Number of rounds: each times float and quantized in turn, so that a slowdown of the machine affects both."""
 
 ROUND_SECONDS = 2e-3
-"""How long each is called in a round, so that the clock is fine enough."""
+"""Time for which each is called in a round, for a sufficient resolution of the clock."""
 
 SLOWER = 1.05
-"""The ratio of medians from which on a layer counts as slower: below it lies what machines do by themselves."""
+"""Ratio of medians above which a layer counts as slower; smaller ones are noise of the machine."""
 
 ANY_SCALE = Scale(2.0**-5, 0)
-"""Of what layers read and return while they are timed: it takes no kernel longer than another one."""
+"""Scale of inputs and outputs of timed layers; kernels take the same time with any scale."""
 
 
 @dataclass
 class LayerTimer:
-    """Times layers of a graph one by one, in float and in integers; those that are alike are timed once."""
+    """Times layers of a graph one by one, in float and quantized; equal layers are timed once."""
 
     target: Target
     scheme: QuantizationScheme
@@ -55,13 +55,13 @@ class LayerTimer:
     def slower(
         self, graph: Graph, inputs: Sequence[Tensor], held: Mapping[str, Compressed] | None = None
     ) -> dict[Node, str]:
-        """Return the layers that integers make slower, and by how much, in words.
+        """Return the layers that quantization makes slower, with the slowdown in words.
 
         Args:
-            graph: as it is going to be written.
-            inputs: of the graph, which decide how large operands are.
-            held: how layers hold their weights in few bits, by their names; None where values become integers. Those
-                that read another tensor than constants are not timed.
+            graph: lowered.
+            inputs: of the graph; they determine the sizes of operands.
+            held: low-bit weights by layer name; None for quantized activations. Layers with another operand that is no
+                constant are not timed.
         """
         layers = [n for n in graph.nodes if (self._may_be_integers(n) if held is None else _reads_one(n, held))]
         ratios: dict[Any, float] = {}
@@ -79,7 +79,7 @@ class LayerTimer:
         return found
 
     def _behind(self, node: Node) -> Node | None:
-        """Return what alone reads the result of a layer, where the runtime computes it along with the layer."""
+        """Return the only reader of a layer's result, if the runtime fuses it with the layer."""
         uses = [use.user for use in node.output.uses]
         (user,) = uses if len(uses) == 1 else (None,)
         return user if isinstance(user, Node) and absorbs(self.scheme, user.kind, user.attrs) else None
@@ -90,7 +90,7 @@ class LayerTimer:
         return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
 
     def _ratio(self, node: Node, x: Tensor, held: Compressed | None) -> float:
-        """Return how many times as long a layer takes in integers, or with its weight held in few bits."""
+        """Return the ratio of the time of a layer, quantized or with a low-bit weight, to that in float."""
         kind = self.scheme.activations
         codes = (x / ANY_SCALE.scale).round().clamp(kind.low, kind.high)
         integers = codes.to(torch.int8 if kind.is_signed else torch.uint8)
@@ -108,7 +108,7 @@ class LayerTimer:
         return self.target.load(self.target.compile(graph, path))
 
     def _graph(self, node: Node, x: Tensor, integers: Tensor | None) -> Graph:
-        """Return a graph of one layer and what is computed along with it: in float, or between integers if given."""
+        """Return a graph of one layer and its fused reader, in float or, if ``integers`` are given, quantized."""
         graph = Graph("layer")
         build = Builder(graph, self.operators)
         given = graph.add_input(TensorType(*((x.dtype, tuple(x.shape)) if integers is None else _type(integers))), "x")
@@ -129,7 +129,7 @@ class LayerTimer:
 
 
 def _read(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
-    """Return what each of some layers reads."""
+    """Return the input of each of some layers."""
     wanted = {node.inputs[0] for node in layers}
     held: dict[Any, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
 
@@ -142,12 +142,12 @@ def _read(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dic
 
 
 def profiler_of(target: Target) -> Callable[[Artifact, Sequence[Tensor]], Mapping[str, float]] | None:
-    """Return what tells how long each node of an artifact takes (`Target`); None where the target does not."""
+    """Return the target's function that times each node of an artifact (`Target`); None if it has none."""
     return getattr(target, "profile", None)
 
 
 def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]) -> float:
-    """Return how many times as long a whole graph takes with a plan as in float."""
+    """Return the ratio of the time of a whole graph with a plan to that in float."""
     plain = as_written(graph, None, target, registry, ExportConfiguration())
     small = quantized_graph(graph, plan, target, registry)
     with tempfile.TemporaryDirectory() as folder:
@@ -158,16 +158,16 @@ def ratio_to_float(graph: Graph, plan: Plan, target: Target, registry: Registry,
 
 
 def ratio_of_medians(one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]) -> float:
-    """Return how many times as long one runner takes as another: see `seconds_and_ratio`."""
+    """Return the ratio of the time of one runner to that of another: see `seconds_and_ratio`."""
     return seconds_and_ratio(one, given, other, given_other)[1]
 
 
 def seconds_and_ratio(
     one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]
 ) -> tuple[float, float]:
-    """Return the seconds of a call of one runner, and how many times as long as another it takes, by medians.
+    """Return the seconds of a call of one runner, and their ratio to those of another, by medians.
 
-    Each has inputs of its own, and they are called in turn.
+    Each has its own inputs, and they are called in turn.
     """
     given, given_other = on_cpu(given), on_cpu(given_other)
     calls = [_calls(one, given), _calls(other, given_other)]
@@ -177,7 +177,7 @@ def seconds_and_ratio(
 
 
 def _calls(runner: Runner, given: Sequence[Tensor]) -> int:
-    """Return how many calls fill a round; the first one, which allocates, is left out."""
+    """Return the number of calls that fill a round, without the first one, which allocates."""
     runner(given)
     return max(1, round(ROUND_SECONDS / max(_seconds(runner, given, 1), 1e-6)))
 
@@ -198,7 +198,7 @@ def _type(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
 
 
 def _reads_one(node: Node, held: Mapping[str, Compressed]) -> bool:
-    """Whether a layer holds its weight in few bits, and reads one value."""
+    """Return whether a layer has a low-bit weight, and its input is its only operand that is no constant."""
     return node.name in held and all(v.is_constant for v in node.inputs[1:] if isinstance(v, Value))
 
 

@@ -1,4 +1,4 @@
-"""What the user may choose of low-rank adapters: which layers get one, of which rank, and what exports make of it."""
+"""Settings of low-rank adapters: the layers, the rank, and how exports treat the adapters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Literal, get_args
 from clika_ref.checked_settings import CheckedSettings, threshold
 
 Merging = Literal["auto", "on", "off"]
-"""Of adapters where a model is written: merged into weights as long as these are float, always, or never."""
+"""How adapters are exported: merged into the weights if these are float, always, or never."""
 
 ALL = "*"
-"""The wildcard that names every layer."""
+"""The wildcard that matches every layer."""
 
 
 def _rank(value: Any) -> str:
@@ -38,31 +38,33 @@ def _merging(value: Any) -> str:
 
 @dataclass
 class LoraSettings(CheckedSettings):
-    """Which layers get a low-rank adapter. A field may be assigned later; each value is checked as it is set.
+    """Which layers get a low-rank adapter. Fields may be assigned later; each value is checked on assignment.
 
     Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models (2021), section 4.
 
     Raises:
-        ModelError: a value is of another kind.
+        ModelError: a value has the wrong type.
     """
 
     rank: int = 2
-    """How many numbers stand between the two matrices of an adapter, for each group of a convolution."""
+    """The rank of the adapter: the inner dim of its two matrices, per group of a convolution."""
 
     alpha: float = 1.0
-    """What an adapter adds is multiplied by ``alpha / rank``."""
+    """The output of an adapter is scaled by ``alpha / rank``."""
 
     dropout_rate: float = 0.05
-    """The share of what an adapter reads that counts as 0, in training mode only."""
+    """The share of the adapter's inputs that dropout zeroes, in training mode only."""
 
     target_layers: list[str] = field(default_factory=lambda: [ALL])
-    """Paths of modules, which stand for all layers within, their ends (``"q_proj"``), names of nodes, or either with
-    wildcards."""
+    """Module paths, which select all layers within, path suffixes (``"q_proj"``), node names, or any of these with
+    wildcards.
+    """
 
     merging: Merging = "auto"
-    """What becomes of an adapter where the model is written: ``"on"`` adds it to the weight, ``"off"`` leaves it beside
-    the layer, as two products of its own; ``"auto"`` adds it where the model is float, and leaves it beside integers,
-    which stay what they are."""
+    """How an adapter is exported: ``"on"`` merges it into the weight; ``"off"`` keeps it as two matrix products in
+    parallel to the layer; ``"auto"`` merges it in a float model, and keeps it in parallel in a quantized one, so that
+    the quantized weights do not change.
+    """
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "rank": _rank,

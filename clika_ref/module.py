@@ -1,4 +1,4 @@
-"""``ClikaModule``: what compilation returns, an ``nn.Module`` that behaves like the original and can be exported."""
+"""``ClikaModule``: the compiled module, an ``nn.Module`` that behaves like the original and can be exported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from clika_ref.sizes_seen import sizes_of
 from clika_ref.training_form import TrainingForm
 
 PATTERN_LIMIT = 4096
-"""Combinations of input shapes whose check is remembered; beyond, the check is made again."""
+"""Maximum number of input shape combinations to remember as checked; further ones are checked on every call."""
 
 IDLE_DROPOUTS = (
     "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
@@ -44,37 +44,37 @@ IDLE_DROPOUTS = (
 class ClikaModule(ReportedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
-    Made by `clika_compile`. An empty one, ``ClikaModule()``, takes the graph from the ``_extra_state`` of a state dict.
-    It computes in train mode what was traced: dropout is off and batch norm uses its running statistics, unless
-    ``batch_norm="live"`` lets that be the batch's, or ``skip_eval_set_mode=True`` kept the model in training mode while
-    it was traced. A quantized one then rounds as its integers do, with gradients for its parameters and its scales:
-    quantization-aware training, in any loop.
+    Created by `clika_compile`. An empty one, ``ClikaModule()``, takes its graph from the ``_extra_state`` of a state
+    dict. Train mode computes the graph as traced: dropout is off and batch norm uses its running statistics.
+    ``batch_norm="live"`` uses batch statistics instead, and ``skip_eval_set_mode=True`` traces the model in its
+    training mode. A quantized module in train mode applies fake quantization, with gradients for its parameters and its
+    scales. That is quantization-aware training, in any loop.
 
     Args:
-        graph: what it computes; None makes an empty one.
-        signature: how a call becomes the inputs of the graph.
-        persistent: the names of parameters and buffers that stand in the state dict.
-        registry: the operators and targets that it knows; by default those of all plugins.
+        graph: the graph to compute; None creates an empty module.
+        signature: maps a call to the inputs of the graph.
+        persistent: the names of parameters and buffers in the state dict.
+        registry: the known operators and targets; by default those of all plugins.
     """
 
     _clika_idle_dropouts = 0
-    """How many were traced in eval mode, until training has warned of them."""
+    """Number of dropouts traced in eval mode; reset once training has warned about them."""
 
     @Method
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
-        """The method that computes the graph, under the original's signature, which tools inspect."""
-        # Bound anew at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
+        """Compute the graph, under the original's signature, which tools inspect."""
+        # Bound at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
         forward = self.__dict__.get("_clika_forward", ClikaModule._require_graph)
-        return self.__dict__.get("forward") or forward.__get__(self)  # dynamo calls no MethodType
+        return self.__dict__.get("forward") or forward.__get__(self)  # dynamo does not support MethodType
 
     @forward.setter
     def forward(self, wrapped: Callable[..., Any]) -> None:
-        """Call something else: accelerate wraps it in autocast, where a trainer is asked for half precision."""
+        """Replace the forward call: accelerate wraps it in autocast when a trainer uses mixed precision."""
         self.__dict__["forward"] = wrapped
 
     @forward.deleter
     def forward(self) -> None:  # type: ignore[override]
-        """Call the graph again."""
+        """Restore the graph's own forward."""
         del self.__dict__["forward"]
 
     def clika_remember(
@@ -86,14 +86,14 @@ class ClikaModule(ReportedModule):
         unread: Unread | None = None,
         idle_dropouts: int = 0,
     ) -> None:
-        """Keep what compilation was given or took; of this, copies and state dicts have the sizes of the examples only.
+        """Keep data of the compilation; copies and state dicts keep only the sizes of the examples.
 
         Args:
             examples: the inputs to compare artifacts on, one tensor for each input of the graph.
-            log: of the compilation.
-            are_data: whether the examples are the calibration inputs, and not a few of them, or only shaped like them.
-            unread: calibration inputs that were given beside them.
-            idle_dropouts: how many were traced in eval mode, of which training is to warn.
+            log: the log of the compilation.
+            are_data: whether the examples are all calibration inputs, not a subset or inputs of the same shapes.
+            unread: calibration inputs that were given but not read yet.
+            idle_dropouts: number of dropouts traced in eval mode, for a warning when training starts.
         """
         self._clika_idle_dropouts = idle_dropouts
         self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
@@ -116,7 +116,7 @@ class ClikaModule(ReportedModule):
         self._go_on(trains=trains)
 
     def _go_on(self, *, trains: bool) -> None:
-        """Make at once what trains, where it has been made before: a tracer, of which the next call may be, cannot."""
+        """Build the training form at once if it existed before, since a tracer cannot build it in the next call."""
         quantized = self._clika_quantized
         if trains and quantized is not None and quantized.target in (self._clika_registry or load_registry()).targets:
             self._trained()
@@ -144,7 +144,7 @@ class ClikaModule(ReportedModule):
         return signature.unflatten(results, sizes)
 
     def _results(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Compute the graph; quantized, with gradients in training mode, and else with the integers of its artifact."""
+        """Run the graph; a quantized module uses fake quantization in train mode, and the simulation in eval mode."""
         if self._clika_quantized is None:
             assert self._clika_float is not None
             return self._clika_float(self, inputs, has_live_norms=self._clika_options.batch_norm == "live")
@@ -153,14 +153,14 @@ class ClikaModule(ReportedModule):
         return self._simulated()(self.graph, self._log_scales, inputs)
 
     def _simulated(self) -> Simulation:
-        """Return what computes with integers."""
+        """Return the simulation of the quantized artifact, created on first use."""
         if self._clika_simulation is None:
             assert self._clika_quantized is not None
             self._clika_simulation = Simulation(self._clika_quantized, self._clika_registry or load_registry())
         return self._clika_simulation
 
     def _trained(self) -> TrainingForm:
-        """Return what computes with gradients, made where the module has been moved, too."""
+        """Return the training form; it is rebuilt after the module has moved to another device."""
         form = self._clika_training
         if form is not None and (torch.compiler.is_compiling() or form.device == next(self.parameters()).device):
             return form
@@ -168,13 +168,13 @@ class ClikaModule(ReportedModule):
         assert quantized is not None
         with torch.inference_mode(mode=False), outside_autocast():
             form = TrainingForm(self.graph, quantized, self._log_scales, registry, self._clika_options.batch_norm)
-        if form.quantized.plan.norms.keys() != quantized.plan.norms.keys():  # from now on, scales follow these
+        if form.quantized.plan.norms.keys() != quantized.plan.norms.keys():  # scales follow these norms now
             self._clika_quantized, self._clika_simulation = form.quantized, None
         self._clika_training = form
         return form
 
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
-        """Compute from now on what can be trained, or with integers, which are then made of the weights as they are.
+        """Set train or eval mode; a quantized module quantizes the current weights again in eval mode.
 
         Raises:
             ModelError: the module is quantized, and a weight or scale is NaN, or a parameter could not be trained.
@@ -200,7 +200,7 @@ class ClikaModule(ReportedModule):
         return self
 
     def _prepare(self) -> None:
-        """Make what the quantized module computes with in its mode."""
+        """Build the training form or the simulation, according to the mode."""
         with whole_weights(self):
             if self.training:
                 self._trained()
@@ -208,14 +208,14 @@ class ClikaModule(ReportedModule):
                 self._simulated().prepare(self.graph, self._log_scales, looks_at_numbers=True)
 
     def clika_gather(self) -> ClikaModule:
-        """Return a module that holds whole weights, on each rank: where they are divided (FSDP), all ranks call it.
+        """Return a module with unsharded weights on each rank; with sharded weights (FSDP), all ranks call it.
 
-        A module whose weights are whole is returned as it is.
+        A module with unsharded weights is returned unchanged.
 
         Raises:
-            ModelError: its graph holds what no state dict can.
+            ModelError: the graph holds an object that a state dict cannot store.
         """
-        if not is_divided(self) and not hasattr(self, "unshard"):  # which stays where weights are whole for a while
+        if not is_divided(self) and not hasattr(self, "unshard"):  # kept while weights are whole
             return self
         hold_buffers_of_first(self)
         found = ClikaModule(registry=self._clika_registry)
@@ -227,16 +227,16 @@ class ClikaModule(ReportedModule):
         return found.train(self.training)
 
     def clika_set_batch_norm(self, batch_norm: Norms) -> None:
-        """Let batch norms be frozen or live from now on, whatever they were before; their statistics stay.
+        """Make batch norms frozen or live from now on; their statistics do not change.
 
-        Scales go on following the norms that were live, so that integers stay those that they are. Where weights are
-        divided (FSDP), all ranks call this, and go on with the statistics of the first one.
+        The scales keep following the norms that were live, so that the quantized weights do not change. If the weights
+        are sharded (FSDP), all ranks must call this; they continue with the statistics of rank 0.
 
         Args:
-            batch_norm: as `ClikaCompileOptions` takes it.
+            batch_norm: ``"frozen"`` or ``"live"``, as in `ClikaCompileOptions`.
 
         Raises:
-            ModelError: it is something else, or the norms cannot be live.
+            ModelError: the value is neither, or the norms cannot be live.
         """
         hold_buffers_of_first(self)
         before, form = self._clika_options, self._clika_training
@@ -250,7 +250,7 @@ class ClikaModule(ReportedModule):
             raise
 
     def _warn_of_autocast(self, compiled_in: str) -> None:
-        """Warn where the autocast regions around a call would cast otherwise than the graph, which holds its casts."""
+        """Warn if the autocast regions around a call differ from those that the graph was compiled in."""
         around = surrounding_autocast()
         if around != compiled_in:
             compiled, called = (f"in torch.autocast ({text})" if text else "outside" for text in (compiled_in, around))
@@ -261,9 +261,9 @@ class ClikaModule(ReportedModule):
             warnings.warn(msg, ClikaWarning, 2 if torch.compiler.is_compiling() else level_of_the_user())
 
     def _check(self, inputs: list[torch.Tensor]) -> None:
-        """Refuse inputs that the graph was not made for: it would return wrong numbers in silence."""
+        """Reject inputs that do not match the graph: it would silently return wrong results."""
         if torch.compiler.is_compiling():
-            return  # sizes are symbols then; the tracer's own guards take over
+            return  # sizes are symbols here; the tracer's own guards apply
         numbers = self._clika_numbers
         key = tuple((int(t) if n else t.shape, t.dtype) for t, n in zip(inputs, numbers, strict=True))
         if key in self._clika_accepted:
@@ -279,7 +279,7 @@ class ClikaModule(ReportedModule):
 
     # Export
 
-    def clika_export(  # noqa: PLR0917 - the record's arguments, and one more
+    def clika_export(  # noqa: PLR0917 - clika-ace's arguments, and one more
         self,
         file: Any,
         example_inputs: Any = None,
@@ -288,33 +288,32 @@ class ClikaModule(ReportedModule):
         dynamic_axes: Mapping[str, Any] | None = None,
         deployment_settings: BaseDeploymentSettings | None = None,
     ) -> Artifact:
-        """Write the artifact for the deployment target to ``file`` and return what is known of it.
+        """Write the artifact for the deployment target to ``file`` and return its facts.
 
-        For another target than that of the module, what becomes integers is decided anew, from the ranges that are
-        there: no data is read again, and the module stays as it is. `export_configuration` asks for other forms.
+        For a target other than the module's own, the quantization is decided again from the calibration ranges: no data
+        is read, and the module does not change. Use `export_configuration` for FP16, BF16 or INT4.
 
         Args:
-            file: where to write; it ends as files of the target do, or has no suffix.
+            file: the file to write, with a suffix of the target or none.
             example_inputs: one element as in ``tracing_inputs``; the artifact is compared with this module on it. By
                 default on the tracing inputs.
             input_names: names of the inputs, in order; None or empty: those of the signature.
-            output_names: names of the outputs that are written, in order.
-            dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the sides to leave dynamic. By default
-                all that were found dynamic; a side that is not listed is fixed to its length in ``example_inputs``.
-                Sides of one name are equal in every call of the artifact.
-            deployment_settings: of which target; by default that of the module.
+            output_names: names of the exported outputs, in order.
+            dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the dims to leave dynamic. By default
+                all dynamic dims; a dim that is not listed is fixed to its length in ``example_inputs``. Dims of one
+                name must be equal in every call of the artifact.
+            deployment_settings: the target; by default that of the module.
 
         Raises:
-            ModelError: an argument does not fit the model, or ``file`` cannot be written, or ends otherwise.
-            TargetError: the target cannot run the model, or disagrees with this module.
-
+            ModelError: an argument does not fit the model, or ``file`` cannot be written, or has another suffix.
+            TargetError: the target cannot run the model, or its results differ from this module's.
         """
-        check_kinds(locals())  # which are the arguments, and nothing else yet
+        check_kinds(locals())  # only the arguments at this point
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         registry = self._clika_registry or load_registry()
         place = place_for(file, deployment, registry)
         self._require_exportable()
-        if self._clika_simulation is not None and not self.training:  # what it computes is that of the artifact
+        if self._clika_simulation is not None and not self.training:  # the simulation must match the artifact
             self._clika_simulation.prepare(self.graph, self._log_scales, looks_at_numbers=True)
         form = configuration()
         inputs = chosen_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
@@ -340,7 +339,7 @@ class ClikaModule(ReportedModule):
         return artifact
 
     def _graph_outputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Compute the graph on copies of inputs, leaving buffers as they are."""
+        """Compute the graph on copies of the inputs; buffers do not change."""
         with torch.no_grad():
             outputs, _ = interpret(self.graph, [t.clone() for t in inputs])
         return outputs

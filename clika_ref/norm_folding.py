@@ -1,4 +1,4 @@
-"""Batch norm as an expression of the weights of the layer before it, and of its own."""
+"""Batch norm folding: a batch norm as a function of the weights of the layer before it, and of its own."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 PART = 2**18
-"""Elements that are multiplied at a time: 2 MB in float64, which a cache holds."""
+"""Number of elements multiplied at a time: 2 MB in float64, which fits into a cache."""
 
 
 def norm_scale(gamma: Tensor | None, var: Tensor, *, eps: float) -> Tensor:
-    """Return what batch norm multiplies each channel by, ``gamma / sqrt(var + eps)``: ``float64[channels]``."""
+    """Return the multiplier of a batch norm for each channel, ``gamma / sqrt(var + eps)``: ``float64[channels]``."""
     root = torch.rsqrt(var.double() + eps)
     return root if gamma is None else gamma.double() * root
 
@@ -20,14 +20,14 @@ def norm_scale(gamma: Tensor | None, var: Tensor, *, eps: float) -> Tensor:
 def folded_weight(
     weight: Tensor, gamma: Tensor | None, var: Tensor, *, eps: float, groups: int | None = None
 ) -> Tensor:
-    """Return a weight whose layer does what its batch norm multiplies by; computed in float64 and rounded once.
+    """Return a weight with the multiplier of the following batch norm; computed in float64 and rounded once.
 
     Args:
-        weight: ``[channels, ...]``; of a transposed convolution ``[inputs, channels / groups, ...]``.
-        gamma: ``[channels]``; ones where None.
-        var: ``[channels]``, the running one.
+        weight: ``[channels, ...]``; for a transposed convolution ``[inputs, channels / groups, ...]``.
+        gamma: ``[channels]``; None for ones.
+        var: ``[channels]``, the running variance.
         eps: of the norm.
-        groups: of a transposed convolution; None of any other layer.
+        groups: of a transposed convolution; None for any other layer.
     """
     scale = norm_scale(gamma, var, eps=eps)
     if groups is None:
@@ -53,13 +53,13 @@ def folded_bias(
 
 
 def _scaled(weight: Tensor, factors: Tensor) -> Tensor:
-    if torch.compiler.is_compiling():  # which makes one loop of it
+    if torch.compiler.is_compiling():  # the compiler fuses this into one loop
         return (weight * factors).to(weight.dtype)
     return _Scaled.apply(weight, factors)  # type: ignore[no-any-return]
 
 
 class _Scaled(torch.autograd.Function):
-    """A product with factors of a wider type, rounded once."""
+    """A product with factors of a wider dtype, rounded once."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, factors: Tensor) -> Tensor:
@@ -76,9 +76,9 @@ class _Scaled(torch.autograd.Function):
 
 
 def scaled_in_parts(weight: Tensor, factors: Tensor) -> Tensor:
-    """Return the product, computed in the wider type of the factors and rounded once, a part at a time.
+    """Return the product, computed in the wider dtype of the factors and rounded once, a part at a time.
 
-    PyTorch makes a wide copy of whatever it multiplies.
+    PyTorch copies whatever it multiplies to the wider dtype.
     """
     result = torch.empty_like(weight, memory_format=torch.contiguous_format)
     rows = max(1, PART // max(1, weight[:1].numel()))

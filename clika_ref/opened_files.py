@@ -1,4 +1,4 @@
-"""Files of a target's own form, ours or anybody's: how they end, and what its optional method ``opened`` returns."""
+"""Files in a target's own format, by any author: their suffixes, and the result of the optional method ``opened``."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OpenedFile:
-    """What is known of a file that lies there already."""
+    """An existing file, as the target reads it."""
 
     artifact: Artifact
-    """Of a file that computes the same, in which nodes have names of their own by which the target explains them."""
+    """Artifact of an equivalent file with a unique name for each node, which the target's explanations refer to."""
     inputs: Mapping[str, tuple[torch.dtype | None, Sequence[int | None]]]
-    """Of each input, its dtype, None where torch has none, and its sides, None where they are dynamic."""
+    """Dtype and shape of each input; the dtype is None if torch has none, and dynamic dims are None."""
     nodes: Mapping[str, tuple[str, str]]
-    """By the name that the target explains: what it is called in the file, and its operator."""
+    """Name in the file and operator of each node, by the name in the target's explanations."""
 
 
 def opener_of(target: Target) -> Callable[[Path, Path], OpenedFile] | None:
-    """Return what opens files of a target's own form, given a folder for a copy; None where it has no such form."""
+    """Return the target's function that opens files of its own format, given a folder for a copy, or None."""
     return getattr(target, "opened", None)
 
 
 def suffixes_of(target: Target | None) -> tuple[str, ...]:
-    """Return how the files of a target end; nothing where it does not say, or there is no target."""
+    """Return the suffixes of the target's files; empty if it declares none, or there is no target."""
     return tuple(getattr(target, "suffixes", ()))
 
 
 def refusal_of_suffix(place: Path, name: str, targets: Mapping[str, Target], choose: str) -> str | None:
-    """Say why the artifact of a target does not go into a file that ends like something else, such as a program.
+    """Return the reason to reject a path for an artifact with the suffix of another kind of file, such as a program.
 
     Args:
-        place: of the artifact; without a suffix it is any target's.
-        name: of the target, which may say how its files end.
-        targets: all that there are, some of which may write such files.
-        choose: how the user asks for one of these, in words that its name follows.
+        place: path of the artifact; without a suffix it is valid for any target.
+        name: of the target, which may declare its suffixes.
+        targets: all available ones, to suggest those with this suffix.
+        choose: how the user selects one of these, in words before its name.
     """
     taken, suffix = suffixes_of(targets.get(name)), place.suffix.lower()
     if not taken or not suffix or suffix in taken:

@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that is looked at: pictures of it, and what notebooks show."""
+"""Pictures of a `ClikaModule`: drawings in files, and the display in notebooks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.simulation import quantized_graph, target_of
 
 SHOWN = 300
-"""Nodes of a model whose picture a notebook shows: those of larger ones are to be written into a file."""
+"""Maximum number of nodes for a picture in a notebook; larger models are drawn to a file."""
 
 SCROLLED = "max-height: 480px; overflow: auto; border: 1px solid #d5dbe2"
 
@@ -32,19 +32,19 @@ class PicturedModule(AdaptedModule):
     """A module around a graph that can be drawn."""
 
     def clika_visualize(self, path: str | os.PathLike[str], explanation: Explanation | None = None) -> Path:
-        """Write a picture of the module, and return the path of the file.
+        """Draw the module to a file, and return its path.
 
-        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. One
-        that is quantized is drawn as its target gets it, with its norms folded: what computes in integers, which
-        tensors are read as such, and which layers stay float, are told apart by colour, and why by tooltips.
+        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. A
+        quantized module is drawn as lowered for its target, with its batch norms folded. Colours mark quantized nodes,
+        quantized tensors and layers kept in float; tooltips give the reason.
 
         Args:
-            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; without a suffix,
-                that of an SVG file is added. A file that is there is overwritten.
-            explanation: what `clika_explain` returned, to show in what the runtime really runs each node.
+            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; ``.svg`` is added to
+                a path without a suffix. An existing file is overwritten.
+            explanation: the result of `clika_explain`, to show the precision of each node in the runtime.
 
         Raises:
-            ModelError: the suffix is another, there is no place for a file, the module is empty, or what draws a
+            ModelError: the suffix is another one, the file cannot be written, the module is empty, or the renderer for
                 ``.png`` is not installed: ``pip install 'clika-ref[pictures]'``.
             TargetError: no plugin provides the target that the module is quantized for.
         """
@@ -62,7 +62,7 @@ class PicturedModule(AdaptedModule):
         return place
 
     def _drawn(self) -> tuple[Graph, Plan | None, str]:
-        """Return the graph as it is, or as it is written where it is quantized, with what to say of it."""
+        """Return the graph, lowered and quantized if the module is quantized, with its plan and a subtitle."""
         own = self._learned
         if own is None:
             return self.graph, None, ""
@@ -72,11 +72,11 @@ class PicturedModule(AdaptedModule):
             return quantized_graph(self.graph, own.plan, target, registry), own.plan, f"as for {place_of(target)}"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: in one line what it is, its picture, and the tables of what was decided."""
+        """Return HTML for notebooks: a one-line summary, the picture, and the tables of decisions."""
         if "_clika_graph" not in self.__dict__:
             return f"<p>{escape(repr(self))}</p>"
         graph, plan, subtitle = self._drawn()
-        held = (value.data for value in self.graph.constants.values())  # and no scales, which are parameters, too
+        held = (value.data for value in self.graph.constants.values())  # without learned scales
         parameters = sum(data.numel() for data in held if isinstance(data, torch.nn.Parameter))
         told = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", subtitle) if part)
         parts = [f"<p><b>{escape(graph.name)}</b>: {escape(told)}</p>"]

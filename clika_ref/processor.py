@@ -1,4 +1,4 @@
-"""The processor that this runs on: on it depends which kernels a runtime takes, and so what they compute."""
+"""The host CPU: it determines the kernels that a runtime chooses, and so their results."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 INFO = Path("/proc/cpuinfo")
 
 WIDE_SUMS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Flags of processors, as Linux calls them, that add up products of 8-bit integers in 32 bits."""
+"""CPU flags, by their Linux names, of instructions that accumulate products of INT8 in 32 bits."""
 
 WIDE_VECTORS = "avx512f"
-"""The flag of those with vectors of 512 bits."""
+"""CPU flag of 512-bit vectors."""
 
 
 @functools.cache
 def flags() -> frozenset[str]:
-    """Return what this processor says that it can do, nothing where that cannot be read."""
+    """Return the feature flags of this CPU, empty if they cannot be read."""
     text = INFO.read_text(encoding="utf-8") if INFO.exists() else ""
     return frozenset(next((line for line in text.splitlines() if line.startswith("flags")), "").split())
 
 
 def name_of_processor() -> str:
-    """Return what this processor is called, or at least of which kind it is."""
+    """Return the model name of this CPU, or at least its architecture."""
     text = INFO.read_text(encoding="utf-8") if INFO.exists() else ""
     named = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
     return next(named, "") or platform.machine()
 
 
 def is_arm() -> bool:
-    """Whether this is an ARM processor of 64 bits."""
+    """Return whether this is a 64-bit ARM CPU."""
     return platform.machine().lower() in ("arm64", "aarch64")

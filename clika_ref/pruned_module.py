@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that prunes it: weights become zeros that stay, or channels go."""
+"""Pruning of a `ClikaModule`: mask weights with zeros, or remove channels."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ QUANTIZED = (
 
 
 class PrunedModule(QuantizedModule):
-    """A module around a graph whose weights can be pruned."""
+    """A module around a graph that can be pruned."""
 
     def clika_prune(
         self,
@@ -58,19 +58,26 @@ class PrunedModule(QuantizedModule):
         forward_fn: ForwardFn | None = None,
         distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> Pruning:
-        """Prune a module that is compiled already; return what went, which printed is a table.
+        """Prune a compiled module; return the removed parts, which print as a table.
 
-        The arguments mean what they mean to `clika_compile`. Of the data the first few dozen samples are read, by which
-        is found what the outputs would miss: give it in no particular order. Prune first, fine-tune then, and quantize
-        last; where channels go and weights are masked, channels go first. Parameters are other ones afterwards: an
-        optimizer is to be made anew.
+        The first few dozen samples of the data are used to estimate the error of the outputs, so pass them in no
+        particular order. Prune first, then fine-tune, and quantize last; to combine both kinds of pruning, remove
+        channels before masking weights. Pruning replaces parameters, so create a new optimizer afterwards.
+
+        Args:
+            pruning_settings: as for `clika_compile`; by default ``PruningSettings()``.
+            layer_pruning_settings: overrides for single layers, as for `clika_compile`.
+            calibration_inputs: the data, as for `clika_compile`; by default the data that the module holds.
+            data_transform_fn: applied to each element, as for `clika_compile`.
+            forward_fn: how to call the model on an element, as for `clika_compile`.
+            distributed_training_settings: whether processes work together; by default as the module was compiled.
 
         Raises:
-            ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or
-                settings ask for what there is not.
-            PassError: a node makes other types than what is left: a defect.
+            ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or the
+                settings cannot be satisfied.
+            PassError: a node returns other types than expected after removal, which is a bug.
         """
-        arguments = locals()  # and nothing else yet
+        arguments = locals()  # only the arguments at this point
         together = working_together(distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
             check_kinds(arguments)
@@ -96,13 +103,13 @@ class PrunedModule(QuantizedModule):
         return found
 
     def _weighed_on(self, data: Unread | None, log: CompilationLog) -> tuple[list[Sequence[torch.Tensor]], bool]:
-        """Return batches of data, of what is given or of what is there, and whether each rank has others.
+        """Return batches of data, given or held by the module, and whether they differ between ranks.
 
         Raises:
-            ModelError: there is nothing to take them of.
+            ModelError: there is no data.
         """
         if data is None and self._clika_calibration is not None:
-            return enough(self._clika_calibration.reservoir.batches), False  # those of all ranks, which all have
+            return enough(self._clika_calibration.reservoir.batches), False  # the reservoir is the same on all ranks
         if data is None and self._clika_unread is not None and self._clika_unread.can_be_read_again:
             data = self._clika_unread
         if data is not None:

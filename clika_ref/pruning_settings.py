@@ -1,4 +1,4 @@
-"""What the user may choose of pruning: for the whole model, and for single layers."""
+"""Settings of pruning: for the whole model, and for single layers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clika_ref.core.errors import ModelError
 UNSTRUCTURED, STRUCTURED = "unstructured", "structured"
 
 SINGLE = "1:1"
-"""Of the record: each weight goes or stays by itself, which is `UNSTRUCTURED`."""
+"""The name in clika-ace: each weight is masked individually, the same as `UNSTRUCTURED`."""
 
 MASK_TYPES = '"structured", "unstructured" (or "1:1"), or "N:M" for N weights of every M that stay, such as "2:4"'
 
 
 def pattern(mask_type: str) -> tuple[int, int] | None:
-    """Return N and M of a mask that keeps N weights of every M, None of another mask.
+    """Return N and M of a mask that keeps N weights of every M, None for any other mask.
 
     >>> pattern("2:4"), pattern("structured")
     ((2, 4), None)
@@ -49,25 +49,25 @@ def _share(value: Any) -> str:
 
 @dataclass
 class PruningSettings(CheckedSettings):
-    """How far a model is pruned. A field may be assigned later; each value is checked as it is set.
+    """How to prune a model. Fields may be assigned later; each value is checked on assignment.
 
-    That something limits what goes is checked when they are made and when they are used, as fields are assigned one by
-    one.
+    Fields are assigned one by one, so the settings are checked for a limit only on construction and before use.
 
     Raises:
-        ModelError: a value is of another kind, or contradicts another one.
+        ModelError: a value has the wrong type, or contradicts another one.
     """
 
     mask_type: str = SINGLE
-    """What goes: ``"structured"`` removes channels and heads, and makes the model smaller and faster;
-    ``"unstructured"`` (or ``"1:1"``) makes single weights zeros, those of least magnitude; ``"2:4"`` keeps 2 of every 4
-    that are multiplied one after another, and any ``"N:M"`` N of every M."""
+    """How to prune: ``"structured"`` removes channels and heads, and makes the model smaller and faster;
+    ``"unstructured"`` (or ``"1:1"``) masks the single weights of least magnitude; ``"2:4"`` keeps 2 of every 4
+    consecutive weights along the reduction dim, and any ``"N:M"`` N of every M.
+    """
 
     pruning_sensitivity_threshold: float | None = 0.001
-    """A layer loses what by itself changes the outputs by no larger share of their square; None for no limit."""
+    """Maximum relative squared error of the outputs that pruning one layer alone may cause; None for no limit."""
 
     sparsity: float | None = None
-    """The share of each layer that goes at most, and that does go where the threshold is None; None for any."""
+    """Maximum share of each layer to prune, and the exact share if the threshold is None; None for no limit."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "mask_type": _mask_type,
@@ -87,7 +87,7 @@ class PruningSettings(CheckedSettings):
         """Check all fields again.
 
         Raises:
-            ModelError: a value is of another kind, contradicts another one, or nothing limits what goes.
+            ModelError: a value has the wrong type, contradicts another one, or nothing limits the pruning.
         """
         super().check()
         self._refuse_no_limit()
@@ -103,21 +103,21 @@ class PruningSettings(CheckedSettings):
 
 @dataclass
 class LayerPruningSettings(CheckedSettings):
-    """What is otherwise for one layer; None leaves what the model has.
+    """Overrides for one layer; None keeps the setting of the model.
 
     Raises:
-        ModelError: a value is of another kind, or contradicts another one.
+        ModelError: a value has the wrong type, or contradicts another one.
     """
 
     skip_pruning: bool = False
-    """Let the layer keep all that it returns, and all weights of these; what it reads may go with the layers before."""
+    """Keep all outputs and weights of the layer; its inputs may still shrink with the layers before it."""
 
     mask_type: str | None = None
-    """What goes, as for the model."""
+    """How to prune, as for the model."""
     pruning_sensitivity_threshold: float | None = None
-    """The share of the outputs' square that may change by what goes of this layer."""
+    """Maximum relative squared error of the outputs that pruning this layer may cause, as for the model."""
     sparsity: float | None = None
-    """The share of it that goes at most."""
+    """Maximum share of this layer to prune."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "skip_pruning": flag,

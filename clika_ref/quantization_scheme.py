@@ -1,4 +1,4 @@
-"""How a target wants numbers quantized, as data that it declares; placement joins it with the traits of operators."""
+"""How a target quantizes, as data that it declares; placement combines it with the traits of operators."""
 
 from __future__ import annotations
 
@@ -16,31 +16,34 @@ if TYPE_CHECKING:
 CONVOLUTIONS = frozenset({"conv1d", "conv2d", "conv3d"})
 TRANSPOSED = frozenset({"conv_transpose1d", "conv_transpose2d", "conv_transpose3d"})
 PRODUCTS = frozenset({"linear", "matmul"})
-"""Operators that multiply and add up, by the kinds that schemes speak of."""
+"""Operators that multiply and accumulate, grouped as schemes list them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """A kind of integers that stand for floats."""
+    """A quantized type: a range of integers that represent floats."""
 
     bits: int = 8
-    """How many each has."""
+    """Bit width."""
     is_signed: bool = False
-    """Whether some are negative."""
+    """Whether the type has negative integers."""
     is_symmetric: bool = False
-    """Whether as much is covered below 0 as above: signed ones have the zero point 0 whatever the range is, unsigned
-    ones their middle, but 0 where nothing lies below."""
+    """Whether the range is symmetric around 0.
+
+    Signed types then have zero point 0 for any range. Unsigned ones have their middle as zero point, or 0 if no value
+    is negative.
+    """
     is_narrow: bool = False
-    """Whether the least of signed ones is left out, so that the negative of each is one of them."""
+    """Whether the minimum of a signed type is excluded, so that the type contains the negative of each integer."""
 
     @property
     def low(self) -> int:
-        """The least of them."""
+        """Minimum of the type."""
         return -(2 ** (self.bits - 1)) + self.is_narrow if self.is_signed else 0
 
     @property
     def high(self) -> int:
-        """The greatest of them."""
+        """Maximum of the type."""
         return 2 ** (self.bits - 1) - 1 if self.is_signed else 2**self.bits - 1
 
 
@@ -50,92 +53,98 @@ def _none() -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class WeightsOnly:
-    """Weights that a target takes in few bits, where it computes in float."""
+    """Low-bit weights that a target supports in layers that compute in float."""
 
     layers: frozenset[str] = field(default_factory=_none)
-    """Operators whose weight it reads so."""
+    """Operators with such weights."""
     bits: frozenset[int] = frozenset({4, 8})
-    """How wide they may be."""
+    """Supported bit widths."""
     blocks: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]], hash=False)
-    """Of a width that is named here, how many neighbours may share a scale, 0 for a whole row; of others any number."""
+    """Supported block sizes by bit width, 0 for a whole row; any size for widths that are not listed."""
     rounds_inputs: bool = False
-    """Whether it rounds what such a layer reads to 8 bits as it multiplies, each block of a row with its own scale."""
+    """Whether the target rounds the input of such a layer to 8 bits at run time, with a scale per block of a row."""
     block_size: int = 32
-    """Of those blocks where a scale of the weight belongs to a whole row."""
+    """Size of these blocks if a scale of the weight covers a whole row."""
     is_default: bool = False
-    """Whether models are quantized so for the target, unless their user says otherwise."""
+    """Whether models are quantized like this for the target by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Sums that a target computes along with the layer whose result they add something to, such as residuals."""
+    """Sums that a target fuses with the layer of one operand, such as residuals."""
 
     layers: frozenset[str]
     """Operators of these layers."""
     of_two_rounded: bool
-    """Whether the result of the layer itself is rounded, too, or only what is added to it."""
+    """Whether the result of the layer itself is also rounded, or only the other operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizationScheme:
-    """What a target computes in integers, and in which.
+    """The operators that a target quantizes, and the types that it uses.
 
-    A target has one as an attribute ``scheme``; whoever has none computes in float. Operators are said by their names.
+    A target has one as the attribute ``scheme``; a target without one computes in float. Operators are given by name.
     """
 
     activations: Integers
-    """Of a value between layers, one scale for all of it."""
+    """Type of activations, with one scale for each."""
     weights: Integers
-    """Of a weight, one scale for each output channel, but see ``one_scale``."""
+    """Type of weights, with one scale for each output channel except for ``one_scale``."""
     layers: frozenset[str] = field(default_factory=_none)
-    """Operators with weights that run in integers, where what they read is quantized."""
+    """Operators with weights that run quantized if their inputs are quantized."""
     closed: frozenset[str] = field(default_factory=_none)
-    """Of those, the ones that do so only if their result is quantized, too."""
+    """Those of ``layers`` that also need a quantized result."""
     absorbed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]], hash=False)
-    """Operators that the runtime computes along with the one before them, which is said to return what they do; with
-    the attributes that they must have."""
+    """Operators that the runtime fuses with the one before them, with the attributes that they must have.
+
+    The fused node returns their result.
+    """
     elementwise: frozenset[str] = field(default_factory=_none)
-    """Operators that run in integers if all tensors that they read and return are quantized, each with its scale."""
+    """Operators that run quantized if all their inputs and outputs are quantized, each with its own scale."""
     moving: frozenset[str] = field(default_factory=_none)
-    """Operators that hand integers on, with the scale that they had."""
+    """Operators that pass quantized data on, with the scale that it has."""
     moves_integers: bool = False
-    """Whether a float is rounded before it is moved to a layer, and not behind that."""
+    """Whether a value is quantized before it is moved to a layer, not after."""
     sums: Sums | None = None
-    """Those that take integers as long as one operand is the result of a layer; none where None."""
+    """Sums that run quantized if one operand is the result of a layer; None if there are none."""
     joined: frozenset[str] = field(default_factory=_none)
-    """Operators that join tensors, which must all have the scale of what becomes of them."""
+    """Operators that join tensors, which must all have the scale of the result."""
     from_zero: frozenset[str] = field(default_factory=_none)
-    """Layers that run in integers only if the zero point of what they read is 0."""
+    """Layers that run quantized only if the zero point of their input is 0."""
     undivided: frozenset[str] = field(default_factory=_none)
-    """Layers that run in integers only if their channels are not divided into groups."""
+    """Layers that run quantized only without channel groups."""
     one_scale: frozenset[str] = field(default_factory=_none)
-    """Layers whose weight has one scale in all where it has parts: groups of channels, or a stack of matrices."""
+    """Layers with a single weight scale if the weight has parts: groups of channels, or a stack of matrices."""
     is_all_or_none: bool = False
-    """Whether what a layer or a join reads must be integers altogether, or not at all: those that compute in float read
-    the float of a value that others read in integers."""
+    """Whether all inputs of a layer or a join must be quantized, or none.
+
+    Layers and joins in float then read the float form of a value that others read quantized.
+    """
     integer_bias: frozenset[str] = field(default_factory=_none)
-    """Layers whose bias is an integer of 32 bits, its scale that of the input times that of the weight; to others it is
-    added in float."""
+    """Layers with an INT32 bias; its scale is the input scale times the weight scale.
+
+    Other layers add the bias in float.
+    """
     flat_bias: frozenset[str] = field(default_factory=_none)
-    """Of those, the ones that do so only where what they read has two sides, or none that differs from call to call."""
+    """Those of ``integer_bias`` that need an input with two dims, or with static dims only."""
     weights_only: WeightsOnly | None = None
-    """What it takes where values between layers stay float; nothing where None."""
+    """Weight-only support; None if there is none."""
 
 
 def adds_integer_bias(scheme: QuantizationScheme, operator: str, read: TensorType) -> bool:
-    """Whether a layer has an integer for a bias where it reads a tensor of a type."""
+    """Return whether a layer has an integer bias for an input of this type."""
     is_flat = read.rank == 2 or all(isinstance(side, int) for side in read.shape)
     return operator in scheme.integer_bias and (is_flat or operator not in scheme.flat_bias)
 
 
 def absorbs(scheme: QuantizationScheme, operator: str, attributes: Mapping[str, Any]) -> bool:
-    """Whether the runtime computes an operator with such attributes along with the layer before it."""
+    """Return whether the runtime fuses an operator with such attributes with the layer before it."""
     wanted = scheme.absorbed.get(operator)
     return wanted is not None and all(attributes[name] == value for name, value in wanted.items())
 
 
 def scheme_of(target: Target) -> QuantizationScheme | None:
-    """Return the target's attribute ``scheme``, None where it has none and computes in float.
+    """Return the target's attribute ``scheme``; None if it has none and computes in float.
 
     Raises:
         TargetError: it is no `QuantizationScheme`.

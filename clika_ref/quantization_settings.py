@@ -1,4 +1,4 @@
-"""What the user may choose of quantization: for the whole model, and for single layers."""
+"""Quantization settings of the user, for the whole model and for single layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _is_block(value: Any) -> bool:
 
 
 def _one_or_more(fits: Callable[[Any], bool], value: Any) -> bool:
-    """Whether it is right, or a list of different ones that are."""
+    """Return whether the value fits, or is a list of distinct values that fit."""
     if not isinstance(value, list | tuple):
         return fits(value)
     return bool(value) and all(map(fits, value)) and len({*value}) == len(value)
@@ -64,41 +64,41 @@ def _or_none(check: Callable[[Any], str]) -> Callable[[Any], str]:
 
 @dataclass
 class QuantizationSettings(CheckedSettings):
-    """How far a model is quantized. A field may be assigned later; each value is checked as it is set.
+    """Quantization settings of a model. A field may be assigned later; each value is checked as it is set.
 
     Raises:
-        ModelError: a value is of another kind, or contradicts another one.
+        ModelError: a value is invalid, or contradicts another one.
     """
 
     weights_num_bits: int | list[int] = 8
-    """Bits of a weight; of a list, each layer takes the fewest that the target has and that are not too sensitive."""
+    """Bits of a weight; from a list, each layer takes the fewest that the target has and that are accurate enough."""
 
     activations_num_bits: int = 8
-    """Bits of a value between layers."""
+    """Bits of an activation."""
 
     quantization_sensitivity_threshold: float = 0.005
-    """A layer stays float whose quantization alone changes the outputs by a larger share of their square.
+    """Largest share of the outputs' squared norm that quantizing a single layer may change; above, it stays in float.
 
-    0 leaves only what does not change the numbers. Beside it, `ClikaCompileOptions.sparing` leaves float what
-    costs little and spoils much.
+    0 only allows changes that keep the numbers. In addition, `ClikaCompileOptions.sparing` keeps layers in float that
+    cost little and cause much of the error.
     """
 
     prefer_weights_only_quantization: bool | None = None
-    """Leave values between layers float, and store weights in few bits; None for TensorRT-LLM only."""
+    """Keep activations in float, and store weights in low-bit types; None for TensorRT-LLM only."""
 
     weights_only_quantization_block_size: int | list[int] = field(default_factory=lambda: [0, 32, 64, 128, 256])
-    """Weights that share a scale where only weights are quantized, 0 for a channel; of a list, each layer takes one."""
+    """Weights that share a scale in weight-only quantization, 0 for a channel; from a list, each layer takes one."""
 
     weights_utilize_full_int_range: bool | None = None
-    """Use all 8 bits of weights; False leaves one out, for CPUs whose sums of products saturate; None asks the CPU."""
+    """Use all 8 bits of weights; False uses 7, for CPUs with an accumulator that saturates; None asks the CPU."""
 
     automatic_skip_quantization: bool = True
-    """Leave float what is more sensitive than the threshold; False quantizes whatever the target can."""
+    """Keep layers in float that are more sensitive than the threshold; False quantizes all that the target can."""
 
     skip_tail_quantization: bool | None = None
-    """Leave float what comes behind the last layer with weights, and that layer; None where it is too sensitive.
+    """Keep the last layer with weights in float, and all nodes after it; None if they are too sensitive.
 
-    False quantizes these layers however sensitive they are, where the threshold is not 0.
+    False quantizes these layers regardless of their sensitivity, if the threshold is not 0.
     """
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
@@ -126,7 +126,7 @@ class QuantizationSettings(CheckedSettings):
         return ""
 
     def with_threshold(self, threshold: float) -> QuantizationSettings:
-        """Return settings with a threshold, by which alone it is decided what is too sensitive."""
+        """Return settings with a threshold as the only criterion for sensitive layers."""
         return dataclasses.replace(
             self,
             quantization_sensitivity_threshold=threshold,
@@ -137,25 +137,25 @@ class QuantizationSettings(CheckedSettings):
 
 @dataclass
 class LayerQuantizationSettings(CheckedSettings):
-    """What is otherwise for one layer; None leaves what the model has.
+    """Quantization settings of one layer; None keeps the setting of the model.
 
     Raises:
-        ModelError: a value is of another kind, or contradicts another one.
+        ModelError: a value is invalid, or contradicts another one.
     """
 
     skip_quantization: bool = False
-    """Leave the layer float."""
+    """Keep the layer in float."""
 
     skip_quantization_until: list[str] = field(default_factory=list[str])
-    """Leave float what lies between this layer and those named, which are quantized again."""
+    """Keep the layer and the nodes before those named in float; the named ones are quantized again."""
 
     skip_quantization_downstream: bool = False
-    """Leave float all that comes behind the layer, and the layer."""
+    """Keep the layer and all nodes after it in float."""
 
     weights_num_bits: int | list[int] | None = None
-    """Bits of its weight, or a list of which it takes one."""
+    """Bits of its weight, or a list to choose from."""
     activations_num_bits: int | None = None
-    """Bits of what it reads."""
+    """Bits of its input."""
 
     _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
         "skip_quantization": flag,

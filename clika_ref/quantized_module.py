@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that quantizes it: with data, by a goal, and for other targets from ranges it has."""
+"""Quantization of a `ClikaModule`: with data, to an accuracy goal, and for other targets from its ranges."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _How:
     distributed_training_settings: DistributedTrainingSettings | None = None
 
     def data(self, unread: Unread | None) -> Unread | None:
-        """Return the data to read: what is given, or else what compilation has not read."""
+        """Return the data to read: the given data, or else the data that compilation has not read."""
         if self.calibration_inputs is not None:
             return Unread(self.calibration_inputs, self.data_transform_fn, self.forward_fn)
         if unread is None:
@@ -85,7 +85,7 @@ class _How:
 
 @dataclass(frozen=True)
 class _Calibrated:
-    """What decides, for which target, and where to tell what."""
+    """A finished calibration, with the target, the request, the log and the ranks for the decision."""
 
     stages: Stages
     deployment: BaseDeploymentSettings
@@ -94,12 +94,12 @@ class _Calibrated:
     ranks: Ranks
 
     def quantized(self, found: Quantization) -> Quantized:
-        """Return what a module keeps of what was decided."""
+        """Return the quantization state of a module for a decision."""
         return Quantized(self.deployment.target, found.plan, self.stages.calibration.model, found)
 
 
 class QuantizedModule(CheckpointedModule):
-    """A module around a graph that keeps what its values held, and makes integers of it for one target or another."""
+    """A module around a graph that keeps its calibration ranges and quantizes for one target or another."""
 
     def clika_initialize_algorithms(
         self,
@@ -112,17 +112,25 @@ class QuantizedModule(CheckpointedModule):
         forward_fn: ForwardFn | None = None,
         distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> Quantization:
-        """Calibrate and quantize a module that is compiled already, or quantize it otherwise; return what was decided.
+        """Calibrate and quantize a compiled module, or quantize it again with other settings; return the decisions.
 
-        The arguments mean what they mean to `clika_compile`. Data need not be given twice: another threshold, other
-        layers or weights that were trained since begin with the ranges that are there. Where there are none, the
-        calibration inputs are read that `clika_compile` was given beside ``tracing_inputs``; where these are all there
-        is, they are taken, with a warning. After an interrupt, a call with the same data goes on where it stopped; one
-        whose data begins with another batch begins anew, with a warning. Until a call succeeds, the module computes as
-        before.
+        Data need not be given twice: a new threshold, new layer settings or weights changed by training reuse the
+        existing calibration ranges. Without ranges, the module reads the calibration inputs that `clika_compile` was
+        given together with ``tracing_inputs``; failing that, it uses the tracing inputs, with a warning. After an
+        interrupt, a call with the same data resumes; a call with another first batch starts again, with a warning.
+        Until a call succeeds, the module computes as before.
+
+        Args:
+            quantization_settings: as for `clika_compile`; by default ``QuantizationSettings()``.
+            calibration_inputs: the data, as for `clika_compile`; see above.
+            deployment_settings: the target; by default that of the module.
+            layer_quantization_settings: overrides for single layers, as for `clika_compile`.
+            data_transform_fn: applied to each element, as for `clika_compile`.
+            forward_fn: how to call the model on an element, as for `clika_compile`.
+            distributed_training_settings: whether processes work together; by default as the module was compiled.
 
         Raises:
-            ModelError: there is no data, or it does not fit; settings ask for what there is not.
+            ModelError: there is no data, or it does not fit; or the settings cannot be satisfied.
             TargetError: the target computes in float, or no plugin provides it.
         """
         data = (data_transform_fn, forward_fn, distributed_training_settings)
@@ -147,30 +155,30 @@ class QuantizedModule(CheckpointedModule):
         forward_fn: ForwardFn | None = None,
         distributed_training_settings: DistributedTrainingSettings | None = None,
     ) -> GoalSearch:
-        """Quantize as much as lets the score of ``eval_fn`` fall by ``max_drop`` at most; return what was tried.
+        """Quantize as much as possible while ``eval_fn`` drops by at most ``max_drop``; return the candidates.
 
-        Thresholds are bisected: a model of a hundred layers is evaluated eight or nine times, the float model first.
-        The module keeps the best that was found, also where ``eval_fn`` raises or is interrupted; where not even one
-        layer may be quantized, it stays float, and the ``reason`` of what is returned says why.
+        The search bisects sensitivity thresholds: a model of a hundred layers is evaluated eight or nine times, the
+        float model first. The module keeps the best candidate, even if ``eval_fn`` raises or is interrupted. If not
+        even one layer may be quantized, it stays float, and the ``reason`` of the result says why.
 
         Args:
-            eval_fn: takes this module, in eval mode and without gradients, and returns a score of which more is better.
-            max_drop: by how much the score may fall, in its own units; from 0.
-            quantization_settings: as for `clika_compile`; the threshold in it is what is searched for, and says what
-                stays float, beside ``sparing``: ``automatic_skip_quantization=False`` and
-                ``skip_tail_quantization=False`` change nothing, with a warning. Nor does ``optimize_for="latency"``
-                where weights alone are quantized; where values are, layers are timed before the search, and the whole
-                is not.
-            calibration_inputs: this and what follows, as for `clika_initialize_algorithms`.
-            deployment_settings: of which target.
-            layer_quantization_settings: what is otherwise for single layers.
+            eval_fn: takes this module, in eval mode and without gradients, and returns a score; higher is better.
+            max_drop: maximum drop of the score, in its own units; at least 0.
+            quantization_settings: as for `clika_compile`. The search replaces its threshold, which decides together
+                with ``sparing`` which layers stay float: ``automatic_skip_quantization=False`` and
+                ``skip_tail_quantization=False`` have no effect, with a warning. Nor has ``optimize_for="latency"`` with
+                weight-only quantization; otherwise layers are timed before the search, and the whole model is not.
+            calibration_inputs: this and the following, as for `clika_initialize_algorithms`.
+            deployment_settings: the target.
+            layer_quantization_settings: overrides for single layers.
             data_transform_fn: applied to each element.
-            forward_fn: how an element is fed.
-            distributed_training_settings: where processes work together, all of them call this, and the score of the
-                first one counts; by default as the module was compiled.
+            forward_fn: how to call the model on an element.
+            distributed_training_settings: if processes work together, all of them call this, and the score of rank 0
+                counts; by default as the module was compiled.
 
         Raises:
-            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` none from 0.
+            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` is negative or
+                no number.
             TargetError: as `clika_initialize_algorithms`.
         """
         with working_together(distributed_training_settings or self._clika_distributed):
@@ -183,7 +191,7 @@ class QuantizedModule(CheckpointedModule):
         return search
 
     def _search(self, search: GoalSearch, eval_fn: Callable[[Self], float], ready: _Calibrated) -> None:
-        """Run a search on this module, which keeps the best that it finds, or what it had."""
+        """Run a search on this module, which ends with the best candidate, or with its previous state."""
         before, former, training = self._learned, self._clika_wanted, self.training
         stages, wanted = ready.stages, ready.wanted
         if wanted.idle_in_search:
@@ -195,7 +203,7 @@ class QuantizedModule(CheckpointedModule):
 
         def score(found: Quantization | None) -> float:
             adopt(found)
-            self.eval()  # also where the last evaluation trained
+            self.eval()  # again, since the last evaluation may have set train mode
             with torch.no_grad():
                 own = eval_fn(self)
             return score_of_first(own, ready.ranks)
@@ -217,10 +225,10 @@ class QuantizedModule(CheckpointedModule):
         ready.log.table("Goal", search.table)
 
     def clika_summary(self) -> Quantization:
-        """Return what was decided of each layer and why, and what other thresholds would give; printed, two tables.
+        """Return the decision for each layer with its reason, and the effect of other thresholds; prints as two tables.
 
         Raises:
-            ModelError: nothing was decided, or only the scales are known, as of a module that was loaded.
+            ModelError: nothing was decided, or only the scales are known, as in a loaded module.
         """
         found = self._clika_quantized and self._clika_quantized.found
         if found is None:
@@ -229,12 +237,12 @@ class QuantizedModule(CheckpointedModule):
 
     @property
     def clika_quantization(self) -> Quantization | None:
-        """What was decided of each layer, and what other thresholds would give; None where `clika_summary` raises."""
+        """The decision for each layer, and the effect of other thresholds; None where `clika_summary` raises."""
         return self._clika_quantized and self._clika_quantized.found
 
     @contextlib.contextmanager
     def _calibrated(self, settings: QuantizationSettings | None, how: _How) -> Iterator[_Calibrated]:
-        """Calibrate as the user wants; ranges that are there stay until others are whole."""
+        """Calibrate with the user's arguments; existing ranges stay until the new ones are complete."""
         together = working_together(how.distributed_training_settings or self._clika_distributed)
         with together as ranks, self._log(ranks) as log, outside_autocast():
             check_kinds({"quantization_settings": settings, **vars(how)})
@@ -252,28 +260,28 @@ class QuantizedModule(CheckpointedModule):
                 refuse_other_models(fingerprint(self.graph), ranks)
             before = self._clika_unfinished if data else known
             if ranks.are_several and data:
-                before = None  # an interrupt stops each rank somewhere else
+                before = None  # an interrupt stops each rank at another batch
             calibration = begun(self.graph, wanted, registry, before, log, has_data=data is not None)
             if data is not None:
                 batches, total, file = self._read(data, calibration, log), data.count, self._clika_options.ranges_file
             else:
                 batches = known.reservoir.batches if known else self._traced(log)
                 total, file = len(batches), ""
-            reading = ALONE if data is None and known else ranks  # ranges that are there are those of all ranks
+            reading = ALONE if data is None and known else ranks  # existing ranges are those of all ranks
             how_read = {"total": total, "ranges_file": file, "are_given": data is not None, "ranks": reading}
             stages = calibrated(calibration, batches, wanted, registry, log, model=self.graph, **how_read)
             if data is None and known is not None:
-                calibration.sizes = known.sizes  # also those of batches that were not kept
+                calibration.sizes = known.sizes  # includes batches that were not kept
             self._clika_calibration = calibration
             yield _Calibrated(stages, deployment, wanted, log, ranks)
             self._keep_told(log)
 
     def _log(self, ranks: Ranks) -> CompilationLog:
-        """Return a log, which of several processes the first one shows."""
+        """Open a log; of several processes, only rank 0 writes to the console."""
         return CompilationLog.open(self._clika_logs_dir, console=ranks.is_first)
 
     def _read(self, data: Unread, calibration: Calibration, log: CompilationLog) -> Iterator[list[torch.Tensor]]:
-        """Read data for a calibration, which is unfinished until they have come to an end."""
+        """Read data for a calibration, which counts as unfinished until all data is read."""
         self._clika_unfinished, self._clika_unread = calibration, None
         yield from batches_of(self.graph, self._clika_signature, data.begin().calls(callee_of(self)), log)
         self._clika_unfinished = None
@@ -281,10 +289,10 @@ class QuantizedModule(CheckpointedModule):
             self._clika_calibration = calibration
 
     def _traced(self, log: CompilationLog) -> list[list[torch.Tensor]]:
-        """Return the inputs that the module was traced with, in place of data.
+        """Return the tracing inputs, in place of data.
 
         Raises:
-            ModelError: there are none; or data was being read, and not to its end.
+            ModelError: there are none; or a calibration was interrupted.
         """
         unfinished = self._clika_unfinished
         if unfinished is not None and unfinished.table.batches:
@@ -297,16 +305,17 @@ class QuantizedModule(CheckpointedModule):
         return self._clika_examples
 
     def _plan_for(self, deployment: BaseDeploymentSettings) -> Plan | None:
-        """Return what becomes integers for a target: what was decided for its own, for another one what ranges tell.
+        """Return the quantization plan for a target: the module's own, or one decided from the calibration ranges.
 
         Raises:
-            ModelError: the module holds no ranges, as it was loaded, or nothing was decided by them; weights are NaN.
+            ModelError: the module holds no ranges, as after loading, or nothing was decided from them; or weights are
+                NaN.
             TargetError: the target computes in float, or no plugin provides it.
         """
         own, known, registry = self._learned, self._clika_deployment, self._clika_registry or load_registry()
         if own is None:
             return None
-        refuse_spoiled_weights(self.graph)  # as `.eval()` does: what is NaN throughout would agree with its file
+        refuse_spoiled_weights(self.graph)  # as `.eval()` does: an all-NaN module would match its artifact
         target = target_for(deployment, registry)
         if own.target == target.name:
             former = target_for(known, registry) if known is not None and known.target == own.target else None
@@ -315,7 +324,7 @@ class QuantizedModule(CheckpointedModule):
         return self._decided_for(target).plan
 
     def _warn_of_trained_weights(self, plan: Plan | None, log: CompilationLog) -> None:
-        """Warn where a plan has the scales of weights that have been trained since, in float, or loaded."""
+        """Warn if a plan has the scales of weights that have changed since, by training in float or loading."""
         own, is_trained = self._clika_quantized, self._clika_training is not None
         if not is_trained and own is not None and own.plan is plan and own.model not in ("", fingerprint(self.graph)):
             reads = "without data" if self._clika_calibration is not None else "given calibration_inputs"
@@ -325,10 +334,10 @@ class QuantizedModule(CheckpointedModule):
             )
 
     def _ranges_for(self, target: Target) -> tuple[Wanted, Calibration]:
-        """Return what the user wants of any target, and the ranges that there are for another one.
+        """Return the user's quantization request, and the calibration ranges for another target.
 
         Raises:
-            ModelError: there are none, or nothing was decided by them yet.
+            ModelError: there are none, or nothing was decided from them yet.
         """
         wanted, before = self._clika_wanted, self._clika_calibration
         if wanted is None and before is not None:
@@ -347,10 +356,10 @@ class QuantizedModule(CheckpointedModule):
         return wanted, before
 
     def _decided_for(self, target: Target) -> Quantization:
-        """Decide for a target from the ranges that are there."""
+        """Decide the quantization for a target from the calibration ranges."""
         wanted, before = self._ranges_for(target)
         registry, options = self._clika_registry or load_registry(), wanted.options
-        if stand_in_of(target):  # whose times decide nothing
+        if stand_in_of(target):  # times on an emulated target decide nothing
             options = replace(options, optimize_for="size")
         other = replace(wanted, target=target, options=options)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
@@ -360,14 +369,14 @@ class QuantizedModule(CheckpointedModule):
             return decide(stages, self.graph, other, registry, log)
 
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:
-        """Decide for each target from the ranges that are there, and return what it makes of that; printed, a table.
+        """Quantize for each target from the calibration ranges and compare the results; prints as a table.
 
-        Files are written as `clika_export` writes them, in the form that `export_configuration` asks for. The row of a
-        target that lacks what was asked for, such as a width of weights, or refuses a node, says so.
+        Files are written as by `clika_export`, in the form of `export_configuration`. If a target lacks a requested
+        feature, such as a weight width, or rejects a node, its row says so.
 
         Raises:
-            ModelError: the module holds no ranges, or nothing was decided by them yet; or no target is given, or
-                something else is; or the form names an output that there is not.
+            ModelError: the module holds no ranges, or nothing was decided from them yet; or no target is given, or an
+                argument has the wrong type; or the form names an output that does not exist.
             TargetError: no plugin provides a target.
         """
         for deployment in deployments:
@@ -380,7 +389,7 @@ class QuantizedModule(CheckpointedModule):
             raise ModelError(msg)
         registry, form = self._clika_registry or load_registry(), configuration()
         targets = [target_for(deployment, registry) for deployment in deployments]
-        form.kept(self.graph.outputs)  # what holds for all of them is no refusal of one
+        form.kept(self.graph.outputs)  # an error for all targets, not for one row
         _, calibration = self._ranges_for(targets[0])
         rows: list[TargetFacts] = []
         for target in targets:

@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that tells of itself: inputs of the form that it takes, what its runtime does, a report."""
+"""Reports of a `ClikaModule`: dummy inputs, the explanation of its runtime, and the HTML report."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from clika_ref.weights import cast_weight, device_of_weights
 
 
 class ReportedModule(PicturedModule):
-    """A module around a graph that tells of itself."""
+    """A module around a graph that can report on itself."""
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
+        """Return dummy inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
 
-        They lie where the weights do.
+        They are on the device of the weights.
 
         Raises:
             ModelError: the module is empty.
@@ -45,19 +45,19 @@ class ReportedModule(PicturedModule):
         return dummy_inputs(self._require_graph(), self._clika_signature, device_of_weights(self))
 
     def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
-        """Write the module as `clika_export` does, and return what the runtime makes of each of its nodes.
+        """Export the module and return the precision of each node in the runtime.
 
-        Printed, it is a table: what was planned in integers, what runs in integers, and why the rest does not.
-        `export_configuration` asks for other forms here as well.
+        The result prints as a table: the planned precision, the actual precision, and the reasons for the differences.
+        `export_configuration` selects FP16, BF16 or INT4 here as well.
 
         Args:
-            deployment_settings: of which target; by default that of the module.
+            deployment_settings: the target; by default that of the module.
 
         Raises:
-            ModelError: ``deployment_settings`` are something else, or the form that is asked for cannot be had.
-            TargetError: the target refuses a node, or its runtime is not installed.
+            ModelError: ``deployment_settings`` have the wrong type, or the requested form is not available.
+            TargetError: the target rejects a node, or its runtime is not installed.
         """
-        check_kinds(locals())  # which are the arguments, and nothing else yet
+        check_kinds(locals())  # only the arguments at this point
         self._require_exportable()
         registry = self._clika_registry or load_registry()
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
@@ -67,27 +67,27 @@ class ReportedModule(PicturedModule):
             return explain(self.graph, plan, target, registry, example, form=configuration())
 
     def clika_report(self, path: str | PathLike[str], deployments: Sequence[BaseDeploymentSettings] = ()) -> Path:
-        """Write all that is known of the module into one HTML file, which needs nothing else, and return its path.
+        """Write a report on the module as one self-contained HTML file, and return its path.
 
-        It shows the modules of the model with their sums, each layer with its sensitivity, what was decided and why,
-        and what the runtime really runs it in, what values held and what integers cover of that, the seconds of nodes
-        where the runtime tells them, what other thresholds would give, targets side by side, warnings, and settings
-        and versions to repeat the run. What is not known, as of a float module or one that was loaded, says why.
-        `export_configuration` asks for other forms here as well.
+        For the model: the modules with their totals, the effect of other thresholds, targets side by side, warnings,
+        and the settings and versions to reproduce the run. For each layer: its sensitivity, the decision with its
+        reason, the precision in the runtime, the observed values, the quantized range, and the time per node if the
+        runtime reports it. Missing facts, as for a float or loaded module, are explained. `export_configuration`
+        selects FP16, BF16 or INT4 here as well.
 
         Args:
-            path: of the file, which ends in ``.html``; one that is there is overwritten once the new one is whole.
-            deployments: further targets to set beside its own, for each of which it is decided anew from the ranges
-                that are there; this takes longest.
+            path: the ``.html`` file; an existing one is replaced once the new one is complete.
+            deployments: further targets to compare with. The quantization is decided again for each from the
+                calibration ranges, which takes longest.
 
         Raises:
-            ModelError: the path has another suffix or is no place for a file, the module returns no tensor, or
-                ``deployments`` are something else, or need ranges that the module does not hold.
+            ModelError: the path has another suffix or cannot be written, the module returns no tensor, or
+                ``deployments`` have the wrong type, or need ranges that the module does not hold.
             TargetError: no plugin provides a target.
         """
         place, others = path_of_kind(path, "a report", [SUFFIX]), _settings(deployments)
         self._require_exportable()
-        with write_atomically(place) as file:  # first: where it cannot lie, nothing needs to be found out
+        with write_atomically(place) as file:  # first, so that an invalid path fails early
             rows = self.clika_compare_targets(*others).rows if others else ()
             with CompilationLog.open(self._clika_logs_dir) as log, log.stage("Reporting") as stage, outside_autocast():
                 contents = gather(self._subject(log), rows, stage.update)
@@ -97,7 +97,7 @@ class ReportedModule(PicturedModule):
         return place
 
     def _subject(self, log: CompilationLog) -> Subject:
-        """Return what a report is about, with a warning where scales are of weights that have changed since."""
+        """Return the inputs of a report, with a warning if the weights have changed since their scales were found."""
         own, wanted, registry = self._clika_quantized, self._clika_wanted, self._clika_registry or load_registry()
         deployment = self._clika_deployment or (
             deployment_settings_named(own.target) if own else DeploymentSettings_ONNXRuntime_ONNX()
@@ -119,7 +119,7 @@ class ReportedModule(PicturedModule):
             dict(self._clika_timings),
         )
 
-    # What both are asked of
+    # Shared by export and report
 
     def _require_exportable(self) -> None:
         graph = self.graph
@@ -151,10 +151,10 @@ class ReportedModule(PicturedModule):
 
 
 def _settings(deployments: Any) -> Sequence[BaseDeploymentSettings]:
-    """Return settings of targets.
+    """Return deployment settings after checking their type.
 
     Raises:
-        ModelError: they are none.
+        ModelError: they are no list of deployment settings.
     """
     if not isinstance(deployments, Sequence) or not all(isinstance(d, BaseDeploymentSettings) for d in deployments):
         msg = (

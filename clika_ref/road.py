@@ -1,4 +1,4 @@
-"""The road from a model to a ClikaModule, told top to bottom: capture, clean, prune, adapt, quantize, wrap."""
+"""The compilation pipeline from a model to a ClikaModule: capture, clean, prune, adapt, quantize, wrap."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ UNTRAINED = (
 
 @dataclass(frozen=True)
 class Given:
-    """What the user gave to trace and to quantize with, under the names of the arguments of `clika_compile`."""
+    """Arguments of `clika_compile` for tracing, quantization and pruning, under their names."""
 
     tracing_inputs: Iterable[Any] | None
     calibration_inputs: Iterable[Any] | None
@@ -82,14 +82,14 @@ class Given:
 
     @property
     def data(self) -> Unread | None:
-        """The data to quantize with."""
+        """The calibration data."""
         if self.calibration_inputs is None:
             return None
         return Unread(self.calibration_inputs, self.data_transform_fn, self.forward_fn)
 
     @property
     def unread(self) -> Unread | None:
-        """That data, where this compilation neither quantizes nor traces with it."""
+        """The calibration data, if this compilation neither quantizes nor traces with it."""
         return self.data if self.quantization_settings is None and self.tracing_inputs is not None else None
 
 
@@ -104,7 +104,7 @@ def compile_model(
     logs_dir: Path | str | None,
     ranks: Ranks,
 ) -> torch.nn.Module | ClikaModule:
-    """Compile what `clika_compile` was given, once its arguments are checked."""
+    """Compile a model from the checked arguments of `clika_compile`."""
     refuse_other_settings(_alike(given, choices, options, deployment), ranks)
     callee = replace(_callee(module_or_func), stays=not choices.discard_input_model or choices.is_dry_run)
     registry = _registry_for(deployment)
@@ -121,7 +121,7 @@ def compile_model(
 def _alike(
     given: Given, choices: Choices, options: ClikaCompileOptions, deployment: BaseDeploymentSettings | None
 ) -> dict[str, Any]:
-    """Return what is the same on all ranks that work together, by the names of the arguments of `clika_compile`."""
+    """Return the arguments of `clika_compile` that must be equal on all ranks, by name."""
     layers = {name: getattr(given, name) or None for name in OF_LAYERS}
     chosen = {name: getattr(given, name) for name in ("quantization_settings", "pruning_settings")}
     switches = {name: getattr(choices, name) for name in ("is_dry_run", "skip_eval_set_mode")}
@@ -140,7 +140,7 @@ def _warn_of_what_is_given(given: Given, choices: Choices, ranks: Ranks, log: Co
 
 @dataclass(frozen=True)
 class _Travel:
-    """What one walk along the road has with it."""
+    """The state of one compilation."""
 
     callee: Callee
     given: Given
@@ -153,7 +153,7 @@ class _Travel:
 
 
 def _compile(travel: _Travel) -> ClikaModule | None:
-    """Walk the road; return None where a dry run ends it."""
+    """Run the pipeline; return None at the end of a dry run."""
     callee, registry, choices, log = travel.callee, travel.registry, travel.choices, travel.log
     wanted = _wanted(travel)
     with _evaluation_mode(callee, choices), _outside_inference_mode():
@@ -176,7 +176,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
             freeze(module)
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     read = len(examples) if calibration is None else calibration.sizes.total()
-    are_data = travel.given.tracing_inputs is None and len(examples) >= read  # not where a few of more are traced with
+    are_data = travel.given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
     known = {"are_data": are_data, "unread": travel.given.unread, "idle_dropouts": dropouts}
     module.clika_remember(examples, log, **known)
     if wanted is not None and calibration is not None and found is not None:
@@ -187,7 +187,7 @@ def _compile(travel: _Travel) -> ClikaModule | None:
 
 
 def _wanted(travel: _Travel) -> Wanted | None:
-    """Return how to quantize, None where the model stays float."""
+    """Return the quantization request, None if the model stays float."""
     settings = travel.given.quantization_settings
     if settings is None or travel.deployment is None:
         return None
@@ -196,7 +196,7 @@ def _wanted(travel: _Travel) -> Wanted | None:
 
 
 def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:
-    """Return the calls to trace, and the data to calibrate with, of which they may be a part."""
+    """Return the calls to trace, and the calibration data; the calls may be taken from it."""
     given, data = travel.given, None
     if given.quantization_settings is not None and given.data is not None:
         data = given.data.begin()
@@ -207,7 +207,7 @@ def _calls(travel: _Travel) -> tuple[list[ModelCall], CalibrationInputs | None]:
 
 
 def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) -> None:
-    """Prune the graph, where that is wanted, by the first batches of the data, or else by the tracing inputs."""
+    """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
     given, signature = travel.given, captured.signature
     if given.pruning_settings is None:
         return
@@ -227,7 +227,7 @@ def _prune(captured: Captured, data: CalibrationInputs | None, travel: _Travel) 
 
 
 def _adapt(captured: Captured, travel: _Travel) -> None:
-    """Put adapters beside layers, where that is wanted; all else is frozen once the module has its weights."""
+    """Attach adapters, if requested; all other parameters are frozen once the module is built."""
     settings = travel.options.global_lora_settings
     if settings is not None:
         attach(captured.graph, settings, travel.registry.operators, travel.log)
@@ -237,14 +237,14 @@ def _adapt(captured: Captured, travel: _Travel) -> None:
 def _quantize(
     captured: Captured, wanted: Wanted, data: CalibrationInputs, travel: _Travel
 ) -> tuple[Calibration, Quantization]:
-    """Calibrate the graph and decide what of it becomes integers."""
+    """Calibrate the graph and decide which layers to quantize."""
     batches = batches_of(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
     calibration, file = to_calibrate(captured.graph, wanted, travel.registry), travel.options.ranges_file
     told, ranks = (wanted, travel.registry, travel.log), travel.ranks
     how = {"total": data.count, "ranges_file": file, "ranks": ranks}
     try:
         stages = calibrated(calibration, batches, *told, model=captured.graph, **how)
-    except BaseException:  # also an interrupt
+    except BaseException:  # including an interrupt
         if calibration.table.batches and not file:
             travel.log.say(LOST.format(calibration.table.batches))
         raise
@@ -253,14 +253,14 @@ def _quantize(
 
 @contextlib.contextmanager
 def _outside_inference_mode() -> Iterator[None]:
-    """Let tensors be such as tracers follow; gradients are recorded or not as they are around the compilation."""
+    """Leave inference mode, since tracers cannot follow its tensors; the gradient mode of the caller stays."""
     are_recorded = torch.is_grad_enabled()
     with torch.inference_mode(mode=False), torch.set_grad_enabled(are_recorded):
         yield
 
 
 def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
-    """Load the plugins; find out now rather than at the export that none provides the target."""
+    """Load the plugins, and fail early if none provides the target."""
     registry = load_registry()
     if deployment is not None:
         target_for(deployment, registry)
@@ -325,13 +325,13 @@ def _clean(captured: Captured, registry: Registry, options: ClikaCompileOptions,
 
 
 def _idle_dropouts(model: torch.nn.Module) -> int:
-    """Return how many dropouts are off, as they are in eval mode; calls of functions are not seen."""
+    """Return how many dropouts are off, as in eval mode; functional calls are not counted."""
     dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
     return sum(module.p > 0 and not module.training for module in dropouts)
 
 
 def _wrap(captured: Captured, callee: Callee, registry: Registry, choices: Choices, log: CompilationLog) -> ClikaModule:
-    """Put the graph into a module, on the weights of the original or on copies of them."""
+    """Build the module, on the weights of the original or on copies."""
     with log.stage("Wrapping") as stage:
         saved = frozenset(callee.module.state_dict(keep_vars=True))
         own = {n for n in captured.graph.constants if n.startswith("clika.")}
@@ -350,7 +350,7 @@ def _copied(data: torch.Tensor) -> torch.Tensor:
 
 
 def _callee(module_or_func: Any) -> Callee:
-    """Return what to compile; refuse what is compiled already, and weights that no graph can carry."""
+    """Return the callable to compile; reject compiled modules, and weights that no graph can hold."""
     if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
         msg = "this module is compiled already; compile the original model, or export this one with clika_export"
         raise ModelError(msg)
@@ -367,7 +367,7 @@ def _warn_of_weights(callee: Callee, log: CompilationLog) -> None:
 
 
 def _set_eval(module: torch.nn.Module) -> None:
-    """Call ``eval()``, which some modules have no use for."""
+    """Call ``eval()``, which some modules do not support."""
     try:
         module.eval()
     except NotImplementedError as error:
@@ -380,9 +380,9 @@ def _set_eval(module: torch.nn.Module) -> None:
 
 @contextlib.contextmanager
 def _evaluation_mode(callee: Callee, choices: Choices) -> Iterator[None]:
-    """Set the model to eval mode, unless told not to; restore it where the original stays, as after a failure.
+    """Set the model to eval mode, unless disabled; restore the mode if the original is kept, and after a failure.
 
-    It stays too where it was found around a function, and may be called by others.
+    It is also restored for a module found in a function's closure, which others may call.
     """
     modes = [(m, m.training) for m in callee.module.modules()]
     stays = True  # also after a failure

@@ -1,4 +1,4 @@
-"""The part of a ClikaModule that outlives the process: its graph, its weights and its quantization, saved and read."""
+"""State of a `ClikaModule` and its serialization in state dicts, copies and pickles."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ UNSAVED = frozenset(
         "_clika_wanted",
     }
 )
-"""Attributes that copies make anew."""
+"""Attributes that copies create again."""
 
 
 class SavedModule(nn.Module):
-    """A module around a graph, whose state dict, copies and pickles hold all of it."""
+    """A module around a graph; its state dict, copies and pickles contain the whole state."""
 
     _clika_warnings: tuple[str, ...] = ()
-    """What was warned of on the way; pickles of before have none."""
+    """Warnings so far; old pickles have none."""
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class SavedModule(nn.Module):
         logs_dir: Any = None,
         distributed: DistributedTrainingSettings | None = None,
     ) -> None:
-        """Choose where exports go to, and how.
+        """Set the deployment target and the options of later exports.
 
         Args:
-            deployment: for which target; None decides for ONNX Runtime when it is exported.
-            options: of exports, and of what is quantized later.
-            logs_dir: the folder of their logs; None writes none.
+            deployment: the target; None selects ONNX Runtime at export.
+            options: options of exports, and of later quantization.
+            logs_dir: the folder for logs; None writes none.
             distributed: whether processes work together.
         """
         self._clika_deployment, self._clika_options, self._clika_logs_dir = deployment, options, logs_dir
@@ -118,14 +118,14 @@ class SavedModule(nn.Module):
     def clika_adopt(
         self, quantized: Quantized | None, calibration: Calibration | None, wanted: Wanted | None = None
     ) -> None:
-        """Compute from now on as quantized, and keep what the next quantization can begin with.
+        """Set the quantization state, and keep the calibration for the next quantization.
 
-        What was learned of scales is forgotten: those of the plan are chosen for the weights as they are.
+        Learned scales are discarded: the scales of the plan were chosen for the current weights.
 
         Args:
-            quantized: the plan, and for which target; None computes in float.
-            calibration: the ranges and inputs that were found for it.
-            wanted: the settings that it was decided by.
+            quantized: the plan and its target; None computes in float.
+            calibration: the calibration that it was decided from.
+            wanted: the request that it was decided from.
         """
         self._clika_quantized, self._clika_calibration, self._clika_wanted = quantized, calibration, wanted
         self._clika_simulation = self._clika_training = None
@@ -133,22 +133,22 @@ class SavedModule(nn.Module):
         hold_parameters(self, LEARNED, unlearned(quantized.plan) if quantized is not None else {})
 
     def _compute_in_float(self) -> None:
-        """Make at once what a module in float computes: a tracer, of which the next call may be, cannot."""
+        """Build the float form at once: the next call may come from a tracer, which cannot build it."""
         if self._clika_quantized is None and self._clika_float is None:
             self._clika_float = FloatForm(self._clika_graph)
 
     @property
     def _log_scales(self) -> dict[str, nn.Parameter]:
-        """The logarithms of scales, relative to those of the plan, by their names in the state dict."""
+        """Log scales relative to those of the plan, by their names in the state dict."""
         return parameters_under(self, LEARNED)
 
     def _keep_told(self, log: CompilationLog) -> None:
-        """Keep how long stages took, and what was warned of, each once."""
+        """Keep the timings of stages, and each warning once."""
         self._clika_timings.update(log.timings)
         self._clika_warnings = (*dict.fromkeys((*self._clika_warnings, *log.warnings)),)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
-        """Take inputs that are kept along, where ``to`` or ``cuda`` moves the weights beside which they lie."""
+        """Move kept inputs along when ``to`` or ``cuda`` moves the weights."""
         before = device_of_weights(self)
         super()._apply(fn, recurse)
         after = device_of_weights(self)
@@ -160,17 +160,17 @@ class SavedModule(nn.Module):
         return self
 
     def _sizes_seen(self) -> Counter[Sizes]:
-        """Return which sizes this module, or what it is a copy of, was traced and calibrated with, and how often."""
+        """Return the sizes that this module, or its original, was traced and calibrated with, and their counts."""
         return self._clika_sizes + (self._clika_calibration.sizes if self._clika_calibration else Counter[Sizes]())
 
     def _install(self, graph: Graph, signature: Signature) -> None:
-        """Take a graph whose weights are registered."""
+        """Set a graph with registered weights."""
         self._clika_graph = graph
         self._clika_signature = signature
         self._clika_float = None
 
     def _exchange(self, graph: Graph) -> None:
-        """Take another graph of the same inputs and outputs in place of this one, with its weights, in float."""
+        """Replace the graph by one of the same inputs and outputs, with its weights, in float."""
         saved = named_tensors(self).keys() - non_persistent(self).keys()
         own = {name for name in graph.constants if name.startswith("clika.")}
         register_weights(self, graph, frozenset(saved | own))
@@ -183,7 +183,7 @@ class SavedModule(nn.Module):
         """The stored graph, its constants bound to the current parameters and buffers.
 
         Raises:
-            ModelError: the module is empty, or its weights are divided among processes.
+            ModelError: the module is empty, or its weights are sharded over processes.
         """
         graph = self._require_graph()
         bind_weights(self, graph)
@@ -197,16 +197,16 @@ class SavedModule(nn.Module):
         return graph
 
     def get_extra_state(self) -> torch.Tensor:
-        """Return the graph, the signature and the buffers that the original does not save, as ``uint8[bytes]``.
+        """Return the graph, the signature and the original's non-persistent buffers, as ``uint8[bytes]``.
 
         Raises:
-            ModelError: the module is empty, or its graph holds what no file can.
+            ModelError: the module is empty, or its graph holds an object that no file can store.
         """
         document, tensors = self._described(self._clika_quantized)
         return write_extra_state(document, {**non_persistent(self), **tensors})
 
     def _described(self, quantized: Quantized | None) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what there is beside weights: a document, and the tensors of how the module is quantized."""
+        """Return the state apart from weights: a document, and the tensors of the quantization plan."""
         graph = self._require_graph()
         document = {
             "graph": graph_to_json(graph),
@@ -220,13 +220,13 @@ class SavedModule(nn.Module):
         return document, tensors
 
     def set_extra_state(self, state: torch.Tensor) -> None:
-        """Leave the graph as it is, whatever ``uint8[bytes]`` say: it is rebuilt before the weights are loaded."""
+        """Ignore the ``uint8[bytes]``: the graph is rebuilt before the weights are loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load weights, as a module of its own or as a part of another; what PyTorch calls for every module.
+        """Load weights; PyTorch calls this for every module, whether top-level or nested.
 
         An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
-        too: what compression added keeps its values.
+        too: parameters that compression added keep their values.
         """
         key = f"{prefix}_extra_state"
         with apart_from_the_caller():
@@ -236,7 +236,7 @@ class SavedModule(nn.Module):
                 self._rebuild({k.removeprefix(prefix): v for k, v in state_dict.items() if k.startswith(prefix)})
             elif key in state_dict:
                 self._take_state(state_dict[key])
-        for name in self._log_scales:  # one alone had no sides once
+        for name in self._log_scales:  # older files stored a single scale as 0-d
             held = state_dict.get(f"{prefix}{name}")
             if isinstance(held, torch.Tensor) and not held.ndim:
                 state_dict[f"{prefix}{name}"] = held.reshape(1)
@@ -254,7 +254,7 @@ class SavedModule(nn.Module):
         self._take_quantization(document, tensors)
 
     def _take_quantization(self, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
-        """Take over what a module was quantized to, and the sizes that it saw; its ranges it has not saved."""
+        """Restore the quantization state and the observed sizes; calibration ranges are not saved."""
         seen: Iterable[tuple[Iterable[tuple[str, int]], int]] = document.get("sizes", ())
         self._clika_sizes = Counter({tuple((name, size) for name, size in sizes): n for sizes, n in seen})
         saved = document.get("quantization")
@@ -285,9 +285,9 @@ class SavedModule(nn.Module):
         """Fill an empty module.
 
         Args:
-            document: that of `_described`.
-            weights: what the constants of the graph are, which become those of the module.
-            tensors: those of `_described`, and maybe others.
+            document: as returned by `_described`.
+            weights: the tensors of the graph's constants, which become those of the module.
+            tensors: as returned by `_described`, possibly with others.
         """
         registry = self._clika_registry or load_registry()
         trained: Mapping[str, bool] = document["parameters"]
@@ -322,20 +322,20 @@ class SavedModule(nn.Module):
             self._compute_in_float()
 
     def extra_repr(self) -> str:
-        """Show how much there is inside."""
+        """Return the name of the graph with its size."""
         graph = self.__dict__.get("_clika_graph")
         return "empty" if graph is None else f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
 
 
 @contextmanager
 def apart_from_the_caller() -> Iterator[None]:
-    """Let what is loaded be trained, and made on the CPU, whatever mode or default device the caller is in."""
+    """Create tensors that can be trained, on the CPU, regardless of the caller's inference mode and default device."""
     with torch.inference_mode(mode=False), torch.device("cpu"):
         yield
 
 
 def _without_graph(key: str, state_dict: Mapping[str, Any]) -> ModelError:
-    """Return the error for a state dict from which an empty module cannot rebuild itself."""
+    """Return the error for a state dict without a graph for an empty module."""
     found = next((name for name in state_dict if name.endswith(key)), None)
     if found is None:
         hint = "give the state dict of a ClikaModule; that of the original loads into a module that is compiled"

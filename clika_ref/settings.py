@@ -1,4 +1,4 @@
-"""What the user may choose: the deployment target and the options of a compilation."""
+"""Settings of a compilation: the deployment target and the options."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.lora_settings import LoraSettings
 
 Preset = Literal["mixed", "performance"]
-"""How OpenVINO's integers cover what values held."""
+"""OpenVINO's quantization presets, which choose symmetric or asymmetric activation ranges."""
 
 
 @dataclass(frozen=True)
 class BaseDeploymentSettings:
-    """Where the model will run. ``target`` is the name under which a plugin provides it.
+    """The deployment target; ``target`` is the name under which a plugin provides it.
 
     A target of your own needs no class here: subclass this with its name.
     """
 
     target: ClassVar[str] = ""
     framework: ClassVar[str] = ""
-    """The name of the runtime, as people write it."""
+    """The display name of the runtime."""
 
     def __str__(self) -> str:
         return self.target
 
-    def is_TensorRT_ONNX(self) -> bool:  # noqa: N802 - the record's name
+    def is_TensorRT_ONNX(self) -> bool:  # noqa: N802 - clika-ace's name
         """Whether the model is for TensorRT."""
         return self.target == "tensorrt"
 
-    def is_TensorRT_LLM_ONNX(self) -> bool:  # noqa: N802 - the record's name
+    def is_TensorRT_LLM_ONNX(self) -> bool:  # noqa: N802 - clika-ace's name
         """Whether the model is for TensorRT-LLM."""
         return self.target == "tensorrt-llm"
 
-    def is_OpenVINO_ONNX(self) -> bool:  # noqa: N802 - the record's name
+    def is_OpenVINO_ONNX(self) -> bool:  # noqa: N802 - clika-ace's name
         """Whether the model is for OpenVINO."""
         return self.target == "openvino"
 
-    def is_ONNXRuntime_ONNX(self) -> bool:  # noqa: N802 - the record's name
+    def is_ONNXRuntime_ONNX(self) -> bool:  # noqa: N802 - clika-ace's name
         """Whether the model is for ONNX Runtime."""
         return self.target == "onnxruntime"
 
 
 @dataclass(frozen=True)
-class DeploymentSettings_ONNXRuntime_ONNX(BaseDeploymentSettings):  # noqa: N801 - the record's name
+class DeploymentSettings_ONNXRuntime_ONNX(BaseDeploymentSettings):  # noqa: N801 - clika-ace's name
     """ONNX Runtime, from an ``.onnx`` file."""
 
     target: ClassVar[str] = "onnxruntime"
@@ -58,21 +58,22 @@ class DeploymentSettings_ONNXRuntime_ONNX(BaseDeploymentSettings):  # noqa: N801
 
 
 @dataclass(frozen=True)
-class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - the record's name
-    """OpenVINO, from an ``.onnx`` file or its own ``.xml``; needs a plugin that provides the target ``openvino``."""
+class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - clika-ace's name
+    """OpenVINO, from an ``.onnx`` file or its own ``.xml``; needs a plugin for the target ``openvino``."""
 
     target: ClassVar[str] = "openvino"
     framework: ClassVar[str] = "OpenVINO (Intel)"
 
     preset: Preset = "mixed"
-    """``"mixed"`` lets each range lie where it lies, which suits SiLU, GELU and the like; ``"performance"`` makes
-    ranges of values symmetric, so that no layer has to make up for a zero point."""
+    """``"mixed"`` allows asymmetric activation ranges, which suits SiLU, GELU and similar activations;
+    ``"performance"`` makes activation ranges symmetric, so that no layer needs zero-point corrections.
+    """
 
     def __post_init__(self) -> None:
-        """Refuse another preset.
+        """Reject an unknown preset.
 
         Raises:
-            ModelError: there is none of that name.
+            ModelError: there is no preset of that name.
         """
         if self.preset not in get_args(Preset):
             msg = f"preset is {self.preset!r}; it takes {', '.join(map(repr, get_args(Preset)))}"
@@ -81,17 +82,18 @@ class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
 
 @dataclass(frozen=True)
 class _BuiltForSizes:
-    """What TensorRT builds an engine for."""
+    """Shape profiles of a TensorRT engine."""
 
     shapes: Mapping[str, tuple[int, int, int]] = dataclasses.field(default_factory=dict[str, tuple[int, int, int]])
-    """The least, the usual and the largest size of a dynamic side, by its name, for which the engine is built; by
-    default those of the inputs that the model was traced and calibrated with."""
+    """Minimum, optimum and maximum size of a dynamic dim, by its name, for the optimization profile; by default from
+    the inputs that the model was traced and calibrated with.
+    """
 
     def __post_init__(self) -> None:
-        """Refuse what says no sizes.
+        """Reject invalid shapes.
 
         Raises:
-            ModelError: ``shapes`` does not say three whole numbers from 0 by names of sides, the least first.
+            ModelError: ``shapes`` does not map names of dims to three ascending whole numbers from 0.
         """
         _refuse_odd_shapes(self.shapes)
         object.__setattr__(self, "shapes", {name: tuple(sizes) for name, sizes in self.shapes.items()})
@@ -113,7 +115,7 @@ def _refuse_odd_shapes(shapes: Any) -> None:
 
 
 @dataclass(frozen=True)
-class DeploymentSettings_TensorRT_ONNX(_BuiltForSizes, BaseDeploymentSettings):  # noqa: N801 - the record's name
+class DeploymentSettings_TensorRT_ONNX(_BuiltForSizes, BaseDeploymentSettings):  # noqa: N801 - clika-ace's name
     """TensorRT, from an ``.onnx`` file; needs a plugin that provides the target ``tensorrt``."""
 
     target: ClassVar[str] = "tensorrt"
@@ -121,7 +123,7 @@ class DeploymentSettings_TensorRT_ONNX(_BuiltForSizes, BaseDeploymentSettings): 
 
 
 @dataclass(frozen=True)
-class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSettings):  # noqa: N801 - the record's name
+class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSettings):  # noqa: N801 - clika-ace's name
     """TensorRT-LLM, from an ``.onnx`` file; needs a plugin that provides the target ``tensorrt-llm``."""
 
     target: ClassVar[str] = "tensorrt-llm"
@@ -129,28 +131,28 @@ class DeploymentSettings_TensorRT_LLM_ONNX(_BuiltForSizes, BaseDeploymentSetting
 
 
 class _Unwritten(BaseDeploymentSettings):
-    """The base of settings that nobody has written a class for: a class of a plugin that is loaded later goes first."""
+    """Base of generated settings classes; the class of a plugin that is loaded later takes precedence."""
 
 
 def deployment_class_named(target: str) -> type[BaseDeploymentSettings]:
-    """Return the class of a target's settings by its name or a short one, of a plugin's own too, bases first."""
+    """Return the settings class of a target by its full or short name, including plugins' classes, bases first."""
     name, level = full_name(target), BaseDeploymentSettings.__subclasses__()
     while level:
         for kind in level:
-            if name and kind.target == name:  # those of retired targets have no name
+            if name and kind.target == name:  # retired targets have no name
                 return kind
         level = [derived for kind in level if kind is not _Unwritten for derived in kind.__subclasses__()]
     return type("DeploymentSettings", (_Unwritten,), {"target": name, "framework": name})
 
 
 def without_default(kind: type) -> list[str]:
-    """Return what has to be given to make an instance of a class."""
+    """Return the names of the required arguments of a class."""
     taken = inspect.signature(kind).parameters.values()
     return [p.name for p in taken if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def deployment_settings_named(target: str) -> BaseDeploymentSettings:
-    """Return the settings of a target, whose fields have their defaults; compiling finds the target or not.
+    """Return the default settings of a target; whether the target exists is checked by compiling.
 
     Raises:
         TargetError: a field has no default.
@@ -173,26 +175,27 @@ DISTRIBUTIONS: Mapping[str, str] = {
     "tensorrt": "clika-ref-tensorrt",
     "tensorrt-llm": "clika-ref-tensorrt",
 }
-"""What provides our targets."""
+"""The distribution that provides each of our targets."""
 
 RETIRED = frozenset({"tflite", "qnn"})
-"""Targets that older releases of the system had, and that nobody has written here."""
+"""Targets of older clika-ace releases that are not implemented here."""
 
 SHORT_NAMES: Mapping[str, str] = {
     "ort": "onnxruntime", "ov": "openvino", "trt": "tensorrt", "trt-llm": "tensorrt-llm",
 }  # fmt: skip
-"""What settings files and the command line may call our targets, as release 24 did (``target_framework: trt``)."""
+"""Short names of our targets in settings files and on the command line, as in release 24 (``target_framework: trt``).
+"""
 
 MAY_BE_ADDED = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'
 
 
 def full_name(target: str) -> str:
-    """Return the name of a target, given that or its short one."""
+    """Return the full name of a target, given its full or short name."""
     return SHORT_NAMES.get(target, target)
 
 
 def remedy_for(target: str, installed: Collection[str] = ()) -> str:
-    """Return what to do where no installed plugin provides a target, given the names of those that plugins provide."""
+    """Return advice for a target that no installed plugin provides, given the names of the installed targets."""
     name = full_name(target.strip().lower())
     if not name:
         return "give the name of one"
@@ -209,7 +212,7 @@ class _Retired(BaseDeploymentSettings):
     """A target of `RETIRED`."""
 
     def __post_init__(self) -> None:
-        """Refuse to be made.
+        """Reject the target.
 
         Raises:
             TargetError: always.
@@ -221,104 +224,113 @@ class _Retired(BaseDeploymentSettings):
         raise TargetError(msg)
 
 
-class DeploymentSettings_TFLite(_Retired):  # noqa: N801 - the record's name
+class DeploymentSettings_TFLite(_Retired):  # noqa: N801 - clika-ace's name
     """TensorFlow Lite, which is not implemented."""
 
     framework: ClassVar[str] = "TFLite"
 
 
-class DeploymentSettings_QNN(_Retired):  # noqa: N801 - the record's name
+class DeploymentSettings_QNN(_Retired):  # noqa: N801 - clika-ace's name
     """Qualcomm's QNN, which is not implemented."""
 
     framework: ClassVar[str] = "QNN"
 
 
 Switch = Literal["auto", "on", "off"]
-"""Of an algorithm: tried and kept where it helps, always used, or never."""
+"""When to apply an algorithm: if a candidate evaluation shows a gain, always, or never."""
 
 Goal = Literal["size", "latency"]
-"""What quantization is for, beside the numbers."""
+"""The optimization goal of quantization, in addition to accuracy."""
 
 Norms = Literal["frozen", "live"]
-"""Of batch norms in training: whether they keep their statistics, or are those of the batch."""
+"""Batch norms in training: keep running statistics, or normalize by the batch."""
 
 TAKEN: Mapping[type, tuple[type, ...]] = {bool: (bool,), float: (float, int), str: (str, PathLike)}
-"""By the type of an option's default, what the option takes."""
+"""Accepted types of an option, by the type of its default."""
 
 LIVE_BASE = (
     "adapters train beside layers that stay as they are, and batch_norm='live' learns the statistics of norms; compile "
     "with batch_norm='frozen'"
 )
-"""Why norms cannot be live beside adapters."""
+"""Explains why batch norms cannot be live in a model with adapters."""
 
 SWITCHES = ("smoothing", "equalization", "weight_clipping", "sparing", "weight_rounding", "bias_correction")
-"""The options that are one."""
+"""The options of type `Switch`."""
 
 
 @dataclass(frozen=True)
 class ClikaCompileOptions:
-    """Aspects of compilation that rarely need a choice."""
+    """Options of compilation that rarely need a change."""
 
     check_passes: bool = False
-    """Run the graph after each pass and name the pass that changes numbers (slow; for authors of passes)."""
+    """Run the graph after each pass and report the pass that changes results (slow; for authors of passes)."""
 
     compare_after_export: bool = True
     """Load each artifact in its runtime and compare it with the ClikaModule."""
 
     external_data: bool = False
-    """Write weights to a file beside the artifact even where one file could hold them (2 GB)."""
+    """Write weights to a file next to the artifact even if one file could hold them (2 GB)."""
 
     ranges_file: str | PathLike[str] = ""
-    """Where to save the ranges that calibration finds, also when it is interrupted; one that exists is begun with, and
-    as many batches as it counts are not run again, with a warning where the first is another one. Nowhere where
-    empty."""
+    """File for the calibration ranges, also written on an interrupt. If it exists, calibration resumes from it and
+    skips as many batches as it counts, with a warning if the first batch differs. Empty for no file.
+    """
 
     optimize_for: Goal = "size"
-    """``"latency"`` leaves float what this machine takes longer for in integers: layers are timed one by one, and the
-    whole in the end, which needs a target that is not emulated. ``"size"`` times nothing, and quantizes all that is not
-    too sensitive."""
+    """``"latency"`` keeps layers in float that are slower quantized on this machine: it times layers one by one, and
+    the whole model at the end, which needs a target that is not emulated. ``"size"`` times nothing, and quantizes every
+    layer that is not too sensitive.
+    """
 
     observer: str = "auto"
-    """What of a value its integers cover: ``"min-max"``, ``"mean of extremes"``, ``"99.99 %"`` or ``"99.999 %"`` of its
-    elements, or what has the ``"least error"``; ``"every"`` gives each value the one of these by which the outputs come
-    nearest, and ``"auto"`` the mean or the least error, which is quicker."""
+    """The quantized range of an activation: ``"min-max"``, ``"mean of extremes"`` (averaged min/max), ``"99.99 %"`` or
+    ``"99.999 %"`` (percentiles), or ``"least error"`` (MSE); ``"every"`` chooses the best of these for each tensor by
+    the error of the outputs, and ``"auto"`` chooses between the mean and the least error, which is faster.
+    """
 
     smoothing: Switch = "auto"
-    """Make channels that linear layers read smaller where they are much larger than others, and the weights behind them
-    larger; ``"auto"`` where that halves the error of a layer, or the layer before takes it up, ``"on"`` where it
-    lessens it."""
+    """SmoothQuant: scale down outlier channels of the inputs of linear layers, and scale up the weights that read them;
+    ``"auto"`` if that halves the error of a layer, or can be folded into the layer before, ``"on"`` if it reduces the
+    error.
+    """
 
     equalization: Switch = "auto"
-    """The same between convolutions, where the one before takes it up; ``"on"`` where it lessens the error at all."""
+    """Cross-layer equalization: the same between convolutions, folded into the one before; ``"on"`` if it reduces the
+    error at all.
+    """
 
     weight_clipping: Switch = "auto"
-    """Let scales of weights miss the largest where that misses less of all."""
+    """Clip the largest weights if a smaller scale reduces the total error."""
 
     sparing: Switch = "auto"
-    """Leave layers float that cost little there and make much of the error, at most 4 % of all products and weights;
-    ``"auto"`` where that helps on data."""
+    """Mixed precision: keep cheap layers with a large share of the error in float, up to 4 % of all MACs and weights;
+    ``"auto"`` if that helps on data.
+    """
 
     weight_rounding: Switch = "auto"
-    """Round weights with feedback, by what a layer reads; ``"auto"`` where that takes little time and helps on data."""
+    """GPTQ: round weights with error feedback from a layer's inputs; ``"auto"`` if that is fast and helps on data."""
 
     bias_correction: Switch = "auto"
-    """Take back by biases what rounding shifts on average; ``"auto"`` where that helps on data."""
+    """Bias correction: compensate the mean shift of rounding in the biases; ``"auto"`` if that helps on data."""
 
     batch_norm: Norms = "frozen"
-    """What batch norms do where a module is trained: ``"frozen"`` ones keep their running statistics, and
-    are a part of the weights before them as they will be; ``"live"`` ones normalize by the batch, and learn these."""
+    """Batch norms in training: ``"frozen"`` ones keep their running statistics, and are folded into the weights before
+    them; ``"live"`` ones normalize by the batch, and update their statistics.
+    """
 
     algorithm_seconds: float = 0.0
-    """After so long, calibration not counted, what is on ``"auto"`` is no longer tried; 0 for no limit."""
+    """Time limit in seconds, not counting calibration, after which algorithms on ``"auto"`` are skipped; 0 for no
+    limit.
+    """
 
     global_lora_settings: LoraSettings | None = None
-    """Which layers get low-rank adapters, which then train in place of all other parameters; None for none."""
+    """The layers that get low-rank adapters, which are then trained in place of all other parameters; None for none."""
 
     def __post_init__(self) -> None:
-        """Refuse values of another kind.
+        """Reject invalid values.
 
         Raises:
-            ModelError: a value has another type, a switch is neither on, off nor auto, or a time is negative.
+            ModelError: a value has the wrong type, a switch is neither on, off nor auto, or a time is negative.
         """
         for name, of in (*((name, Switch) for name in SWITCHES), ("optimize_for", Goal), ("batch_norm", Norms)):
             if getattr(self, name) not in get_args(of):
@@ -338,7 +350,7 @@ class ClikaCompileOptions:
         self._refuse_adapters()
 
     def _refuse_adapters(self) -> None:
-        """Refuse settings of adapters that are none, and norms that learn what is to stay as it is."""
+        """Reject invalid adapter settings, and adapters combined with live batch norms."""
         given = self.global_lora_settings
         if given is not None and not isinstance(given, LoraSettings):
             msg = (
@@ -354,7 +366,7 @@ class ClikaCompileOptions:
         """Return these options with some replaced by name.
 
         Raises:
-            ModelError: a name is unknown, or a value is none that the option takes.
+            ModelError: a name is unknown, or the option does not accept a value.
         """
         known = [f.name for f in dataclasses.fields(self)]
         for name, value in extra.items():

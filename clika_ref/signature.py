@@ -1,4 +1,4 @@
-"""How a call of the model maps to the inputs of its graph, and the outputs of the graph to what the model returns."""
+"""Map a call of the model to the inputs of its graph, and the outputs of the graph to the model's return value."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ LIST_IS_ONE = (
     "; a list is one argument, also where a DataLoader over a TensorDataset makes it: data_transform_fn=tuple passes "
     "its items one by one, and data_transform_fn=lambda batch: batch[0] the first alone"
 )
-"""What to say where a list does not fit a call."""
+"""Appended to a message if a list does not fit a call."""
 
 
 @dataclass(frozen=True)
 class TensorLeaf:
-    """A tensor of a call: the input of the graph that it becomes."""
+    """A tensor of a call, which becomes an input of the graph."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class NumberLeaf:
-    """A Python integer that differs between calls: it becomes a 0-d int64 input of the graph."""
+    """A Python integer that differs between calls, which becomes a 0-d int64 input of the graph."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class ConstantLeaf:
-    """Anything else: its value is part of the graph, so a call with another value is refused."""
+    """Any other value: it is part of the graph, so a call with another value is rejected."""
 
     name: str
     value: Any
@@ -47,7 +47,7 @@ class ConstantLeaf:
 
 @dataclass(frozen=True)
 class LostDefault:
-    """Stands for the default of a parameter in a signature that was read: a function or a class has no saved form."""
+    """Placeholder for the default of a parameter in a loaded signature: a function or a class has no saved form."""
 
     text: str
 
@@ -60,9 +60,9 @@ Leaf = TensorLeaf | NumberLeaf | ConstantLeaf
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """One leaf of what the model returns: output ``index`` of the graph, or a number, expression or constant.
+    """One leaf of the model's return value: output ``index`` of the graph, or a number, expression or constant.
 
-    ``name`` is made of the keys under which the model returns it; it is empty where the model returns nothing else.
+    ``name`` is built from the keys that lead to the leaf; it is empty if the leaf is the whole return value.
     """
 
     index: int | None
@@ -72,10 +72,10 @@ class OutputLeaf:
 
 @dataclass
 class Signature:
-    """The call form of a model as it was traced.
+    """The call form of a model as traced.
 
-    ``parameters`` is the signature of the original ``forward``; ``arguments`` the names of those that were given, each
-    with the structure of its value in ``specs``; ``leaves`` the leaves of all of them in order.
+    ``parameters`` is the signature of the original ``forward``. ``arguments`` has the names of the given arguments, and
+    ``specs`` the structure of each value. ``leaves`` has the leaves of all arguments in order.
     """
 
     parameters: inspect.Signature
@@ -85,17 +85,18 @@ class Signature:
     output_spec: pytree.TreeSpec | None = None
     outputs: tuple[OutputLeaf, ...] = field(default=())
     autocast: str | None = None
-    """The autocast regions around the compilation, where these, or regions of the model, are casts of the graph; "" for
-    none around, None where the graph holds no such casts. Then those around a call act on it as on the original."""
+    """The autocast regions around the compilation, if these or regions of the model became casts in the graph; "" for
+    none around. None if the graph contains no such casts: then autocast around a call applies as to the original.
+    """
 
     def __post_init__(self) -> None:
         self._has_size = _holds_size(self.output_spec)
 
     @property
     def shown(self) -> inspect.Signature:
-        """The parameters of a call, without ``**kwargs``: what of these was given has a parameter of its own.
+        """The parameters of a call, without ``**kwargs``: each traced keyword argument has a parameter of its own.
 
-        Others are refused, and who is told of ``**kwargs`` gives them, as the trainer of transformers does.
+        Other arguments are rejected, but callers that see ``**kwargs`` pass them, as the trainer of transformers does.
         """
         known = self.parameters.parameters
         extra = [name for name in self.arguments if name not in known]
@@ -133,10 +134,10 @@ class Signature:
         return flat
 
     def graph_inputs(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        """Return the tensors of a call that the graph takes; check that everything else is as it was traced.
+        """Return the tensors of a call that the graph takes; check that all other leaves have their traced values.
 
         Raises:
-            ModelError: an input is of another kind, or a constant has another value.
+            ModelError: an input has the wrong type, or a constant has another value.
         """
         tensors: list[torch.Tensor] = []
         for leaf, value in zip(self.leaves, leaves, strict=True):
@@ -157,7 +158,7 @@ class Signature:
         return tensors
 
     def unflatten(self, results: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
-        """Return what the model returns, from the outputs of the graph."""
+        """Return the model's return value, from the outputs of the graph."""
         leaves = [resolve(o.value, sizes) if o.index is None else results[o.index] for o in self.outputs]
         assert self.output_spec is not None
         if self._has_size:
@@ -169,7 +170,7 @@ class Signature:
         return nest(self.arguments, self.specs, leaves)
 
     def output_names(self, taken: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return a name for each output of the graph, none of which is taken or another's."""
+        """Return a unique name for each output of the graph that is not among ``taken``."""
         used = set(taken)
         names: dict[int, str] = {}
         for output in self.outputs:
@@ -221,7 +222,7 @@ def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
 
 
 def nest(arguments: Sequence[str], specs: Sequence[pytree.TreeSpec], leaves: Sequence[Any]) -> dict[str, Any]:
-    """Put leaves back into the structures that they were taken from; the inverse of `flatten_call`."""
+    """Rebuild the arguments of a call from leaves and specs; the inverse of `flatten_call`."""
     position, given = 0, {}
     for name, spec in zip(arguments, specs, strict=True):
         given[name] = pytree.tree_unflatten(list(leaves[position : position + spec.num_leaves]), spec)
@@ -230,7 +231,7 @@ def nest(arguments: Sequence[str], specs: Sequence[pytree.TreeSpec], leaves: Seq
 
 
 def as_call(parameters: inspect.Signature, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return named arguments as args and kwargs, in the order of the signature, positional as far as possible."""
+    """Return named arguments as args and kwargs, in the order of the signature, positional if possible."""
     bound = inspect.BoundArguments(parameters, regroup(parameters, given))  # type: ignore[arg-type]
     return bound.args, bound.kwargs
 
@@ -263,7 +264,7 @@ def flatten_call(
 
 
 def leaf_names(value: Any) -> list[str]:
-    """Return for each leaf of a nested value the keys that lead to it, joined."""
+    """Return the name of each leaf of a nested value: its keys, joined."""
     return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
 
 
@@ -272,7 +273,7 @@ def _holds_size(spec: pytree.TreeSpec | None) -> bool:
 
 
 def _nested(leaves: Iterator[Any], spec: pytree.TreeSpec) -> Any:
-    """Return leaves in their structure; PyTorch's own function makes plain tuples of each ``torch.Size``."""
+    """Unflatten leaves and keep each ``torch.Size``, which PyTorch's own function turns into a plain tuple."""
     if spec.is_leaf():
         return next(leaves)
     children = [_nested(leaves, child) for child in spec.children()]

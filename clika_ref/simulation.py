@@ -1,4 +1,4 @@
-"""What a quantized module computes: its graph as it is exported, integers and all, in PyTorch."""
+"""Simulation of a quantized module: its graph as it is exported, quantized values included, in PyTorch."""
 
 from __future__ import annotations
 
@@ -32,50 +32,50 @@ WRITES_FLOATS = (
 )
 
 PREFIX = "clika/quantization/"
-"""Of the names of its tensors; no qualified name of a weight holds a slash."""
+"""Prefix of the names of its tensors; qualified names of weights contain no slash."""
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """How a module is quantized: for which target, and by which plan, which has the scales."""
+    """The quantization of a module: the target, and the plan with the scales."""
 
     target: str
     plan: Plan
     model: str = ""
-    """The `fingerprint` of the graph whose weights the scales are of; nothing where that is not known."""
+    """`fingerprint` of the graph with the weights that the scales are for; empty if unknown."""
     found: Quantization | None = None
-    """What was decided of each layer; None where that is not known, as of what was saved."""
+    """Decisions for each layer; None if unknown, as for a loaded module."""
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what `read` takes: a document, and the elements of the plan under names that no weight has."""
+        """Return a JSON document for `read`, and the plan's tensors, of any shape, under names that no weight has."""
         document, tensors = plan_to_json(self.plan)
         told = {"target": self.target, "plan": document, "model": self.model}
         return told, {f"{PREFIX}{n}": t for n, t in tensors.items()}
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> Quantized:
-        """Read what `saved` returned: the ``document``, and the plan's tensors, of any shape, among others.
+        """Restore the result of `saved` from its ``document`` and ``tensors``, of any shape; other tensors are ignored.
 
         Raises:
-            ModelError: it is of another version, or damaged.
+            ModelError: the data has another version, or is damaged.
         """
         own = {n.removeprefix(PREFIX): t for n, t in tensors.items() if n.startswith(PREFIX)}
         return cls(str(document["target"]), plan_from_json(document["plan"], own), str(document.get("model", "")))
 
 
 def quantized_graph(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:
-    """Return a clone of a float graph as the target gets it, with the integers of a plan.
+    """Return a clone of a float graph as the target gets it, quantized with a plan.
 
     ``registry`` has the operators and passes.
 
     Raises:
-        ModelError: an adapter cannot follow what a pass made of its layer.
+        ModelError: an adapter cannot follow the changes of a pass to its layer.
     """
     return as_written(graph, plan, target, registry, ExportConfiguration())
 
 
 def target_of(quantized: Quantized, registry: Registry) -> Target:
-    """Return the target that a module is quantized for.
+    """Return the target of a quantized module.
 
     Raises:
         TargetError: no plugin provides it.
@@ -92,16 +92,16 @@ def target_of(quantized: Quantized, registry: Registry) -> Target:
 
 
 def device_of(graph: Graph) -> torch.device:
-    """Return where the constants of a graph lie."""
+    """Return the device of the constants of a graph."""
     return next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
 
 
 class Simulation:
-    """Runs a quantized graph; it is made anew whenever a weight has changed since.
+    """Runs a quantized graph, and rebuilds it if a weight has changed.
 
-    A call sees that by the versions of tensors and where their numbers lie, which is cheap; what is written into
-    ``.data`` changes neither, and is seen by the numbers themselves where these are asked for. What a call writes to,
-    such as a cache, is the module's own, and no reason to make it anew.
+    A call detects changes by versions and addresses of tensors, which is cheap. A write into ``.data`` changes neither;
+    it is only detected if elements are compared on request. Tensors that a call writes to, such as a cache, belong to
+    the module, and cause no rebuild.
     """
 
     def __init__(self, quantized: Quantized, registry: Registry) -> None:
@@ -114,31 +114,31 @@ class Simulation:
     def __call__(
         self, graph: Graph, logs: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
-        """Run it on inputs.
+        """Run the graph on inputs.
 
         Args:
-            graph: that of the module, bound to its weights as they are now.
-            logs: what was learned of its scales.
+            graph: that of the module, bound to its current weights.
+            logs: learned log scales.
             inputs: one tensor for each input of the graph.
 
         Raises:
-            ModelError: it is exported by ``torch.export``, which shows no weights, and they have changed since.
+            ModelError: ``torch.export`` exports the module, which hides the weights, and they have changed since.
         """
         if torch.compiler.is_exporting():
             self._refuse_old_weights()
-        elif self._run is None or not torch.compiler.is_compiling():  # a tracer sees no versions; weights stay
+        elif self._run is None or not torch.compiler.is_compiling():  # tracers see no versions; weights stay the same
             _warn_of_floats(graph)
             self.prepare(graph, logs)
         assert self._run is not None
         return self._run(*inputs)
 
     def prepare(self, graph: Graph, logs: Mapping[str, torch.Tensor], *, looks_at_numbers: bool = False) -> None:
-        """Make integers of the weights as they are now, where they are not those of before.
+        """Rebuild the quantized graph if the weights have changed.
 
         Args:
-            graph: that of the module, bound to its weights as they are now.
-            logs: what was learned of its scales.
-            looks_at_numbers: whether to compare the `fingerprint` too, which no write escapes that changes most of a
+            graph: that of the module, bound to its current weights.
+            logs: learned log scales.
+            looks_at_numbers: whether to compare the `fingerprint` too, which detects each write that changes most of a
                 weight.
         """
         found = _versions(graph, logs)
@@ -160,55 +160,57 @@ class Simulation:
     def _prepared(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
         plan = learned_plan(
             self._plan.on(device_of(graph)), logs
-        )  # first: a spoiled scale spoils weights at the next step
+        )  # first: a diverged scale makes weights diverge at the next step
         refuse_spoiled_weights(graph)
         with torch.no_grad():
             clone = quantized_graph(graph, plan, self._target, self._registry)
             for value in clone.constants.values():
-                value.data = value.data  # computed once, and not at each call
+                value.data = value.data  # computed once, not at each call
         holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
         run = fast_form(clone)
         return lambda *inputs: run(holder, *inputs)
 
 
 def _warn_of_floats(graph: Graph) -> None:
-    """Warn where PyTorch's older exporter runs a graph, which sees numbers only."""
+    """Warn if PyTorch's older exporter runs a graph, as it records floats only."""
     is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined] - public, though torch.jit does not list it
     if is_traced and torch.onnx.is_in_onnx_export():
         warnings.warn(WRITES_FLOATS.format(graph.name), ClikaWarning, stacklevel=2)
 
 
 UNSEEN = -1
-"""Of a tensor that may be written to, or does not count how often it is: no version."""
+"""Version of a tensor that may be written to, or has no version counter."""
 
 
 Seen = tuple[torch.Tensor, int, int]
-"""A tensor, how often it was written to, and where its numbers lay, which an assignment to ``.data`` changes."""
+"""A tensor, its version, and its address, which an assignment to ``.data`` changes."""
 
 
 def _versions(graph: Graph, logs: Mapping[str, torch.Tensor]) -> list[Seen]:
-    """Return constants and logarithms, as they are seen; how often state was written to is no matter."""
+    """Return the constants and log scales with their versions; writes to state do not count."""
     weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None] + [*logs.items()]
     unseen = {name for name, t in weights if name in graph.state or t.is_inference()}
     return [(t, UNSEEN if name in unseen else t._version, t.data_ptr()) for name, t in weights]
 
 
 def _is_same(made_of: Sequence[Seen], found: Sequence[Seen]) -> bool:
-    """Whether all are the tensors that they were, where they were, and none was written to."""
+    """Return whether all tensors are the same, at the same addresses, and without writes since."""
     pairs = zip(made_of, found, strict=False)
     return len(made_of) == len(found) and all(a is b and one == other for (a, *one), (b, *other) in pairs)
 
 
 def serves(plan: Plan, target: Target, former: Target | None) -> bool:
-    """Whether a plan serves its target as that is configured now: other ``shapes`` change nothing, another preset does.
+    """Return whether a plan is valid for the current configuration of its target.
+
+    Other ``shapes`` change nothing, another preset does.
 
     Args:
-        plan: that was decided for a target of the same name.
+        plan: decided for a target of the same name.
         target: as it is configured now.
-        former: as it was configured then; None where nobody knows, as of a module that was loaded.
+        former: as it was configured then; None if unknown, as for a loaded module.
     """
     scheme = scheme_of(target)
     if former is not None:
         return scheme_of(former) == scheme
     is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
-    return is_alike or not plan.activations  # whether they are signed is the processor's choice
+    return is_alike or not plan.activations  # the CPU decides whether they are signed

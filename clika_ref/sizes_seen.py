@@ -1,4 +1,4 @@
-"""Which sizes the dynamic sides of inputs had, and how often: what a target builds its engine for."""
+"""Frequencies of the sizes of dynamic dims in the inputs, which a target builds its engine for."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph
 
 Sizes = tuple[tuple[str, int], ...]
-"""The sizes in one call, by the names of symbols."""
+"""The sizes in one call, by symbol name."""
 
 
 def sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> Sizes:
-    """Return the sizes that the inputs of a graph have."""
+    """Return the symbol sizes of the inputs of a graph."""
     return tuple(sorted(read_sizes(graph, inputs).items()))
 
 
 def sizes_in_file(seen: Mapping[Sizes, int], names: Mapping[str, str | int]) -> Counter[Sizes]:
-    """Return how often which sizes were seen together, of the symbols of an artifact and in the calls that it takes.
+    """Translate the frequencies of sizes to the symbols of an artifact, for the calls that it accepts.
 
     Args:
-        seen: how often which sizes were those of a call of the module.
-        names: of each symbol of the module the name that it has in the artifact, or the length that it is fixed to.
+        seen: how often each combination of sizes occurred in calls of the module.
+        names: for each symbol of the module its name in the artifact, or the length that it is fixed to.
     """
     found = Counter[Sizes]()
     for sizes, count in seen.items():

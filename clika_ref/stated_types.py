@@ -1,4 +1,4 @@
-"""What the nodes of a graph make, held against the types that the graph states."""
+"""Check of the results of nodes against the types that the graph declares."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from clika_ref.core.symbols import resolve
 
 
 class StatedTypes:
-    """The types that a graph states, at the sizes of one call; lengths that depend on data are not held to anything."""
+    """The declared types of a graph, at the sizes of one call; data-dependent lengths are not checked."""
 
     def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
         self._sizes = read_sizes(graph, inputs)
         self._shapes: dict[tuple[Any, ...], Any] = {}
 
     def broken(self, node: Node, results: Sequence[torch.Tensor]) -> Iterator[str]:
-        """Say of each result that something reads, and that is of another type than the graph states, what it is.
+        """Yield an error for each result with readers that has another dtype or shape than declared.
 
-        Of results that nobody reads, PyTorch's fake kernels state other dtypes than its CPU kernels make (the mean and
-        the deviation of `torch.native_layer_norm` on bfloat16).
+        Results without readers are skipped: PyTorch's fake kernels declare other dtypes for these than its CPU kernels
+        make (the mean and the deviation of `torch.native_layer_norm` on bfloat16).
         """
         for value, result in zip(node.outputs, results, strict=True):
             if not value.uses:

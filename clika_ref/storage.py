@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place, then renamed."""
+"""Atomic files: written to a temporary file in the same folder, then renamed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from typing import Any, BinaryIO, Self
 from clika_ref.core.errors import ClikaError, ModelError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-"""What the system says when no more bytes fit: disk full, quota used up, file too large for the file system."""
+"""System errors for a full disk, an exhausted quota, or a file too large for the file system."""
 
 
 def behind_links(path: Path | str) -> Path:
-    """Return where a file really lies: behind a symbolic link, the file that it points to is replaced, not the link.
+    """Resolve symbolic links: writing replaces the file that a link points to, not the link.
 
     Raises:
-        ModelError: the path holds a null byte, at which the system would end it.
+        ModelError: the path contains a null byte, where the system would truncate it.
     """
     try:
         return Path(os.path.realpath(path))
@@ -38,7 +38,7 @@ def require_path(path: Any, example: str, *, name: str = "path") -> Path:
     """Return the path that a user gave as the argument ``name``.
 
     Raises:
-        ModelError: it is none; the example is told.
+        ModelError: it is no path; the message shows the example.
     """
     if not isinstance(path, str | os.PathLike):
         msg = f"{name} is {path!r}, a {type(path).__name__}; give a path such as {example!r}"
@@ -47,13 +47,13 @@ def require_path(path: Any, example: str, *, name: str = "path") -> Path:
 
 
 def path_of_kind(path: Any, kind: str, suffixes: Collection[str], default: str = "") -> Path:
-    """Return the path of a file whose suffix says of which kind it is.
+    """Return the path of a file after checking its suffix.
 
     Args:
-        path: what a user gave.
-        kind: what is written, in words: ``a picture``.
-        suffixes: how such a file may end, in small letters; the first stands in an example.
-        default: what a path without a suffix is given; where nothing, it must have one.
+        path: the user's path.
+        kind: the kind of file, for messages: ``a picture``.
+        suffixes: the accepted suffixes, in lower case; messages use the first as an example.
+        default: the suffix to add to a path without one; empty if a suffix is required.
 
     Raises:
         ModelError: it is no path, a folder, or has another suffix.
@@ -73,12 +73,12 @@ def path_of_kind(path: Any, kind: str, suffixes: Collection[str], default: str =
 
 @contextlib.contextmanager
 def write_atomically(path: Path | str) -> Iterator[BinaryIO]:
-    """Yield a binary file that takes its place at ``path`` when the block ends without an exception.
+    """Yield a binary file that replaces ``path`` when the block ends without an exception.
 
-    Until then, and after any failure or interrupt, what was at ``path`` stays as it was.
+    Until then, and after any failure or interrupt, an existing file at ``path`` is unchanged.
 
     Raises:
-        ModelError: the folder is missing or cannot be written, ``path`` is no place for a file, or the disk is full.
+        ModelError: the folder is missing or cannot be written, ``path`` cannot be a file, or the disk is full.
     """
     with AtomicFiles(path) as files:
         yield files.open(path)
@@ -86,7 +86,7 @@ def write_atomically(path: Path | str) -> Iterator[BinaryIO]:
 
 @dataclass
 class _Pending:
-    """A file on its way to its place."""
+    """A temporary file that will be renamed."""
 
     path: Path
     temporary: Path
@@ -94,10 +94,10 @@ class _Pending:
 
 
 class AtomicFiles:
-    """Several files that appear together: ``main`` last, so that whoever finds it new finds the others new as well.
+    """Several files that are replaced together: ``main`` last, so that a new ``main`` implies new companions.
 
-    After any failure or interrupt the old files are back. Only a crash of the machine between two renames can leave new
-    companions beside an old ``main``: no file system renames several files at once.
+    After any failure or interrupt the old files are restored. Only a crash of the machine between two renames can leave
+    new companions with an old ``main``: no file system renames several files at once.
 
     ```python
     with AtomicFiles("model.onnx") as files:
@@ -117,8 +117,8 @@ class AtomicFiles:
             ModelError: no file can be written there.
         """
         place = behind_links(path)
-        # A short name of its own: the place's name with a suffix could exceed the 255 bytes of a file name. Opened
-        # with the default mode, unlike tempfile's, so that the umask decides who may read the result.
+        # A short name of its own: the file's name with a suffix could exceed the limit of 255 bytes. Opened with the
+        # default mode, unlike tempfile's, so that the umask decides who may read the result.
         temporary = place.with_name(f".clika-{secrets.token_hex(8)}.tmp")
         with _explaining(place):
             refuse_place(place)
@@ -150,7 +150,7 @@ class AtomicFiles:
 
     def _clear(self) -> None:
         for file in self._pending:
-            with contextlib.suppress(OSError):  # closing writes what is buffered, which fails again on a full disk
+            with contextlib.suppress(OSError):  # closing writes the buffer, which fails again on a full disk
                 file.handle.close()
             file.temporary.unlink(missing_ok=True)
         self._pending.clear()
@@ -158,10 +158,10 @@ class AtomicFiles:
 
 @contextlib.contextmanager
 def staged(path: Path | str) -> Iterator[Path]:
-    """Yield a path of the same name in a folder of its own; when the block ends, what is there moves to its place.
+    """Yield a path of the same name in a temporary folder; when the block ends, the files there are moved to ``path``.
 
-    So a file, or a whole folder, can be looked at, and refused, before anybody sees it. Errors name the place, not the
-    folder, which is gone when anybody reads them.
+    A file or a whole folder can thus be checked, and rejected, before it is visible. Errors name the final path, since
+    the temporary folder no longer exists when they are read.
 
     Raises:
         ModelError: no file can be written there.
@@ -194,7 +194,7 @@ def _explaining(place: Path) -> Iterator[None]:
 
 
 def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
-    """Rename files, ``main`` last; on any failure the old ones are back."""
+    """Rename files, ``main`` last; restore the old files on any failure."""
     order = sorted(moves, key=lambda move: move[1] == main)  # stable, with main at the end
     backups: dict[Path, Path | None] = {}
     try:
@@ -203,8 +203,8 @@ def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
                 shutil.copymode(place, temporary)
             if place != main:
                 backups[place] = _set_aside(place)
-            temporary.replace(place)  # of main: the moment at which everything counts
-    except BaseException:  # an interrupt as well: the old companions belong to the old main
+            temporary.replace(place)  # replacing main commits all files
+    except BaseException:  # also on an interrupt: the old companions belong to the old main
         for temporary, place in order[:-1]:
             backup = backups.pop(place, None)
             if backup is not None:
@@ -221,7 +221,7 @@ def _put_in_place(moves: list[tuple[Path, Path]], main: Path) -> None:
 
 
 def refuse_place(place: Path) -> None:
-    """Refuse what is no place for a file.
+    """Reject a path that cannot be written as a plain file.
 
     Raises:
         ModelError: its folder is missing, or it is a folder, a device, a pipe or a socket.
@@ -235,7 +235,7 @@ def refuse_place(place: Path) -> None:
         msg = f"cannot write {str(place)!r}: it is a folder; add a file name"
         raise ModelError(msg)
     if place.exists() and not stat.S_ISREG(place.stat().st_mode):
-        # Renaming would put a plain file in the place of, for example, /dev/null.
+        # Renaming would replace, for example, /dev/null by a plain file.
         msg = f"cannot write {str(place)!r}: it is a device, pipe or socket, not a plain file; choose another path"
         raise ModelError(msg)
 
@@ -252,7 +252,7 @@ def _set_aside(path: Path) -> Path | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    # A rename lasts once the folder is on disk. Windows cannot open folders, and needs no such step.
+    # A rename is durable once the folder is synced. Windows cannot open folders, and does not need this.
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

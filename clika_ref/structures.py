@@ -1,4 +1,4 @@
-"""The user's dataclasses, as structures that PyTorch looks inside: taken apart and put together as they are."""
+"""Register the user's dataclasses as pytree nodes, so that they are flattened and rebuilt unchanged."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 Names = list[list[str]]
-"""The names of the attributes of one object: those that hold something, and those that hold None."""
+"""Attribute names of one object: those with a value, and those that are None."""
 
 
 def register_dataclasses(value: Any) -> None:
-    """Teach PyTorch to look inside the dataclasses that occur in a nested value."""
+    """Register all dataclasses in a nested value as pytree nodes."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if type(value) not in pytree.SUPPORTED_NODES:
             register_dataclass(type(value))
@@ -29,10 +29,10 @@ def register_dataclasses(value: Any) -> None:
 
 
 def register_dataclass(cls: type[Any]) -> None:
-    """Teach PyTorch to take objects of a dataclass apart, and to put them together without calling the class.
+    """Register a dataclass as a pytree node that is rebuilt without calling the class.
 
-    ``torch.export.register_dataclass`` calls it, and a ``__post_init__`` that changes a field changes it a second time.
-    Here every attribute is as it was, also those that are no fields.
+    ``torch.export.register_dataclass`` calls the class, so that a ``__post_init__`` that changes a field changes it
+    twice. Here every attribute is restored, including those that are no fields.
     """
 
     def flatten(value: Any) -> tuple[list[Any], Names]:
@@ -48,7 +48,7 @@ def register_dataclass(cls: type[Any]) -> None:
         held, empty = context
         value = object.__new__(cls)
         for name, leaf in [*zip(held, leaves, strict=True), *((n, None) for n in empty)]:
-            object.__setattr__(value, name, leaf)  # a frozen class refuses its own
+            object.__setattr__(value, name, leaf)  # bypasses __setattr__ of frozen classes
         return value
 
     pytree.register_pytree_node(
@@ -61,7 +61,7 @@ def register_dataclass(cls: type[Any]) -> None:
 
 
 def _attributes(value: Any) -> list[str]:
-    """Return the names of what an object holds: fields in their order, then other attributes, without cached ones."""
+    """Return the attribute names of an object: fields in order, then other attributes, without cached properties."""
     fields = [f.name for f in dataclasses.fields(value) if hasattr(value, f.name)]
     others = [n for n in getattr(value, "__dict__", ()) if n not in fields]
     return fields + [n for n in others if not isinstance(getattr(type(value), n, None), cached_property)]

@@ -1,4 +1,4 @@
-"""Symbols of a graph replaced by others, or by the lengths that they stand for."""
+"""Replacement of the symbols of a graph by other symbols, or by fixed lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clika_ref.core.types import TensorType
 def substitute_symbols(graph: Graph, mapping: Mapping[sympy.Symbol, Any]) -> None:
     """Replace symbols by others, or by integers, in all types, operands, attributes and guards.
 
-    What the graph says of its symbols is left to the caller. A guard that holds for the integers is dropped.
+    The caller updates ``Graph.symbols``. A guard that holds for the integers is dropped.
     """
 
     def replaced(item: Any) -> Any:

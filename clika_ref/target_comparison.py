@@ -1,4 +1,4 @@
-"""Targets side by side: what each would make of one module, from the same ranges."""
+"""Compare targets: the results of quantizing one module for each, from the same calibration ranges."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from clika_ref.reporting.tables import Table, Told
 
 @dataclass(frozen=True, slots=True)
 class TargetFacts:
-    """What one target makes of a module."""
+    """The results for one target."""
 
     target: str
     layers: int
-    """How many layers are planned in integers, or hold their weight in few bits."""
+    """Number of layers that are quantized, or have a low-bit weight."""
     of_layers: int
-    """How many there are."""
+    """Number of layers in total."""
     bytes: int
-    """Of the file."""
+    """Size of the file in bytes."""
     sqnr: float | None
-    """Predicted, in dB, of the part of the outputs that varies with the input; None where nothing is quantized."""
+    """Predicted SQNR in dB, of the part of the outputs that varies with the input; None if nothing is quantized."""
     share: float | None = None
-    """Of the products of all layers, the share that the runtime runs in integers; None where it is not here to ask."""
+    """Share of all MACs that the runtime runs quantized; None if the runtime is not installed."""
     seconds: float | None = None
-    """The median of a call on the first example; None where the runtime is not here, also where it is emulated."""
+    """Median seconds of a call on the first example; None if the runtime is not installed, or is emulated."""
     ratio: float | None = None
-    """Those seconds over those of the model in float in the same runtime, called in turn."""
+    """Ratio of those seconds to those of the float model in the same runtime, measured alternately."""
     is_emulated: bool = False
-    """Whether another runtime stands in for it, whose seconds are none of it."""
+    """Whether another runtime emulates the target; its times are not comparable."""
     missing: str = ""
-    """Why the runtime could not be asked."""
+    """Why the runtime could not be queried."""
     refusal: str = ""
-    """Why the target makes nothing of the module; there are no other facts then."""
+    """Why the target does not support the module; all other facts are empty then."""
 
 
 def _latency(row: TargetFacts) -> str:
@@ -71,10 +71,10 @@ COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
 
 @dataclass(frozen=True, repr=False)
 class TargetComparison(Told):
-    """One row for each target; printed, a table."""
+    """One row for each target; prints as a table."""
 
     rows: Sequence[TargetFacts]
-    """The facts of each target, in the order in which they were asked for."""
+    """The results for each target, in the order of the request."""
 
     @property
     def table(self) -> Table[TargetFacts]:
@@ -83,16 +83,16 @@ class TargetComparison(Told):
 
     @property
     def refusals(self) -> Sequence[str]:
-        """Why some targets make nothing of the module, a line for each."""
+        """The reasons of targets that do not support the module, one line each."""
         return [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
 
     def parts(self) -> Sequence[Table[Any] | str]:
-        """Return the table, and a line for each target that refuses."""
+        """Return the table, and a line for each target that does not support the module."""
         return self.table, *self.refusals
 
 
 def refused_by(target: Target, error: ClikaError) -> TargetFacts:
-    """Return the row of a target that makes nothing of a module, which says why."""
+    """Return the row of a target that does not support a module, with the reason."""
     return TargetFacts(place_of(target), 0, 0, 0, None, refusal=str(error))
 
 
@@ -105,23 +105,23 @@ def facts_of(
     *,
     form: ExportConfiguration,
 ) -> TargetFacts:
-    """Write a graph as one target wants it, and ask its runtime, where that is here, what it makes of it.
+    """Export a graph for one target, and query its runtime about it if it is installed.
 
     Args:
-        graph: of the module.
-        found: what was decided for the target.
-        target: which.
+        graph: the graph of the module.
+        found: the decision for the target.
+        target: the target.
         registry: the plugins.
-        inputs: of the graph, with which calls are timed.
-        form: in which it is written.
+        inputs: inputs of the graph, for timing.
+        form: the export configuration.
 
     Raises:
-        ModelError: the form names an output that there is not, or wants four bits where there are none.
-        TargetError: the target refuses a node.
+        ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
+        TargetError: the target rejects a node.
     """
     small = as_written(graph, found.plan, target, registry, form)
     refuse(small, target)
-    missing = None if stand_in_of(target) else target.missing()  # rules say of an emulated one what runs in integers
+    missing = None if stand_in_of(target) else target.missing()  # an emulated target decides by rules
     with compiled(small, target) as file:
         asked = explained(small, file, found.plan, target, inputs) if missing is None else None
 
@@ -141,16 +141,16 @@ def row_of(
     in_float: Callable[[], Graph],
     missing: str = "",
 ) -> TargetFacts:
-    """Return the row of a target whose file is there, with the time of its calls and of those of the model in float.
+    """Return the row of a target for a written file, with the times of its calls and of the float model's.
 
     Args:
-        found: what was decided for the target.
-        target: which.
-        file: what it made of the module.
-        explanation: what its runtime makes of that; None where it could not be asked.
-        inputs: of the graph, with which calls are timed.
-        in_float: returns the graph as the target gets it where nothing is quantized.
-        missing: why the runtime could not be asked.
+        found: the decision for the target.
+        target: the target.
+        file: the artifact.
+        explanation: the precision of each node in the runtime; None if it could not be queried.
+        inputs: inputs of the graph, for timing.
+        in_float: returns the graph as lowered for the target without quantization.
+        missing: why the runtime could not be queried.
 
     Raises:
         TargetError: the runtime rejects one of the files.

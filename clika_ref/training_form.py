@@ -1,4 +1,4 @@
-"""What a quantized module computes in training mode: its integers as floats, of its parameters, with gradients."""
+"""Execution of a quantized module in training mode: fake quantization of its parameters, with gradients."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from clika_ref.weights import Weights, weight_places
 
 
 class TrainingForm:
-    """Runs the training graph of a quantized module on its parameters, as they are at each call."""
+    """Runs the training graph of a quantized module with its current parameters."""
 
     def __init__(
         self, graph: Graph, quantized: Quantized, logs: Mapping[str, Tensor], registry: Registry, norms: Norms
     ) -> None:
-        """Make it.
+        """Build the training graph.
 
         Args:
-            graph: that of the module, bound to its weights as they are now.
-            quantized: what becomes integers.
-            logs: the parameters that are learned of scales.
+            graph: that of the module, bound to its current weights.
+            quantized: the quantization of the module.
+            logs: the parameters of learned log scales.
             registry: the plugins.
             norms: whether batch norms are live.
 
         Raises:
-            ModelError: a pass does not say what it makes of a parameter.
+            ModelError: a pass does not declare its change of a parameter.
             TargetError: no plugin provides the target.
         """
         self.device = device_of(graph)
@@ -47,7 +47,7 @@ class TrainingForm:
             let_drop(clone)
             multipliers = make_trainable(clone, graph, plan, logs, has_live_norms=norms == "live")
         self.quantized = replace(quantized, plan=replace(quantized.plan, norms=multipliers))
-        """With what live norms multiplied by when scales were chosen."""
+        """With the multipliers that live norms had when scales were chosen."""
         held = graph.constants.keys() | logs.keys()
         places = list(zip(weight_places(clone), clone.constants.items(), strict=True))
         self._places = [place for place, (name, _) in places if name in held]
@@ -58,11 +58,11 @@ class TrainingForm:
         self._run = fast_form(clone)
 
     def __call__(self, module: nn.Module, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Compute the outputs of the graph, with the weights of a module.
+        """Compute the outputs of the graph with the weights of a module.
 
         Raises:
-            ModelError: the last step has spoiled scales; all are named. A compiled module does not look, as that would
-                break its graph.
+            ModelError: scales became invalid in the last step; the message names all of them. A compiled module is not
+                checked, since that would break its graph.
         """
         holder: Any = Weights(module, self._places)
         if not torch.compiler.is_compiling() and self.device.type != "meta":

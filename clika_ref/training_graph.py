@@ -1,4 +1,4 @@
-"""The graph that trains a quantized module: what its simulation computes, with gradients for its own parameters."""
+"""The graph that trains a quantized module: its simulation, with gradients for the parameters of the module."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from clika_ref.quantization.scales import Scale
 ONE = TensorType(torch.float32, (1,))
 
 OWN = "training"
-"""The name of constants that are no parameters."""
+"""Name of constants that are no parameters."""
 
 
 @operator()
@@ -64,10 +64,10 @@ def live_norm(  # noqa: PLR0917 - the signature is the schema
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Normalize by the batch what a layer ``[n, c, ...]`` made with a weight into which the norm was folded.
+    """Normalize the output ``[n, c, ...]`` of a layer by the batch, after undoing the fold of the norm into its weight.
 
-    The fold is undone by ``scale``, which the norm multiplied by, and ``factor``, which its channels were divided by
-    since. Running statistics are written to. A channel that was multiplied by 0 is 0 before its ``beta``.
+    ``scale`` is the multiplier of the norm, ``factor`` a later multiplier of its channels. Running statistics are
+    updated. A channel with multiplier 0 is 0 before its ``beta``.
     """
     whole = scale.detach() if factor is None else scale.detach() * factor
     whole = torch.where(whole == 0, torch.ones_like(whole), whole).to(x.dtype)
@@ -88,7 +88,7 @@ def normalized_by_batch(
     momentum: float,
     eps: float,
 ) -> Tensor:
-    """Normalize ``x[n, c, ...]`` by the batch, and write to its running statistics.
+    """Normalize ``x[n, c, ...]`` by the batch, and update the running statistics.
 
     Raises:
         ValueError: each channel has a single value, which has no variance.
@@ -98,13 +98,13 @@ def normalized_by_batch(
 
 @operator()
 def shifted(x: Tensor, correction: Tensor, *, dim: int) -> Tensor:
-    """Return ``x`` with something added at each place along a side."""
+    """Add a value for each index along a dim to ``x``."""
     return x + correction.reshape([-1 if i == dim else 1 for i in range(x.ndim)])
 
 
 @operator()
 def detached(x: Tensor) -> Tensor:
-    """Return ``x`` without a history of gradients."""
+    """Detach ``x`` from its gradient history."""
     return x.detach()
 
 
@@ -113,7 +113,7 @@ def _along_channels(vector: Tensor, x: Tensor) -> Tensor:
 
 
 def with_live_norms(graph: Graph) -> Graph:
-    """Return a clone of a graph in float whose batch norms normalize by the batch."""
+    """Return a clone of a float graph with batch norms that normalize by the batch."""
     clone = graph.clone()
     norms = _frozen_norms(clone)
     for node in norms:
@@ -123,7 +123,7 @@ def with_live_norms(graph: Graph) -> Graph:
 
 
 def _frozen_norms(graph: Graph) -> list[Node]:
-    """Return the batch norms that were traced with the statistics that they have."""
+    """Return the batch norms that were traced with their running statistics."""
     norms = [node for node in graph.nodes if node.kind == "batch_norm" and not node.attrs["training"]]
     return [node for node in norms if isinstance(node.inputs[3], Value)]
 
@@ -136,7 +136,7 @@ def _normalize_by_batch(graph: Graph, node: Node) -> None:
 
 
 def _let_read(graph: Graph, node: Node, readers: Sequence[Use], result: Value) -> None:
-    """Let a value have the name and the readers that the output of a node had."""
+    """Give a value the name and the readers of a node's output."""
     for use in readers:
         read_instead(graph, use, result)
     result.name, node.output.name = node.output.name, result.name
@@ -145,21 +145,22 @@ def _let_read(graph: Graph, node: Node, readers: Sequence[Use], result: Value) -
 def make_trainable(
     graph: Graph, stored: Graph, plan: Plan, logs: Mapping[str, Tensor], *, has_live_norms: bool
 ) -> dict[str, Tensor]:
-    """Put fake quantization into a graph that is lowered and smoothed, and calls in place of constants that follow.
+    """Insert fake quantization into a lowered and smoothed graph, and replace deferred constants by calls.
 
     Args:
-        graph: changed in place; its constants are then those of the stored graph, logarithms of scales, and others that
-            do not change.
-        stored: the graph of the module, from which it was lowered.
-        plan: what becomes integers.
-        logs: the parameters that are learned of its scales.
-        has_live_norms: whether batch norms are those of the batch.
+        graph: changed in place; its constants are then those of the stored graph, log scales, and others that do not
+            change.
+        stored: the graph of the module before lowering.
+        plan: the quantization.
+        logs: the parameters of learned log scales.
+        has_live_norms: whether batch norms normalize by the batch.
 
     Returns:
-        What live norms multiplied by when the scales of the plan were chosen, or now where it does not say, by layers.
+        Multipliers of live norms by layer, as of when the scales of the plan were chosen, or the current ones if the
+        plan has none.
 
     Raises:
-        ModelError: a pass has made something of a parameter, or of a norm that is to be live, and does not say what.
+        ModelError: a pass changed a parameter, or a norm that should be live, without declaring the change.
     """
     names = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
     lacking = sorted((plan.activations.keys() | plan.weights.keys() | plan.compressed.keys()) - names)
@@ -176,10 +177,10 @@ def make_trainable(
 
 
 def _refuse_lost(graph: Graph, stored: Graph) -> None:
-    """Refuse parameters that would not train.
+    """Reject parameters that would not be trained.
 
     Raises:
-        ModelError: a pass does not say what it made of them.
+        ModelError: a pass does not declare how it changed them.
     """
     trained = [n for n, v in stored.constants.items() if v.uses and v.data is not None and v.data.requires_grad]
     lost = [name for name in trained if name not in graph.constants]
@@ -192,10 +193,10 @@ def _refuse_lost(graph: Graph, stored: Graph) -> None:
 
 
 def _refuse_frozen(graph: Graph, live: Mapping[str, Node]) -> None:
-    """Refuse norms that would not be live.
+    """Reject norms that cannot be live.
 
     Raises:
-        ModelError: a pass has made something of the layer that one is folded into.
+        ModelError: a pass changed the layer that one is folded into.
     """
     found = {live_norm: 6, normalized_by_batch: 3}
     means = {n.inputs[found[n.op]].name for n in graph.nodes if n.op in found}
@@ -216,13 +217,13 @@ class _Making:
     plan: Plan
     logs: Mapping[str, Tensor]
     live: Mapping[str, Node]
-    """Batch norms that are live, by the names of their running means."""
+    """Live batch norms, by the names of their running means."""
     norms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What they multiplied by when scales were chosen, by the layers that they are folded into."""
+    """Multipliers of the norms when scales were chosen, by the layers that they are folded into."""
     made: dict[Value, Value] = field(default_factory=dict[Value, Value])
-    """What stands for constants that are no parameters."""
+    """Computed values of the constants that are no parameters."""
     scales: dict[str, Value] = field(default_factory=dict[str, Value])
-    """Of values, by the names of their logarithms."""
+    """Scales of values, by the names of their log scales."""
 
     def run(self) -> None:
         nodes = list(self.graph.nodes)
@@ -232,7 +233,7 @@ class _Making:
             self._add_scale(value, scale, front)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
             if node.kind == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
-                _normalize_by_batch(self.graph, node)  # folded into nothing
+                _normalize_by_batch(self.graph, node)  # not folded into a layer
             elif node.op.trait.weight is not None:
                 self._train_layer(node, following)
         placed = list(self.graph.nodes)
@@ -250,10 +251,8 @@ class _Making:
                     self.graph.set_input(node, position, self._computed(operand, node))
         erase_dead(self.graph, *nodes)
 
-    # Values
-
     def _add_scale(self, value: str, scale: Scale, build: Builder) -> None:
-        """Compute a scale before all else, once for all values that share it."""
+        """Compute a scale at the start of the graph, once for all values that share it."""
         name = log_scale_name(self.plan, value)
         if name not in self.scales:
             self.scales[name] = build(learned_scale, self._log(name), planned=scale.scale, types=(ONE,))
@@ -264,17 +263,15 @@ class _Making:
         return self.graph.constants.setdefault(name, known)
 
     def _round(self, value: Value, readers: Sequence[Use], scaled_as: str, scale: Scale, before: Node | None) -> None:
-        """Let readers of a value read what integers hold of it, by the scale of a value that has one."""
+        """Insert fake quantization between a value and its readers, with the scale of the value ``scaled_as``."""
         kind, own = self.plan.scheme.activations, self.scales[log_scale_name(self.plan, scaled_as)]
         ends = {"zero_point": scale.zero_point, "low": kind.low, "high": kind.high}
         held = Builder(self.graph, {}, before)(fake_quantize, value, own, types=(value.type,), **ends)
         for use in readers:
             read_instead(self.graph, use, held)
 
-    # Layers
-
     def _train_layer(self, node: Node, following: Node | None) -> None:
-        """Round the weight of a layer as the plan has it, and let the norm in it be live where it is to be."""
+        """Quantize the weight of a layer as the plan specifies, and unfold its norm if that is live."""
         build, weight, kind = (
             Builder(self.graph, {}, node, node.origin),
             node.inputs[position_of(node)],
@@ -282,7 +279,7 @@ class _Making:
         )
         norm = folded_norm(node)
         is_live = norm is not None and norm.mean.name in self.live
-        norm = norm if is_live or node.name in self.plan.norms else None  # scales go on following one that was live
+        norm = norm if is_live or node.name in self.plan.norms else None  # scales keep following a norm that was live
         multiplier = norm and Value(TensorType(torch.float64, norm.var.type.shape), "norm", data=norm.scale)
         held, planned = self.plan.compressed.get(node.name), self.plan.weights.get(node.name)
         scales = None if planned is held is None else self._scales_of(node, norm, multiplier, build)
@@ -315,7 +312,7 @@ class _Making:
         return None if data is None else self.graph.add_constant(data, OWN)
 
     def _bias_of(self, node: Node, scales: Any, build: Builder) -> Any:
-        """Return the bias of a layer, corrected and rounded as it will be."""
+        """Return the bias of a layer, corrected and rounded as in the export."""
         bias = bias_of(node)
         if isinstance(bias, Value) and not bias.is_constant:
             return bias
@@ -327,10 +324,8 @@ class _Making:
         read = self.scales[log_scale_name(self.plan, node.inputs[0].name)]
         return build(rounded_bias, bias, read, scales, types=(bias.type,))
 
-    # Live norms
-
     def _undo(self, node: Node, norm: FoldedNorm, multiplier: Value, following: Node | None) -> None:
-        """Let the norm that is folded into a layer be that of the batch, behind it; what corrects a bias comes last."""
+        """Unfold the norm of a layer and normalize by the batch after it; the bias correction comes last."""
         self.graph.set_input(node, node.op.trait.bias or 0, None)
         build, readers = Builder(self.graph, {}, following, node.origin), node.output.uses
         operands = (multiplier, norm.factor, norm.bias, norm.gamma, norm.beta, norm.mean, norm.var)
@@ -341,10 +336,8 @@ class _Making:
             result = build(shifted, result, correction, types=(result.type,), dim=1)
         _let_read(self.graph, node, readers, result)
 
-    # Constants that follow from others
-
     def _computed(self, constant: Value, before: Node) -> Value:
-        """Return the call that computes a constant, made where it is first read; of what does not follow, itself."""
+        """Return the call that computes a deferred constant, made at its first read; other constants as they are."""
         is_held = constant.name in self.stored.constants or self.graph.constants.get(constant.name) is constant
         if is_held and not isinstance(constant.formula, Formula):
             return self.graph.constants.setdefault(constant.name, constant)
@@ -359,7 +352,7 @@ class _Making:
             return self.graph.add_constant(constant.data, OWN)
         operands = [self._computed(s, before) if isinstance(s, Value) else s for s in formula.sources]
         if self.live and formula.function is folded_weight and operands[1] is not None:
-            build = Builder(self.graph, {}, before)  # a norm behind undoes that gradient, which costs time
+            build = Builder(self.graph, {}, before)  # the norm after it cancels this gradient, which costs time
             operands[1] = build(detached, operands[1], types=(operands[1].type,))
         node = Node(_as_operator(formula.function), operands, dict(formula.arguments))
         types = [constant.type] * (formula.index + 1)

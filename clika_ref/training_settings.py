@@ -1,4 +1,4 @@
-"""What the user may choose of training, as far as it is not the loop's."""
+"""Training settings of the user that do not belong to the training loop."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ def _seed(value: Any) -> str:
 
 @dataclass
 class TrainingSettings(CheckedSettings):
-    """What the record's releases of 2024 chose of training. Loops are the user's here, who reads it there.
+    """Training settings of the clika-ace releases of 2024, for training loops of the user.
 
     Raises:
-        ModelError: a value is of another kind.
+        ModelError: a value is invalid.
     """
 
     stats_steps: int = 20
-    """Batches of the data to calibrate with: ``itertools.islice(data, stats_steps)``. Of a ``train_dataloader``, the
-    backend ``clika`` of ``torch.compile`` reads no more."""
+    """Number of batches to calibrate with: ``itertools.islice(data, stats_steps)``.
+
+    The ``torch.compile`` backend ``clika`` reads no more than this from a ``train_dataloader``.
+    """
 
     random_seed: int | None = None
-    """For ``torch.manual_seed``; None for whatever there is. Compilation itself draws no random numbers."""
+    """Seed for ``torch.manual_seed``; None keeps the current state. Compilation itself draws no random numbers."""
 
     is_training_from_scratch: bool = False
     """Whether the weights are random: ``is_model_pretrained=False`` of `clika_compile`."""

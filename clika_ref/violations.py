@@ -1,4 +1,4 @@
-"""Rules of a target that a file breaks: what its optional method ``check`` returns."""
+"""Violations of a target's rules in a file: the result of its optional method ``check``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One place where a file breaks a rule."""
+    """A violation of one rule in a file."""
 
     rule: str
     node: str
-    """The name of the node, or of what it makes where it has none; nothing where the file as a whole is meant."""
+    """Name of the node, or of its output if it has none; empty for the file as a whole."""
     message: str
-    """What is wrong there, and what to do."""
+    """The problem, and how to fix it."""
 
     def __str__(self) -> str:
         return f"[{self.rule}] {self.node or 'the file'}: {self.message}"
 
 
 def checker_of(target: Target) -> Callable[[Path], Sequence[Violation]] | None:
-    """Return what finds the rules of a target that a file breaks; None where it has none."""
+    """Return the target's function that finds violations in a file; None if it has none."""
     return getattr(target, "check", None)

@@ -1,4 +1,4 @@
-"""How the user wants a model quantized, for which target, and what of that cannot be had or says nothing."""
+"""A quantization request of the user for a target, with checks for unsupported and ineffective choices."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from clika_ref.settings import ClikaCompileOptions
 
 @dataclass(frozen=True)
 class Wanted:
-    """How the user wants a model quantized, and for which target."""
+    """The choices of the user for the quantization of a model, and the target."""
 
     target: Target
-    """Where the model will run, as deployment settings configured it."""
+    """Target of the deployment, as its settings configured it."""
     given: QuantizationSettings
-    """As the user gave them: what they leave to the target, another one may do otherwise."""
+    """Settings as the user gave them; fields left to the target may differ for another one."""
     layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
-    """What is otherwise for single layers, by their names."""
+    """Settings of single layers, by name."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
-    """Which algorithms are tried."""
+    """Algorithms to use."""
 
     def __post_init__(self) -> None:
-        """Find out what cannot be had before the data is read.
+        """Reject unsupported choices before the data is read.
 
         Raises:
-            ModelError: this version does not have it, or a list in the settings was changed to what they do not take.
+            ModelError: a choice is unsupported, or a list in the settings was changed to invalid values.
             TargetError: the target computes in float, or is emulated and layers are to be timed.
         """
         for settings in (self.given, *self.layers.values()):
@@ -70,7 +70,7 @@ class Wanted:
 
     @property
     def settings(self) -> QuantizationSettings:
-        """The settings, with what the target does where they leave it to that."""
+        """The settings, with the defaults of the target for fields left to it."""
         if self.given.prefer_weights_only_quantization is not None:
             return self.given
         only = self.scheme.weights_only
@@ -78,10 +78,10 @@ class Wanted:
 
     @property
     def scheme(self) -> QuantizationScheme:
-        """What the target computes in integers, with the width of weights that the user chose.
+        """Quantization scheme of the target, with the weight width that the user chose.
 
         Raises:
-            TargetError: it states no scheme, as it computes in float.
+            TargetError: the target declares no scheme, as it computes in float.
         """
         scheme = scheme_of(self.target)
         if scheme is None:
@@ -93,7 +93,7 @@ class Wanted:
 
     @property
     def idle(self) -> list[str]:
-        """Options that the user chose and that change nothing, as values between layers stay float."""
+        """Options that the user chose without effect, since activations stay in float."""
         if not self.settings.prefer_weights_only_quantization:
             return []
         chosen = {"observer": self.options.observer != "auto"}
@@ -102,10 +102,10 @@ class Wanted:
 
     @property
     def idle_in_search(self) -> list[str]:
-        """What the user chose and changes nothing where thresholds are searched, as these alone say what stays float.
+        """Choices of the user without effect in a search for thresholds, which alone decide the layers in float.
 
-        Layers whose values become integers are timed before a search; those that hold weights in few bits would have
-        to be in each step of it, as their widths change.
+        Layers with quantized activations are timed before a search. Those with low-bit weights would have to be timed
+        in each of its steps, since their widths change.
         """
         given, is_fast = self.settings, self.options.optimize_for == "latency"
         chosen = {
@@ -117,7 +117,7 @@ class Wanted:
 
     @property
     def smoothed_for(self) -> str:
-        """What channels are smoothed for, in words, whatever the target is."""
+        """The quantization that channels are smoothed for, in words, independent of the target."""
         smoothing, equalization = self.options.smoothing, self.options.equalization
         if self.settings.prefer_weights_only_quantization:
             bits, blocks = few_bits(self.settings)
@@ -127,9 +127,9 @@ class Wanted:
 
 
 NOTHING = "nothing"
-"""What is smoothed for where that is switched off."""
+"""Value of `smoothed_for` if smoothing is off."""
 
 
 def few_bits(settings: QuantizationSettings) -> tuple[int, list[int]]:
-    """Return the fewest bits that a weight may be held in, and the blocks."""
+    """Return the smallest bit width for weights, and the block sizes."""
     return min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)

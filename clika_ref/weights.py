@@ -1,4 +1,4 @@
-"""The parameters and buffers of a ``ClikaModule``: under the original's names, tied ones shared, found by the graph."""
+"""The parameters and buffers of a ``ClikaModule``: registered under the original's names, and bound to the graph."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ DIVIDED = (
 
 
 class Scope(nn.Module):
-    """A place in the tree of names; it holds weights and computes nothing."""
+    """An inner module in the tree of names; it holds weights and has no computation."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse: the graph of the ClikaModule computes, not its parts."""
+        """Raise an error: the graph of the ClikaModule computes, not its submodules."""
         msg = "a part of a ClikaModule only holds weights; call the ClikaModule itself"
         raise NotImplementedError(msg)
 
 
 class Weights:
-    """How generated code sees the weights of a module: ``constant_<i>`` is the one that the graph lists at ``i``.
+    """The weights of a module as seen by generated code: ``constant_<i>`` is constant ``i`` of the graph.
 
     Raises:
-        ModelError: a weight has another dtype than the graph was traced with, or is no longer there.
+        ModelError: a weight has another dtype than the graph was traced with, or is missing.
     """
 
     def __init__(self, module: nn.Module, places: Sequence[Place]) -> None:
@@ -64,15 +64,15 @@ def _held(part: nn.Module, leaf: str) -> Any:
     for holder in (part._parameters, part._buffers):
         if leaf in holder:
             return holder[leaf]
-    return part.__dict__.get(leaf)  # in a replica that DataParallel made, weights are plain attributes
+    return part.__dict__.get(leaf)  # in replicas made by DataParallel, weights are plain attributes
 
 
 Place = tuple[str, tuple[str, ...], torch.dtype]
-"""The name of a constant in generated code, where it lies in a module, and its dtype."""
+"""The name of a constant in generated code, its path in the module, and its dtype."""
 
 
 def weight_places(graph: Graph) -> list[Place]:
-    """Return where each constant of the fast form of a graph lies in a module that registered its weights."""
+    """Return the path of each constant of the fast form of a graph, in a module that registered its weights."""
     named = enumerate(graph.constants.items())
     return [(f"constant_{i}", tuple(name.split(".")), value.type.dtype) for i, (name, value) in named]
 
@@ -114,9 +114,9 @@ def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_save
 
 @torch.inference_mode(mode=False)
 def hold_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[str, torch.Tensor]) -> None:
-    """Let a module have parameters of these numbers under some scopes, and no others there.
+    """Make the parameters of a module under some scopes exactly those of ``wanted``.
 
-    Those that it has keep their places in optimizers, and lose their gradients.
+    Existing parameters stay the same objects for optimizers, and lose their gradients.
     """
     device = device_of_weights(module)
     before = parameters_under(module, scopes)
@@ -146,7 +146,7 @@ def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, nn.P
 
 
 def device_of_weights(module: nn.Module) -> torch.device:
-    """Return where the weights of a module lie."""
+    """Return the device of a module's weights."""
     return next((t.device for t in chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
@@ -157,7 +157,7 @@ def named_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def non_persistent(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the buffers that a state dict leaves out."""
+    """Return the non-persistent buffers, which a state dict leaves out."""
     found: dict[str, torch.Tensor] = {}
     for prefix, part in module.named_modules():
         for name in sorted(part._non_persistent_buffers_set):
@@ -168,10 +168,10 @@ def non_persistent(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def bind_weights(module: nn.Module, graph: Graph) -> None:
-    """Let the constants of a graph be the module's current parameters and buffers, as moves and loads replace them.
+    """Bind the constants of a graph to the module's current parameters and buffers, which moves and loads replace.
 
     Raises:
-        ModelError: a weight is divided among processes, or is no longer there.
+        ModelError: a weight is sharded over processes, or is missing.
     """
     tensors = named_tensors(module)
     for name, value in graph.constants.items():

@@ -1,1 +1,1 @@
-"""Capture: a module or callable and its tracing inputs to a graph."""
+"""Capture a module or callable, with its tracing inputs, as a graph."""

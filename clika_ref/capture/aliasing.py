@@ -1,4 +1,4 @@
-"""In-place writes made functional: which traced tensors share memory, and what a write to one does to the others."""
+"""Functionalize in-place writes: track the traced tensors that share memory, and propagate each write to the others."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ aten = torch.ops.aten
 
 @dataclass(eq=False)
 class Memory:
-    """One piece of memory that is written somewhere in the model; ``version`` counts the writes so far."""
+    """A block of memory that the model writes; ``version`` counts the writes so far."""
 
     version: int = 0
 
 
 @dataclass(eq=False)
 class Traced:
-    """A traced tensor: its value as of ``version`` of its memory, and the view that made it from ``parent``."""
+    """A traced tensor: its value at ``version`` of its memory, and the view that created it from ``parent``."""
 
     value: Value
     memory: Memory | None = None
     version: int = 0
     parent: Traced | None = None
     view: tuple[Operator, tuple[Any, ...], dict[str, Any], int] | None = None
-    """The operator, its other operands, its attributes, and which of its outputs this is."""
+    """The operator, its other operands, its attributes, and the index of this output."""
     siblings: tuple[TensorType, ...] = ()
     """The types of all outputs of that operator."""
 
 
 class Aliases:
-    """Follows memory through the trace. Fake tensors share storage exactly where real ones would.
+    """Tracks memory through the trace. Fake tensors share storage exactly if real tensors would.
 
-    A write through a view becomes a new value of the base (by the operator's ``write_back``); other views of the same
-    memory are computed anew when they are next read.
+    A write through a view becomes a new value of the base (by the operator's ``write_back``). Other views of the same
+    memory are computed again at their next read.
     """
 
     def __init__(self, builder: Callable[[], Builder]) -> None:
@@ -56,8 +56,8 @@ class Aliases:
         self._programs: list[fx.GraphModule] = []
 
     def track(self, program: fx.GraphModule) -> None:
-        """Find the memory that a program writes; must precede its import."""
-        self._programs.append(program)  # memory that is freed would lend its identity to another
+        """Find the memory that a program writes. Call this before importing the program."""
+        self._programs.append(program)  # keep the program alive: the identity of freed memory could be reused
         self._written |= _written_memory(program)
 
     def root(self, value: Value, fake: Any) -> Traced:
@@ -75,7 +75,7 @@ class Aliases:
         operands: list[tuple[Any, Traced]],
         view: tuple[Operator, tuple[Any, ...], dict[str, Any], int],
     ) -> Traced:
-        """Return the entry of what a call made: a view where it shares memory with an operand."""
+        """Return the entry of a call's result: a view if it shares memory with an operand."""
         key = storage_of(fake)
         if key not in self._written:
             return Traced(value)
@@ -87,29 +87,29 @@ class Aliases:
         return self.root(value, fake)
 
     def adopted(self, entry: Traced, fake: Any, operands: list[Any]) -> Traced:
-        """Return the entry of a result of the program that a call was decomposed into, as the call's own result.
+        """Return the entry of a decomposition's result as the result of the original call.
 
-        The program has tensors of its own: what it made lies in memory that the rest of the trace knows by another
-        identity, while a view of an operand shares the operand's.
+        The decomposition has its own fake tensors. The rest of the trace knows the memory of a new tensor by another
+        identity, while a view of an operand shares the operand's memory.
         """
         if storage_of(fake) in map(storage_of, operands):
             return entry
         return self.root(self.current(entry), fake)
 
     def is_idle(self, node: fx.Node) -> bool:
-        """Whether a call returns the very tensor that it is given."""
+        """Whether a call returns its input tensor itself."""
         target: Any = node.target
-        if target.overloadpacket in DROPOUTS:  # of which tracers make a tensor of its own
+        if target.overloadpacket in DROPOUTS:  # tracers return a new tensor for these
             names = (argument.name for argument in target._schema.arguments)
             said: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             return (not said["train"] or said["p"] == 0) and storage_of(node.meta["val"]) not in self._written
         return target.overloadpacket in MAY_BE_IDLE and _is_alike(node.meta["val"], node.all_input_nodes[0].meta["val"])
 
     def current(self, entry: Traced) -> Value:
-        """Return the value of a tensor now, after all writes so far.
+        """Return the current value of a tensor, after all writes so far.
 
         Raises:
-            ModelError: it is no view of what was written to, but lies in the same memory.
+            ModelError: it shares the memory of a written tensor, but is not a view of it.
         """
         if entry.memory is None or entry.version == entry.memory.version:
             return entry.value
@@ -127,10 +127,10 @@ class Aliases:
         return entry.value
 
     def write(self, entry: Traced, new: Value) -> None:
-        """Let a tensor, and thereby its base and all other views of it, hold a new value.
+        """Set a new value for a tensor, its base and all other views of the base.
 
         Raises:
-            ModelError: the write goes through a view that cannot be undone.
+            ModelError: the write goes through a view without a ``write_back`` rule.
         """
         assert entry.memory is not None
         if entry.parent is None:
@@ -151,7 +151,7 @@ class Aliases:
 
 
 def storage_of(fake: Any) -> int:
-    """Return the identity of the memory of a tensor; 0 of one that has none of its own, as ``torch.func`` makes."""
+    """Return the identity of a tensor's storage; 0 if it has none, like wrapper tensors of ``torch.func``."""
     if not isinstance(fake, torch.Tensor) or is_functorch_wrapped_tensor(fake):
         return 0
     return fake.untyped_storage()._cdata
@@ -162,14 +162,14 @@ MAY_BE_IDLE = frozenset(
     for name in ["to", "type_as", "contiguous", "flatten", "positive", "real", "resolve_conj", "resolve_neg"]
     + [f"atleast_{rank}d" for rank in (1, 2, 3)]
 )
-"""Calls that return what they are given, itself and no view of it, where they have nothing to do."""
+"""Calls that return their input itself, not a view of it, if they have nothing to do."""
 
 DROPOUTS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout})
-"""Calls that do so outside training."""
+"""Calls that return their input itself outside training."""
 
 
 def _is_alike(made: Any, given: Any) -> bool:
-    """Whether two traced tensors have memory, dtype and sides in common, asked without a guard."""
+    """Whether two traced tensors share memory, dtype and sizes; checked without adding a guard."""
     if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
         return False
     facts = ((t.dtype, t.dim(), storage_of(t)) for t in (made, given))
@@ -177,7 +177,7 @@ def _is_alike(made: Any, given: Any) -> bool:
 
 
 def _written_memory(program: fx.GraphModule) -> set[int]:
-    """Return the identities of all memory that some call writes."""
+    """Return the identities of all storages that a call of the program writes."""
     found: set[int] = set()
     for module in program.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():

@@ -1,4 +1,4 @@
-"""What a model keeps in attributes while it runs, such as caches: which objects they hold, to be held again."""
+"""Snapshot and restore the attributes that a model changes while it runs, such as caches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clika_ref.capture.origins import is_packaged
 from clika_ref.capture.ownership import named_by
 
 CONTAINERS = (dict, list, set, deque, tuple)
-"""What a cache may be: by looking at what they hold one sees that they changed, and all but tuples are filled again."""
+"""Types of containers that may be caches. Comparing their elements shows changes; all but tuples can be refilled."""
 
 _FILL: dict[Any, Callable[..., None]] = {
     OrderedDict: OrderedDict.update,
@@ -29,45 +29,45 @@ _FILL: dict[Any, Callable[..., None]] = {
     list: list.extend,
     deque: deque.extend,
 }
-"""How a container of each kind, the more special first, is given elements."""
+"""The method that fills each type of container; subclasses come first."""
 
 LONG = 1000
-"""Elements from which on a container is taken for data, in which no forward looks for caches."""
+"""Containers with more elements count as data, not as caches of forward, and are not searched."""
 
 MANY = 10_000
-"""Objects and functions from which on no more are opened: they are data too."""
+"""Maximum number of objects and functions to open; beyond it they count as data."""
 
 _PLAIN = ("types.", "collections.", "argparse.", "torch.distributions.")
-"""Modules of Python's and PyTorch's whose classes, which hold what they are given, are opened as those of users."""
+"""Modules of Python and PyTorch with plain data classes, opened like classes of users."""
 
 _CLOSED = frozenset({"torch", "clika_ref", *sys.stdlib_module_names})
-"""Packages whose objects, such as threads and loggers, are left alone."""
+"""Packages whose objects are not opened, such as threads and loggers."""
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
-"""Classes, of most values that there are, whose objects hold nothing that changes."""
+"""Immutable types without references, the types of most values."""
 
 _HOOKS = frozenset(n for n, value in vars(torch.nn.Module()).items() if "hook" in n and isinstance(value, dict))
-"""Containers, most of all that a model has, which are empty in nearly all."""
+"""Hook dicts of a module. Most containers of a model are hook dicts, and nearly all are empty."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What a container held: a copy of it, of which the elements are none."""
+    """The contents of a container: a shallow copy."""
 
     name: str
     container: Any
     contents: Any
     names: bool = False
-    """Whether its keys are names of attributes; then ``name`` is the prefix of each."""
+    """Whether its keys are attribute names; then ``name`` is their prefix."""
     tensors: bool = False
-    """Whether it binds parameters or buffers."""
+    """Whether it holds parameters or buffers."""
 
     def is_attribute(self) -> bool:
-        """Whether it is no state, which only parameters and buffers are."""
+        """Whether it holds plain attributes rather than state (parameters and buffers)."""
         return not self.tensors
 
     def changes(self) -> Iterator[str]:
-        """Yield the names of the attributes that it changed, anything new or another object being a change."""
+        """Yield the names of changed attributes: a new name, or another object, is a change."""
         now, before = self.container, self.contents
         if self.names:
             yield from (f"{self.name}{n}" for n in _rebound(now, before))
@@ -81,7 +81,7 @@ class _Held:
         if self.tensors and not state:
             contents = {n: now if fits(t, now := self.container.get(n)) else t for n, t in contents.items()}
         kind = next(k for k in _FILL if isinstance(self.container, k))
-        kind.clear(self.container)  # by the plain methods: a class of the user's may refuse its own
+        kind.clear(self.container)  # the plain methods: a user's class may raise in its own
         _FILL[kind](self.container, contents)
 
 
@@ -90,18 +90,18 @@ _BIND: dict[type, tuple[Callable[..., None], Callable[..., None]]] = {
     type: (type.__setattr__, type.__delattr__),
     object: (object.__setattr__, object.__delattr__),
 }
-"""How a name is bound, and unbound, in what has names; by the plain methods: a frozen dataclass refuses its own."""
+"""Functions that bind and unbind a name, by type of namespace; plain methods, as frozen dataclasses block theirs."""
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What names of a class, the slots of an object, or globals that a function binds, were bound to."""
+    """The values of the names of a class, of the slots of an object, or of globals that a function rebinds."""
 
     prefix: str
     owner: Any
     bound: dict[str, Any]
     found: Callable[[Any], dict[str, Any]]
-    """Returns what the names are bound to now."""
+    """Returns the current values of the names."""
 
     def is_attribute(self) -> bool:
         return True
@@ -123,23 +123,23 @@ class _Names:
 
 
 class Attributes:
-    """The attributes of a module and its parts as they are now, and what the plain values in them hold.
+    """A snapshot of the attributes of a module and its submodules, and of the contents of plain values in them.
 
-    Plain are containers, objects of classes of users and libraries, and the classes of the parts. Of what `forward` can
-    reach besides, nothing is kept before `keep_outside`.
+    Plain values are containers, objects of user and library classes, and the classes of the submodules. The snapshot
+    covers other values that `forward` can reach only after `keep_outside`.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._held: dict[int, _Held | _Names] = {}
         self._hooks: list[tuple[Any, dict[Any, Any]]] = []
-        """Where hooks are registered, and those that were."""
+        """Each dict of hooks, and a copy of it."""
         self._tensors: list[tuple[str, torch.Tensor]] = []
         self._functions: list[FunctionType] = []
-        """Those that attributes lead to, methods among them."""
+        """Functions and methods that attributes refer to."""
         self._seen: set[int] = set()
         self._opened = 0
         self._steps: dict[type, Callable[[str, Any], Iterable[tuple[str, Any]]] | None] = {}
-        """How values of each class that was met are opened."""
+        """The function that opens values of each class seen so far."""
         waiting: list[tuple[str, Any]] = []
         classes: set[type] = set()
         for path, part in module.named_modules():
@@ -156,12 +156,12 @@ class Attributes:
         self._keep_inside(waiting)
         state = {id(t) for t in (*module.parameters(), *module.buffers())}
         self.tensors = [(name, tensor) for name, tensor in self._tensors if id(tensor) not in state]
-        """The tensors that are neither parameters nor buffers, by the attributes that lead to them."""
+        """The tensors that are neither parameters nor buffers, with the names of attributes that hold them."""
 
     def keep_outside(self, function: Callable[..., Any]) -> None:
-        """Keep, too, what a function of the model, and those that it calls, can reach beyond the modules by name.
+        """Add values that ``function`` of the model, and functions that it calls, reach by name outside the modules.
 
-        That are closures, and the globals of user's functions; tensors in them are not copied.
+        These are closures, and globals of the user's functions; tensors in them are not copied.
         """
         own = function.__func__ if inspect.ismethod(function) else function
         self._keep_inside([("", f) for f in (*self._functions, own) if isinstance(f, FunctionType)], functions=True)
@@ -176,11 +176,11 @@ class Attributes:
             if id(own) not in self._held:
                 bound = _bound_by(own)
                 self._held[id(own)] = _Names(prefix, own, bound, _bound_by)
-                values = ((n, getattr(v, "__func__", v)) for n, v in bound.items())  # static methods are functions
+                values = ((n, getattr(v, "__func__", v)) for n, v in bound.items())  # unwrap static methods
                 yield from ((f"{prefix}{n}", v) for n, v in values if type(v) not in _ATOMS)
 
     def _keep_inside(self, waiting: list[tuple[str, Any]], *, functions: bool = False) -> None:
-        """Keep values and those in them, however deep they stand; of long containers only what they hold themselves."""
+        """Add values and all nested values at any depth; for long containers, only the container itself."""
         while waiting:
             name, value = waiting.pop()
             cls = type(value)
@@ -208,7 +208,7 @@ class Attributes:
         return functools.partial(self._open_object, slots) if _is_opened(cls) else None
 
     def _open_tensor(self, name: str, tensor: torch.Tensor) -> Iterable[tuple[str, Any]]:
-        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:  # else it has no elements
+        if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta:  # others lack elements
             self._tensors.append((name, tensor))
         return ()
 
@@ -236,7 +236,7 @@ class Attributes:
         return [(f"{name}.{n}", inner) for n, inner in inside.items() if type(inner) not in _ATOMS]
 
     def _open_function(self, _: str, function: FunctionType) -> Iterable[tuple[str, Any]]:
-        function = _unwrapped(function)  # PyTorch's own decorators, as no_grad, are no user's
+        function = _unwrapped(function)  # skip PyTorch's decorators, such as no_grad
         code, scope = function.__code__, function.__globals__
         self._opened += 1
         if is_packaged(code.co_filename) or _is_closed(function.__module__ or "") or self._opened > MANY:
@@ -247,16 +247,15 @@ class Attributes:
         return [(n, v) for n, v in named_by(function).items() if type(v) not in _ATOMS]
 
     def changed(self) -> list[str]:
-        """Return the names of the attributes, not parameters and buffers, that hold something else now."""
+        """Return the names of the attributes, other than parameters and buffers, with changed contents."""
         return list(dict.fromkeys(n for held in self._held.values() if held.is_attribute() for n in held.changes()))
 
     def restore(self, *, state: bool = True) -> None:
-        """Let attributes and containers hold again what they held.
+        """Restore the contents of attributes and containers.
 
         Args:
-            state: whether parameters and buffers are restored too that were bound anew to what a graph can hold in
-                their place; those registered meanwhile are removed in either case.
-
+            state: whether to also restore parameters and buffers that were rebound to tensors that a graph can hold.
+                Those registered meanwhile are removed in either case.
         """
         for held in self._held.values():
             held.restore(state=state)
@@ -271,12 +270,12 @@ def _is_closed(module: str) -> bool:
 
 
 def _is_opened(cls: type) -> bool:
-    """Whether objects of a class are looked into: not those of PyTorch and of Python, which are more than data."""
+    """Whether to open objects of a class: not those of PyTorch and Python, which are more than data."""
     return f"{cls.__module__}.".startswith(_PLAIN) or not _is_closed(cls.__module__)
 
 
 def _own_classes(cls: type) -> tuple[type, ...]:
-    """Return a class and its bases, but for those of PyTorch and Python."""
+    """Return a class and its bases, without those of PyTorch and Python."""
     return tuple(base for base in cls.__mro__ if not _is_closed(base.__module__))
 
 
@@ -287,12 +286,12 @@ def _bound_by(cls: type) -> dict[str, Any]:
 def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     found = ((n, slot) for base in cls.__mro__ for n, slot in vars(base).items())
     slots = {n: slot for n, slot in reversed([*found]) if isinstance(slot, MemberDescriptorType)}
-    slots.pop("__dict__", None)  # as classes of C's have it
+    slots.pop("__dict__", None)  # classes defined in C list it
     return slots
 
 
 def _attributes_of(slots: dict[str, MemberDescriptorType], value: Any) -> dict[str, Any]:
-    """Return what the slots of an object hold that are set; as next, no line of the class runs."""
+    """Return the values of the slots of an object that are set. Like `_dict_of`, this runs no code of the class."""
     found = {}
     for name, slot in slots.items():
         with contextlib.suppress(AttributeError):
@@ -301,7 +300,7 @@ def _attributes_of(slots: dict[str, MemberDescriptorType], value: Any) -> dict[s
 
 
 def _dict_of(value: Any) -> dict[str, Any] | None:
-    """Return what holds the attributes of an object; None where a class has slots alone, or hides it."""
+    """Return the ``__dict__`` of an object; None if its class has only slots, or hides it."""
     for base in type(value).__mro__:
         found = vars(base).get("__dict__")
         if isinstance(found, GetSetDescriptorType | MemberDescriptorType):
@@ -310,7 +309,7 @@ def _dict_of(value: Any) -> dict[str, Any] | None:
 
 
 def _unwrapped(function: FunctionType) -> FunctionType:
-    """Return the function that decorators wrap; one may wrap an object, or itself."""
+    """Return the innermost function of a chain of decorators; a decorator may wrap an object, or itself."""
     seen = [function]
     while isinstance(inner := vars(function).get("__wrapped__"), FunctionType) and inner not in seen:
         seen.append(inner)
@@ -324,28 +323,28 @@ def _bound_to(names: frozenset[str], scope: dict[str, Any]) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _stored_globals(code: CodeType) -> frozenset[str]:
-    """Return the globals that a function binds anew."""
+    """Return the globals that a function rebinds."""
     return frozenset(i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL")
 
 
 def fits(old: torch.Tensor | None, new: torch.Tensor | None) -> bool:
-    """Whether one tensor can be written into the other, so that a graph keeps what was bound in its place."""
+    """Whether ``new`` can be written into ``old``, so that a graph can represent the rebinding as a write."""
     if old is None or new is None:
         return old is new
     return (old.dtype, old.shape) == (new.dtype, new.shape)
 
 
 _NOTHING = object()
-"""Stands for what a name is bound to that is not bound."""
+"""The value of an unbound name."""
 
 
 def _rebound(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
-    """Yield the names that are bound to another object than before, or that are new or gone."""
+    """Yield names that are bound to another object than before, and names that are new or gone."""
     return (n for n in {**before, **now} if now.get(n, _NOTHING) is not before.get(n, _NOTHING))
 
 
 def _holds_same(now: Any, before: Any) -> bool:
-    """Whether two containers hold the same objects in the same order; by ``map``, as some hold a million."""
+    """Whether two containers hold the same objects in the same order; uses ``map``, as some hold a million."""
     if len(now) != len(before) or not all(map(is_, now, before)):
         return False
     return not isinstance(now, dict) or all(map(is_, now.values(), before.values()))

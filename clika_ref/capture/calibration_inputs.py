@@ -1,4 +1,4 @@
-"""The calibration inputs of the user, read once: a few of them first, to trace with, then all, to calibrate."""
+"""Read the user's calibration inputs once: first a few of them for tracing, then all for calibration."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from clika_ref.core.errors import ModelError
 ARGUMENT = "calibration_inputs"
 
 PEEKED = 4
-"""Elements of what can be read only once that are traced with: sides in which they differ are dynamic."""
+"""Number of elements of a one-pass iterable to trace with; dims that differ among them are dynamic."""
 
 TOLD_APART = 8
-"""Elements of a list that are traced with, at most."""
+"""Maximum number of elements of a list to trace with."""
 
 
 class CalibrationInputs:
-    """Calls of a model that the elements of an iterable stand for.
+    """The calls of a model for the elements of an iterable.
 
-    Of a list, which is in memory anyway, those are traced with that differ from the first in another side than the ones
-    before them, wherever they stand; of a generator or a DataLoader the first ones.
+    Of a list, which is in memory anyway, tracing uses the first element and each element that differs from it in a new
+    dim. Of a generator or a DataLoader, it uses the first ones.
 
     Raises:
-        ModelError: it cannot be iterated over, or holds no element.
+        ModelError: the inputs are not iterable, or have no element.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class CalibrationInputs:
         return [*self._known.values()]
 
     def ahead(self, callee: Callee) -> Iterator[ModelCall]:
-        """Yield calls in order, of which no more are read than are asked for; `calls` yields them all the same."""
+        """Yield calls in order, reading only as many as requested; `calls` still yields all of them."""
         for number in itertools.count():
             self._ahead += itertools.islice(self._elements, number == len(self._ahead))
             if number == len(self._ahead):
@@ -74,7 +74,7 @@ class CalibrationInputs:
             yield self._known[number]
 
     def calls(self, callee: Callee) -> Iterator[ModelCall]:
-        """Yield all calls in order; those that were made before are not made again."""
+        """Yield all calls in order, reusing those made before."""
         for number, element in enumerate(itertools.chain(self._ahead, self._elements)):
             yield self._known.pop(number, None) or self._call(callee, number, element)
 
@@ -84,7 +84,7 @@ class CalibrationInputs:
 
 @dataclass(frozen=True)
 class Unread:
-    """Calibration inputs that nobody has begun to read, and how an element of them becomes a call."""
+    """Unread calibration inputs, with the functions that convert an element to a call."""
 
     inputs: Iterable[Any]
     transform: Callable[[Any], Any] | None = None
@@ -92,19 +92,19 @@ class Unread:
 
     @property
     def count(self) -> int | None:
-        """How many elements there are, where that can be known without reading them."""
+        """The number of elements, if known without reading them."""
         return _count(self.inputs)
 
     @property
     def can_be_read_again(self) -> bool:
-        """Whether reading some of them leaves them as they are, as it does not of a generator."""
+        """Whether the inputs can be iterated again, unlike a generator."""
         return not isinstance(self.inputs, Iterator)
 
     def begin(self) -> CalibrationInputs:
-        """Begin to read them.
+        """Start reading the inputs.
 
         Raises:
-            ModelError: they cannot be iterated over.
+            ModelError: they are not iterable.
         """
         return CalibrationInputs(self.inputs, self.transform, self.forward_fn)
 
@@ -112,12 +112,12 @@ class Unread:
 def _count(inputs: Iterable[Any]) -> int | None:
     try:
         return len(inputs)  # type: ignore[arg-type]
-    except TypeError:  # generators, and loaders over iterable datasets, which have __len__ but refuse
+    except TypeError:  # generators, and loaders over iterable datasets, whose __len__ raises
         return None
 
 
 def telling(elements: Sequence[Any]) -> list[int]:
-    """Return the places of elements that show which sides differ: the first, and each that differs in another one."""
+    """Return the indices of elements that show which dims differ: the first, and each that differs in a new dim."""
     chosen: list[int] = []
     differing: set[Any] = set()
     first: list[Any] = []
@@ -140,7 +140,7 @@ def _described(leaf: Any) -> tuple[Any, ...]:
 
 
 def _differences(first: Sequence[tuple[Any, ...]], other: Sequence[tuple[Any, ...]]) -> set[Any]:
-    """Return the places in which two descriptions differ: leaf and side, or the structure as a whole."""
+    """Return the positions of differences between two descriptions: leaf and dim, or the structure as a whole."""
     if [len(d) for d in first] != [len(d) for d in other]:
         return {tuple(len(d) for d in other)}
     return {

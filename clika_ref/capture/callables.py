@@ -1,4 +1,4 @@
-"""Make anything callable look like a module: a module, a bound method of one, or a plain function."""
+"""Wrap any callable as a module: a module, a bound method of one, or a plain function."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from clika_ref.core.errors import ModelError
 
 @dataclass(frozen=True)
 class Callee:
-    """What is compiled: the module that owns the weights, and the function that one call runs."""
+    """The object to compile: the module that owns the weights, and the function that a call runs."""
 
     module: torch.nn.Module
     function: Callable[..., Any]
     name: str
     warnings: tuple[str, ...] = ()
-    """What the graph cannot keep of it."""
+    """Properties that the graph cannot keep."""
     stays: bool = False
-    """Whether its user keeps it, so that what it writes to its own parameters is undone; takes a copy of them."""
+    """Whether the user keeps the module, so that writes to its parameters are undone; this takes a copy of them."""
     borrows: bool = False
-    """Whether its modules are those that a function can reach, of which it need not call each."""
+    """Whether its modules are those that a function can reach; the function need not call all of them."""
 
     @property
     def parameters(self) -> inspect.Signature:
@@ -34,7 +34,7 @@ class Callee:
         return inspect.signature(self.function)
 
     def spelled_out(self, arguments: Sequence[str]) -> Callee:
-        """Return the same with a parameter for each argument that ``**kwargs`` gathers.
+        """Return a callable with an explicit parameter for each argument that ``**kwargs`` collects.
 
         torch.export 2.13 counts such arguments twice, alone and under the name of ``**kwargs``.
         """
@@ -49,7 +49,7 @@ class Callee:
 
     @contextlib.contextmanager
     def as_module(self) -> Iterator[torch.nn.Module]:
-        """Let the module's ``forward`` be the function, for as long as the context lasts."""
+        """Set the module's ``forward`` to the function while the context lasts."""
         module = self.module
         if self.function == module.forward:
             yield module
@@ -67,11 +67,11 @@ class Callee:
 
 
 _CALLED = "the function"
-"""Under which a `_Function` keeps its own: no variable of the user's, whose name a child bears, can be called so."""
+"""The key under which `_Function` stores its function. It has a space, so no variable or submodule has this name."""
 
 
 class _Function(torch.nn.Module):
-    """A plain function; the modules that it can reach are its children, so that their weights are found."""
+    """A plain function as a module. The modules that it can reach become submodules, so their weights are found."""
 
     def __init__(self, function: Callable[..., Any], children: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()
@@ -84,10 +84,10 @@ class _Function(torch.nn.Module):
 
 
 def callee_of(module_or_func: Any) -> Callee:
-    """Return what to compile for a module, a bound method of a module, or a function.
+    """Return the `Callee` for a module, a bound method of a module, or a function.
 
     Raises:
-        ModelError: it is none of these.
+        ModelError: the argument is none of these.
     """
     if isinstance(module_or_func, torch.nn.Module):
         return Callee(module_or_func, module_or_func.forward, type(module_or_func).__name__)
@@ -112,7 +112,7 @@ def callee_of(module_or_func: Any) -> Callee:
 
 
 def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function, or one in its place that has a signature and code: builtins lack one, objects the other."""
+    """Return the function, or a wrapper with a signature and code: builtins lack a signature, objects lack code."""
     try:
         signature = inspect.signature(function)
     except ValueError:

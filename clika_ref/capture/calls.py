@@ -1,4 +1,4 @@
-"""What the schema of an ATen call says: which arguments it writes, and which call does the same without writing."""
+"""Facts from the schemas of ATen calls: the arguments that they write, and their functional forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OTHERWISE_NAMED = {
     aten.pow_.Tensor: aten.pow.Tensor_Tensor,
     aten.float_power_.Tensor: aten.float_power.Tensor_Tensor,
 }
-"""In-place overloads whose functional form ATen gave another overload name."""
+"""In-place overloads whose functional form has another overload name."""
 
 
 @cache
@@ -31,7 +31,7 @@ def _written_names(overload: torch._ops.OpOverload) -> tuple[tuple[int, str], ..
 
 
 def written_arguments(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the arguments of a call that it writes to."""
+    """Return the arguments that a call writes to."""
     return [
         args[i] if i < len(args) else kwargs[name]
         for i, name in _written_names(overload)
@@ -51,7 +51,7 @@ RESHAPES_ITSELF: dict[torch._ops.OpOverload, torch._ops.OpOverload] = {
     aten.squeeze_.dims: aten.squeeze.dims,
     aten.as_strided_.default: aten.as_strided.default,
 }
-"""In-place calls that write no memory, but change how a tensor looks at it, and the views that they make."""
+"""In-place calls that change the metadata of a tensor but no memory, and the corresponding views."""
 
 
 SKIPPED = frozenset(
@@ -64,13 +64,13 @@ SKIPPED = frozenset(
         aten.sym_constrain_range_for_size.default,
     }
 )
-"""Calls that only check what the types of the graph state anyway."""
+"""Calls that only check facts that the types of the graph state anyway."""
 
 
 def functional_overload(
     overload: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[torch._ops.OpOverload, tuple[Any, ...], dict[str, Any]]:
-    """Return the call that computes what an in-place call writes: ``relu_`` to ``relu``, ``__iand__`` to ``__and__``.
+    """Return the functional form of an in-place call: ``relu`` for ``relu_``, ``__and__`` for ``__iand__``.
 
     Raises:
         ModelError: there is none.
@@ -98,7 +98,7 @@ def functional_overload(
 def _same_without(
     packet: torch._ops.OpOverloadPacket, overload: torch._ops.OpOverload, results: set[str]
 ) -> torch._ops.OpOverload | None:
-    """Return the overload that takes the same arguments except those that results are written to."""
+    """Return the overload that takes the same arguments without the written ones."""
 
     def taken(schema: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in schema.arguments if a.name not in results]
@@ -111,19 +111,19 @@ def _same_without(
 
 
 def squeezed_sides(rank: int, dims: int | Sequence[int] | None = None) -> list[int]:
-    """Return the sides that a call of ``squeeze`` drops where their length is 1: all of them, or those it names."""
+    """Return the dims that ``squeeze`` drops if their size is 1: all of them, or the given ones."""
     if dims is None:
         return list(range(rank))
     return [d % rank for d in ([dims] if isinstance(dims, int) else dims)] if rank else []
 
 
 def has_failed(node: fx.Node) -> bool:
-    """Whether a call, of which a tracer notes no result, raised what the model then caught, as in eager."""
+    """Whether a call raised an error that the model caught, as in eager: the tracer records no result for it."""
     returns = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.returns
     return bool(returns) and node.meta.get("val") is None and not node.users
 
 
 def is_plain(source: Any) -> bool:
-    """Whether a traced tensor fills its memory from the first element on, in order."""
-    fake = source.meta["val"]  # asked without a guard, which would exclude lengths that eager takes
+    """Whether a traced tensor is contiguous and starts at the first element of its memory."""
+    fake = source.meta["val"]  # checked without a guard, which would exclude sizes that eager accepts
     return is_contiguous_or_false(fake) and guard_or_false(fake.storage_offset() == 0)

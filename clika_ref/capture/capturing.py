@@ -1,4 +1,4 @@
-"""A model and its tracing inputs to a graph: compare, trace, import, and check against eager on every input."""
+"""Capture a model and its tracing inputs as a graph: compare, trace, import, and check against eager on every input."""
 
 from __future__ import annotations
 
@@ -34,29 +34,29 @@ from clika_ref.signature import Signature
 
 @dataclass
 class Captured:
-    """What capture found: the graph, how it is called, the tracer that worked, and what was noticed on the way."""
+    """The result of a capture: the graph, its signature, the tracer that succeeded, and notes and warnings."""
 
     graph: Graph
     signature: Signature
-    """How a call of the model becomes inputs of the graph."""
+    """How a call of the model maps to inputs of the graph."""
     tracer: str
     calls: list[list[Any]]
     """The leaves of every tracing call."""
     notes: list[str] = field(default_factory=list)
     """Lines for the full log."""
     warnings: list[str] = field(default_factory=list)
-    """What the graph does not keep of the model."""
+    """Properties of the model that the graph does not keep."""
     slow_line: str | None = None
-    """The line of the model that cost most of a long trace."""
+    """The slowest line of the model in a long trace."""
 
 
 _LOCK = threading.RLock()
-"""Held again by a thread that has it: a model may call what compiles another."""
+"""Serializes captures. Reentrant, as a model may call code that compiles another model."""
 
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Let other threads wait: PyTorch traces one model at a time, and what a trace replaces in it all threads call."""
+    """Hold the capture lock: a trace patches functions of PyTorch that all threads call."""
     with _LOCK:
         yield
 
@@ -76,18 +76,17 @@ def capture(
     """Trace a model into a graph that serves all the given calls.
 
     Args:
-        callee: what to trace.
-        calls: the tracing inputs; sides that differ among them become dynamic.
+        callee: the model to trace.
+        calls: the tracing inputs; dims that differ among them become dynamic.
         registry: the declared operators.
         fallback: finds operators for undeclared ATen calls.
-        dynamic: whether sides may be dynamic at all.
+        dynamic: whether to allow dynamic dims.
         name: the name of the graph.
         detail: receives each line of the full log.
-        progress: receives what is going on, for a progress display.
+        progress: receives the current step, for a progress display.
 
     Raises:
-        ModelError: no tracer served all calls; the message carries every tracer's own reason.
-
+        ModelError: no tracer served all calls; the message contains the reason of every tracer.
     """
     traced, warnings, asked = _run_eager(callee, calls, dynamic=dynamic, detail=detail)
     failures: list[tuple[str, Exception]] = []
@@ -120,10 +119,11 @@ def capture(
 
 
 def _ways(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer, bool]]:
-    """Yield the inputs to trace with, each with every tracer worth trying, and whether gradients are recorded.
+    """Yield the attempts to trace: the leaves of a call, a tracer, and whether to record gradients.
 
-    They are at first wherever the model is compiled: a trace without them does not show the model's own regions without
-    them. But where there are none around, it may do what is forbidden with them, or compute something else.
+    Attempts that record gradients come first in any mode, because a trace under no_grad hides the model's own no_grad
+    regions. If the model is compiled under no_grad, attempts without gradients follow: the model may branch on the
+    mode, or write to tensors that require gradients.
     """
     for recording in (True,) if torch.is_grad_enabled() else (True, False):
         for leaves in tracing_choices(traced.comparison):
@@ -134,7 +134,7 @@ def _ways(traced: TracedCalls) -> Iterator[tuple[list[Any], Tracer, bool]]:
 def _run_eager(
     callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool, detail: Callable[[str], None]
 ) -> tuple[TracedCalls, list[str], list[str]]:
-    """Take the calls apart, and watch the model compute them for what no graph keeps and who asks for gradients."""
+    """Flatten the calls and run eager on them; collect warnings about lost behavior, and reads of gradient state."""
     with strangers(callee.module, callee.name) as strange, asked_for_gradients() as asked:
         traced = take_apart(callee, calls, dynamic=dynamic)
     if any(run.is_second for run in traced.expected):
@@ -151,7 +151,7 @@ def _run_eager(
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any], *, recording: bool) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
     assigned = assignments_as_writes(traced.callee.module, traced.written)
-    kept = unchanged(traced.callee, outside=True)  # a tracer may run the model
+    kept = unchanged(traced.callee, outside=True)  # a tracer may run the real model
     mode = torch.set_grad_enabled(recording)
     with kept, traced.traceable.as_module() as module, assigned, traced_errors() as raised, mode:
         program = trace(tracer, module, call.copy(), traced.dynamic_shapes())
@@ -160,7 +160,7 @@ def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any], *, recording:
 
 
 def _require_none_caught(raised: Raised, callee: Callee, call: ModelCall) -> None:
-    """Refuse a trace in which the model caught an error that it does not catch in eager: it took another path."""
+    """Reject a trace if the model caught an error that it does not catch in eager: it took another branch."""
     caught = raised.caught()
     if caught:
         with eager_errors() as usual:

@@ -1,4 +1,4 @@
-"""Errors of a trace that the model catches itself, and so takes a path that eager does not: the trace is refused."""
+"""Reject a trace if the model catches a tracer error: it then takes a branch that it does not take in eager."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ _STANDARD = sysconfig.get_paths()["stdlib"]
 _SYMPY = str(Path(sympy.__file__).parent)
 
 CONVERSIONS = ("__float__", "__int__", "__index__", "__complex__", "__round__", "__trunc__", "__floor__", "__ceil__")
-"""What Python asks for the value of a number: by themselves proxies lack these, and Python's own error is not seen."""
+"""Methods that Python calls for the value of a number. Proxies lack them, and Python's own error cannot be observed."""
 
 REFUSALS = ("__bool__", "__iter__", "__len__")
-"""What proxies refuse themselves."""
+"""Methods that proxies define and that raise."""
 
 
 class CaughtError(Exception):
-    """A tracer said that it cannot follow a line, and the model caught that."""
+    """The model caught a tracer error."""
 
 
 class Raised:
-    """The errors that a trace, or eager, raised in the calls of a model, which this thread makes."""
+    """Errors raised while tracing or running a model in eager, by calls of the model in this thread."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._errors: list[BaseException] = []
 
     def remember(self, error: BaseException) -> None:
-        """Remember an error; its traceback grows until somebody catches it."""
+        """Record an error; its traceback grows until a handler catches it."""
         if threading.get_ident() == self._thread and not any(error is known for known in self._errors):
             self._errors.append(error)
 
     def caught(self) -> dict[tuple[str, str], str]:
-        """Return the text of what the model caught, by the class of the error and the line that raised it."""
+        """Return the messages of errors that the model caught, by error class and the line that raised them."""
         found = {}
         for error in self._errors:
             trace = error.__traceback__  # from the frame that caught it to the one that raised it
@@ -57,7 +57,7 @@ class Raised:
         return found
 
     def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function, remembering what it raises."""
+        """Wrap a function to record the errors that it raises."""
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             try:
@@ -70,12 +70,12 @@ class Raised:
 
 
 def is_models(frame: FrameType) -> bool:
-    """Whether a frame is of the model, or of a library that it uses, but for PyTorch's and those beneath it."""
+    """Whether a frame belongs to the model or to a library that it uses, rather than to PyTorch or its dependencies."""
     return is_model_file(frame.f_code.co_filename)
 
 
 def is_model_file(file: str) -> bool:
-    """Whether a file is such that its frames are of the model, or of a library that it uses."""
+    """Whether frames of a file belong to the model or to a library that it uses."""
     is_standard = file.startswith(_STANDARD + os.sep) and INSTALLED.isdisjoint(Path(file).parts)
     return is_users(file) and not is_standard and not file.startswith(_SYMPY)
 
@@ -91,7 +91,7 @@ def _innermost(trace: TracebackType | None) -> str:
 
 @contextlib.contextmanager
 def traced_errors() -> Iterator[Raised]:
-    """Remember what PyTorch raises where a trace needs a value that it does not know, or a call fails in it."""
+    """Record PyTorch's errors about unknown values, and about failing calls, during a trace."""
     raised = Raised()
     handler, proxy = _NonStrictTorchFunctionHandler, torch.fx.Proxy
     make = ShapeEnv._make_data_dependent_error
@@ -119,7 +119,7 @@ def _refusal(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def eager_errors() -> Iterator[Raised]:
-    """Remember what calls of PyTorch raise in eager."""
+    """Record the errors that PyTorch calls raise in eager."""
     raised = Raised()
 
     class Mode(TorchFunctionMode):

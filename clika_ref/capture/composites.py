@@ -1,4 +1,4 @@
-"""PyTorch's composite calls whose own code fixes sizes or asks for values, and how they are traced instead."""
+"""Replacements for PyTorch's composite calls that specialize on sizes or read tensor values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ aten = torch.ops.aten
 COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 LONG = 64
-"""What stands for a size that depends on data where an order is chosen."""
+"""The assumed value of a data-dependent size when choosing an order."""
 
 
 def _kron(x: Tensor, other: Tensor) -> Tensor:
-    """``result[i * k + j] = x[i] * other[j]`` along each side; the shorter shape is filled up with ones in front."""
+    """``result[i * k + j] = x[i] * other[j]`` along each dim; the shorter shape is padded with ones in front."""
     rank = max(x.dim(), other.dim())
     shapes = [[1] * (rank - t.dim()) + list(t.shape) for t in (x, other)]
     left = x.reshape([n for side in shapes[0] for n in (side, 1)])
@@ -31,7 +31,7 @@ def _kron(x: Tensor, other: Tensor) -> Tensor:
 
 
 def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:  # noqa: FBT001, FBT002, N803 - ATen's
-    """Powers ``x[i] ** j`` as columns, the highest first unless ``increasing``; eager multiplies them up in turn."""
+    """Powers ``x[i] ** j`` as columns, the highest first unless ``increasing``; computed by cumprod, as in eager."""
     count = x.shape[0] if N is None else N
     wide = x.to(torch.promote_types(x.dtype, torch.int64 if not x.is_floating_point() else x.dtype))
     column = wide.unsqueeze(1)
@@ -44,7 +44,7 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
     """``(x - E x) (x - E x)^H / (n - correction)`` of the variables ``x[variable, n]``.
 
     Raises:
-        ModelError: there are weights, whose values it asks for.
+        ModelError: weights are given; PyTorch branches on their values.
     """
     if fweights is not None or aweights is not None:
         given = [n for n, w in (("fweights", fweights), ("aweights", aweights)) if w is not None]
@@ -57,7 +57,7 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
 
 
 def _weighted(x: Tensor, given: Sequence[str], correction: int) -> str:
-    """Return in Python what `torch.cov` computes with these weights, of more observations than ``correction``."""
+    """Return Python code for `torch.cov` with these weights, for more observations than ``correction``."""
     count = "w.sum()"
     if correction:
         off = f"{correction} * (w * aweights).sum() / w.sum()" if "aweights" in given else correction
@@ -70,7 +70,7 @@ def _weighted(x: Tensor, given: Sequence[str], correction: int) -> str:
 
 
 def _corrcoef(x: Tensor) -> Tensor:
-    """``cov(x)[i, j] / sqrt(cov(x)[i, i] cov(x)[j, j])``, of which rounding lets none exceed 1."""
+    """``cov(x)[i, j] / sqrt(cov(x)[i, i] cov(x)[j, j])``, clamped to [-1, 1] against rounding."""
     found = _cov(x)
     if found.dim() == 0:
         return found / found
@@ -83,21 +83,21 @@ def _corrcoef(x: Tensor) -> Tensor:
 
 @cache
 def _cost(sizes: tuple[int, ...]) -> tuple[int, int]:
-    """Return the least multiplications for a chain of matrices of these sizes, and which of them the last one sums."""
+    """Return the minimum number of multiplications for a chain of matrices of these sizes, and its last split."""
     splits = range(1, len(sizes) - 1)
     costs = [(_cost(sizes[: k + 1])[0] + _cost(sizes[k:])[0] + sizes[0] * sizes[k] * sizes[-1], k) for k in splits]
     return min(costs, default=(0, 0))
 
 
 def _chain(matrices: Sequence[Tensor]) -> Tensor:
-    """Multiply matrices in the order that is the cheapest at the sizes that were traced; they guard nothing."""
+    """Multiply matrices in the cheapest order for the traced sizes; the order adds no guards."""
     sizes = (*(m.shape[0] for m in matrices), matrices[-1].shape[1])
     _, split = _cost(tuple(optimization_hint(n, LONG) for n in sizes))
     return matrices[0] if split == 0 else _chain(matrices[:split]) @ _chain(matrices[split:])
 
 
 def _multi_dot(tensors: Sequence[Tensor]) -> Tensor:
-    """Multiply matrices, the first and last of which may be vectors."""
+    """Multiply matrices; the first and the last may be vectors."""
     first, *inner, last = tensors
     columns = last.unsqueeze(1) if last.dim() == 1 else last
     product = _chain([first.unsqueeze(0) if first.dim() == 1 else first, *inner, columns])
@@ -113,11 +113,11 @@ FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.linalg_multi_dot.default: _multi_dot,
     aten.vander.default: _vander,
 }
-"""The same in Python, for any size: PyTorch's own asks for each size as a number, or for the value of a tensor."""
+"""Equivalent Python functions for any size; PyTorch's own read each size as a number, or the value of a tensor."""
 
 
 def _recurrent(x: Tensor, hx: Tensor | Sequence[Tensor], _params: Any, *flags: Any) -> tuple[Tensor, ...]:
-    """Return results of the shapes that a recurrent network returns, and nothing of what it computes."""
+    """Return results with the shapes of a recurrent network's results, without computing it."""
     states = (hx,) if isinstance(hx, Tensor) else hx
     bidirectional = flags[4]
     width = states[0].shape[-1] * (2 if bidirectional else 1)
@@ -130,12 +130,12 @@ SHAPES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
     aten.rnn_tanh.input: _recurrent,
     aten.rnn_relu.input: _recurrent,
 }
-"""What a trace needs to know: PyTorch unrolls them over the sequence, which fixes its length."""
+"""Shape-only replacements: PyTorch unrolls these calls over the sequence, which fixes its length."""
 
 
 @contextlib.contextmanager
 def for_any_size() -> Iterator[None]:
-    """Let fake tensors go through `FORMS` and `SHAPES`, for as long as the context lasts."""
+    """Register `FORMS` and `SHAPES` as kernels for fake tensors while the context lasts."""
     replaced = {**FORMS, **SHAPES}
     before = {overload: overload.py_kernels.get(COMPOSITE) for overload in replaced}
     for overload, form in replaced.items():

@@ -1,4 +1,4 @@
-"""PyTorch's own decompositions, for ATen calls that nothing else serves."""
+"""PyTorch's own decompositions, for ATen calls without a declared operator or lowering."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ UNDECLARED = "no operator is declared for it, torchlib has no lowering"
 CAST_WITHIN = "torch.autocast casts what it computes within"
 
 REASON_LIMIT = 200
-"""Characters of PyTorch's own reason."""
+"""Maximum number of characters of PyTorch's reason."""
 
 
 @lru_cache(maxsize=1)
 def rules() -> dict[Any, Any]:
-    """Return PyTorch's rules by overload, of which the core ones win."""
+    """Return PyTorch's decompositions by overload; core ATen ones take precedence."""
     return {**decomposition_table, **core_aten_decompositions()}
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A call as a program of simpler calls, and the nodes that the program takes."""
+    """A call as a program of simpler calls, and its operand nodes."""
 
     program: fx.GraphModule
     operands: list[fx.Node]
 
 
 def decompose(node: fx.Node, overload: torch._ops.OpOverload, region: Region | None = None) -> Decomposition | None:
-    """Return a call as a program of simpler calls, or None where there is no rule; in a region, with its casts.
+    """Return a call as a program of simpler calls, or None if there is no rule; in a region, with its casts.
 
     Raises:
-        ModelError: the rule fails on these operands, or serves their sizes only.
+        ModelError: the rule fails on these operands, or only works for their exact sizes.
     """
     rule = _rule(overload)
     if rule is None:
@@ -78,7 +78,7 @@ def decompose(node: fx.Node, overload: torch._ops.OpOverload, region: Region | N
 
 def _rule(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
     rule = FORMS.get(overload) or rules().get(overload)
-    if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes are no kernels
+    if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes have no kernels
         return rule
     composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
     return overload.decompose if composite else None
@@ -86,7 +86,7 @@ def _rule(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 @contextmanager
 def _recording(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
-    """Let an environment record guards again, which it stops to do when its trace ends; yield the sizes they fix."""
+    """Let an environment record guards again after its trace froze it; yield the symbols that become fixed."""
     fixed: set[sympy.Symbol] = set()
     if env is None:
         yield fixed
@@ -101,5 +101,5 @@ def _recording(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
 
 
 def _calls(program: fx.GraphModule, overload: torch._ops.OpOverload) -> bool:
-    """Whether a decomposition ends in the very call that it should replace."""
+    """Whether a decomposition contains the call that it should replace."""
     return any(n.target is overload for n in program.graph.nodes)

@@ -1,4 +1,4 @@
-"""Which sides are dynamic, found by comparing the inputs; and an example to trace with in which they are distinct."""
+"""Find dynamic dims by comparing the inputs, and choose tracing inputs with distinct sizes for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref.core.errors import ModelError
 
 @dataclass(frozen=True)
 class InputSide:
-    """Side ``dim`` of leaf ``leaf`` of a call, or the leaf itself (an integer) where ``dim`` is None."""
+    """Dim ``dim`` of leaf ``leaf`` of a call, or the leaf itself (an integer) if ``dim`` is None."""
 
     leaf: int
     dim: int | None
@@ -22,7 +22,7 @@ class InputSide:
 
 @dataclass
 class Comparison:
-    """What differs between the calls: leaves of each, and the lengths of every side that differs."""
+    """The differences between the calls: the leaves of each call, and the sizes of every dim that differs."""
 
     names: list[str]
     calls: list[list[Any]]
@@ -30,23 +30,23 @@ class Comparison:
 
     @property
     def groups(self) -> list[list[InputSide]]:
-        """The dynamic sides, those that always agree together."""
+        """The dynamic dims, grouped by equal sizes in all calls."""
         by_lengths: dict[tuple[int, ...], list[InputSide]] = {}
         for side, lengths in self.lengths.items():
             by_lengths.setdefault(lengths, []).append(side)
         return list(by_lengths.values())
 
     def label(self, side: InputSide) -> str:
-        """Return a side as people say it."""
+        """Return a readable name of a dim."""
         name = self.names[side.leaf]
         return name if side.dim is None else f"side {side.dim} of {name!r}"
 
 
 def compare(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> Comparison:
-    """Find what differs between the leaves of several calls.
+    """Find the differences between the leaves of several calls.
 
     Raises:
-        ModelError: calls differ in something that no graph can vary, or differ at all although ``dynamic`` is off.
+        ModelError: calls differ in a property that no graph can vary, or differ at all with ``dynamic`` off.
     """
     result = Comparison(names, [list(c) for c in calls])
     for index, (name, *values) in enumerate(zip(names, *calls, strict=True)):
@@ -95,10 +95,10 @@ def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any
 
 
 def tracing_choices(comparison: Comparison) -> list[list[Any]]:
-    """Return leaves to trace with, best first: all dynamic sides distinct and at least 2, else made so.
+    """Return leaves to trace with, best first: all dynamic dims distinct and at least 2, resized if necessary.
 
-    A side of 1 or two equal sides would let the tracer conclude what holds for that input only. The largest given is
-    kept in reserve.
+    With a size of 1 or two equal sizes, a tracer would specialize on that input. The largest given call is the
+    fallback.
     """
     groups = comparison.groups
     volume = [sum(math.log(max(v[i], 1)) for v in comparison.lengths.values()) for i in range(len(comparison.calls))]
@@ -116,7 +116,7 @@ def tracing_choices(comparison: Comparison) -> list[list[Any]]:
 
 
 def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
-    """Choose one length of each column, all distinct and at least 2; multiples of given lengths where none is free."""
+    """Choose one size per column, all distinct and at least 2; multiples of given sizes if none is free."""
     taken: set[int] = set()
     result: list[int] = []
     for column in columns:
@@ -130,7 +130,7 @@ def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
 
 
 def resized(leaves: list[Any], sizes: dict[InputSide, int]) -> list[Any]:
-    """Return leaves with some sides repeated or cut to the given lengths."""
+    """Return leaves with some dims repeated or cut to the given sizes."""
     result = list(leaves)
     for side, size in sizes.items():
         leaf = result[side.leaf]
@@ -143,5 +143,5 @@ def resized(leaves: list[Any], sizes: dict[InputSide, int]) -> list[Any]:
 
 
 def element_count(leaves: Sequence[Any]) -> int:
-    """Return how many elements the tensors of a call hold: the call with the fewest costs least."""
+    """Return the number of tensor elements in a call, an estimate of its cost."""
     return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -1,4 +1,4 @@
-"""Run the original model without leaving a trace on it: weights, attributes, random state and inputs stay."""
+"""Run the original model without side effects: weights, attributes, random state and inputs are preserved."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from clika_ref.structures import register_dataclasses
 
 @dataclass(frozen=True)
 class Before:
-    """A module as it was on entering `unchanged`."""
+    """A snapshot of a module, taken by `unchanged`."""
 
     attributes: Attributes
     tensors: list[SavedTensor]
 
     def written(self) -> list[str]:
-        """Return the attributes whose tensors were written to, but for parameters and buffers."""
+        """Return the attributes whose tensors were written to, except parameters and buffers."""
         return list(dict.fromkeys(t.name for t in self.tensors if not t.is_state and t.is_changed()))
 
     def restore(self, *, state: bool = True) -> None:
-        """Let attributes hold what they held, and their tensors; of parameters and buffers only with ``state``."""
+        """Restore attributes and their tensors; parameters and buffers only with ``state``."""
         self.attributes.restore(state=state)
         with torch.no_grad():
             for tensor in self.tensors:
@@ -46,24 +46,24 @@ class Before:
 
 @dataclass(frozen=True)
 class EagerRun:
-    """What eager makes of one call: the leaves and the structure of the result; tensors are copies."""
+    """The result of one eager call: its leaves and their structure; tensors are copies."""
 
     leaves: list[Any]
     structure: pytree.TreeSpec
     state: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The values, after the call, of the parameters and buffers that it writes to or binds anew."""
+    """The values, after the call, of the parameters and buffers that it writes to or rebinds."""
     unfit: str = ""
-    """What it binds to another shape or dtype, and the next call does not read."""
+    """Rebindings to another shape or dtype that the next call does not read."""
     is_second: bool = False
-    """Whether the model ran twice, as it has autocast regions."""
+    """Whether the model ran twice, because it has autocast regions."""
 
 
 def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
     """Run a model on a call.
 
     Raises:
-        ModelError: the model gives a parameter or buffer other data, through ``.data``, or the next call reads what it
-            leaves in an attribute, or binds a buffer to that is of another shape or dtype.
+        ModelError: the model replaces the ``.data`` of a parameter or buffer. Or the next call reads an attribute that
+            it changed, or a buffer that it rebound to another shape or dtype.
     """
     kept = _Kept(callee.module)
     with trimmed(), callee.as_module() as module, unchanged(callee) as before, torch.no_grad(), kept.restored():
@@ -87,7 +87,7 @@ def _results(module: torch.nn.Module, call: ModelCall, mode: contextlib.Abstract
         result = module(*copy.args, **copy.kwargs)
     register_dataclasses(result)
     leaves, spec = pytree.tree_flatten(result)
-    # A buffer may be among the results, and is about to be restored.
+    # Clone: a buffer may be among the results, and is restored on exit.
     return EagerRun([leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
 
 
@@ -95,8 +95,8 @@ def _results(module: torch.nn.Module, call: ModelCall, mode: contextlib.Abstract
 def _regions() -> Iterator[list[torch.autocast]]:
     """Yield the autocast regions that are entered while the context lasts.
 
-    Beneath a dispatch mode autocast does not reach the calls that PyTorch's own kernels make, as that of a bilinear
-    layer its products of matrices: what is written to is known only with the mode, and right numbers only without.
+    Under a dispatch mode, autocast does not reach calls inside PyTorch's kernels, such as the matrix products of a
+    bilinear layer. Detecting writes requires the mode, and correct numbers require running without it.
     """
     entered: list[torch.autocast] = []
     enter = torch.autocast.__enter__
@@ -110,10 +110,10 @@ def _regions() -> Iterator[list[torch.autocast]]:
 
 
 def _depends_on(before: Before, callee: Callee, module: torch.nn.Module, call: ModelCall) -> bool:
-    """Whether a second call returns something else with the attributes that a first one left than with those before it.
+    """Whether a second call returns other results with the attributes of the first call than with the original ones.
 
-    If not they are caches, which a graph computes anew. Parameters and buffers, whose changes it keeps, are those of
-    the second call both times, but for what no state can hold.
+    If not, they are caches, and a graph computes them again. Parameters and buffers have the values of the second call
+    in both runs, as a graph keeps their changes, except for values that no state can hold.
     """
 
     def again() -> EagerRun:
@@ -125,7 +125,7 @@ def _depends_on(before: Before, callee: Callee, module: torch.nn.Module, call: M
         found = again()
         before.restore(state=False)
         fresh = again()
-    except Exception:  # noqa: BLE001 - a model may raise anything, as where one shape does not fit another
+    except Exception:  # noqa: BLE001 - a model may raise anything, such as on a shape mismatch
         return True
     return found.structure != fresh.structure or bool(differences(fresh.leaves, found.leaves))
 
@@ -148,10 +148,10 @@ def _changed_message(callee: Callee, changed: list[str]) -> str:
 
 @contextlib.contextmanager
 def without_fast_path() -> Iterator[None]:
-    """Let ``torch.nn``'s own transformers compute call by call, as they do wherever gradients are recorded.
+    """Make ``torch.nn``'s transformers compute call by call, as they do when gradients are recorded.
 
-    Without gradients eager takes one opaque call per encoder layer, which zeroes padded positions where the padding
-    happens to stand at the end: which of the two results a position gets depends on the values of the mask.
+    Without gradients, eager makes one opaque call per encoder layer. It zeroes padded positions if the padding is at
+    the end, so the result for a position depends on the values of the mask.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -163,9 +163,10 @@ def without_fast_path() -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_copies(module: torch.nn.Module) -> Iterator[None]:
-    """Let calls with gradients write to copies of buffers, and undo what they write to parameters.
+    """Make calls with gradients write to copies of buffers, and undo their writes to parameters.
 
-    To be entered within `unchanged`, which binds the buffers again: one that was written to is no leaf any more.
+    Enter it within `unchanged`, which binds the original buffers again: a buffer that was written to is no longer a
+    leaf.
     """
     kept = _Kept(module)
     for part in module.modules():
@@ -175,7 +176,7 @@ def on_copies(module: torch.nn.Module) -> Iterator[None]:
 
 
 class _Kept(TorchDispatchMode):
-    """Copies each parameter that a call is about to write to: of a model that writes to none, nothing is copied."""
+    """Copies each parameter before a call writes to it, and copies nothing for a model without such writes."""
 
     supports_higher_order_operators = True
 
@@ -200,7 +201,7 @@ class _Kept(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def require_own_data(self) -> None:
-        """Refuse other data than before, unless it is a copy."""
+        """Reject replaced ``.data`` of parameters and buffers, unless it holds the same elements."""
         for name, (tensor, data) in self._tensors.items():
             if memory(tensor) != memory(data) and not same(tensor, data):
                 msg = (
@@ -210,10 +211,10 @@ class _Kept(TorchDispatchMode):
                 raise ModelError(msg)
 
     def state(self, before: Before) -> dict[str, torch.Tensor]:
-        """Return the values of what was bound anew or written to, that is, differs from its copy of before.
+        """Return the values of parameters and buffers that were rebound or written to, that is, that changed.
 
         Raises:
-            ModelError: what was bound anew is an expanded tensor, into whose memory nothing can be written.
+            ModelError: an expanded tensor was rebound; its memory cannot hold arbitrary values.
         """
         for name, old, new in self._pairs():
             if new is not old and fits(old, new) and stored(old) is not old:
@@ -223,8 +224,8 @@ class _Kept(TorchDispatchMode):
                 )
                 raise ModelError(msg)
         buffers = [t for t in before.tensors if t.is_state and not isinstance(t.tensor, torch.nn.Parameter)]
-        changed = {id(buffer.tensor) for buffer in buffers if buffer.is_changed()}  # parameters it watches itself
-        changed |= {id(self._before[name]) for name in self._written}  # under whatever other name they have, too
+        changed = {id(buffer.tensor) for buffer in buffers if buffer.is_changed()}  # _Kept watches parameters itself
+        changed |= {id(self._before[name]) for name in self._written}  # by id, to include tied names
         return {
             name: new.detach().clone()
             for name, old, new in self._pairs()
@@ -232,7 +233,7 @@ class _Kept(TorchDispatchMode):
         }
 
     def unfit(self) -> str:
-        """Say what was bound to another shape or dtype, which state cannot hold; "" where nothing was."""
+        """Describe rebindings to another shape or dtype, which state cannot hold; "" if there are none."""
         return ", ".join(
             f"{n!r} to {_kind(new)} from {_kind(old)}" for n, old, new in self._pairs() if not fits(old, new)
         )
@@ -243,14 +244,14 @@ class _Kept(TorchDispatchMode):
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[None]:
-        """Undo on leaving what was written to parameters."""
+        """Undo writes to parameters on exit."""
         try:
             yield
         finally:
             self.undo()
 
     def undo(self) -> None:
-        """Undo what was written to parameters so far."""
+        """Undo the writes to parameters so far."""
         for data, copy in self._copies:
             data.copy_(copy)
 
@@ -261,12 +262,13 @@ def _kind(tensor: torch.Tensor | None) -> str:
 
 @contextlib.contextmanager
 def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
-    """Restore what was written to, bound anew or cached, and the state of the random generator, on leaving.
+    """Restore written, rebound and cached values, and the random state, on exit.
 
-    With ``outside`` also what globals and closures hold: what a tracer leaves there is no value, eager's results are.
+    With ``outside``, also restore globals and closures: a tracer leaves traced values there, while eager's results may
+    stay.
 
-    Attributes, and the data of buffers and of plain tensors, always; parameters, and what lies in their memory, where
-    the model stays with its user, as it takes a second copy of them: `_Kept` takes one only of what is written to.
+    Attributes, and the data of buffers and plain tensors, are always restored. Parameters, and tensors in their memory,
+    are restored if the user keeps the model, as this takes a second copy of them: `_Kept` copies only written ones.
     """
     attributes = Attributes(callee.module)
     parameters, buffers = dict(callee.module.named_parameters()), dict(callee.module.named_buffers())

@@ -1,4 +1,4 @@
-"""The calls to trace for, taken apart: one structure, the sides that differ, and what eager returns for each."""
+"""Prepare the tracing calls: check their common structure, find the dims that differ, and run eager on each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from clika_ref.core.errors import ModelError
 from clika_ref.signature import LIST_IS_ONE, as_call, flatten_call, nest
 
 RETURNABLE = (torch.Tensor, int, float, str, type(None))
-"""What a model may return, nested as it likes; torch.export takes nothing else."""
+"""Types that a model may return, in any nesting; torch.export takes no others."""
 
 
 @dataclass(frozen=True)
 class TracedCalls:
-    """The calls to trace for, taken apart: their leaves, and what eager returns for each."""
+    """The tracing calls, flattened: their leaves, and the eager results of each."""
 
     callee: Callee
     comparison: Comparison
@@ -33,25 +33,25 @@ class TracedCalls:
 
     @property
     def written(self) -> frozenset[str]:
-        """The names of the parameters and buffers that eager writes to, or binds anew."""
+        """The names of the parameters and buffers that eager writes to or rebinds."""
         return frozenset(name for run in self.expected for name in run.state)
 
     @property
     def parameters(self) -> inspect.Signature:
-        """The signature of the function that is traced."""
+        """The signature of the traced function."""
         return self.callee.parameters
 
     @property
     def traceable(self) -> Callee:
-        """What tracers are given."""
+        """The callable to pass to tracers."""
         return self.callee.spelled_out(self.arguments)
 
     def rebuild(self, leaves: Sequence[Any]) -> ModelCall:
-        """Return leaves as a call."""
+        """Return a call made of the given leaves."""
         return ModelCall(*as_call(self.parameters, nest(self.arguments, self.specs, leaves)))
 
     def dynamic_shapes(self) -> dict[str, Any] | None:
-        """Return what torch.export wants to know of dynamic sides."""
+        """Return the ``dynamic_shapes`` argument of torch.export."""
         if not self.comparison.lengths:
             return None
         dims: list[Any] = []
@@ -69,7 +69,7 @@ class TracedCalls:
 
 
 def _in_place_of_leaves(value: Any, dims: Iterator[Any]) -> Any:
-    """Return a nested value with its leaves replaced in order, as torch.export wants it: classes of users as lists."""
+    """Return a nested value with its leaves replaced in order, in torch.export's format: user classes become lists."""
     kind = pytree._get_node_type(value)
     if kind not in pytree.SUPPORTED_NODES:
         return next(dims)
@@ -80,7 +80,7 @@ def _in_place_of_leaves(value: Any, dims: Iterator[Any]) -> Any:
 
 
 def take_apart(callee: Callee, calls: Sequence[ModelCall], *, dynamic: bool) -> TracedCalls:
-    """Flatten calls, check that they have one structure, and run eager on each.
+    """Flatten calls, check that they have the same structure, and run eager on each.
 
     Raises:
         ModelError: the structures differ, or eager itself fails on an input.
@@ -112,7 +112,7 @@ def _flat(callee: Callee, call: ModelCall) -> tuple[tuple[str, ...], tuple[pytre
 
 
 def _perhaps_meant(callee: Callee, call: ModelCall) -> str:
-    """Return what to say of a call that failed if its last argument was perhaps meant as several, or as keywords."""
+    """Return a hint for a failed call if its last argument was perhaps meant as several arguments or as keywords."""
     last = call.args[-1] if call.args and not call.kwargs else None
     if isinstance(last, list) and len(call.args) == 1:
         return LIST_IS_ONE

@@ -1,4 +1,4 @@
-"""Which calls of a trace gradients are recorded of: regions that PyTorch's tracers overlook or mistake."""
+"""Make PyTorch's tracers see regions with and without gradients correctly."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from clika_ref.capture.replacing import in_this_thread, replaced
 
 @contextlib.contextmanager
 def gradient_modes() -> Iterator[None]:
-    """Let a trace see every region with and without gradients as eager trains it."""
+    """Make a trace record every region with and without gradients as eager trains it."""
     with _inference_as_grad_mode(), _regions_within_autocast(), _functions_written_out():
         yield
 
 
 @contextlib.contextmanager
 def _inference_as_grad_mode() -> Iterator[None]:
-    """Let tracers, which know no other such regions, take ``torch.inference_mode`` for ``torch.set_grad_enabled``."""
+    """Make tracers treat ``torch.inference_mode`` as ``torch.set_grad_enabled``, the only such region they support."""
     mode: Any = torch.inference_mode
 
     def enter(self: Any) -> None:
-        self.gradients = torch.set_grad_enabled(not self.mode)  # without the mode, within whatever, there are gradients
+        self.gradients = torch.set_grad_enabled(not self.mode)  # inference_mode(False) enables gradients in any context
 
     def leave(self: Any, *error: Any) -> None:
         self.gradients.__exit__(*error)
@@ -42,9 +42,9 @@ def _inference_as_grad_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _regions_within_autocast() -> Iterator[None]:
-    """Let export see the no_grad regions inside autocast regions, whose beginning it overlooks."""
-    # It splits a graph at each change of the mode, and knows a region by the first call of a part; but within autocast
-    # each part begins by entering that anew.
+    """Make export see no_grad regions inside autocast regions, as it misses the start of these."""
+    # Export splits a graph at each mode change, and detects a region by the first call of a part. Inside autocast, each
+    # part starts by entering autocast again, so skip that call.
     own: Any = gradient_pass
     first = own.nodes_first
 
@@ -57,11 +57,11 @@ def _regions_within_autocast() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _functions_written_out() -> Iterator[None]:
-    """Let a trace take the forward of a ``torch.autograd.Function`` for calls of the model, outside any region.
+    """Make a trace inline the forward of a ``torch.autograd.Function`` as calls of the model, outside any region.
 
-    Gradients are off within one, and within hooks of saved tensors, of which a trace is not told: a region there, left
-    for the mode that it was entered in, would turn them off for all that follows. What a reentrant checkpoint calls is
-    called again by its backward, with gradients and with the regions in it.
+    Gradients are off inside such a forward, and inside hooks of saved tensors, but a trace does not see that. On
+    leaving, a region in there would restore the mode that it was entered in, and turn gradients off for all later
+    calls. The backward of a reentrant checkpoint calls its function again, with gradients and with the regions in it.
     """
     within: list[Any] = []
     note = PreDispatchTorchFunctionMode.__torch_function__

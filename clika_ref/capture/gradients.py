@@ -1,4 +1,4 @@
-"""What a trace loses of gradients: the backward of a ``torch.autograd.Function``, hooks, and who asks for them."""
+"""Gradient behavior that a trace loses: custom backwards (``torch.autograd.Function``), hooks, and gradient checks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from clika_ref.capture.origins import short_line
 from clika_ref.capture.replacing import in_this_thread, replaced
 
 RECOMPUTING = "torch.utils.checkpoint"
-"""The module whose backward only computes the forward again: nothing is lost with it."""
+"""The module whose backward only recomputes the forward, so that a trace loses nothing."""
 
 
 def custom_gradients(callee: Callee, call: ModelCall) -> list[str]:
-    """Return what to warn of, one text for each class whose backward the gradients of the model's results pass.
+    """Return one warning for each class with a custom backward on the gradient path of the model's results.
 
-    PyTorch is asked, which records what was called under whatever name: eager runs once more, with gradients. Nothing
-    runs where nobody defined such a class. What ``checkpoint(use_reentrant=True)`` calls is not recorded, nor a model
-    that fails when it is to be differentiated.
+    Eager runs once more with gradients, and PyTorch's record of it shows the classes under any name. Nothing runs if no
+    such class is defined. The search misses calls inside ``checkpoint(use_reentrant=True)``, and models that cannot be
+    differentiated.
     """
     if not any(map(_is_users, _derived(Function))):
         return []
     try:
         found = {type(node)._forward_cls: None for node in _recorded(callee, call)}  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 - a model may raise anything; one that cannot be trained loses nothing
+    except Exception:  # noqa: BLE001 - a model may raise anything; an untrainable one loses nothing
         return []
     return [_warning(cls) for cls in found if cls.__module__ != RECOMPUTING]
 
@@ -54,9 +54,9 @@ def _is_users(cls: type) -> bool:
 
 
 def _recorded(callee: Callee, call: ModelCall) -> list[BackwardCFunction]:
-    """Return what PyTorch recorded of calls of a ``Function``, in the order in which it is reached from the results."""
+    """Return the recorded calls of a ``Function``, in the order of a search from the results."""
     inputs = pytree.tree_map_only(torch.Tensor, _differentiable, (call.args, call.kwargs))
-    dropped = saved_tensors_hooks(_nothing, _nothing)  # the backward never runs: no activation is kept
+    dropped = saved_tensors_hooks(_nothing, _nothing)  # the backward never runs, so drop the activations
     own = on_copies(callee.module)
     with trimmed(), unchanged(callee), own, callee.as_module() as module, torch.enable_grad(), dropped:
         results = pytree.tree_leaves(module(*inputs[0], **inputs[1]))
@@ -75,7 +75,7 @@ def _nothing(_: Any) -> Any:
 
 
 def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy through which gradients pass, and to which a model may write, as it may not to a leaf."""
+    """Return a copy that passes gradients and that the model may overwrite, which it may not do to a leaf."""
     differentiates = tensor.is_floating_point() or tensor.is_complex()
     return tensor.detach().requires_grad_(differentiates).clone()
 
@@ -83,7 +83,7 @@ def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
 def _warning(cls: type[Any]) -> str:
     code = getattr(cls.forward, "__code__", None)
     defined = f" defined at {short_line(code.co_filename, code.co_firstlineno)}" if code and _is_users(cls) else ""
-    name = cls.__name__ if _is_users(cls) else "A class that Dynamo does not name"  # it puts one of PyTorch's in place
+    name = cls.__name__ if _is_users(cls) else "A class that Dynamo does not name"  # Dynamo substitutes its own
     return (
         f"{name}, a torch.autograd.Function{defined}, keeps its forward and loses its backward: in training the "
         "compiled module differentiates the forward itself, which gives no gradient where that rounds or compares. "
@@ -93,9 +93,9 @@ def _warning(cls: type[Any]) -> str:
 
 
 def lost_hooks(callee: Callee) -> list[str]:
-    """Return what to warn of, one text for the modules and one for the parameters whose gradients pass through hooks.
+    """Return warnings about gradient hooks, one for those on modules and one for those on parameters.
 
-    Parameters pass into the compiled module with their hooks, unless it gets copies, which have none.
+    Parameters keep their hooks in the compiled module, unless it gets copies, which have none.
     """
     called = {name or callee.name: m for name, m in callee.module.named_modules()}
     modules = [name for name, m in called.items() if m._backward_hooks or m._backward_pre_hooks]
@@ -112,13 +112,13 @@ def lost_hooks(callee: Callee) -> list[str]:
 
 @dataclass
 class Asked:
-    """What forward asks of gradients, and the hooks that it registers: texts of warnings, each once."""
+    """Warnings about reads of gradient state in forward (``questions``), and hooks that it registers (``hooks``)."""
 
     questions: dict[str, None] = field(default_factory=dict)
     hooks: dict[str, None] = field(default_factory=dict)
 
     def watch(self, function: Callable[..., Any], about: str) -> Callable[..., Any]:
-        """Return a function that asks something, noting the lines of the model that call it."""
+        """Wrap a function that reads gradient state, recording the lines of the model that call it."""
         text = (
             f"forward asks at {{}} {about}: the compiled module keeps one answer, whatever it is called with; "
             "let it be an argument of forward instead"
@@ -126,7 +126,7 @@ class Asked:
         return _noting_lines(function, text, self.questions)
 
     def watch_hooks(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that registers hooks, noting the lines of the model that call it."""
+        """Wrap a function that registers hooks, recording the lines of the model that call it."""
         text = (
             "The hook of gradients that forward registers at {} is lost: in training the compiled module does not "
             "call it. Results and exports are not affected"
@@ -136,9 +136,10 @@ class Asked:
 
 @contextlib.contextmanager
 def asked_for_gradients() -> Iterator[Asked]:
-    """Yield what to warn of: each line of a model that asks whether gradients are recorded, or hooks into them.
+    """Yield warnings about lines of a model that check whether gradients are recorded, or that register gradient hooks.
 
-    The answer depends on who calls, and a graph keeps one. Parameters answer as they do when they are compiled.
+    The result of such a check depends on the caller, and a graph keeps only one. Checks of parameters do not count:
+    they keep their result after compilation.
     """
     asked, tensor = Asked(), torch.Tensor
     replacements: dict[tuple[Any, str], Any] = {(tensor, "register_hook"): asked.watch_hooks(tensor.register_hook)}
@@ -158,25 +159,25 @@ _PROPERTIES = {
     "grad_fn": "for the history of a tensor",
     "is_leaf": "whether a tensor has a history",
 }
-"""What a model asks of a tensor, and what it asks thereby."""
+"""Properties of tensors that depend on gradient state, and their description in warnings."""
 
 _FUNCTIONS = {
     "is_grad_enabled": "whether gradients are recorded",
     "is_inference_mode_enabled": "whether it is called in inference mode",
     "is_inference": "whether a tensor was made in inference mode",
 }
-"""What a model asks of PyTorch."""
+"""Functions of PyTorch that depend on gradient state, and their description in warnings."""
 
 
 def _names_of(ids: Container[int]) -> Iterator[tuple[ModuleType, str, int]]:
-    """Yield what names functions have in modules, PyTorch's own or such as import them from it."""
+    """Yield the modules and names that functions are bound to, in PyTorch and in modules that import them from it."""
     for module in [*sys.modules.values()]:
-        if type(module) is ModuleType:  # others may load what they are asked for
+        if type(module) is ModuleType:  # other types may import on attribute access
             yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in ids)
 
 
 def _noting_lines(function: Callable[..., Any], text: str, texts: dict[str, None]) -> Callable[..., Any]:
-    """Return a function that adds the text, with the line of the model that calls it, to others."""
+    """Wrap a function to add ``text``, formatted with the calling line of the model, to ``texts``."""
 
     def noting(*args: Any, **kwargs: Any) -> Any:
         line = _asking_line(*args)
@@ -188,7 +189,7 @@ def _noting_lines(function: Callable[..., Any], text: str, texts: dict[str, None
 
 
 def _asking_line(*asked: Any) -> str:
-    """Return the line of the model that asks, of a tensor or in general; "" where others do, or it asks a parameter."""
-    frame = sys._getframe(3)  # above the function that watches, and the one that knows the thread
+    """Return the line of the model that calls; "" if other code does, or if the argument is a parameter."""
+    frame = sys._getframe(3)  # skip the two wrappers
     asks = is_models(frame) and not any(isinstance(a, torch.nn.Parameter) for a in asked)
     return short_line(frame.f_code.co_filename, frame.f_lineno) if asks else ""

@@ -1,4 +1,4 @@
-"""A traced program as a graph: calls become nodes, sizes become types, in-place writes become values."""
+"""Import a traced program into a graph: calls become nodes, sizes become types, in-place writes become values."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from clika_ref.core.types import Origin, TensorType
 aten = torch.ops.aten
 
 Fallback = Callable[[torch._ops.OpOverload], Operator | None]
-"""Finds an operator for an ATen call that no plugin declares (torchlib); None where there is none."""
+"""Finds an operator for an ATen call that no plugin declares (torchlib), or None."""
 
 NOTHING_SERVES = f"{UNDECLARED} and PyTorch no decomposition"
 
 
 class Importer:
-    """Imports the calls of one traced program into a graph; inputs and constants are declared by the caller."""
+    """Imports the calls of one traced program into a graph; the caller declares inputs and constants."""
 
     def __init__(
         self, graph: Graph, table: SymbolTable, registry: Registry, fallback: Fallback, device: torch.device | None
@@ -64,18 +64,18 @@ class Importer:
         self._autocast: Region | None = region_around(device)
         self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
         self._unrecorded: list[Any] = []
-        """What a no_grad region got from outside."""
+        """The inputs of the current no_grad region."""
 
     def builder(self) -> Builder:
-        """Return a builder at the end of the graph, at the origin of the call that is being imported."""
+        """Return a builder at the end of the graph, with the origin of the current call."""
         return Builder(self.graph, self.registry.operators, None, self.origin)
 
     def bind(self, node: fx.Node, entry: Any) -> None:
-        """Let a placeholder stand for an entry."""
+        """Bind a placeholder to an entry."""
         self._env[node] = entry
 
     def run(self, program: fx.GraphModule) -> Any:
-        """Import every call; return the program's outputs as nested entries, none where a call is unsupported."""
+        """Import every call; return the program's outputs as nested entries, or none if a call is unsupported."""
         total, known = len(program.graph.nodes), len(self.unsupported)
         for number, node in enumerate(program.graph.nodes, 1):
             self.detail(f"{number}/{total}. Parsing node: '{node.name}'")
@@ -88,7 +88,7 @@ class Importer:
         return None
 
     def value_of(self, entry: Any) -> Any:
-        """Return the value, number or expression that an entry holds now."""
+        """Return the current value, number or expression of an entry."""
         return self.aliases.current(entry) if isinstance(entry, Traced) else entry
 
     # One call
@@ -109,9 +109,9 @@ class Importer:
         if target in SKIPPED or has_failed(node):
             return None
         if target is python_operator.getitem:
-            # Results that nothing reads are taken apart all the same, and an operator may leave them out.
+            # Traces also unpack unused results, and an operator may omit those.
             return self._entries(node.args[0])[node.args[1]] if node.users else None
-        if target is aten.size.default:  # what code of PyTorch's asks that fixes sizes; the trace holds the guards
+        if target is aten.size.default:  # from PyTorch code that specializes on sizes; the trace holds the guards
             return tuple(map(self.table.translate, node.all_input_nodes[0].meta["val"].shape))
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
             return self._number(node, fake)
@@ -186,10 +186,10 @@ class Importer:
     # Writes
 
     def _reshaped(self, node: fx.Node, view: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
-        """Let a tensor that turned itself into a view of its memory be that view from now on."""
+        """Import a call that turns a tensor into a view of its memory in place: the tensor's entry becomes the view."""
         entry = self._functional(node, view, args, kwargs)
         if view is not aten.detach.default and any(args[0] is outer for outer in self._unrecorded):
-            self._unrecorded.append(entry)  # the same tensor, with its history
+            self._unrecorded.append(entry)  # the same tensor keeps its history
         self._env[node.all_input_nodes[0]] = entry
         return entry
 
@@ -201,7 +201,7 @@ class Importer:
             made = args[1]
         else:
             pure, args, kwargs = functional_overload(target, args, kwargs)
-            with self._within(None, self._unrecorded):  # autocast casts for no call that writes
+            with self._within(None, self._unrecorded):  # autocast does not cast in-place calls
                 made = self._functional(node, pure, args, kwargs, is_written=True)
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
             old = self.value_of(destination)
@@ -212,13 +212,13 @@ class Importer:
         return written[0] if len(written) == 1 else written
 
     def _is_from_outside(self, entry: Traced | None) -> bool:
-        """Whether a tensor existed before the no_grad region that is being imported, or is a view of such a one."""
+        """Whether a tensor, or a base of it, existed before the current no_grad region."""
         while entry is not None and not any(entry is outer for outer in self._unrecorded):
             entry = entry.parent
         return entry is not None
 
     def _fit(self, value: Value, type: TensorType) -> Value:
-        """Cast and expand a value to the type of the memory that it is written to."""
+        """Cast and expand a value to the type of the memory that it overwrites."""
         build = self.builder()
         if value.type.dtype != type.dtype:
             value = build("to", value, dtype=type.dtype, types=(TensorType(type.dtype, value.type.shape),))
@@ -227,7 +227,7 @@ class Importer:
         return value
 
     def _update_statistics(self, name: str, operands: Sequence[Any], attrs: Mapping[str, Any], args: Any) -> None:
-        """In training, batch and instance norm overwrite their running statistics, which the trace does not show."""
+        """Write the running statistics of batch and instance norm in training, as traces do not show these writes."""
         for position, update in running_statistics(name, operands, attrs, self.builder()):
             self.aliases.write(args[position], self._fit(update, operands[position].type))
 
@@ -258,12 +258,12 @@ class Importer:
             raise ModelError(msg)
         if not detached:
             return results
-        outer = set(map(id, unrecorded))  # these keep their history, whatever is written to them
+        outer = set(map(id, unrecorded))  # these keep their history, even if they are written to
         return tuple(r if id(r) in outer else self._detached(r) for r in results)
 
     @contextlib.contextmanager
     def _within(self, region: Region | None, unrecorded: list[Any]) -> Iterator[None]:
-        """Import as within these regions of autocast and of no_grad."""
+        """Import under the given autocast region and inputs of a no_grad region."""
         before = self._autocast, self._unrecorded
         self._autocast, self._unrecorded = region, unrecorded
         try:
@@ -272,7 +272,7 @@ class Importer:
             self._autocast, self._unrecorded = before
 
     def _detached(self, entry: Any) -> Any:
-        """Stop gradients where a no_grad region ends."""
+        """Stop gradients at the end of a no_grad region."""
         if not isinstance(entry, Traced) or not _is_differentiable(entry.value.type):
             return entry
         value = self.value_of(entry)
@@ -288,7 +288,7 @@ class Importer:
         return self.run_quietly(program)
 
     def run_quietly(self, program: fx.GraphModule) -> Any:
-        """Import a nested program without counting its nodes."""
+        """Import a nested program without logging its nodes."""
         detail, self.detail = self.detail, lambda _: None
         try:
             return self.run(program)
@@ -296,7 +296,7 @@ class Importer:
             self.detail = detail
 
     def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload, region: Region | None) -> Any:
-        """Import a call as simpler ones, with the casts of a region where autocast casts for those."""
+        """Import a call as its decomposition; with a region, including the casts of its inner calls."""
         found = decompose(node, target, region)
         if found is None:
             raise ModelError(NOTHING_SERVES)
@@ -305,10 +305,10 @@ class Importer:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
         self.aliases.track(program)
-        with self._within(self._autocast if region is None else None, self._unrecorded):  # else it has its casts
+        with self._within(self._autocast if region is None else None, self._unrecorded):  # else it contains the casts
             results = self._inline(program, [self._env[n] for n in operands])
         inner = [call.call for call in self.unsupported[known:]]
-        if inner:  # the user wrote the outer call
+        if inner:  # report the outer call, which the user wrote
             del self.unsupported[known:]
             msg = f"{UNDECLARED}, and its decomposition needs {', '.join(inner)}"
             raise ModelError(msg)
@@ -369,13 +369,13 @@ class Importer:
         return self._types[key]
 
     def _refuse(self, node: fx.Node, reason: str) -> None:
-        if "could not be imported" in reason:  # of a chain only the first, and what would be refused all the same
+        if "could not be imported" in reason:  # report the first of a chain, and calls unsupported in any case
             reason = self._lack(node)
         if reason:
             self.unsupported.append(Unsupported(str(node.target), self.origin, reason))
 
     def _lack(self, node: fx.Node) -> str:
-        """Say that nothing serves a call, which its operands need not be known for; "" where something does."""
+        """Return the reason if nothing serves a call, whatever its operands are; "" if something does."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or target in SKIPPED or target._schema.is_mutable:
             return ""
@@ -389,10 +389,10 @@ class Importer:
 def _computed_dtypes(
     op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], fakes: Sequence[torch.Tensor]
 ) -> list[torch.dtype]:
-    """Return what a call computes in the place of one that writes, whose own results are what it wrote to."""
+    """Return the result dtypes of the functional form of a writing call, whose own results have the written dtype."""
     try:
         return [made.dtype for made in infer(op, operands, attrs)]
-    except PassError:  # where that is wrong, validation says so
+    except PassError:  # validation reports wrong dtypes
         return [f.dtype for f in fakes]
 
 

@@ -1,4 +1,4 @@
-"""From what the user gives as inputs to calls of the model: one pair of args and kwargs per element."""
+"""Convert the user's inputs to calls of the model: one pair of args and kwargs per element."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ModelCall:
     args: tuple[Any, ...]
     """Positional arguments."""
     kwargs: dict[str, Any]
-    """Arguments by name."""
+    """Keyword arguments."""
 
     def copy(self) -> ModelCall:
-        """Return the same call on copies of its tensors, so that a model that writes to its inputs harms nothing."""
+        """Return the same call on copies of its tensors, which the model may overwrite."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, _copy, (self.args, self.kwargs))
         return ModelCall(args, kwargs)
 
@@ -44,16 +44,16 @@ def model_calls(
     transform: Callable[[Any], Any] | None = None,
     forward_fn: ForwardFn | None = None,
 ) -> list[ModelCall]:
-    """Return the calls that the given inputs stand for, on the device of the model.
+    """Convert the given inputs to calls, on the device of the model.
 
     Args:
-        callee: the model, as `callee_of` returns it.
+        callee: the model, as returned by `callee_of`.
         inputs: one element for each call.
         transform: applied to each element first.
-        forward_fn: how an element is fed, as `clika_compile` has it.
+        forward_fn: calls the model on an element, as in `clika_compile`.
 
     Raises:
-        ModelError: there are none, or one does not fit the model.
+        ModelError: there are no inputs, or one does not fit the model.
     """
     refuse_no_list(inputs)
     assert inputs is not None
@@ -65,10 +65,10 @@ def model_calls(
 
 
 def refuse_no_list(inputs: Any, name: str = "inputs") -> None:
-    """Refuse what holds no elements, without beginning to read: to begin starts the workers of a DataLoader.
+    """Check that ``inputs`` is an iterable of elements. It does not iterate: that starts the workers of a DataLoader.
 
     Raises:
-        ModelError: it cannot be iterated, or is one input itself.
+        ModelError: it is not iterable, or it is a single input.
     """
     iterable = hasattr(type(inputs), "__iter__") or hasattr(type(inputs), "__getitem__")
     if not iterable or isinstance(inputs, torch.Tensor | Mapping | str):
@@ -79,7 +79,7 @@ def refuse_no_list(inputs: Any, name: str = "inputs") -> None:
 
 @contextlib.contextmanager
 def _noted(argument: str, number: int) -> Iterator[None]:
-    """Say beside an error of a function of the user which function it was, and at which element."""
+    """Add a note to errors raised by a user function: its argument name and the element number."""
     try:
         yield
     except Exception as error:
@@ -88,10 +88,10 @@ def _noted(argument: str, number: int) -> Iterator[None]:
 
 
 def refuse_odd_weights(module: torch.nn.Module) -> None:
-    """Refuse weights that no graph can carry.
+    """Check that a graph can hold all weights of a module.
 
     Raises:
-        ModelError: one is sparse, quantized, or not there yet.
+        ModelError: a weight is sparse, quantized, or uninitialized.
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
@@ -107,7 +107,7 @@ def model_call(
     forward_fn: ForwardFn | None = None,
     number: int = 1,
 ) -> ModelCall:
-    """Return the call that element ``number`` stands for: transformed, packed, moved, and fed by ``forward_fn``."""
+    """Convert element ``number`` to a call: transform, pack, move to the device, and pass through ``forward_fn``."""
     if transform is not None:
         with _noted("data_transform_fn", number):
             element = transform(element)
@@ -127,7 +127,8 @@ def model_call(
 def pack(parameters: inspect.Signature, element: Any) -> ModelCall:
     """Return one element as args and kwargs: a tensor, a tuple, a dict, or a tuple that ends in a dict.
 
-    A dict holds keyword arguments, unless ``forward`` takes one dict: then the keys do not name parameters.
+    A dict holds keyword arguments, unless ``forward`` takes a dict as its argument: then the keys do not name
+    parameters.
     """
     if isinstance(element, dict):
         return ModelCall((), dict(element)) if _names_parameters(parameters, element) else ModelCall((element,), {})
@@ -146,7 +147,7 @@ def _names_parameters(parameters: inspect.Signature, mapping: Mapping[Any, Any],
     free = by_position[taken:] + [name for name, kind in kinds.items() if kind == inspect.Parameter.KEYWORD_ONLY]
     if (
         inspect.Parameter.VAR_KEYWORD in kinds.values()
-    ):  # takes any key, but a parameter that must be given is still to be named
+    ):  # **kwargs takes any key, but required parameters must still be present
         return all(n in mapping for n in free if _is_required(parameters.parameters[n]))
     return bool(mapping) and all(key in free for key in mapping)
 
@@ -157,13 +158,13 @@ def _is_required(parameter: inspect.Parameter) -> bool:
 
 
 class _CallSeenError(BaseException):
-    """Unwinds from inside ``forward_fn`` once the model was called; not an Exception, so that nothing swallows it."""
+    """Unwinds out of ``forward_fn`` after the model call. Not an Exception, so that handlers do not swallow it."""
 
 
 class _Recorder:
-    """Stands in for the model inside ``forward_fn``: the first call is recorded and ends it.
+    """Replaces the model inside ``forward_fn``: records the first call and ends there.
 
-    A call of the traced function by its name is a call of the model: of ``forward``, or of the method that is compiled.
+    A call of the traced function by name, of ``forward`` or of the compiled method, is also a call of the model.
     """
 
     def __init__(self, callee: Callee) -> None:
@@ -181,10 +182,10 @@ class _Recorder:
 
 
 def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> ModelCall:
-    """Return the call that ``forward_fn`` makes of the model, without running the model.
+    """Return the call of the model that ``forward_fn`` makes, without running the model.
 
     Raises:
-        ModelError: it returns without calling the model.
+        ModelError: ``forward_fn`` returns without calling the model.
     """
     recorder = _Recorder(callee)
     try:
@@ -205,10 +206,10 @@ def _refuse_odd_tensors(call: ModelCall) -> None:
 
 
 def refuse_odd_tensor(tensor: torch.Tensor, where: str) -> None:
-    """Refuse tensors that no graph can carry.
+    """Check that a graph can hold a tensor.
 
     Raises:
-        ModelError: the tensor is sparse or quantized, or has no elements.
+        ModelError: the tensor is sparse, quantized, or on the meta device.
     """
     if tensor.is_meta:
         msg = (

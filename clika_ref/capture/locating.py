@@ -1,4 +1,4 @@
-"""Which line of the model a trace is at: tracers know functions called ``forward``, and guards lines of PyTorch."""
+"""Record the model's lines in traces: tracers only recognize functions named ``forward``, and guards cite PyTorch."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from clika_ref.capture.catching import is_model_file, is_models
 from clika_ref.capture.replacing import replaced
 
 EVALUATED = "<string>"
-"""The file of code from a text, such as ours that gives a function another signature."""
+"""File name of code compiled from a string, such as clika-ref's wrappers with another signature."""
 
 
 @dataclass(frozen=True)
 class LocatedSLoc(SLoc):
-    """Where a guard was asked for, with the innermost line of the model."""
+    """The location of a guard, with the innermost line of the model."""
 
     model: FrameSummary | None = None
 
 
 @contextlib.contextmanager
 def located(outermost: str) -> Iterator[None]:
-    """Let traced calls and guards know the lines of the model, which stand within those of a file of ours."""
+    """Record the model's lines, those inside the frames of file ``outermost``, for traced calls and guards."""
     summary, frames = ShapeEnv._get_stack_summary, TracerBase._filter_traceback_frames
 
     def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's
@@ -47,8 +47,8 @@ def located(outermost: str) -> Iterator[None]:
 
 
 def _innermost(is_meant: Callable[[FrameType], bool], outermost: str = "") -> FrameSummary | None:
-    """Return the innermost frame that is meant, of those within a file."""
-    frame: FrameType | None = sys._getframe(2)  # that which asks for a summary
+    """Return the innermost frame for which the predicate holds, inside the frames of a file."""
+    frame: FrameType | None = sys._getframe(2)  # the caller of summarize
     while frame is not None and frame.f_code.co_filename != outermost:
         if is_meant(frame):
             return FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)

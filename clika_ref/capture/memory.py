@@ -1,4 +1,4 @@
-"""Memory while a model is captured: what the garbage collector searches, the C library keeps and calls stand in."""
+"""Limit the memory and time of a capture: the garbage collector, the C heap and Python's stack."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _CLAIM = 2**16
-"""Slots of 8 bytes: Python rounds the chunk up to 1 MiB, which leaves 480 KiB, or a thousand calls, beneath."""
+"""Slots of 8 bytes. Python rounds the chunk up to 1 MiB, which leaves 480 KiB, or a thousand calls."""
 
 
 @contextlib.contextmanager
 def spared() -> Iterator[None]:
-    """Let the garbage collector look only at objects that are made while the context lasts.
+    """Limit the garbage collector to objects created while the context lasts.
 
-    A trace makes so many that the collector would search all of PyTorch and the model time and again: up to half of
-    the time of a capture. Where somebody froze objects before, nothing happens: thawing ours would thaw theirs.
+    A trace creates so many objects that the collector would search all of PyTorch and the model repeatedly, which takes
+    up to half of the capture time. If the caller froze objects before, this does nothing: unfreezing would unfreeze
+    theirs.
     """
     if gc.get_freeze_count():
         yield
@@ -37,12 +38,12 @@ def spared() -> Iterator[None]:
 
 @contextlib.contextmanager
 def trimmed() -> Iterator[None]:
-    """Let what a run frees go back to the system at once, where the C library has calls for it (glibc).
+    """Return freed memory to the system at once, on C libraries with calls for it (glibc).
 
-    It keeps what was freed, scattered over its heap, and takes ever larger blocks from there the larger those are that
-    are freed: the activations of a run had twice their size, and stood below all that comes later. Meanwhile each block
-    of 128 KiB or more is a mapping of its own. Afterwards only those of 32 MiB are, which is where a process that frees
-    large tensors ends up by itself; glibc has no way back to a limit that adapts.
+    By default, glibc keeps freed blocks scattered over its heap, and raises the size up to which it allocates there
+    when larger blocks are freed. The activations of a run then take twice their size, below all later allocations. In
+    this context, each block of 128 KiB or more is a separate mapping. Afterwards only blocks of 32 MiB are, the limit
+    that a process that frees large tensors reaches by itself; glibc cannot restore an adaptive limit.
     """
     libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None
     limits = getattr(libc, "mallopt", None) if _SET_BY_HAND.isdisjoint(os.environ) else None
@@ -60,19 +61,19 @@ def trimmed() -> Iterator[None]:
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Numbers of parameters of ``mallopt``, from malloc.h."""
+"""Parameter numbers of ``mallopt``, from malloc.h."""
 
 _SET_BY_HAND = frozenset({"GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"})
-"""Environment variables by which somebody may have set the limits, which then stay."""
+"""Environment variables that configure these limits; if one is set, the limits are not changed."""
 
 
 def in_one_chunk(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function and all that it calls stand in one chunk of Python's own stack.
+    """Run a function and all its calls in one chunk of Python's own stack.
 
-    Python adds a chunk of 16 KiB, asked of the system, whenever a call does not fit into the last one, and gives it
-    back when the call returns. Where the inner loop of a trace happens to stand at such a border, that took a quarter
-    of its time. So one call claims much: it touches none of it, but its chunk has room for the calls beneath.
-    See https://github.com/python/cpython/issues/142183, which newer versions of Python mend.
+    Python allocates a chunk of 16 KiB from the system when a call does not fit into the last one, and frees it when the
+    call returns. If the inner loop of a trace runs at such a boundary, this takes a quarter of its time. The wrapper
+    claims a large frame without touching it, so that its chunk has room for the calls inside. See
+    https://github.com/python/cpython/issues/142183, fixed in newer versions of Python.
     """
 
     @functools.wraps(function)

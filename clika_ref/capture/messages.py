@@ -1,4 +1,4 @@
-"""What to tell the user when a model cannot be captured: every reason, the line, and what to write instead."""
+"""Error messages for models that cannot be captured: every reason, the line, and how to rewrite it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from clika_ref.capture.callables import Callee
 
 REASON_LIMIT = 400
-"""Characters of a tracer's own reason; conditions on what detection heads find run to thousands."""
+"""Maximum number of characters of a tracer's reason; conditions of detection heads run to thousands."""
 
 SHOWN = 5
-"""Names of tensors that an error lists."""
+"""Maximum number of tensor names in an error."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 
@@ -31,23 +31,23 @@ DATA_DEPENDENT_ADVICE = (
     "branches on sizes, flags and constants are fine. "
     "Compute sizes from sizes (x.shape[1] // 2), not from tensors."
 )
-"""What to write instead of Python that asks for the value of a tensor."""
+"""Advice for Python code that reads the value of a tensor."""
 
 DATA_DEPENDENT = ("data-dependent", "Data-dependent", "Data dependent", "control flow")
-"""What tracers call it."""
+"""Phrases in tracer errors for data-dependent code."""
 
 
 class MismatchError(ModelError):
-    """A trace that worked but does not serve every input; another tracer may."""
+    """A trace succeeded but does not serve every input; another tracer may."""
 
 
 class PathError(MismatchError):
-    """The model's own Python branches on sizes that the inputs do not share: no tracer can serve them all."""
+    """The model's own Python code branches on sizes that differ between the inputs: no tracer can serve them all."""
 
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A call that cannot be mapped: what it calls, where, and why not."""
+    """A call that no operator implements: its target, origin and the reason."""
 
     call: str
     origin: Origin
@@ -58,7 +58,7 @@ class Unsupported:
 
 
 def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
-    """Return the error that names every call that cannot be mapped."""
+    """Return the error that lists every unsupported call."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
     return ModelError(
         f"{name} makes {len(calls)} call{'s' * (len(calls) > 1)} that no operator serves:\n{shown}\n"
@@ -69,14 +69,13 @@ def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
 def explain_failures(
     callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]], asked: Sequence[str] = ()
 ) -> ModelError:
-    """Return the error for a model that no tracer served, with each tracer's own reason.
+    """Return the error for a model that no tracer served, with the reason of each tracer.
 
     Args:
         callee: the model.
         comparison: its inputs.
-        failures: what each tracer raised.
-        asked: what to say of each line that asks for gradients: eager has none, and tracers have them.
-
+        failures: the error of each tracer.
+        asked: one message for each line that reads gradient state, as tracers and eager may differ there.
     """
     mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
     lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
@@ -137,7 +136,7 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]], a
 
 
 def _inference_advice(callee: Callee) -> str:
-    """Say of which tensors PyTorch keeps no record, without which tracers do not follow some lines, as of autocast."""
+    """Name the inference tensors of a model: tracers cannot follow some lines that use them, such as in autocast."""
     named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
     made = [name for name, tensor in named if tensor.is_inference()]
     names = f"{', '.join(made[:SHOWN])}{f' and {len(made) - SHOWN} more' if len(made) > SHOWN else ''}"
@@ -150,7 +149,7 @@ def _inference_advice(callee: Callee) -> str:
 
 
 def _crosswise(comparison: Comparison) -> tuple[InputSide, InputSide] | None:
-    """Find two sides of different tensors that are 1 in turn."""
+    """Find two dims of different tensors that are 1 in different inputs."""
     sides = [s for s in comparison.lengths if s.dim is not None and 1 in comparison.lengths[s]]
     for i, a in enumerate(sides):
         for b in sides[i + 1 :]:

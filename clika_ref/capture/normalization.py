@@ -1,4 +1,4 @@
-"""What normalization in training mode does to running statistics, which PyTorch's trace leaves out."""
+"""Updates of running statistics by normalization in training mode, as PyTorch's trace omits them."""
 
 from __future__ import annotations
 

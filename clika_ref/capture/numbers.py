@@ -1,4 +1,4 @@
-"""Floats that forward reads from tensors: they compute and promote as Python's do, in tensors without sides."""
+"""Floats that forward reads from tensors: 0-d tensors that compute and promote like Python floats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clika_ref.core.ir import Value
 from clika_ref.core.types import TensorType
 
 FLOAT = TensorType(torch.float64, ())
-"""What Python computes floats in."""
+"""The type of Python floats."""
 
 READING = (torch.ops.aten.item.default, torch.ops.aten._local_scalar_dense.default)
 
@@ -38,12 +38,12 @@ OPERATORS = {
     "ceil": "ceil",
     "round": "round",
 }
-"""Python's functions of floats, as traces name them, and the operators that do the same."""
+"""The operator for each Python function of floats, under its name in traces."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A Python float that forward reads from a tensor: the element of ``value``, which has no sides and no history."""
+    """A Python float that forward reads from a tensor: the element of the 0-d ``value``, without gradient history."""
 
     value: Value
 
@@ -53,7 +53,7 @@ class Number:
 
 
 def python_number(function: Any, args: Sequence[Any], result: Any, table: SymbolTable, build: Builder) -> Any:
-    """Return the result of a call that gives a number: one that depends on elements, or a number or an expression.
+    """Return the result of a call that returns a number: a `Number`, a Python number or a size expression.
 
     Raises:
         ModelError: no operator computes it.
@@ -72,7 +72,7 @@ def python_number(function: Any, args: Sequence[Any], result: Any, table: Symbol
 
 
 def among_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], build: Builder) -> tuple[Any, dict[str, Any]]:
-    """Return the arguments of a call with each float as a tensor that promotes beside the others as the float does."""
+    """Return the arguments of a call with each `Number` as a tensor that promotes like a Python float."""
     given = (*args, *kwargs.values())
     if not any(isinstance(arg, Number) for arg in given):
         return args, kwargs
@@ -85,9 +85,9 @@ def among_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], build: Builder)
 
 
 def _dtype_beside(types: list[TensorType]) -> torch.dtype:
-    """Return what a float computes in beside tensors: their dtype, or the default one where they hold integers.
+    """Return the dtype in which a float computes with tensors: theirs, or the default dtype if they hold integers.
 
-    Those with sides decide over others; next to half precision PyTorch computes with floats in float32.
+    Tensors with dims take precedence over 0-d ones. With FP16 and BF16 tensors, PyTorch computes floats in float32.
     """
     floats = [t for t in types if t.dtype.is_floating_point or t.dtype.is_complex]
     wide = [t.dtype for t in floats if t.rank]
@@ -96,18 +96,18 @@ def _dtype_beside(types: list[TensorType]) -> torch.dtype:
 
 
 def _computed_value(value: Value, build: Builder) -> Value:
-    """Return a value from which a symbol may be read: symbols are read from inputs and from what nodes compute."""
+    """Return a value that can be the source of a symbol: an input or a node's output, never a constant."""
     return build("detach", value, types=(value.type,)) if value.is_constant else value
 
 
 def _float_in(tensor: Value, build: Builder) -> Number:
-    """Return the float that a tensor of one element holds; no gradient flows back through it."""
+    """Return the float in a one-element tensor; no gradient flows back through it."""
     flat = tensor if tensor.type.rank == 0 else build("reshape", tensor, shape=())
     return Number(build("detach", flat, types=(flat.type,)))
 
 
 def _computed(function: str, args: Sequence[Any], build: Builder) -> Number:
-    """Return what a function of Python makes of floats and other numbers."""
+    """Return the result of a Python function of floats and other numbers."""
     given = [arg for arg in args if arg is not None]
     op = build.operators.get(OPERATORS.get(function, ""))
     if op is None or len(given) > len(op.operands):

@@ -1,4 +1,4 @@
-"""Whose weights a call uses: the modules that a function can reach, and those that a model calls but does not own."""
+"""Find the modules that a function can reach, and modules that a model calls but does not own."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from clika_ref.capture.origins import is_packaged
 from clika_ref.capture.watching import line_of
 
 DEPTH = 4
-"""Containers, objects and functions between a function and a module that it uses, at most."""
+"""Maximum number of containers, objects and functions between a function and a module that it uses."""
 
 ENTRIES = 500
-"""Entries of one container that are looked at: functions also name data, of which there may be millions."""
+"""Maximum number of searched entries per container: functions also name data, possibly with millions of entries."""
 
 VALUES = 10_000
-"""Values at one distance from a function after which no more containers are opened (some ten milliseconds)."""
+"""Maximum number of values at one depth before the search stops opening containers (some ten milliseconds)."""
 
 GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
-"""Instructions that read a global; the names of attributes stand in the same table of a code object."""
+"""Instructions that read a global. A code object lists names of globals and of attributes in the same table."""
 
 
 def reachable(function: Callable[..., Any]) -> dict[str, nn.Module | nn.Parameter]:
-    """Return the modules and loose parameters that a function can reach, each once, by names that a module may bear.
+    """Return the modules and loose parameters that a function can reach, each once, under valid submodule names.
 
-    Looked at are its closure, the globals that it names, and its object; inside them dicts, lists, tuples, attributes
-    of objects, and other functions of the user's. The nearest come first; of a large container the first `ENTRIES` are.
+    The search covers its closure, the globals it names, and its bound object; in these, dicts, lists, tuples, object
+    attributes, and other functions of the user. The nearest come first. Only the first `ENTRIES` entries of a large
+    container are searched.
     """
     found: dict[str, nn.Module | nn.Parameter] = {}
     seen: set[int] = set()
@@ -59,8 +60,8 @@ def reachable(function: Callable[..., Any]) -> dict[str, nn.Module | nn.Paramete
 
 
 def _inside(value: Any) -> Mapping[Any, Any]:
-    """Return what a value leads to, by the word that one would say."""
-    if isinstance(value, dict):  # no other mapping: it may compute or load what it is asked for
+    """Return the values that a value refers to, by a readable name."""
+    if isinstance(value, dict):  # no other mapping: it may compute or load its values on access
         return value
     if isinstance(value, list | tuple):
         return dict(enumerate(value[:ENTRIES]))
@@ -76,7 +77,7 @@ def _inside(value: Any) -> Mapping[Any, Any]:
 
 
 def named_by(function: types.FunctionType) -> dict[str, Any]:
-    """Return the closure of a function and the globals that it, or a function inside it, names."""
+    """Return the closure variables of a function, and the globals that it or its inner functions name."""
     codes, names = [function.__code__], set[str]()
     while codes:
         code = codes.pop()
@@ -84,13 +85,13 @@ def named_by(function: types.FunctionType) -> dict[str, Any]:
         codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     outside = {n: function.__globals__[n] for n in sorted(names & function.__globals__.keys())}
-    filled = {n: c for n, c in cells.items() if c != types.CellType()}  # empty until its variable is bound
+    filled = {n: c for n, c in cells.items() if c != types.CellType()}  # skip cells of variables that are not bound yet
     return {**outside, **{n: c.cell_contents for n, c in filled.items()}}
 
 
 def _name(path: str, taken: Mapping[str, Any]) -> str:
     word = re.sub(r"\W", "_", path) or "module"
-    if hasattr(nn.Module(), word):  # a part of a module cannot bear the name of one of its methods or attributes
+    if hasattr(nn.Module(), word):  # a submodule cannot have the name of a method or attribute of nn.Module
         word += "_"
     name, count = word, 1
     while name in taken:
@@ -100,10 +101,10 @@ def _name(path: str, taken: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def strangers(owner: nn.Module, name: str) -> Iterator[list[str]]:
-    """Yield what to warn of: modules with weights that run while the context lasts and are no part of ``owner``."""
+    """Yield warnings about modules with weights that run while the context lasts but are no part of ``owner``."""
     found: list[str] = []
     known, thread = {id(m) for m in owner.modules()}, threading.get_ident()
-    kept: list[nn.Module] = []  # or the id of one could become that of another
+    kept: list[nn.Module] = []  # keeps them alive, so that ids are not reused
 
     def look(module: nn.Module, _: Any) -> None:
         if id(module) in known or threading.get_ident() != thread:

@@ -1,4 +1,4 @@
-"""Inputs that tell two functions apart: random values in the shapes of a call, whatever values the user gave."""
+"""Random inputs that show differences between two functions: the shapes of a call, with other values."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from typing import Any
 import torch
 
 TRUSTING = frozenset({"embedding_bag"})
-"""Operators of which PyTorch reads memory where operands point, without a look: made-up ones end the process."""
+"""Operators that read memory at unchecked indices: random indices would crash the process."""
 
 DRAWS = 2
-"""Ways to draw values: normal first, then positive, where a root or a logarithm left nothing finite of the first."""
+"""Number of distributions to draw from: normal, then positive for models with no finite result of the first."""
 
 
 def is_telling(leaves: Sequence[Any]) -> bool:
-    """Whether the values of a call tell as much as random ones: none of them makes up more than half of its tensor."""
+    """Whether the values of a call are as informative as random ones: no value fills more than half of its tensor."""
     return all(_is_varied(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.numel())
 
 
 def _is_varied(x: torch.Tensor) -> bool:
     values = (torch.view_as_real(x) if x.is_complex() else x).detach().flatten().float()
-    middle = values.nanmedian()  # what fills more than half of a tensor is its median
+    middle = values.nanmedian()  # a value that fills more than half of a tensor is its median
     return bool(middle.isfinite()) and int((values == middle).sum()) * 2 <= values.numel()
 
 
 def redrawn(leaves: Sequence[Any], draw: int, *, positions: bool) -> list[Any]:
-    """Return leaves with random values in place of their own, the same at each call.
+    """Return leaves with random values, the same at each call.
 
     Args:
-        leaves: what a call is made of; only tensors change.
-        draw: which of the `DRAWS`.
-        positions: whether integers and truth values are drawn too, integers from the range of those given (one
-            more where all are equal) rather than kept: some models take few of
-            them, such as lengths that must fit each other.
-
+        leaves: the leaves of a call; only tensors change.
+        draw: the index of the distribution, below `DRAWS`.
+        positions: whether to also draw integers and bools. Integers are drawn from the range of the given ones (one
+            more if all are equal). Otherwise they are kept, as some models accept only a few, such as lengths that must
+            match.
     """
     generator = torch.Generator().manual_seed(draw)
     return [_redrawn(leaf, draw, positions, generator) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -1,4 +1,4 @@
-"""An exported program as a graph with a signature: inputs, constants, state and outputs around the imported calls."""
+"""Convert an exported program to a graph with a signature: inputs, constants, state, calls and outputs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from clika_ref.core.types import TensorType
 from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf, leaf_names
 
 LIFTED = "clika."
-"""Prefix of the constants that ``forward`` makes itself, as of everything else that is not the original's."""
+"""Prefix of constants created in ``forward``, as of all other names that the original model does not have."""
 
 
 @dataclass
 class TracedGraph:
-    """A graph, how it is called, and the guards of its trace."""
+    """A graph, its signature, and the guards of its trace."""
 
     graph: Graph
     signature: Signature
@@ -43,13 +43,12 @@ class ProgramImporter:
     """Imports one exported program.
 
     Args:
-        program: what a tracer returned.
+        program: the program that a tracer returned.
         traced: the calls that it must serve.
         registry: the declared operators.
         name: the name of the graph.
         fallback: finds operators for undeclared ATen calls.
         detail: receives each line of the full log.
-
     """
 
     def __init__(
@@ -71,15 +70,15 @@ class ProgramImporter:
         self.importer = Importer(self.graph, self.table, registry, fallback, device)
         self.importer.detail = detail
         self.roots: dict[str, Traced] = {}
-        """The entry of each input and constant; the placeholders of tied ones share it, as they are one tensor."""
+        """The entry of each input and constant. Placeholders of tied parameters share one: they are the same tensor."""
 
     @outside_autocast()
     def imported(self) -> TracedGraph:
-        """Return the graph, which holds the casts of autocast regions itself.
+        """Import the program. The graph contains the casts of autocast regions explicitly.
 
         Raises:
-            ModelError: calls are unsupported; all of them are named at once.
-            MismatchError: the program does not show that the model writes to a parameter or buffer.
+            ModelError: calls are unsupported; the message lists all of them.
+            MismatchError: the program does not show a write of the model to a parameter or buffer.
         """
         self.importer.aliases.track(self.program.graph_module)
         self._declare_state()
@@ -106,7 +105,7 @@ class ProgramImporter:
             raise MismatchError(msg)
 
     def _declare_state(self) -> None:
-        """Register every parameter and buffer, used or not, under its qualified name; tied ones once."""
+        """Register every parameter and buffer, used or not, under its qualified name; tied ones only once."""
         module = self.traced.callee.module
         seen: dict[int, str] = {}
         named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
@@ -118,7 +117,7 @@ class ProgramImporter:
                 self.graph.add_constant(tensor, name)
 
     def _declare_placeholders(self) -> list[Leaf]:
-        """Declare inputs and constants; all symbols before the first type: a side may be named after a later input."""
+        """Declare inputs and constants: all symbols before the types, as a size may use the symbol of a later input."""
         leaves: list[Leaf] = []
         names = iter(self.traced.comparison.names)
         given = iter(self.traced.comparison.calls[0])

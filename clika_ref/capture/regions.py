@@ -1,4 +1,4 @@
-"""Autocast regions as explicit casts: which dtype autocast would cast the operands of a call to."""
+"""Convert autocast regions to explicit casts: find the dtype that autocast casts the operands of a call to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clika_ref.capture.composites import COMPOSITE, FORMS, SHAPES
 from clika_ref.core.errors import ModelError
 
 Region = tuple[Any, ...]
-"""Device type, dtype, and whether autocast keeps what it casts."""
+"""Device type, dtype, and whether autocast caches its casts."""
 
 CASTS = (torch.ops.aten._to_copy.default, torch.ops.aten.to.dtype)
 
@@ -26,18 +26,18 @@ OPAQUE: dict[torch._ops.OpOverload, str] = {
     torch.ops.aten.bilinear.default: "a bilinear layer",
     torch.ops.aten._trilinear.default: "a trilinear product",
 }
-"""Calls that a graph keeps whole, and inside which autocast casts: at each position, or for products of matrices."""
+"""Calls that a graph does not split, although autocast casts inside them: at each step, or for matrix products."""
 
 UNKNOWN = 8
-"""What stands in for a size that depends on data."""
+"""The size assumed for data-dependent dims."""
 
 
 class _Reached(Exception):  # noqa: N818 - no error
-    """Ends a call whose operands are cast."""
+    """Ends a call at its first operation that is not a cast."""
 
 
 class _Casts(TorchDispatchMode):
-    """Notes the dtypes that a call casts to: of whatever it computes, or of its operands, and ends it there."""
+    """Records the dtypes that a call casts to: all, or only those of its operands, ending the call after them."""
 
     def __init__(self, *, of_operands: bool) -> None:
         super().__init__()
@@ -47,15 +47,15 @@ class _Casts(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in CASTS:
             self.dtypes.append((kwargs or {}).get("dtype"))
-        elif self.of_operands and func is not torch.ops.prim.device.default:  # fake tensors are asked before each call
+        elif self.of_operands and func is not torch.ops.prim.device.default:  # fake tensors call it before each call
             raise _Reached
         return func(*args, **(kwargs or {}))
 
 
 def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -> torch.dtype | None:
-    """Return the dtype that autocast casts the float operands of a call to, None where it leaves them.
+    """Return the dtype that autocast casts the float operands of a call to, or None if it does not cast them.
 
-    Autocast itself is asked, on fake tensors: its lists of operators are not public.
+    Autocast itself runs on fake tensors, because its lists of operators are not public.
 
     Raises:
         ModelError: the call is one of `OPAQUE`.
@@ -73,7 +73,7 @@ def region_casts(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
 
 
 def casts_within(target: torch._ops.OpOverload, node: fx.Node, region: Region) -> bool:
-    """Whether autocast, which does nothing for a call, casts for calls that it is made of."""
+    """Whether autocast leaves a call alone, but casts the operands of its inner calls."""
     if target in OPAQUE or _is_listed(target, region) or not target.has_kernel_for_dispatch_key(COMPOSITE):
         return False
     inside = _casts(target, node, region)
@@ -81,12 +81,12 @@ def casts_within(target: torch._ops.OpOverload, node: fx.Node, region: Region) -
 
 
 def device_kind(device: torch.device | None) -> str:
-    """Return the kind of device whose autocast regions reach a graph; others change nothing there."""
+    """Return the device type whose autocast regions affect a graph; other regions have no effect on it."""
     return device.type if device is not None else "cpu"
 
 
 def region_around(device: torch.device | None) -> Region | None:
-    """Return the autocast region that this thread is in; None where there is none for a device."""
+    """Return the active autocast region of this thread for a device, or None."""
     kind = device_kind(device)
     if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return None
@@ -94,22 +94,22 @@ def region_around(device: torch.device | None) -> Region | None:
 
 
 def autocast(region: Region) -> torch.autocast:
-    """Return the context that a region is."""
+    """Return the autocast context of a region."""
     device, dtype, _ = region
     return torch.autocast(device, dtype=dtype)
 
 
 def _is_listed(target: torch._ops.OpOverload, region: Region) -> bool:
-    """Whether autocast stands before the call itself, not only before calls that it is made of."""
+    """Whether autocast has a kernel for the call itself, not only for its inner calls."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), f"Autocast{region[0].upper()}")
 
 
 def _casts(
     target: torch._ops.OpOverload, node: fx.Node, region: Region | None, *, of_operands: bool = False
 ) -> list[torch.dtype | None] | None:
-    """Return the dtypes of the casts of a call, or None where it fails, as for operands that only autocast makes alike.
+    """Return the dtypes of the casts in a call, or None if it fails: some operands match only after autocast's casts.
 
-    It is made on stand-ins, whose environment is their own: nothing asked of their sizes guards the trace.
+    The operands are fake tensors in their own environment, so no condition on their sizes becomes a guard of the trace.
     """
     recorder = _Casts(of_operands=of_operands)
     with FakeTensorMode(shape_env=ShapeEnv()), torch.no_grad(), _silenced():
@@ -124,7 +124,7 @@ def _casts(
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Keep fake tensors from printing why a call fails."""
+    """Suppress the log messages of fake tensors about failed calls."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before, logger.disabled = logger.disabled, True
     try:
@@ -134,7 +134,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _stand_in(fake: Any) -> Any:
-    """Return a tensor or number of the sizes that were traced, none of which is a symbol."""
+    """Return a tensor or number with the traced sizes, and a hint in place of each symbol."""
     if isinstance(fake, torch.SymInt):
         return optimization_hint(fake, UNKNOWN)
     if isinstance(fake, torch.SymFloat | torch.SymBool):

@@ -1,4 +1,4 @@
-"""What is replaced in PyTorch for a time: put back whatever happens, and only this thread meets it."""
+"""Patch attributes of PyTorch temporarily, for the current thread only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 _INHERITED = object()
-"""Stands for what a class does not define itself."""
+"""Marks an attribute that a class does not define itself."""
 
 
 @contextlib.contextmanager
 def replaced(replacements: Mapping[tuple[Any, str], Any]) -> Iterator[None]:
-    """Let attributes of classes and modules be others, for as long as the context lasts.
+    """Replace attributes of classes and modules while the context lasts.
 
-    What a model calls may replace the same ones meanwhile, as where it compiles another: each leaves what it found.
+    The model may replace the same attributes meanwhile, for example by compiling another model; nested contexts restore
+    in reverse order.
     """
     with contextlib.ExitStack() as stack:
         for (owner, name), replacement in replacements.items():
@@ -32,7 +33,7 @@ def _put(owner: Any, name: str, value: Any) -> None:
 
 
 def in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that other threads, which run something else, find to be what it was ``elsewhere``."""
+    """Return a function that calls ``function`` in this thread, and ``elsewhere`` in other threads."""
     thread = threading.get_ident()
 
     def chosen(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a call leaves behind in a module: the parameters and buffers that it writes to, or binds anew."""
+"""The state of a module after a call: the parameters and buffers that the call writes to or rebinds."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 from clika_ref.capture.aliasing import storage_of
 
 KINDS = ("_parameters", "_buffers")
-"""Where a module holds what its ``state_dict`` may contain."""
+"""The dicts of a module that hold the tensors of its ``state_dict``."""
 
 
 def named_state(module: torch.nn.Module, kinds: Sequence[str] = KINDS) -> dict[str, torch.Tensor | None]:
-    """Return every parameter and buffer by its qualified name, tied ones under each, and None where one is empty."""
+    """Return every parameter and buffer by qualified name, tied ones under each name, and None for empty ones."""
     return {
         f"{path}.{name}".lstrip("."): tensor
         for path, part in module.named_modules(remove_duplicate=False)
@@ -28,11 +28,11 @@ def named_state(module: torch.nn.Module, kinds: Sequence[str] = KINDS) -> dict[s
 
 @contextlib.contextmanager
 def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Iterator[None]:
-    """Let a trace show what ``forward`` assigns to the named buffers, as writes at the end of the call.
+    """Make a trace record assignments of ``forward`` to the named buffers as writes at the end of the call.
 
-    By itself torch.export overlooks the assignments of all modules but the outermost, and writes those of that one into
-    the memory that results, and other new values, may still share with the old value; so these are copied first.
-    Dynamo traces no such hook, and drops all assignments.
+    By itself, torch.export ignores assignments in all modules but the outermost. There it writes into memory that
+    results and other new values may share with the old value; this context copies those first. Dynamo does not trace
+    such hooks, and drops all assignments.
     """
     users = set(modules._global_buffer_registration_hooks)
     before: dict[str, Any] = {}
@@ -40,7 +40,7 @@ def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Ite
     def remember(*_: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():
             before.update(named_state(module, ("_buffers",)))
-            # What torch.export would add by itself; of a buffer that was empty it writes to an input instead.
+            # Remove torch.export's own hooks; for an empty buffer they write to an input instead.
             for added in set(modules._global_buffer_registration_hooks) - users:
                 del modules._global_buffer_registration_hooks[added]
 
@@ -62,7 +62,7 @@ def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Ite
         for name in bound:
             path, _, last = name.rpartition(".")
             module.get_submodule(path)._buffers[last] = before[name]
-        before.clear()  # torch.export takes a traced tensor that anything keeps for a constant
+        before.clear()  # torch.export treats a traced tensor that stays referenced as a constant
         return result
 
     hooks = [module.register_forward_pre_hook(remember, prepend=True), module.register_forward_hook(write)]

@@ -1,4 +1,4 @@
-"""The symbols and guards of a trace, under names that users know: from torch's own to ours."""
+"""Translate the symbols and guards of a trace from torch's names to names that users know."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from clika_ref.core.symbols import Guard, Side, Symbol
 from clika_ref.input_checks import is_met
 
 _USER_LINE = re.compile(r"(.*)# (\S+):(\d+) in ")
-"""Dynamo's way of naming a line of the model."""
+"""The format of model lines in Dynamo's guards."""
 
 BITWISE = {
     torch_sympy.BitwiseFn_bitwise_and: "&",
     torch_sympy.BitwiseFn_bitwise_or: "|",
 }
-"""What PyTorch makes of operations on the bits of a size, and how Python writes them."""
+"""Python's operators for PyTorch's bitwise functions of sizes."""
 
 
 @dataclass(frozen=True)
 class TracedGuard:
-    """A guard, and whether runs that violate it can show that it does not matter.
+    """A guard, and whether running the model on inputs that violate it may show that it does not matter (``testable``).
 
-    So it is with guards raised inside a PyTorch operator instead of by a branch of Python code, which often speak of
-    memory layout only, with what tracers assume of the lengths 0 and 1, and with branches of PyTorch's and other
-    installed packages that exclude nothing but these. A branch in the user's own files counts whatever runs show.
+    Testable guards are raised inside a PyTorch operator instead of by a branch of Python code (these often concern
+    memory layout only), come from tracer assumptions about the sizes 0 and 1, or come from branches of PyTorch and
+    other installed packages that exclude only these sizes. A branch in the user's own files always counts.
     """
 
     guard: Guard
@@ -46,7 +46,7 @@ class TracedGuard:
 
 
 class SymbolTable:
-    """Translates torch's size expressions; each symbol is named after the first side that it is read from."""
+    """Translates torch's size expressions; each symbol is named after the first dim that it is read from."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -56,23 +56,23 @@ class SymbolTable:
         self._translated: dict[sympy.Basic, Any] = {}
 
     def bind_input(self, value: Value, fake: torch.Tensor) -> None:
-        """Declare the symbols that an input carries."""
+        """Declare the symbols in the shape of an input."""
         for dim, size in enumerate(fake.shape):
             if isinstance(size, torch.SymInt):
                 self._bind(size, Side(value.name, dim), first=dim == 0 and fake.dim() > 1)
 
     def bind_number(self, value: Value, size: torch.SymInt) -> None:
-        """Declare the symbol that an integer input is."""
+        """Declare the symbol of an integer input."""
         self._bind(size, Side(value.name, None), first=False)
 
     def bind_result(self, value: Value, fake: torch.Tensor) -> None:
-        """Declare the sizes that depend on data, which the node that makes ``value`` decides."""
+        """Declare the data-dependent sizes of ``value``; its node determines them."""
         for dim, size in enumerate(fake.shape):
             if isinstance(size, torch.SymInt) and self._is_new(size):
                 self._declare_settled(size, Side(value.name, dim), f"{value.name}_{dim}")
 
     def bind_element(self, value: Value, number: torch.SymInt) -> None:
-        """Declare an integer that is read from the one element of a tensor (``x.item()``, or ``int(x)`` of a float)."""
+        """Declare an integer read from a one-element tensor (``x.item()``, or ``int(x)`` of a float)."""
         expr = number.node.expr
         if expr not in self.ours and not expr.free_symbols <= self.ours.keys():
             self._declare_settled(number, Side(value.name, None), f"{value.name}_item")
@@ -86,12 +86,12 @@ class SymbolTable:
         hint = side.name if side.dim is None else "batch" if first else f"{side.name}_{side.dim}".replace(".", "_")
         if isinstance(raw, sympy.Symbol) and raw not in self.ours:
             self._declare_settled(size, side, hint)
-        else:  # a side that tracing derived from others: read it too, so that the relation is checked
+        else:  # a size that tracing derived from others: read it too, so that the relation is checked
             self._declare(sympy.Dummy(), side, hint)
             self.derived.append(Guard(sympy.Eq(list(self.ours.values())[-1], self.translate(size)), ""))
 
     def _declare_settled(self, size: torch.SymInt, side: Side, hint: str) -> None:
-        """Declare a symbol, also as the one that tracing found it to equal, of which types speak."""
+        """Declare a symbol, and also the replacement that tracing found to equal it: types use the replacement."""
         raw, settled = size.node._expr, size.node.expr
         self._declare(raw, side, hint)
         if isinstance(settled, sympy.Symbol):
@@ -106,7 +106,7 @@ class SymbolTable:
         self._translated.clear()
 
     def translate(self, size: Any) -> Any:
-        """Return a size (number, SymInt or torch's expression) as a number or an expression over our symbols."""
+        """Return a size (number, SymInt or torch expression) as a number or an expression over the graph's symbols."""
         if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool):
             size = size.node.expr
         if not isinstance(size, sympy.Basic):
@@ -120,10 +120,10 @@ class SymbolTable:
         return _without_masks(expr.xreplace(self.ours))
 
     def require_known(self, item: Any) -> None:
-        """Refuse an expression of numbers for which no symbol stands: Python read them from tensors, and made more.
+        """Reject an expression over numbers without a symbol: Python computed them from numbers read from tensors.
 
         Raises:
-            ModelError: it is one.
+            ModelError: the expression contains such a number.
         """
         if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.ours.values()):
             msg = (
@@ -132,7 +132,7 @@ class SymbolTable:
             raise ModelError(msg)
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
-        """Return every relation between sizes that the trace relied on."""
+        """Return every relation between sizes that the trace relies on."""
         found = [TracedGuard(g, testable=False) for g in self.derived]
         found += [TracedGuard(g, testable=True) for g in self.ranks]
         for g in env.guards if env is not None else ():
@@ -145,20 +145,20 @@ class SymbolTable:
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
 
     def _lower_bounds(self, env: ShapeEnv | None, found: list[TracedGuard]) -> Iterator[TracedGuard]:
-        """Yield what a tracer assumed without a guard: no side is 0, and for some tracers none is 1 either."""
+        """Yield assumptions of the tracer without a guard: sizes are not 0, and with some tracers not 1."""
         for raw, symbol in self.ours.items():
             bounds = env.var_to_range.get(raw) if env is not None else None
             if bounds is None or not bounds.lower.is_Integer:
                 continue
             own = [t.guard for t in found if t.guard.relation.free_symbols == {symbol} and not t.testable]
-            # Torch's symbols of sides are positive to sympy, which answers ``side == 0`` before a guard is raised.
+            # Torch declares its size symbols positive, so sympy decides ``size == 0`` before a guard is raised.
             lowers = {int(bounds.lower), *((1,) if raw.is_positive else ()), *((0,) if raw.is_nonnegative else ())}
             for lower in sorted(lowers - ({0} if symbol.is_nonnegative else set()), reverse=True):
                 if all(is_met(guard, {symbol.name: lower - 1}) for guard in own):
                     yield TracedGuard(Guard(sympy.Ge(symbol, lower), ""), testable=True)
 
     def need_other_than_1(self, fake: torch.Tensor, dims: Iterable[int], line: str) -> None:
-        """Note that a call kept sides that it would have dropped had their length been 1."""
+        """Record that a call kept dims that it would have dropped at size 1."""
         for dim in dims:
             size = self.translate(fake.shape[dim])
             if isinstance(size, sympy.Basic):
@@ -166,7 +166,7 @@ class SymbolTable:
 
 
 def drop_derived(graph: Graph) -> None:
-    """Forget the symbols of sides that the types state in terms of others; calls are checked against the types."""
+    """Remove symbols of dims that the types express by other symbols; calls are checked against the types."""
     inputs = {v.name: v for v in graph.inputs}
     meaning: dict[sympy.Symbol, Any] = {}
     for name, symbol in list(graph.symbols.items()):
@@ -179,10 +179,10 @@ def drop_derived(graph: Graph) -> None:
 
 
 def _without_masks(expr: Any) -> Any:
-    """Return an expression with ``n & (2 ** k - 1)`` as a remainder, and ``n & -(2 ** k)`` as ``n`` less a remainder.
+    """Rewrite ``n & (2 ** k - 1)`` in an expression as a remainder, and ``n & -(2 ** k)`` as ``n`` minus a remainder.
 
     Raises:
-        ModelError: it asks for other bits, which have no such form.
+        ModelError: it contains another bitwise operation, which has no such form.
     """
     if not expr.has(*BITWISE):
         return expr
@@ -203,7 +203,7 @@ def _without_masks(expr: Any) -> Any:
 
 
 def _masked(whole: sympy.Basic, mask: int) -> Any:
-    """Return ``whole & mask``, or None unless the mask is of the last bits, or of all bits before those."""
+    """Return ``whole & mask``, or None unless the mask selects the last bits, or all bits before them."""
     if mask >= 0 and not mask & (mask + 1):
         return torch_sympy.PythonMod(whole, sympy.Integer(mask + 1))
     if mask < 0 and not -mask & (-mask - 1):
@@ -216,7 +216,7 @@ def _plain(expr: sympy.Basic) -> Any:
 
 
 def _line(sloc: Any) -> str:
-    """Return the line of the model that asked for a guard, or of PyTorch, never of ours (`composites`)."""
+    """Return the line of the model or PyTorch that required a guard, never a line of clika-ref (`composites`)."""
     written = _USER_LINE.search(str(sloc.maybe_user_loc or ""))
     if written:
         return short_line(_unshortened(written[2], int(written[3]), written[1].strip()), int(written[3]))
@@ -229,13 +229,13 @@ def _line(sloc: Any) -> str:
 
 
 def _unshortened(file: str, line: int, text: str) -> str:
-    """Return the whole path of a file of PyTorch or beside it, of which Dynamo names but the end; others as given."""
+    """Return the full path of a file in or next to PyTorch, as Dynamo shortens these; return other paths unchanged."""
     paths = [str(Path(folder, file)) for folder in (TORCH, Path(TORCH).parent)]
     return next((path for path in paths if text and linecache.getline(path, line).strip() == text), file)
 
 
 def _excludes_at_most_one(relation: sympy.Basic) -> bool:
-    """Whether a relation on one symbol holds for every length from 2 on (checked well past any constant in it)."""
+    """Whether a relation on one symbol holds for every size from 2 on (checked well beyond any constant in it)."""
     if len(relation.free_symbols) != 1 or not isinstance(relation, sympy.core.relational.Relational):
         return False
     (symbol,) = relation.free_symbols
@@ -251,7 +251,7 @@ def _is_internal(sloc: Any) -> bool:
 
 
 def _is_packaged(sloc: Any) -> bool:
-    """Whether a guard is raised by code of an installed package; Dynamo shortens the paths of lines that it names."""
+    """Whether an installed package raised a guard. Lines named by Dynamo do not count, as it shortens their paths."""
     frame = sloc.framework_loc
     if sloc.maybe_user_loc is not None or not isinstance(frame, traceback.FrameSummary):
         return False

@@ -1,4 +1,4 @@
-"""The three tracers, in order: non-strict export, dynamo, and symbolic tracing followed by export of its result."""
+"""The tracers, in order: non-strict export, dynamo, and symbolic tracing followed by export of its result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 import torch
-import torch.export._trace  # torch would import it, and make its logger, during the first trace
+import torch.export._trace  # else torch imports it, and creates its logger, during the first trace
 from torch._ops import OpOverload
 from torch.fx.experimental import _config as symbol_config
 from torch.fx.proxy import TraceError
@@ -29,14 +29,14 @@ from clika_ref.capture.locating import located
 from clika_ref.capture.replacing import in_this_thread, replaced
 
 NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
-"""The loggers of the tracers, and all below them."""
+"""The loggers of the tracers, with their children."""
 
 DynamicShapes = dict[str, Any] | None
 
 
 @dataclass(frozen=True)
 class Tracer:
-    """One way of tracing: its name for people, and whether sizes of 0 and 1 are treated like any other."""
+    """A way to trace a model: its display name, and whether it treats sizes 0 and 1 like any other (``oblivious``)."""
 
     name: str
     run: Callable[[torch.nn.Module, ModelCall, DynamicShapes], torch.export.ExportedProgram]
@@ -55,7 +55,7 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
     tracer = torch.fx.Tracer()
     replaced = module.__dict__.get("forward")
     root: Any = module
-    if replaced is not None:  # a method or function stands in for forward, but a tracer looks methods up on the class
+    if replaced is not None:  # a method or function replaces forward, but a tracer looks up methods on the class
         if getattr(replaced, "__self__", None) is module:
             tracer.traced_func_name = replaced.__name__
         else:
@@ -67,10 +67,10 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
 
 @contextlib.contextmanager
 def _without_hash() -> Iterator[None]:
-    """Refuse to hash what ``torch.fx`` traces, as sizes of torch.export do, and with their kind of error.
+    """Make hashing of ``torch.fx`` proxies raise, as for sizes in torch.export, with the same kind of error.
 
-    By its own hash a size is in no set and no key of any dict, so that a branch or table which asks these would be
-    dropped without a guard. Attributes such as ``x.ndim`` inherit from the class, so it is that which changes.
+    With the default hash, a size is in no set or dict, so that a branch or table that looks it up would be dropped
+    without a guard. Attributes such as ``x.ndim`` are of a subclass, so this patches the class.
     """
     proxy = torch.fx.Proxy
     with replaced({(proxy, "__hash__"): in_this_thread(_unhashable, proxy.__hash__)}):
@@ -86,7 +86,7 @@ def _unhashable(traced: torch.fx.Proxy) -> int:
 
 
 class _NoDraws(TorchDispatchMode):
-    """Refuses random calls, which run for real where no argument is traced: a constant would be kept of each."""
+    """Rejects random calls: without traced arguments they run during the trace, and the result becomes a constant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags:
@@ -96,7 +96,7 @@ class _NoDraws(TorchDispatchMode):
 
 
 class _NoModes(TorchFunctionMode):
-    """Refuses regions without gradients, of which a symbolic trace keeps nothing, wherever the trace is made."""
+    """Rejects regions without gradients, as a symbolic trace does not record them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled and not (args[0] and torch.is_grad_enabled()):
@@ -111,11 +111,11 @@ TRACERS: tuple[Tracer, ...] = (
     Tracer("dynamo", _dynamo, oblivious=True),
     Tracer("torch.fx.symbolic_trace", _symbolic_trace, oblivious=True),
 )
-"""Oblivious first: the plain mode refuses resnet18 at 32 x 32, but serves models that the other cannot."""
+"""Oblivious first: the plain mode rejects resnet18 at 32 x 32, but serves models that the other cannot."""
 
 
-def applicable(dynamic: bool) -> Sequence[Tracer]:  # noqa: FBT001 - the one thing that decides
-    """Return the tracers worth trying: without dynamic sides the treatment of sizes 0 and 1 makes no difference."""
+def applicable(dynamic: bool) -> Sequence[Tracer]:  # noqa: FBT001 - the only argument
+    """Return the tracers to try. Without dynamic dims, the treatment of sizes 0 and 1 makes no difference."""
     return TRACERS if dynamic else tuple(t for t in TRACERS if t.oblivious)
 
 
@@ -137,14 +137,14 @@ def trace(
 
 
 def _sizes_of_0_and_1(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
-    config: Any = symbol_config  # which PyTorch makes a module of its own kind when it is imported
+    config: Any = symbol_config  # PyTorch replaces the type of this module on import
     return config.patch(backed_size_oblivious=tracer.oblivious)
 
 
 @contextlib.contextmanager
 def _plain_transformers() -> Iterator[None]:
-    """Let ``torch.nn``'s own transformers take the road that can be traced."""
-    # It asks whether the mask is causal, which depends on data, only to pass the answer on as a hint beside the mask.
+    """Make ``torch.nn``'s transformers use their traceable code path."""
+    # The data-dependent check for a causal mask only yields a hint that is passed in addition to the mask.
     hint = {(transformer, "_detect_is_causal_mask"): lambda _mask, is_causal=None, _size=None: is_causal is True}
     with replaced(hint), without_fast_path():
         yield
@@ -152,8 +152,8 @@ def _plain_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _data_as_a_call() -> Iterator[None]:
-    """Let tracers see who reads ``tensor.data``: it is an attribute, and what it returned was taken for a constant."""
-    plain: Any = torch.Tensor.data  # which the class inherits
+    """Make tracers see reads of ``tensor.data``: as an attribute, its result would become a constant."""
+    plain: Any = torch.Tensor.data  # inherited from the base class
     read = in_this_thread(torch.Tensor.detach, plain.__get__)
     with replaced({(torch.Tensor, "data"): property(read, plain.__set__)}):
         yield
@@ -161,7 +161,7 @@ def _data_as_a_call() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _caches_allowed() -> Iterator[None]:
-    """Let forward assign tensors to attributes without a warning, which may be an error: eager showed them harmless."""
+    """Suppress warnings about assigning tensors to attributes in forward: eager runs showed them to be harmless."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export", UserWarning)
         yield
@@ -169,8 +169,8 @@ def _caches_allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keep the tracers from printing what the final error message will say once and in order."""
-    found = list(logging.root.manager.loggerDict)  # by name: to disable one leaves those below it as they are
+    """Suppress the output of tracers; the final error message contains it once and in order."""
+    found = list(logging.root.manager.loggerDict)  # by name: disabling a logger does not disable its children
     loggers = [logging.getLogger(name) for name in found if f"{name}.".startswith(NOISY)]
     disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -185,10 +185,10 @@ def _silenced() -> Iterator[None]:
 
 
 class _Muted:
-    """A stream that drops what this thread writes; others, such as the one that shows progress, still write."""
+    """A stream that drops output of this thread; other threads, such as the progress display, still write."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream or io.StringIO()  # a program without a console has none
+        self._stream = stream or io.StringIO()  # None in a program without a console
         self._thread = threading.get_ident()
 
     def write(self, text: str) -> int:

@@ -1,4 +1,4 @@
-"""A traced graph held against eager: sides must have stayed dynamic, guards must hold, and numbers must agree."""
+"""Validate a traced graph against eager: dims must still be dynamic, guards must hold, and results must agree."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from clika_ref.input_checks import check_inputs, is_met
 from clika_ref.stated_types import StatedTypes
 
 PROBES = 8
-"""Sizes at most on which eager runs again, to find out whether guards matter; each tests all that it violates."""
+"""Maximum number of further eager runs to test guards; each run tests all guards that it violates."""
 
 LENGTHS = 2
-"""Agreements after which a guard needs no more runs."""
+"""Number of agreeing runs after which a guard needs no more."""
 
 
 @dataclass
 class Evidence:
-    """What runs have shown: the guards that the sizes of each violated, and whether eager agreed all the same."""
+    """The guards that each run violated, and whether eager agreed with the graph anyway."""
 
     runs: list[tuple[list[TracedGuard], bool]] = field(default_factory=list)
 
     def is_wanted(self, violated: list[TracedGuard]) -> bool:
-        """Whether a run that violates these guards would tell more of them."""
+        """Whether a run that violates these guards would give new information about them."""
         if len(self.runs) >= PROBES or (violated, False) in self.runs:
             return False
         return any(self._agreements(g) < LENGTHS and ([g], False) not in self.runs for g in violated)
 
     def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
-        """Return the guards that do not matter: a run violated each and agreed, and others exclude all that did not."""
+        """Return irrelevant guards: runs violating them agreed, and other guards exclude all runs that disagreed."""
         idle = [g for g in guards if self._agreements(g)]
         for violated, agreed in self.runs:
             if not agreed and all(g in idle for g in violated):
@@ -70,7 +70,7 @@ class Validation:
         self.notes: list[str] = []
 
     def run(self) -> list[str]:
-        """Check everything; drop guards that turn out not to matter. Return what was noticed.
+        """Check everything, and drop irrelevant guards. Return notes for the log.
 
         Raises:
             MismatchError: the graph does not serve all inputs.
@@ -97,7 +97,7 @@ class Validation:
         return self.notes
 
     def _require_fit(self) -> None:
-        """Check the tracing inputs as the compiled module will check its inputs."""
+        """Check the tracing inputs with the input checks of the compiled module."""
         guards = [g.guard for g in self.result.guards]
         self.result.graph.guards = [g for g in guards if not _is_implied(g, guards)]
         for number, call in enumerate(self.traced.comparison.calls, 1):
@@ -157,7 +157,7 @@ class Validation:
                 f"{g.guard}. {_listed(holding).capitalize()} would share a graph, {_listed(broken)} another; "
                 "compile once for each group"
             )
-            # An equality may come of int(size), which fixes a size for one tracer and not for another.
+            # An equality may come from int(size), which fixes a size for one tracer but not for another.
             branches = not g.testable and not isinstance(g.guard.relation, sympy.Equality)
             raise (PathError if branches else MismatchError)(msg)
 
@@ -194,7 +194,7 @@ class Validation:
     def _state_after(
         self, graph_state: Mapping[str, torch.Tensor], eager_state: Mapping[str, torch.Tensor]
     ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """Return what eager and the graph leave of each parameter and buffer that one of the two writes to."""
+        """Return the values that eager and the graph leave in each parameter and buffer that either writes to."""
         aliases = self.result.graph.aliases
         return {
             name: (eager_state.get(name, old), graph_state.get(aliases.get(name, name), old))
@@ -203,20 +203,20 @@ class Validation:
         }
 
     def _require_tested(self, excused: list[TracedGuard], sizes: list[Mapping[str, int]]) -> None:
-        """Require that eager agrees where inputs violate guards, whatever their values: zeros would prove nothing."""
+        """Check that eager agrees for inputs that violate guards; redraw uninformative values such as zeros."""
         for call, size in zip(self.traced.comparison.calls, sizes, strict=True):
             violated = [g for g in excused if not _holds(g, size)]
             if violated and not is_telling(call) and not self._agrees(call):
                 self._require_guard(violated[0], sizes)
 
     def _probe(self) -> None:
-        """Violate the remaining testable guards, many at once; where eager agrees all the same, drop them."""
+        """Run eager on sizes that violate the remaining testable guards, many at once; drop guards if it agrees."""
         if any(node.kind in TRUSTING for node in self.result.graph.nodes):
             return
         leaves = self._smallest()
         base = self._sizes(leaves)
         evidence = Evidence()
-        # Whether 0 is served is a question of its own: without elements there is little to compare. No length is less.
+        # Test size 0 separately, as empty tensors compare nothing; negative values are tested for numbers only.
         for lengths in ((1, 2, 3, None), (0,), (-1, -4)):
             for length, symbols in product(lengths, self._together()):
                 size = base.get(symbols[0].name, 3) + 1 if length is None else length
@@ -226,14 +226,14 @@ class Validation:
                 self._drop(g)
 
     def _together(self) -> list[list[Symbol]]:
-        """Return the symbols one by one, then those together whose sides agree in all inputs: a model may need that."""
+        """Return each symbol alone, then groups of symbols with equal sizes in all inputs, as a model may need that."""
         sides = {s.name: self._side_of(s) for s in self.result.graph.symbols.values()}
         symbols = [s for s in self.result.graph.symbols.values() if sides[s.name] is not None]
         groups = [[s for s in symbols if sides[s.name] in group] for group in self.traced.comparison.groups]
         return [*([s] for s in symbols), *(group for group in groups if len(group) > 1)]
 
     def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: Evidence) -> None:
-        """Hold the graph against eager with some sides of another length, where that tells more of the guards."""
+        """Compare the graph with eager at another size of some dims, if that gives new information about the guards."""
         sizes = {**self._sizes(leaves), **{s.name: length for s in symbols}}
         violated = [g for g in self.result.guards if not _holds(g, sizes)]
         if not all(g.testable for g in violated) or (length == 0 and len(violated) != 1):
@@ -244,7 +244,7 @@ class Validation:
             evidence.runs.append((violated, self._agrees(resized(leaves, changes))))
 
     def _smallest(self) -> list[Any]:
-        """Return the least of the calls that a side can be changed of, as a run at its sizes costs least."""
+        """Return the smallest call, the cheapest to run, among those with dims that can be resized."""
         sides, calls = self.traced.comparison.lengths, self.traced.comparison.calls
         usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in sides.values())]
         return min([self.leaves, *usable], key=element_count)
@@ -254,7 +254,7 @@ class Validation:
         return InputSide(names.index(symbol.side.name), symbol.side.dim) if symbol.side.name in names else None
 
     def _with_equals(self, side: InputSide, length: int) -> dict[InputSide, int]:
-        """Resize all sides that carry the same symbol in the graph together."""
+        """Resize all dims that have the same size expression in the graph together."""
         inputs = {v.name: v for v in self.result.graph.inputs}
         names = self.traced.comparison.names
         if side.dim is None:
@@ -267,28 +267,28 @@ class Validation:
         }
 
     def _agrees(self, leaves: list[Any]) -> bool:
-        """Whether graph and eager agree on the shapes of a call, for the first random values that tell anything."""
+        """Whether graph and eager agree on the shapes of a call, for the first informative random values."""
         verdicts = (self._verdict(leaves, draw) for draw in range(DRAWS))
         return next((v for v in verdicts if v is not None), False)
 
     def _verdict(self, leaves: list[Any], draw: int) -> bool | None:
-        """Hold one random call against eager; None where the model takes none, or returns nothing that is finite."""
+        """Compare one random call with eager; None if the model accepts none, or returns no finite value."""
         for positions in (True, False):
             drawn = redrawn(leaves, draw, positions=positions)
             try:
                 expected = run_eager(self.traced.callee, self.traced.rebuild(drawn))
-            except Exception:  # noqa: BLE001, S112 - a model may raise anything, as for an index it has no row for
+            except Exception:  # noqa: BLE001, S112 - a model may raise anything, such as for an index out of range
                 continue
             try:
                 agrees = self._disagreement(drawn, expected) is None
                 return None if agrees and _is_spoiled(expected.leaves) else agrees
-            except Exception:  # noqa: BLE001 - the graph cannot run where eager can: then the guard is right
+            except Exception:  # noqa: BLE001 - the graph fails where eager runs, so the guard is needed
                 return False
         return None
 
 
 def _is_spoiled(results: list[Any]) -> bool:
-    """Whether there are floats among results, and none of them is finite: logarithms of negative numbers."""
+    """Whether the results contain floats, but no finite one: logarithms of negative numbers."""
     floats = [r for r in results if isinstance(r, torch.Tensor) and r.is_floating_point() and r.numel()]
     return bool(floats) and not any(bool(r.isfinite().any()) for r in floats)
 
@@ -299,7 +299,7 @@ def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
 
 
 def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
-    """Whether a lower bound of 1 or 2 that a tracer assumed goes without saying, as other guards say as much."""
+    """Whether other guards imply a lower bound of 1 or 2 that a tracer assumed."""
     bound, symbols = g.relation, g.relation.free_symbols
     if g.line or not isinstance(bound, sympy.Ge) or len(symbols) != 1 or not isinstance(bound.rhs, sympy.Integer):
         return False
@@ -311,7 +311,7 @@ def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
 
 
 def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int | None:
-    """Return the least length that guards of the form ``length >= number`` leave."""
+    """Return the minimum size allowed by guards of the form ``size >= number``."""
     bounds = [] if symbol.low is None else [symbol.low]
     bounds += [
         int(g.relation.rhs) + isinstance(g.relation, sympy.Gt)

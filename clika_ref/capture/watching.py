@@ -1,4 +1,4 @@
-"""Which line of the model a long trace is at: looked up from a thread beside it."""
+"""Find the line of the model where a long trace spends its time, by sampling from a second thread."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ import torch
 from clika_ref.capture.origins import short_line
 
 INTERVAL_S = 0.2
-"""Time between two looks; each takes some microseconds."""
+"""Time between two samples; each takes a few microseconds."""
 
 LONG = 25
-"""Looks (5 s) from which on a trace counts as long, so that its log says where the time went."""
+"""Number of samples (5 s) from which a trace counts as long, so that the log reports its slowest line."""
 
 _OWN = str(Path(__file__).parent.parent)
 _PACKAGES = str(Path(torch.__file__).parent.parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
-_SPECS = map(find_spec, ("torch", "sympy"))  # found, not loaded: sympy takes a third of a second
+_SPECS = map(find_spec, ("torch", "sympy"))  # find_spec does not import: sympy takes a third of a second
 _TRACER = tuple(str(Path(spec.origin).parent) for spec in _SPECS if spec and spec.origin)
 
 
 @contextlib.contextmanager
 def watched(what: str, progress: Callable[[str], None]) -> Iterator[Counter[str]]:
-    """Yield counts of the lines of the model at which this thread is seen while the context lasts.
+    """Yield a counter of the model lines where this thread is sampled while the context lasts.
 
     Args:
-        what: what the thread is doing, for people.
-        progress: receives ``what`` and the line at each look.
-
+        what: a description of the thread's work, for people.
+        progress: receives ``what`` and the line at each sample.
     """
     lines: Counter[str] = Counter()
     thread, over = threading.get_ident(), threading.Event()
 
     def look() -> None:
         while not over.wait(INTERVAL_S):
-            # Not kept: a frame keeps its tensors alive, and torch.export then takes a fake one for a constant.
+            # Do not keep the frame: it keeps its tensors alive, and torch.export then takes a fake one for a constant.
             line = line_of(sys._current_frames().get(thread))
             if line is not None:
                 lines[line] += 1
@@ -59,7 +58,7 @@ def watched(what: str, progress: Callable[[str], None]) -> Iterator[Counter[str]
 
 
 def costly_line(lines: Counter[str]) -> str | None:
-    """Return the line that cost most of a long trace and its share of the time; None where it was short.
+    """Return the line with the most samples of a long trace, and its share of the time; None if the trace was short.
 
     >>> costly_line(Counter({"model.py:7": 24, "model.py:9": 8}))
     'model.py:7 (75% of the tracing)'
@@ -72,9 +71,9 @@ def costly_line(lines: Counter[str]) -> str | None:
 
 
 def line_of(frame: FrameType | None) -> str | None:
-    """Return the innermost line of the model in the calls below a frame.
+    """Return the innermost line of the model among the calls below a frame.
 
-    That is one outside PyTorch, sympy and the standard library; calls around this package are not the model's.
+    Model lines are outside PyTorch, sympy and the standard library. Calls around this package do not count.
     """
     while frame is not None:
         file = frame.f_code.co_filename

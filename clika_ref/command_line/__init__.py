@@ -1,1 +1,1 @@
-"""The commands of ``clika-ref``: their arguments, and what they show of plugins and operators."""
+"""The ``clika-ref`` commands: their arguments, and the printed form of models, plugins and operators."""

@@ -1,4 +1,4 @@
-"""What MODEL names on the command line: a factory, a saved module or an ONNX file, and what is made of each."""
+"""Models from MODEL arguments: a factory, a saved module or an ONNX file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLE = "package.module:Net"
 
 
 class Kind(Enum):
-    """What a word names."""
+    """The kind of model that an argument names."""
 
     FACTORY = "a model that Python makes"
     SAVED = "a saved module"
@@ -29,10 +29,10 @@ class Kind(Enum):
 
 
 def kind_of(text: str) -> Kind:
-    """Return what a word names.
+    """Return the kind of model that an argument names.
 
     Raises:
-        MisuseError: it is a folder, or neither a file that is there nor the name of what Python makes.
+        MisuseError: the argument is a folder, or neither an existing file nor the name of a Python object.
     """
     path = Path(text)
     if path.is_dir():
@@ -49,15 +49,15 @@ def kind_of(text: str) -> Kind:
 
 
 def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
-    """Return what a word names, which a command takes some kinds of.
+    """Return the kind of a model, and reject kinds that the command does not support.
 
     Args:
-        text: the word.
-        wanted: the kinds.
-        remedy: what to do with another one.
+        text: the argument.
+        wanted: the supported kinds.
+        remedy: the hint for the message.
 
     Raises:
-        MisuseError: it is of another kind.
+        MisuseError: the model is of another kind.
     """
     kind = kind_of(text)
     if kind not in wanted:
@@ -67,10 +67,10 @@ def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
 
 
 def heeding(kind: Kind, text: str, inputs: Sequence[str]) -> Kind:
-    """Return the kind of what a word names, where ``--input`` is what a model is traced with.
+    """Return the kind of a model, and reject ``--input`` for models that are not traced.
 
     Raises:
-        MisuseError: it is traced already.
+        MisuseError: the model is compiled already.
     """
     if kind is not Kind.FACTORY and inputs:
         msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
@@ -82,7 +82,7 @@ def load_model(text: str) -> torch.nn.Module:
     """Return the module that ``package.module:factory`` names: an instance, a class or a callable without arguments.
 
     Raises:
-        MisuseError: there is no such thing, it fails, or it makes no module.
+        MisuseError: the object does not exist, fails, or is no module and makes none.
     """
     place, _, path = text.partition(":")
     if not path or place.endswith(".py") or "/" in place:
@@ -100,24 +100,24 @@ def load_model(text: str) -> torch.nn.Module:
 
 
 def called(text: str, factory: Callable[[], Any]) -> Any:
-    """Return what the function behind a name returns.
+    """Call a function of the user without arguments.
 
     Raises:
-        MisuseError: it raises.
+        MisuseError: the function raises.
     """
     try:
         return factory()
-    except (Exception, SystemExit) as error:  # a script may end the process where it is told what it does not expect
+    except (Exception, SystemExit) as error:  # a script may exit on unexpected arguments
         msg = f"{text}() raised {type(error).__name__}: {error}; --debug shows where. It is called without arguments."
         raise MisuseError(msg) from error
 
 
 def compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
-    """Return a model as a ClikaModule: as it was saved, or compiled in float from what makes it.
+    """Return a model as a ClikaModule: loaded if saved, or else compiled in float.
 
     Raises:
-        MisuseError: it is to be compiled, and no inputs are given.
-        ModelError: it cannot be compiled, or loaded.
+        MisuseError: the model must be compiled, and no inputs are given.
+        ModelError: the model cannot be compiled or loaded.
     """
     if require(text, [Kind.FACTORY, Kind.SAVED], "`clika-ref explain` and `compare` read it") is Kind.SAVED:
         return clika_ref.ClikaModule.clika_load(text)

@@ -1,4 +1,4 @@
-"""ONNX files, ours or anybody's: their inputs and outputs, and copies whose nodes have names by which targets tell."""
+"""ONNX files from any exporter: their inputs and outputs, and copies with node names that targets can report on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clika_ref.opened_files import OpenedFile, opener_of, suffixes_of
 
 @dataclass(frozen=True)
 class Owner:
-    """What nodes of a file belong to: a node of the graph that was written; in another's file the node itself."""
+    """The owner of nodes in a file: a node of the exported graph, or in a foreign file the node itself."""
 
     name: str
     scope: str
@@ -26,10 +26,10 @@ class Owner:
 
 
 def read_onnx(path: Path) -> Any:
-    """Return a model, without weights that lie beside it.
+    """Load an ONNX model without its external weights.
 
     Raises:
-        ModelError: the file cannot be read as one.
+        ModelError: the file cannot be read as ONNX.
     """
     try:
         model = onnx.load(str(path), load_external_data=False)
@@ -43,22 +43,22 @@ def read_onnx(path: Path) -> Any:
 
 
 def targets_opening(path: Path) -> list[str]:
-    """Return the names of targets whose own form a file has, other than ONNX."""
+    """Return the names of targets with a file format of their own, other than ONNX, that fits the suffix."""
     targets = load_registry().targets.values()
     opening = [target for target in targets if opener_of(target) is not None]
     return [target.name for target in opening if path.suffix in {*suffixes_of(target)} - {".onnx"}]
 
 
 def opened_file(path: Path, target: Target, folder: Path) -> OpenedFile:
-    """Return what is known of a file of a target's own form.
+    """Open a file in a target's own format.
 
     Args:
-        path: of the file.
-        target: which is to read it.
-        folder: where to write a copy.
+        path: path of the file.
+        target: the target that reads it.
+        folder: folder for a copy.
 
     Raises:
-        ModelError: it is the form of another target.
+        ModelError: the file has the format of another target.
         TargetError: the runtime is missing, or cannot read the file.
     """
     open_file, those = opener_of(target), targets_opening(path)
@@ -69,10 +69,10 @@ def opened_file(path: Path, target: Target, folder: Path) -> OpenedFile:
 
 
 def artifact_of(path: Path, target: str) -> Artifact:
-    """Return a file as the artifact of a target.
+    """Return an ONNX file as the artifact of a target.
 
     Raises:
-        ModelError: the file cannot be read as an ONNX file.
+        ModelError: the file cannot be read as ONNX.
     """
     graph = read_onnx(path).graph
     held = {tensor.name for tensor in graph.initializer}
@@ -81,16 +81,16 @@ def artifact_of(path: Path, target: str) -> Artifact:
 
 
 def with_names(path: Path, folder: Path) -> tuple[Path, Mapping[str, Owner]]:
-    """Return a file in which the name of each node begins with that of its owner, and the owners by these names.
+    """Return a file with node names of the form ``<owner>/...``, and the owners by name.
 
-    Files of ours are so. Of another's file a copy is made, as targets tell of owners, which have no slash.
+    Files of ours already have such names. Other files are copied, since targets report by owners without a slash.
 
     Args:
-        path: of the file.
-        folder: where to write the copy.
+        path: path of the file.
+        folder: folder for the copy.
 
     Raises:
-        ModelError: the file cannot be read as an ONNX file.
+        ModelError: the file cannot be read as ONNX.
     """
     model, owners = read_onnx(path), dict[str, Owner]()
     if model.producer_name == PRODUCER:

@@ -1,4 +1,4 @@
-"""What ``clika-ref check`` finds: rules of a target that a file breaks, or that of a model which would be written."""
+"""Implementation of ``clika-ref check``: find violations of a target's rules in a file or an exported model."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from clika_ref.violations import Violation, checker_of
 
 
 def rules_broken(text: str, target: str, inputs: Sequence[str]) -> Sequence[Violation]:
-    """Return the rules of a target that a file breaks; of a module, the file that an export would write.
+    """Return the violations of a target's rules in a file; for a module, in the file that an export would write.
 
     Args:
-        text: what names the file, or the module.
-        target: whose rules.
-        inputs: to compile a model with that Python makes.
+        text: the argument that names the file or the module.
+        target: the target with the rules.
+        inputs: tracing inputs for a model that must be compiled.
 
     Raises:
         MisuseError: there is no such file or target, or the target has no rules.
         ModelError: the model cannot be compiled or loaded.
-        TargetError: the target cannot read the file, or refuses nodes of the model.
+        TargetError: the target cannot read the file, or does not support nodes of the model.
     """
     registry, settings = load_registry(), deployment(target)
     check = checker_of(target_for(settings, registry))

@@ -1,4 +1,4 @@
-"""What a command is to do: settings of a YAML file, and flags, which win over what stands there and say so."""
+"""Settings of a command: a YAML file, overridden by flags. Each override is reported."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ DEFAULT_TARGET = "onnxruntime"
 
 @dataclass(frozen=True)
 class Flags:
-    """What was written on the command line; None and nothing where it was not."""
+    """Values of the command-line flags; None or empty for flags that are not given."""
 
     target: str | None = None
     options: Sequence[str] = ()
     quantization: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Fields of `QuantizationSettings`, each with the flag that it was written as, and its value."""
+    """Fields of `QuantizationSettings`: for each, the flag as written and its value."""
     keep_float: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The settings of a command, and where a file states them."""
+    """The settings of a command, with the locations of those that come from a file."""
 
     settings: Settings
     flags: Flags
     stated: Mapping[str, Entry]
-    """What a file states, by section, or by section and name: ``clika_compile_options.smoothing``."""
+    """Entries of the file by section, or by section and name: ``clika_compile_options.smoothing``."""
     file: Path | None
 
     @property
     def has_target(self) -> bool:
-        """Whether flags or the file say where the model is to run."""
+        """Whether a flag or the file selects a target."""
         return self.flags.target is not None or DEPLOYMENT in self.stated
 
     def overruled(self, name: str, flag: str, value: Any, before: Any) -> None:
-        """Say that a flag wins over what the file states otherwise."""
+        """Print a note if a flag overrides a different value of the file."""
         entry = self.stated.get(name)
         if entry is not None and before != value:
             note(f"{flag} wins over {name.partition('.')[2] or name} in line {entry.line} of {self.file}")
 
 
 def chosen(file: Path | None, flags: Flags) -> Chosen:
-    """Return the settings of a file, or the defaults, with what flags say in their place.
+    """Return the settings of a file, or the defaults, with the flags applied.
 
     Raises:
-        MisuseError: the file or a flag is no setting, or no plugin provides the target.
+        MisuseError: the file or a flag is invalid, or no plugin provides the target.
     """
     with as_misuse():
         settings = Settings.load_from_path(file) if file is not None else Settings()
@@ -72,10 +72,10 @@ def chosen(file: Path | None, flags: Flags) -> Chosen:
 
 
 def deployment(target: str | None) -> BaseDeploymentSettings:
-    """Return the settings of a target that a plugin provides.
+    """Return the deployment settings of an installed target.
 
     Raises:
-        MisuseError: none does, or its settings have fields without defaults.
+        MisuseError: no plugin provides the target, or its settings have fields without defaults.
     """
     with as_misuse():
         target_named(full_name(DEFAULT_TARGET if target is None else target), load_registry())
@@ -83,20 +83,20 @@ def deployment(target: str | None) -> BaseDeploymentSettings:
 
 
 def deployment_of_saved(module: Any) -> BaseDeploymentSettings:
-    """Return where a module runs that was saved."""
+    """Return the deployment settings of a saved module."""
     own = module._clika_quantized
     return module._clika_deployment or deployment_settings_named(own.target if own is not None else DEFAULT_TARGET)
 
 
 def refuse_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> None:
-    """Refuse to write the artifact of a target into a file that ends like something else, such as a program.
+    """Reject an artifact path with a suffix that the target does not write, such as that of a Python file.
 
     Args:
-        place: of the artifact, if one is to be written.
+        place: path of the artifact, if one is to be written.
         where: the settings of the target.
 
     Raises:
-        MisuseError: the target says how its files end, and this one ends otherwise.
+        MisuseError: the target declares the suffixes of its files, and the path has another one.
     """
     if where is None or place is None:
         return
@@ -107,7 +107,7 @@ def refuse_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> N
 
 
 def for_compile(found: Chosen) -> dict[str, Any]:
-    """Return the arguments of `clika_compile` that leave a model float; where a file asks for integers that is said."""
+    """Return arguments of `clika_compile` for a float model. Print a note if the file asks for quantization."""
     if QUANTIZATION in found.stated and found.settings.global_quantization_settings is not None:
         note(
             f"compile leaves the model float, and {QUANTIZATION} of {found.file} aside; `clika-ref quantize` heeds them"
@@ -117,10 +117,10 @@ def for_compile(found: Chosen) -> dict[str, Any]:
 
 
 def for_quantize(found: Chosen) -> dict[str, Any]:
-    """Return the arguments of `clika_compile` that quantize a model.
+    """Return arguments of `clika_compile` that quantize a model.
 
     Raises:
-        MisuseError: the file says that the model stays float.
+        MisuseError: the file disables quantization.
     """
     if found.settings.global_quantization_settings is None:
         msg = (
@@ -132,10 +132,10 @@ def for_quantize(found: Chosen) -> dict[str, Any]:
 
 
 def for_export(file: Path | None, target: str | None) -> BaseDeploymentSettings | None:
-    """Return where a saved module is to run, None where nothing says so; what else a file states is left aside.
+    """Return the deployment settings for an export, or None if no target is selected. Other sections are ignored.
 
     Raises:
-        MisuseError: the file or the flag is no setting, or no plugin provides the target.
+        MisuseError: the file or the flag is invalid, or no plugin provides the target.
     """
     found = chosen(file, Flags(target))
     others = [name for name in found.stated if "." not in name and name != DEPLOYMENT]
@@ -145,7 +145,7 @@ def for_export(file: Path | None, target: str | None) -> BaseDeploymentSettings 
 
 
 def _stated(file: Path) -> dict[str, Entry]:
-    """Return the sections of a file, and what stands in them."""
+    """Return the sections of a file and their entries."""
     root = read_tree(file, Problems(file))
     sections: dict[str, Entry] = root.value if isinstance(root.value, dict) else {}
     found = dict(sections)
@@ -162,7 +162,7 @@ def _choose_target(found: Chosen, target: str | None) -> None:
         return
     given = deployment(target)
     if before is not None and before.target == given.target:
-        return  # with what the file says of it
+        return  # keep the settings of the file for this target
     if before is not None:
         found.overruled(f"{DEPLOYMENT}.target_framework", f"--target {target}", given.target, before.target)
     found.settings.deployment_settings = given

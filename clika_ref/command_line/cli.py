@@ -1,4 +1,4 @@
-"""The command line: which commands there are, those of other distributions included, and how it begins."""
+"""The ``clika-ref`` entry point: registers the built-in commands and those of other distributions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clika_ref.reporting.console import in_command
 
 app = typer.Typer(
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # what escapes is a bug of ours: its whole traceback, in a form to paste
+    pretty_exceptions_enable=False,  # an escaping exception is a bug of ours: show a plain, full traceback
     help="Compress a PyTorch model and deploy it; operators, passes and targets are plugins.",
     epilog=STATUSES,
 )
@@ -35,13 +35,13 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     "targets": environment.targets,
     "new-plugin": new_plugin.new_plugin,
 }
-"""By its name, each command; a further one is a function of its own module, and a line here."""
+"""The commands by name. To add one, write a function in its own module and add a line here."""
 
 for _name, _command in COMMANDS.items():
     app.command(name=_name, epilog=STATUSES)(_command)
 
 GROUP = "clika_ref.commands"
-"""The entry-point group of commands that other distributions add."""
+"""The entry-point group for commands of other distributions."""
 
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
@@ -54,7 +54,7 @@ def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
 def options(
     context: typer.Context,
     *,
-    version: Annotated[  # noqa: ARG001 - its callback has said it
+    version: Annotated[  # noqa: ARG001 - its callback handles it
         bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
@@ -63,19 +63,19 @@ def options(
 
 
 def main() -> None:
-    """Run the command line: the entry point ``clika-ref``."""
+    """Run the command line (the entry point ``clika-ref``)."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what a target says may hold what no terminal can show
+        if isinstance(stream, io.TextIOWrapper):  # a target may print characters the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a system that ends the command is heard as Ctrl-C is
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # handle termination by the system like Ctrl-C
     join_commands(app)
     app()
 
 
 def join_commands(into: typer.Typer) -> None:
-    """Add the commands of other distributions: entry points of `GROUP`, each a group of commands under its name.
+    """Add the commands of other distributions: entry points of `GROUP`, each a command group under its own name.
 
-    One that cannot be loaded is named on stderr, and costs no other.
+    An entry point that fails to load is reported on stderr. The others are still added.
     """
     for entry in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: e.name):
         try:

@@ -1,4 +1,4 @@
-"""What ``clika-ref compare`` runs: two models on the same inputs, or a saved module for several targets."""
+"""Comparisons of ``clika-ref compare``: two models on the same inputs, or a saved module on several targets."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from clika_ref.signature import flatten_call
 from clika_ref.target_comparison import TargetComparison
 
 UNKNOWN_SIDE = 2
-"""How long a dynamic side is where nobody gives inputs: 1 is what models treat otherwise."""
+"""Size used for a dynamic dim if no inputs are given. Models often special-case size 1."""
 
 Inputs = Mapping[str, tuple[torch.dtype | None, Sequence[Any]]]
-"""Of a file: by name, dtype, and sides, which are no numbers where they are dynamic."""
+"""Inputs of a file by name: the dtype and the shape. Dynamic dims are not integers."""
 
 ANY_KEYWORDS = inspect.Signature([inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)])
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One of two models: what runs it, what its outputs are called, and inputs that it takes."""
+    """One of the two compared models: a callable that runs it, its output names, and a source of inputs."""
 
     run: Callable[[Any], list[torch.Tensor]]
     output_names: Sequence[str]
     dummy: Callable[[], Any] | None
-    """Makes inputs of the right shapes; None where nothing says what these are."""
+    """Makes inputs of the right shapes; None if the shapes are unknown."""
     unknown_sides: int = 0
-    """How many sides of these are a guess."""
+    """Number of dims of these inputs with a guessed size."""
 
 
 def subject_of(text: str, target: str | None) -> Subject:
-    """Return what a word names, ready to run.
+    """Load a model from a command-line argument, ready to run.
 
     Args:
-        text: the word.
-        target: which runs it, if it is an ONNX file.
+        text: the argument.
+        target: the target that runs the model, for an ONNX file.
 
     Raises:
-        MisuseError: it names nothing, or no plugin provides the target.
-        ModelError: it cannot be loaded.
+        MisuseError: the argument names no model, or no plugin provides the target.
+        ModelError: the model cannot be loaded.
         TargetError: the runtime is missing, or rejects the file.
     """
     kind = kind_of(text)
@@ -106,7 +106,7 @@ def _of_own_file(path: Path, name: str | None) -> Subject:
 
 
 def _loaded(path: Path, target: Target, artifact: Artifact, inputs: Inputs) -> Subject:
-    """Return a file in the runtime of a target."""
+    """Load a file in the runtime of a target."""
     unknown = sum(not isinstance(side, int) for _, shape in inputs.values() for side in shape)
     run = partial(_run, target.load(artifact), replace(artifact, path=path))
     return Subject(run, artifact.output_names, partial(_drawn, path, inputs), unknown)
@@ -117,10 +117,10 @@ def _run(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]
 
 
 def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
-    """Return the tensors of a call in the order of a file's inputs: by position first, then by keyword.
+    """Return the tensors of a call in the order of the file's inputs: positional ones first, then keywords.
 
     Raises:
-        ModelError: they are not those that the file takes.
+        ModelError: the call does not match the inputs of the file.
     """
     parts = element if isinstance(element, tuple) else (element,)
     keywords: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
@@ -136,13 +136,13 @@ def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
 
 
 def _called(name: str, inputs: Sequence[str]) -> str:
-    """Return what a file calls an entry of a dictionary: by its key, or after the argument that the dictionary is."""
+    """Return the file's input name for a dictionary entry: the key, or ``<argument>.<key>`` for a nested one."""
     within = [own for own in inputs if own.endswith(f".{name}")]
     return within[0] if name not in inputs and len(within) == 1 else name
 
 
 def _shown(element: Any) -> str:
-    """Return a call in words: the shapes of its tensors."""
+    """Return a readable form of a call: the dtypes and shapes of its tensors."""
     shapes = pytree.tree_map_only(
         torch.Tensor, lambda t: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}", element
     )
@@ -150,10 +150,10 @@ def _shown(element: Any) -> str:
 
 
 def _drawn(path: Path, inputs: Inputs) -> dict[str, torch.Tensor]:
-    """Return random inputs of the shapes that a file states, by name.
+    """Return random inputs by name, with the dtypes and shapes that the file declares.
 
     Raises:
-        MisuseError: a file states none that could be drawn.
+        MisuseError: an input has an unknown dtype, or one that PyTorch lacks.
     """
     found: dict[str, torch.Tensor] = {}
     for name, (dtype, shape) in inputs.items():
@@ -171,10 +171,10 @@ def _inputs_of(path: Path) -> list[dict[str, Any]]:
 
 
 def calls_for(subjects: Sequence[Subject], inputs: Sequence[str], batch_size: int | None) -> Any:
-    """Return the calls to compare on: those that are given, or one that is drawn as one of the two takes it.
+    """Return the calls to compare on: the given inputs, or else one random call that fits one of the two models.
 
     Raises:
-        MisuseError: none are given, and neither says what it takes; or they cannot be read.
+        MisuseError: no inputs are given and neither model declares its inputs, or the inputs cannot be read.
     """
     if inputs:
         return read_calls(inputs, batch_size=batch_size)
@@ -187,21 +187,21 @@ def calls_for(subjects: Sequence[Subject], inputs: Sequence[str], batch_size: in
 
 
 def held_against(first: Subject, second: Subject, calls: Iterable[Any]) -> Agreement:
-    """Return how near the second is to the first; outputs are called as either calls them.
+    """Compare the outputs of two models. Output names come from the first model that has them.
 
     Raises:
-        ModelError: they do not take the same inputs, or do not return the same number of tensors.
+        ModelError: the models take different inputs, or return different numbers of tensors.
         TargetError: a runtime fails.
     """
     return agreement_of(first.run, second.run, calls, first.output_names or second.output_names)
 
 
 def compared_targets(text: str, targets: Sequence[str]) -> TargetComparison:
-    """Return what several targets make of a saved module.
+    """Compare several targets on a saved module.
 
     Raises:
-        MisuseError: it is none, or no plugin provides a target.
-        ModelError: it was saved without the inputs that this takes.
+        MisuseError: the argument is no saved module, or no plugin provides a target.
+        ModelError: the module was saved without the inputs needed for the comparison.
     """
     require(text, [Kind.SAVED], "give two models to compare, or a saved module and targets")
     module = clika_ref.ClikaModule.clika_load(text)
@@ -209,7 +209,7 @@ def compared_targets(text: str, targets: Sequence[str]) -> TargetComparison:
 
 
 def agreement_as_json(found: Agreement, least: float | None) -> dict[str, Any]:
-    """Return how near two models are as plain data."""
+    """Return the agreement of two models as plain data."""
     outputs = [
         {
             "name": output.name,
@@ -226,10 +226,10 @@ def agreement_as_json(found: Agreement, least: float | None) -> dict[str, Any]:
 
 
 def agrees(found: Agreement, least: float | None) -> bool:
-    """Whether two models agree: within float rounding, or to so many decibels."""
+    """Whether two models agree: within float rounding, or with at least the given SQNR in dB."""
     return found.is_within_rounding if least is None else found.sqnr >= least
 
 
 def targets_as_json(found: TargetComparison) -> list[dict[str, Any]]:
-    """Return what targets make of a module as plain data."""
+    """Return a comparison of targets as plain data."""
     return [asdict(row) for row in found.rows]

@@ -1,6 +1,6 @@
-"""What tab completes beside commands, options and files: names of targets, and fields of options.
+"""Shell completion for targets and option fields.
 
-Plugins of ours are known without loading them, which would take PyTorch and two seconds; those of others are loaded.
+Our own plugins are listed without importing them, which would take PyTorch and two seconds. Others are loaded.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from clika_ref.core.hooks import GROUP
 from clika_ref.settings import DISTRIBUTIONS, SHORT_NAMES, ClikaCompileOptions
 
 WITHOUT_TARGETS = frozenset({"clika-ref-aten", "clika-ref-cleanup"})
-"""Distributions of ours that provide none."""
+"""Our distributions that provide no targets."""
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Return the names of installed targets, and the short ones of these, that begin so."""
+    """Return the names and short names of installed targets with this prefix."""
     found = list(entry_points(group=GROUP))
     ours = {_owner(entry) for entry in found}
     names = [name for name, distribution in DISTRIBUTIONS.items() if distribution in ours]
@@ -31,7 +31,7 @@ def complete_target(incomplete: str) -> list[str]:
 
 
 def complete_option(incomplete: str) -> list[str]:
-    """Return ``name=`` of the fields of `ClikaCompileOptions`, or ``name=value`` where these are a few words."""
+    """Return ``name=`` for fields of `ClikaCompileOptions`, or ``name=value`` for fields with fixed choices."""
     name, is_named, _ = incomplete.partition("=")
     hints = get_type_hints(ClikaCompileOptions)
     if is_named:
@@ -47,9 +47,9 @@ def _owner(entry: EntryPoint) -> str:
 
 
 def _targets_of(entry: EntryPoint) -> list[str]:
-    """Return the names of the targets of a plugin; of one that is broken none, as words would end up in the line."""
+    """Return the names of a plugin's targets; none if it fails to load, since a message would end up in the prompt."""
     registry: Any = importlib.import_module("clika_ref.core.registry")
     try:
         return list(registry.load_registry(entry.name).targets)
-    except Exception:  # noqa: BLE001 - whatever a plugin raises, `clika-ref plugins` tells it
+    except Exception:  # noqa: BLE001 - a plugin may raise anything; `clika-ref plugins` reports it
         return []

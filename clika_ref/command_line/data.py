@@ -1,4 +1,4 @@
-"""What DATA names on the command line: shapes to draw from, files of tensors, and functions that yield batches."""
+"""Inputs from DATA arguments: shapes to draw random tensors for, tensor files, and functions that yield batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ARCHIVES = (".npz", ".safetensors")
 PICKLED = "what it holds is a pickle, which may run code and is not read, or nothing of NumPy's"
 
 POSITION = re.compile(r"arr_(\d+)")
-"""What ``numpy.savez(file, x, y)`` calls tensors that have no name; they stand by position."""
+"""Name that ``numpy.savez(file, x, y)`` gives to positional tensors."""
 
 DTYPES = {
     name: dtype
@@ -50,15 +50,15 @@ DTYPES = {
 
 
 def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int | None = None) -> Iterable[Any]:
-    """Return elements of tracing or calibration inputs: a list, or where a function yields them, what reads them once.
+    """Return tracing or calibration inputs: a list, or an iterable that reads the batches of a function.
 
     Args:
-        texts: what was written.
-        option: behind which.
-        batch_size: into how many samples to cut what shapes and files hold; None leaves it whole.
+        texts: the arguments.
+        option: the option that they belong to, for messages.
+        batch_size: split shapes and files into batches of this many samples; None keeps them whole.
 
     Raises:
-        MisuseError: a text has another form, a file cannot be read, or there is no such function.
+        MisuseError: an argument is malformed, a file cannot be read, or there is no such function.
     """
     found = [_calls(text, option, batch_size) for text in texts]
     if len(found) == 1:
@@ -69,7 +69,7 @@ def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int
 
 
 def warn_of_draws(texts: Sequence[str], option: str) -> None:
-    """Say that ranges of random numbers are none of the data, where shapes are all there is to calibrate with."""
+    """Print a note that observed ranges of random numbers are not those of the data, if an argument is only a shape."""
     drawn = [text for text in texts if _is_adraw(text)]
     if drawn:
         note(f"{option} {drawn[0]} draws random numbers, whose ranges are not those of your data")
@@ -97,11 +97,11 @@ def _calls(text: str, option: str, batch_size: int | None) -> Iterable[Any]:
 def example_input(text: str, option: str = "--input") -> Any:
     """Return one call: ``1x3x8x8``, ``int64:1x128``, ``1x3,int64:1``, ``x=1x3,mask=bool:1``, ``float32:x.npy``.
 
-    Of shapes floats are drawn from the normal distribution, and integers from 0 and 1, which are legal as indices of
-    nearly anything.
+    For shapes, floats are drawn from the normal distribution and integers from {0, 1}, which are valid as indices
+    almost everywhere.
 
     Raises:
-        MisuseError: the text has another form, names an unknown dtype, or a file that cannot be read.
+        MisuseError: the argument is malformed, or names an unknown dtype or an unreadable file.
     """
     args: list[torch.Tensor] = []
     kwargs: dict[str, torch.Tensor] = {}
@@ -123,14 +123,14 @@ def example_input(text: str, option: str = "--input") -> Any:
 
 
 def _why_not(word: str) -> str:
-    """Return why what may be a file is none that holds data, behind a colon."""
+    """Return the reason, after a colon, why an existing path cannot be read as data."""
     if not is_there(word):
         return ""
     return ": it is a folder" if Path(word).is_dir() else f": files that end in {Path(word).suffix!r} are not read"
 
 
 def _element(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return args and kwargs as tracing inputs have them."""
+    """Pack args and kwargs into one element of tracing inputs."""
     if args and kwargs:
         return (*args, dict(kwargs))
     return dict(kwargs) or (args[0] if len(args) == 1 else tuple(args))
@@ -151,7 +151,7 @@ def _tensor(part: re.Match[str], where: str) -> torch.Tensor:
 
 
 def draw(dtype: torch.dtype, sides: Sequence[int]) -> torch.Tensor:
-    """Return random numbers: normal ones, or 0 and 1 where they are integers."""
+    """Return random numbers: normal floats, or integers from {0, 1}."""
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.complex64 if dtype.is_complex else torch.float32  # float8 and others cannot be drawn directly
         return torch.randn([*sides], dtype=drawn).to(dtype)
@@ -163,11 +163,8 @@ def redrawn(call: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: draw(t.dtype, t.shape) if t.is_floating_point() else t, call)
 
 
-# Files
-
-
 def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by their names, of which that of a ``.npy`` file is empty."""
+    """Return the tensors of a file by name; the tensor of a ``.npy`` file has an empty name."""
     try:
         return READERS[path.suffix](path)
     except OSError as error:
@@ -190,7 +187,7 @@ def _read_npz(path: Path) -> dict[str, torch.Tensor]:
 def _from_numpy(array: Any) -> torch.Tensor:
     return torch.from_numpy(
         np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    )  # torch knows no other order
+    )  # torch supports no other byte order
 
 
 READERS: Mapping[str, Callable[[Path], dict[str, torch.Tensor]]] = {
@@ -198,11 +195,11 @@ READERS: Mapping[str, Callable[[Path], dict[str, torch.Tensor]]] = {
     ".npz": _read_npz,
     ".safetensors": safetensors.torch.load_file,
 }
-"""By suffix. None of them executes anything: arrays of Python's own objects, which are pickles, are refused."""
+"""Readers by suffix. None executes code: arrays of Python objects, which are pickles, are rejected."""
 
 
 def as_call(tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Return tensors of a file as one call: ``arr_0``, ``arr_1`` and the like by position, others by keyword."""
+    """Return the tensors of a file as one call: ``arr_0``, ``arr_1``, ... by position, others by keyword."""
     numbered = {int(found[1]): t for name, t in tensors.items() if (found := POSITION.fullmatch(name))}
     args = [numbered[number] for number in sorted(numbered)]
     if "" in tensors:
@@ -211,10 +208,10 @@ def as_call(tensors: Mapping[str, torch.Tensor]) -> Any:
 
 
 def in_batches(call: Any, size: int, where: str) -> list[Any]:
-    """Return a call cut into calls of so many samples, along the first sides of its tensors; the last may be smaller.
+    """Split a call into batches along dim 0 of its tensors; the last batch may be smaller.
 
     Raises:
-        MisuseError: first sides differ, so that nobody knows how to cut them.
+        MisuseError: the tensors differ in the size of dim 0.
     """
     leaves, spec = pytree.tree_flatten(call)
     counts = sorted({len(leaf) for leaf in leaves if leaf.ndim})
@@ -227,12 +224,9 @@ def in_batches(call: Any, size: int, where: str) -> list[Any]:
     ]
 
 
-# Functions
-
-
 @dataclass(frozen=True)
 class Batches:
-    """Batches of the user that can be read more than once, or counted, whose errors name them."""
+    """Batches of the user that can be iterated several times. Errors name their source."""
 
     name: str
     source: Iterable[Any]
@@ -241,14 +235,14 @@ class Batches:
         return telling(self.name, self.source)
 
     def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type] - a TypeError where it has no length, as len() of it raises
+        return len(self.source)  # type: ignore[arg-type] - raises TypeError if it has no length, as len() does
 
 
 def telling(name: str, source: Iterable[Any]) -> Iterator[Any]:
-    """Yield batches.
+    """Yield batches; errors name their source.
 
     Raises:
-        MisuseError: what yields them fails.
+        MisuseError: the source raises.
     """
     try:
         yield from source
@@ -269,10 +263,10 @@ def _source(text: str, option: str) -> Iterable[Any]:
 
 
 def one_call(texts: Sequence[str]) -> Any:
-    """Return the one call that texts stand for; None where there are none.
+    """Return the single call of the arguments, or None if there are none.
 
     Raises:
-        MisuseError: they stand for several, or cannot be read.
+        MisuseError: the arguments describe several calls, or cannot be read.
     """
     calls = [*read_calls(texts)] if texts else []
     if len(calls) > 1:

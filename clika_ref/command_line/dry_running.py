@@ -1,4 +1,4 @@
-"""What ``clika-ref compile --dry-run --json`` tells a machine: what the tables of a dry run tell people."""
+"""The JSON output of ``clika-ref compile --dry-run --json``: the same facts as the printed tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OF_THE_GRAPH = ("name", "inputs", "outputs", "symbols", "guards", "weights_bytes
 
 
 def facts_of(module: clika_ref.ClikaModule, deployment: BaseDeploymentSettings) -> dict[str, Any]:
-    """Return what compiling a module for a target would do.
+    """Return the result of a dry run as plain data: operators with their support by the target, and facts of the graph.
 
     Raises:
         TargetError: no plugin provides the target.

@@ -1,4 +1,4 @@
-"""How a command ends: its exit status, what is said on stderr, and nothing half done after Ctrl-C."""
+"""Exit statuses and error reports on stderr. An interrupt leaves no partially written file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Status(IntEnum):
     MISUSED = 2
     REFUSED = 3
     BUG = 70  # EX_SOFTWARE of sysexits.h
-    INTERRUPTED = 130  # 128 and the number of SIGINT, as shells count
+    INTERRUPTED = 130  # 128 + SIGINT, the convention of shells
 
 
 MEANINGS: Mapping[Status, str] = {
@@ -34,7 +34,7 @@ MEANINGS: Mapping[Status, str] = {
     Status.BUG: "a bug of clika-ref or of a plugin",
     Status.INTERRUPTED: "interrupted",
 }
-"""What each status means, for the help and the manual."""
+"""Meaning of each status, for the help and the manual."""
 
 STATUSES = f"Exit status: {'; '.join(f'{status:d} {meaning}' for status, meaning in MEANINGS.items())}."
 
@@ -46,15 +46,15 @@ OF_OURS = "this is a bug of clika-ref or of a plugin; --debug shows where, which
 
 
 class MisuseError(ModelError):
-    """What was written on the command line, or stands in a file that it names, does not say what is to be done."""
+    """Invalid command line, or an invalid file that it names."""
 
 
 @contextlib.contextmanager
 def as_misuse() -> Iterator[None]:
-    """Let what is wrong in the block count as wrong use: it reads what the user wrote.
+    """Convert errors in the block to `MisuseError`, for code that parses input of the user.
 
     Raises:
-        MisuseError: in place of any other error that is raised on purpose.
+        MisuseError: in place of any other `ClikaError`.
     """
     try:
         yield
@@ -69,11 +69,11 @@ def as_misuse() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_errors(*, debug: bool, refused: Status = Status.REFUSED) -> Iterator[None]:
-    """Turn what ends a command too early into words on stderr and an exit status.
+    """Convert errors in the block to a message on stderr and an exit status.
 
     Args:
         debug: whether to show tracebacks.
-        refused: the status of an error that says nothing of its own.
+        refused: exit status for errors without a status of their own.
     """
     try:
         yield
@@ -83,9 +83,9 @@ def plain_errors(*, debug: bool, refused: Status = Status.REFUSED) -> Iterator[N
     except ClikaError as error:
         _tell(error, "\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), debug=debug)
         raise typer.Exit(_status_of(error, refused)) from error
-    except (typer.Exit, typer.Abort, BrokenPipeError):  # `| head` closes a pipe, which typer knows how to end
+    except (typer.Exit, typer.Abort, BrokenPipeError):  # typer handles the closed pipe of `| head`
         raise
-    except SystemExit as error:  # of a library or the model: a status of its own would say something else here
+    except SystemExit as error:  # raised by a library or the model: its own status would mean something else here
         _tell(error, f"error: something in the model or the data ended the process: {error!r}", debug=debug)
         raise typer.Exit(refused) from error
     except Exception as error:
@@ -107,9 +107,9 @@ def _tell(error: BaseException, text: str, *, debug: bool) -> None:
 
 
 def note(text: str) -> None:
-    """Say on stderr what the user may not expect."""
+    """Print a note on stderr, for behavior that the user may not expect."""
     _say(f"note: {text}")
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)  # noqa: T201 - this is where words for the user go
+    print(text, file=sys.stderr)  # noqa: T201 - messages for the user go here

@@ -1,4 +1,4 @@
-"""The commands that show what is installed: ``plugins`` and ``targets``."""
+"""The commands that list the environment: ``plugins`` and ``targets``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``clika-ref explain`` tells: of a model, what a target's runtime runs in integers; of an operator, its facts."""
+"""The output of ``clika-ref explain``: the nodes that a target's runtime runs in INT8, or the facts of an operator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clika_ref.exporting.export import target_for
 from clika_ref.reporting.tables import table_text
 
 FILES = (".onnx", ".xml", ".clika", ".safetensors", ".pt", ".pth", ".py")
-"""How words end that are meant as files, whether these are there or not."""
+"""Suffixes that mark an argument as a file, whether it exists or not."""
 
 BORDERS = ("QuantizeLinear", "DequantizeLinear", "Constant")
 """Operators of a file that compute nothing of the model."""
@@ -29,7 +29,7 @@ BORDERS = ("QuantizeLinear", "DequantizeLinear", "Constant")
 
 @dataclass(frozen=True)
 class FileExplanation:
-    """What a runtime makes of a file, in which nothing says what was planned; printed, a table."""
+    """How a runtime executes a file that carries no quantization plan; prints as a table."""
 
     target: str
     nodes: Sequence[dict[str, Any]]
@@ -40,29 +40,29 @@ class FileExplanation:
 
 
 def is_model(subject: str) -> bool:
-    """Whether a word names a model, and not an operator: of these none has a single colon, or ends as files do."""
+    """Whether an argument names a model rather than an operator: a path, a file suffix, or a single colon."""
     path, is_factory = Path(subject), ":" in subject and "::" not in subject
     return path.exists() or "/" in subject or is_factory or path.suffix.lower() in FILES
 
 
 def of_operator(text: str) -> list[tuple[str, str]]:
-    """Return what is known of an operator, by title.
+    """Return the facts of an operator as (title, text).
 
     Raises:
-        MisuseError: there is none; near names are given.
+        MisuseError: there is no such operator; the message suggests similar names.
     """
-    # Of the plugins that work: one that fails to load must not hide what another declares.
+    # Use only plugins that load: a broken plugin must not hide the operators of others.
     registry = build_registry(installed_plugins().plugins)
     return list(facts_of(registry, find_operator(registry, text)))
 
 
 def of_model(text: str, inputs: Sequence[str], target: str | None) -> Explanation | FileExplanation:
-    """Return what the runtime of a target makes of each node.
+    """Return how the runtime of a target executes each node.
 
     Raises:
-        MisuseError: the word names no model, or no plugin provides the target.
+        MisuseError: the argument names no model, or no plugin provides the target.
         ModelError: the model cannot be compiled or loaded.
-        TargetError: the target refuses a node, or its runtime is missing.
+        TargetError: the target does not support a node, or its runtime is missing.
     """
     if heeding(kind_of(text), text, inputs) in (Kind.ONNX, Kind.OWN):
         return _of_file(Path(text), target)
@@ -91,7 +91,7 @@ def _of_file(path: Path, name: str | None) -> FileExplanation:
 
 
 def as_json(found: Explanation | FileExplanation) -> dict[str, Any]:
-    """Return an explanation as plain data; of a file nobody knows what was planned, nor how many products there are."""
+    """Return an explanation as plain data; for a file, the plan and the MACs are unknown."""
     if isinstance(found, FileExplanation):
         return {"target": found.target, "nodes": found.nodes, "share": None, "planned_share": None, "missed": None}
     return {

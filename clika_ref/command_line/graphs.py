@@ -1,4 +1,4 @@
-"""What ``clika-ref inspect`` shows: the graph of a module, or that of an ONNX file."""
+"""The output of ``clika-ref inspect``: the graph of a module or of an ONNX file."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class ShownGraph:
 
 
 def place_of_picture(path: Path | None) -> Path | None:
-    """Return where a picture is written, if one is, with a suffix.
+    """Return the path of the picture, with a suffix, or None if no picture is requested.
 
     Raises:
-        MisuseError: it has the suffix of no picture.
+        MisuseError: the suffix is no supported picture format.
     """
     if path is None:
         return None
@@ -85,15 +85,15 @@ def _typed(value: Value) -> dict[str, Any]:
 
 
 def _named(name: str, dtype: str, shape: Sequence[Any]) -> dict[str, Any]:
-    """Return a tensor as plain data; sides that are no numbers are expressions over the names of symbols."""
+    """Return a tensor as plain data; symbolic dims are expressions over symbol names."""
     return {"name": name, "dtype": dtype, "shape": [side if isinstance(side, int) else str(side) for side in shape]}
 
 
 def onnx_graph(path: Path) -> ShownGraph:
-    """Return the graph of an ONNX file, ours or anybody's.
+    """Return the graph of an ONNX file from any exporter.
 
     Raises:
-        ModelError: the file cannot be read as one.
+        ModelError: the file cannot be read as ONNX.
     """
     model = read_onnx(path)
     graph, held = model.graph, {tensor.name for tensor in model.graph.initializer}
@@ -149,7 +149,7 @@ def _onnx_node(node: Any, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def onnx_types(values: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return names, dtypes and shapes that a file states; a side that nothing is known of is a question mark."""
+    """Return the names, dtypes and shapes that an ONNX file declares; unknown dims are ``?``."""
     return [_of_onnx(value) for value in values]
 
 
@@ -161,6 +161,6 @@ def _of_onnx(value: Any) -> dict[str, Any]:
 
 
 def _bytes_of(tensor: Any) -> int:
-    """Return what a tensor takes in the file, or beside it."""
+    """Return the size of a tensor in bytes, in the file or in external data."""
     length = next((int(entry.value) for entry in tensor.external_data if entry.key == "length"), None)
     return length if length is not None else len(tensor.raw_data) or tensor.ByteSize()

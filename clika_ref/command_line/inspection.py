@@ -1,4 +1,4 @@
-"""What is installed, and what is known of one operator, as the command line shows it."""
+"""Facts about installed plugins and single operators, for the command line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KINDS = ("operators", "passes", "targets")
 
 @dataclass(frozen=True, slots=True)
 class Installed:
-    """The plugins of this environment: those that work, why others do not, and those that a limit leaves out."""
+    """The plugins of this environment: those that load, the failures of others, and those excluded by a limit."""
 
     plugins: tuple[Plugin, ...]
     failures: tuple[str, ...]
@@ -41,7 +41,7 @@ class Installed:
 
 
 def installed_plugins() -> Installed:
-    """Load each plugin alone, so that one that fails does not hide the others, then see whether they agree."""
+    """Load each plugin on its own, so that a failure does not hide the others, then check them for conflicts."""
     names = sorted({entry.name for entry in entry_points(group=hooks.GROUP)})
     limit = os.environ.get(LIMIT_VARIABLE)
     chosen = names if limit is None else [part.strip() for part in limit.split(",") if part.strip()]
@@ -61,28 +61,28 @@ def installed_plugins() -> Installed:
 
 
 def _reason(error: PluginError) -> str:
-    # A message about one plugin: without the count above it and the remedy below it, which are the same for each.
+    # The message of a single plugin, without the count above it and the remedy below it, which are the same for all.
     lines = str(error).splitlines()
     return "\n".join(lines[1:-1]).strip() if len(lines) > 2 else str(error)
 
 
 def names_of(plugin: Plugin, kind: str) -> list[str]:
-    """Return the names of what a plugin adds of one kind, sorted."""
+    """Return the sorted names of a plugin's operators, passes or targets."""
     return sorted(item.name for item in getattr(plugin, kind))
 
 
 def counts_of(plugin: Plugin) -> str:
-    """Return how much a plugin adds: ``218 operators, 1 target``."""
+    """Return the number of items that a plugin adds: ``218 operators, 1 target``."""
     counts = {kind: len(getattr(plugin, kind)) for kind in KINDS}
     singular = {"operators": "operator", "passes": "pass", "targets": "target"}
     return ", ".join(f"{n} {kind if n > 1 else singular[kind]}" for kind, n in counts.items() if n) or "nothing"
 
 
 def find_operator(registry: Registry, text: str) -> Operator:
-    """Return the operator of a name, or the one that an ATen call such as ``aten.conv2d.default`` maps to.
+    """Return the operator with this name, or the one that an ATen call such as ``aten.conv2d.default`` maps to.
 
     Raises:
-        MisuseError: there is none; near names are given.
+        MisuseError: there is none; the message suggests similar names.
     """
     wanted = text.removeprefix("torch.ops.").replace("::", ".")
     if wanted in registry.operators:
@@ -99,7 +99,7 @@ def find_operator(registry: Registry, text: str) -> Operator:
 
 
 def facts_of(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
-    """Yield what is known of an operator, each fact under its title."""
+    """Yield the facts of an operator as (title, text)."""
     plugin = next(p for p in registry.plugins if op in p.operators)
     yield "schema", _readable(schema_text(op))
     yield "meaning", inspect.getdoc(op.reference) or "not documented"
@@ -114,7 +114,7 @@ def facts_of(registry: Registry, op: Operator) -> Iterator[tuple[str, str]]:
 
 
 def _readable(schema: str) -> str:
-    # Annotations are strings since PEP 563, and a signature shows their quotes.
+    # PEP 563 makes annotations strings, and a signature shows their quotes.
     return re.sub(r"(: |-> )'([^']*)'", r"\1\2", schema)
 
 
@@ -125,7 +125,7 @@ def _trait(trait: QuantizationTrait) -> str:
 
 
 def location(function: Callable[..., Any] | None) -> str:
-    """Return ``file:line`` of a function, the file as seen from here, or ``none``."""
+    """Return ``file:line`` of a function, relative to the working directory where possible, or ``none``."""
     if function is None:
         return "none"
     code = getattr(inspect.unwrap(function), "__code__", None)

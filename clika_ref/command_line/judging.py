@@ -1,4 +1,4 @@
-"""The commands that judge: ``check`` holds a file against the rules of a target, ``compare`` two models."""
+"""The ``check`` command, which checks a file against a target's rules, and ``compare``, which compares two models."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def compare(
 
 
 def _agreement(comparing: Any, names: tuple[str, str], targets: list[str], given: tuple[list[str], int | None]) -> Any:
-    """Run two models, an ONNX file in the target that stands in its place, or in the only one."""
+    """Compare two models. ONNX files run in the target at their own index, or in the only one given."""
     if len(targets) > len(names):
         raise MisuseError(f"--target is given {len(targets)} times for two models; give it once, or once for each")
     with working("Loading models"):

@@ -1,4 +1,4 @@
-"""The commands that show what is there: ``inspect`` and ``explain``."""
+"""The commands that show a model or an operator: ``inspect`` and ``explain``."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def explain(
 
 
 def _show_facts(facts: list[tuple[str, str]], *, as_json: bool) -> None:
-    """Print what is known of an operator, one fact below the other."""
+    """Print the facts of an operator, one below the other."""
     if as_json:
         print_json(dict(facts))
         return

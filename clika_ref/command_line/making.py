@@ -1,4 +1,4 @@
-"""The commands that make something: ``compile``, ``quantize``, ``export``."""
+"""The commands that build a model or an artifact: ``compile``, ``quantize``, ``export``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compile_model(
             found = choices.chosen(settings, choices.Flags(target, given))
             choices.refuse_suffix(output, found.settings.deployment_settings)
             made, examples = arguments.load_model(model), [*data.read_calls(inputs)]
-        is_printed = dry_run and not as_json  # by the compilation itself, which returns nothing then
+        is_printed = dry_run and not as_json  # by the compilation itself, which returns None then
         how = {"dynamic": not static, "skip_eval_set_mode": train_mode, "is_dry_run": is_printed, "logs_dir": logs_dir}
         module: Any = clika_ref.clika_compile(made, tracing_inputs=examples, **how, **choices.for_compile(found))
         told: dict[str, Any] = {}
@@ -138,7 +138,7 @@ def export(
 
 
 def _written(module: clika_ref.ClikaModule, places: dict[str, Path | None], *, keep_inputs: bool) -> list[Any]:
-    """Write an artifact, a saved module, or both; return what is known of each, None of what was not asked for."""
+    """Write the artifact, the saved module, or both. Return the facts of each, None for one that was not requested."""
     output, saved = places.get("-o"), places.get("--save")
     artifact = None if output is None else _facts(module.clika_export(output))
     if saved is not None:
@@ -148,7 +148,7 @@ def _written(module: clika_ref.ClikaModule, places: dict[str, Path | None], *, k
 
 
 def _facts(artifact: Any) -> dict[str, Any]:
-    """Return what is known of an artifact."""
+    """Return the facts of an artifact as plain data."""
     return {
         "file": artifact.path,
         "target": artifact.target,
@@ -159,6 +159,6 @@ def _facts(artifact: Any) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any], *, as_json: bool, before: str = "") -> None:
-    """Print which files were written, behind what is told before, or for machines all that is known."""
+    """Print ``before`` and the written files, or the whole result as JSON."""
     files = [f"{found['file']}  {size(found['bytes'])}" for key in ("artifact", "saved") if (found := result.get(key))]
     show("\n".join([*([before] if before else []), *files]), result, as_json=as_json)

@@ -1,4 +1,4 @@
-"""The command that writes a plugin for its author to change: ``new-plugin``."""
+"""The ``new-plugin`` command, which generates a plugin as a starting point."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from clika_ref.core.hooks import GROUP
 from clika_ref.storage import staged
 
 TEMPLATE = Path(__file__).with_name("plugin_template")
-"""What is written, with ``$name`` and the like in the place of names; each file bears a further suffix."""
+"""The template files, with ``$name`` and others as placeholders. Each has an extra suffix."""
 
 SUFFIX = ".template"
 
 FORM = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 LONGEST = 30
-"""Of letters in a name: so no line of what is written is over 120."""
+"""Maximum number of characters, which keeps the generated lines within 120 columns."""
 
 OURS = frozenset({"aten", "cleanup", "conformance", "example", "onnxruntime", "openvino", "tensorrt"})
-"""Names that distributions of this project have, installed or not."""
+"""Names of this project's own distributions, installed or not."""
 
 Name = Annotated[
     str,
@@ -61,12 +61,12 @@ def new_plugin(
 
 
 def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
-    """Write a plugin into a folder of its own below ``into``; return that folder, and the files in it.
+    """Generate a plugin in a new folder below ``into``. Return that folder and the files in it.
 
-    All of it appears at once: after any failure or interrupt nothing is there.
+    The folder appears atomically: a failure or an interrupt leaves nothing behind.
 
     Raises:
-        MisuseError: the name cannot be that of a plugin, or is taken, or there is something in its place.
+        MisuseError: the name is invalid or taken, or the path exists.
         ModelError: the files cannot be written.
     """
     _refuse_name(name)
@@ -88,12 +88,12 @@ def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:
 
 
 def distribution_of(name: str) -> str:
-    """Return what the distribution of a plugin is called."""
+    """Return the distribution name of a plugin."""
     return f"clika-ref-{name}"
 
 
 def plugin_files(name: str) -> Mapping[str, str]:
-    """Return what a new plugin consists of: texts by paths."""
+    """Return the files of a new plugin: texts by path."""
     package = distribution_of(name).replace("-", "_")
     words = {
         "name": name,
@@ -111,7 +111,7 @@ def plugin_files(name: str) -> Mapping[str, str]:
 
 
 def _compatible(version: str) -> str:
-    """Return the versions that are like this one: before 1.0, a minor version may break."""
+    """Return the range of compatible versions; before 1.0, a minor version may break."""
     major, minor = map(int, version.split(".")[:2])
     return f">={major}.{minor},<{major}.{minor + 1}" if major == 0 else f">={major}.{minor},<{major + 1}"
 
@@ -133,12 +133,12 @@ def _refuse_name(name: str) -> None:
 
 
 def _plain(name: str) -> str:
-    """Return the name of a distribution as installers compare it: ``Clika_Ref.X`` is ``clika-ref-x``."""
+    """Return the normalized name of a distribution, as installers compare it: ``Clika_Ref.X`` is ``clika-ref-x``."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _owner_of(name: str) -> str | None:
-    """Return what bears a name already, here or in this project."""
+    """Return the current owner of a name, installed or in this project, or None."""
     if name in OURS:
         return f"{distribution_of(name)}, which belongs to clika-ref"
     for entry in importlib.metadata.entry_points(group=GROUP):

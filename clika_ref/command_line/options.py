@@ -1,4 +1,4 @@
-"""The arguments and options of commands: what they are called, what they say, how tab completes them."""
+"""Shared arguments and options of the commands, with their help and completion."""
 
 from __future__ import annotations
 
@@ -72,7 +72,6 @@ Seed = Annotated[int, typer.Option(help="Of random weights and inputs.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON, and nothing else, on stdout.")]
 
-# Of commands that make something
 
 Static = Annotated[bool, typer.Option("--static", help="Refuse inputs of different sizes.")]
 

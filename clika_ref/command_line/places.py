@@ -1,4 +1,4 @@
-"""Where a command writes: what is no place for it is told before the work begins, which may take hours."""
+"""Checks of output paths before the work begins, which may take hours."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from clika_ref.storage import behind_links, refuse_place
 
 
 def refuse_no_place(places: Mapping[str, Path | None], remedy: str, read: Sequence[str] = ()) -> None:
-    """Notice before the work begins that its result would have no place, or would take that of what is read for it.
+    """Check, before the work begins, that the results can be written without overwriting an input.
 
     Args:
-        places: by the flag that gives each; empty where nothing is to be written.
-        remedy: what to do where none is given.
-        read: what the command reads: words that may be names of files.
+        places: output paths by flag; empty if nothing is to be written.
+        remedy: the hint for the message if no path is given.
+        read: arguments of the command that may name input files.
 
     Raises:
-        MisuseError: none is given, two are one, one is no place for a file, or is a file that the command reads.
+        MisuseError: no path is given, two are equal, or one is not writable or is also an input.
     """
     given = {flag: path for flag, path in places.items() if path is not None}
     if places and not given:
@@ -38,10 +38,10 @@ def refuse_no_place(places: Mapping[str, Path | None], remedy: str, read: Sequen
 
 @contextlib.contextmanager
 def flagged(flag: str) -> Iterator[None]:
-    """Let what is wrong with a path in the block count as wrong use of a flag, which stands before what is said.
+    """Convert errors in the block to `MisuseError`, prefixed with the flag of the path.
 
     Raises:
-        MisuseError: something is wrong.
+        MisuseError: in place of a `ModelError`.
     """
     try:
         yield
@@ -63,12 +63,12 @@ def _refuse(flag: str, path: Path) -> None:
 
 
 def _files_in(word: str) -> list[Path]:
-    """Return the files that a word names, such as ``ids=int64:x.npy``."""
+    """Return the files that an argument names, such as ``ids=int64:x.npy``."""
     return [Path(part) for part in {word, *re.split("[,:=]", word)} if is_there(part)]
 
 
 def is_there(word: str) -> bool:
-    """Whether a word names a file or a folder; one that is too long for that does not."""
+    """Whether an argument names an existing file or folder; False if it is too long for a path."""
     try:
         return word != "" and Path(word).exists()
     except OSError:

@@ -1,4 +1,4 @@
-"""What commands print: a result on stdout, for people or for machines, and on stderr what takes a while."""
+"""Output of the commands: results on stdout, as text or JSON, and progress on stderr."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from clika_ref.reporting.progress import SimpleProgressBar
 
 
 def late(name: str) -> Any:
-    """Import a module of this package when a command needs it: torch takes a second, for which ``--help`` waits not."""
+    """Import a module of this package on first use: torch takes a second to import, and ``--help`` need not wait."""
     return importlib.import_module(f"clika_ref.command_line.{name}")
 
 
 def seed_all(seed: int) -> None:
-    """Let random weights and inputs from here on be those of a seed.
+    """Seed the random number generator for weights and inputs.
 
     Raises:
-        MisuseError: it has more than 64 bits.
+        MisuseError: the seed has more than 64 bits.
     """
-    if not -(2**63) <= seed < 2**64:  # what torch takes
+    if not -(2**63) <= seed < 2**64:  # the range that torch.manual_seed accepts
         msg = f"--seed {seed} has more than 64 bits; give a smaller one"
         raise MisuseError(msg)
     importlib.import_module("torch").manual_seed(seed)
 
 
 def working(what: str) -> contextlib.AbstractContextManager[Any]:
-    """Show on stderr that something is going on, for as long as the block lasts; silent where nobody sees it move."""
+    """Show a spinner on stderr while the block runs; silent if stderr is no terminal."""
     console = progress_console()
     if is_quiet() or not console.is_terminal:
         return contextlib.nullcontext()
@@ -44,19 +44,19 @@ def working(what: str) -> contextlib.AbstractContextManager[Any]:
 
 
 def counted(what: str, each: Iterable[Any]) -> Iterable[Any]:
-    """Return what is iterated over, with a bar on stderr that counts; silent where nobody sees it move."""
+    """Iterate with a progress bar on stderr; silent if stderr is no terminal."""
     return SimpleProgressBar(each, what, disable=not progress_console().is_terminal)
 
 
 @contextlib.contextmanager
 def alone_on_stdout(*, applies: bool = True) -> Iterator[None]:
-    """Let what a model or a library prints in the block go to stderr: stdout is for the result."""
+    """Redirect prints of models and libraries in the block to stderr, since stdout is for the result."""
     with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
         yield
 
 
 def show(result: object, told: Any, *, as_json: bool) -> None:
-    """Print a result: to people as it prints itself, to machines as the plain data that is told of it."""
+    """Print a result: its ``str`` for people, or the plain data in ``told`` as JSON."""
     if as_json:
         print_json(told)
     else:
@@ -64,12 +64,12 @@ def show(result: object, told: Any, *, as_json: bool) -> None:
 
 
 def written(path: Path) -> str:
-    """Return what people are told of a file that was written."""
+    """Return the line to print for a written file: its path and size."""
     return f"{path}  {size(path.stat().st_size)}"
 
 
 def print_json(result: Any) -> None:
-    """Write a result as JSON; numbers that JSON lacks, infinite ones and NaN, are null."""
+    """Print a result as JSON; NaN and infinities become null."""
     typer.echo(json.dumps(_plain(result), indent=2, allow_nan=False))
 
 

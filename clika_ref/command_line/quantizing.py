@@ -1,4 +1,4 @@
-"""What ``clika-ref quantize`` does to a model that Python makes, or to one that was saved."""
+"""Implementation of ``clika-ref quantize`` for Python models and saved modules."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from clika_ref.command_line.endings import MisuseError, note
 from clika_ref.settings import BaseDeploymentSettings
 
 HEEDED = (DEPLOYMENT, QUANTIZATION, LAYERS)
-"""What of a settings file can be chosen anew for a module that is compiled already."""
+"""Sections of a settings file that apply to a module that is already compiled."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to quantize, and the data for it."""
+    """A model to quantize, with its calibration data and tracing inputs."""
 
     model: Any
     """A module of the user, or a ClikaModule."""
@@ -39,7 +39,7 @@ class Subject:
 def quantization_flags(
     threshold: float | None, weights_bits: Sequence[int] | None, *, weights_only: bool | None
 ) -> dict[str, tuple[str, Any]]:
-    """Return fields of `QuantizationSettings` that flags say, each with the flag as it was written and the value."""
+    """Return the fields of `QuantizationSettings` set by flags: for each, the flag as written and its value."""
     found: dict[str, tuple[str, Any]] = {}
     if threshold is not None:
         found["quantization_sensitivity_threshold"] = (f"--threshold {threshold:g}", threshold)
@@ -53,10 +53,10 @@ def quantization_flags(
 
 
 def subject_of(text: str, calibrate: Sequence[str], inputs: Sequence[str], batch_size: int | None) -> Subject:
-    """Return what a word names, and data.
+    """Load a model and its data from arguments.
 
     Raises:
-        MisuseError: it names no model, or there is no data for it, or too much.
+        MisuseError: the argument names no model, its data is missing, or inputs are given for a compiled one.
     """
     remedy = "only models that Python makes, and saved modules, are quantized"
     kind = heeding(require(text, [Kind.FACTORY, Kind.SAVED], remedy), text, inputs)
@@ -71,17 +71,17 @@ def subject_of(text: str, calibrate: Sequence[str], inputs: Sequence[str], batch
 
 
 def deployment_of(subject: Subject, found: Chosen) -> BaseDeploymentSettings | None:
-    """Return where the model is to run: a saved one that is told nothing else, where it ran before."""
+    """Return the deployment settings of the model: a saved one keeps its target unless another is selected."""
     if subject.is_compiled and not found.has_target:
         return deployment_of_saved(subject.model)
     return found.settings.deployment_settings
 
 
 def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_ref.ClikaModule:
-    """Return the model as a module that computes in integers what the settings let.
+    """Quantize the model with the given settings.
 
     Raises:
-        MisuseError: a file says that the model stays float, or options are given for a module that is compiled already.
+        MisuseError: the file disables quantization, or options are given for a module that is already compiled.
         ModelError: the model cannot be compiled, or the data does not fit it.
     """
     arguments = for_quantize(found)
@@ -101,7 +101,7 @@ def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_r
 
 
 def _refuse_options(found: Chosen) -> None:
-    """Refuse options for a module that has its own, and say what else of a file comes too late."""
+    """Reject options for a compiled module, which has its own. Print a note on sections that no longer apply."""
     if found.flags.options:
         msg = (
             "--option says how a model is compiled, and this one is a saved module, with its own options; leave it out"
@@ -115,7 +115,7 @@ def _refuse_options(found: Chosen) -> None:
 
 
 def decided(module: clika_ref.ClikaModule) -> dict[str, Any]:
-    """Return what became of each layer and why, and what other thresholds would give."""
+    """Return the decision and reason for each layer, and the outcome of other thresholds, as plain data."""
     found = module.clika_quantization
     assert found is not None
     return {

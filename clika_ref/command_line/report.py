@@ -1,4 +1,4 @@
-"""The command that writes a report of a model: ``report``."""
+"""The ``report`` command, which writes a report of a model."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def report(
 def _quantized(
     model: str, chosen: Any, data: tuple[list[str], list[str], int | None], logs_dir: Path | None
 ) -> clika_ref.ClikaModule:
-    """Return a model that is quantized as settings say."""
+    """Quantize a model with the given settings."""
     quantizing = late("quantizing")
     return quantizing.quantized(quantizing.subject_of(model, *data), chosen, logs_dir)
 
 
 def _in_float(model: str, chosen: Any, inputs: list[str]) -> clika_ref.ClikaModule:
-    """Return a model that is compiled in float as settings say."""
+    """Compile a model in float with the given settings."""
     arguments, choices, data = late("arguments"), late("choices"), late("data")
     arguments.require(model, [arguments.Kind.FACTORY], "reports are of models that Python makes, and of saved modules")
     if not inputs:

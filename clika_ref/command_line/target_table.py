@@ -1,4 +1,4 @@
-"""What ``clika-ref targets`` tells of each installed target: its runtime, the integers that it takes, its files."""
+"""The rows of ``clika-ref targets``: runtime, supported integer types and files of each installed target."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ COLUMNS = ("target", "short", "runtime", "values", "weights", "weights alone", "
 
 @dataclass(frozen=True, slots=True)
 class TargetRow:
-    """What is known of one target."""
+    """The facts of one target."""
 
     name: str
     short: str
-    """What the command line and settings files may call it; nothing where there is no shorter name."""
+    """Short name on the command line and in settings files; empty if there is none."""
     plugin: str
-    """The distribution that provides it, and its version."""
+    """The distribution that provides it, with its version."""
     runtime: str
-    """The distribution of its runtime; nothing where it does not say."""
+    """The distribution of its runtime; empty if not declared."""
     runtime_version: str
-    """Nothing where it is not installed."""
+    """Empty if the runtime is not installed."""
     emulated_by: str
-    """What runs its files here in place of the runtime; nothing where that does."""
+    """The runtime that stands in for its own here; empty if its own runs the files."""
     missing: str
-    """Why files cannot be run here, and what to install; nothing where they can."""
+    """Why files cannot run here, with the package to install; empty if they can."""
     values: str
-    """The integers of values between layers; nothing where it computes in float."""
+    """Integer type of activations; empty if they stay float."""
     weights: str
-    """The integers of weights."""
+    """Integer type of weights."""
     weights_only: tuple[int, ...]
-    """Bits that weights may have where values stay float."""
+    """Supported bit widths of weight-only quantization."""
     suffixes: tuple[str, ...]
-    """Of its files; nothing where it does not say."""
+    """Suffixes of its files; empty if not declared."""
     has_rules: bool
-    """Whether ``clika-ref check`` knows rules of its files."""
+    """Whether ``clika-ref check`` supports it."""
 
     def cells(self) -> tuple[object, ...]:
-        """Return the row of a table under `COLUMNS`."""
+        """Return the table row, in the order of `COLUMNS`."""
         runtime = f"{self.runtime} {self.runtime_version}".strip() or "here"
         if self.emulated_by:
             runtime = f"emulated by {self.emulated_by}"
@@ -65,7 +65,7 @@ class TargetRow:
 
 
 def target_rows(plugins: Iterable[Plugin]) -> list[TargetRow]:
-    """Return what is known of the targets of plugins, by name."""
+    """Return the facts of all targets of the plugins, sorted by name."""
     rows = [_row(target, plugin) for plugin in plugins for target in plugin.targets]
     return sorted(rows, key=lambda row: row.name)
 
@@ -90,7 +90,7 @@ def _row(target: Target, plugin: Plugin) -> TargetRow:
 
 
 def _integers(kind: Integers) -> str:
-    """Return integers in words: ``uint8``, ``int7 symmetric``."""
+    """Return the name of an integer type: ``uint8``, ``int7 symmetric``."""
     return f"{'' if kind.is_signed else 'u'}int{kind.bits}{' symmetric' if kind.is_symmetric else ''}"
 
 

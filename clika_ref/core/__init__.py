@@ -1,1 +1,1 @@
-"""The minimal core: the IR, how an operator, a pass and a target are declared, and how plugins provide them."""
+"""The minimal core: the IR, the declarations of operators, passes and targets, and the plugin registry."""

@@ -1,4 +1,4 @@
-"""How far the result of an operator or a pass may lie from exact arithmetic: the error classes of the judge."""
+"""Error classes: the tolerance between the result of an operator or a pass and exact arithmetic."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ErrorClass:
-    """The class of a rounding error; ``ulps`` and ``companion`` serve the class ``ulp`` only.
+    """The class of a rounding error; only the class ``ulp`` uses ``ulps`` and ``companion``.
 
-    A bound in ulp is ``ulps * ulp(max(|y|, companion))``: the companion keeps tails honest in which the result is tiny
-    but the inputs of the last subtraction are not. It is a number, or ``"x"`` for the first operand.
+    A bound in ulp is ``ulps * ulp(max(|y|, companion))``. The companion covers tails with a tiny result of a
+    subtraction between larger numbers. It is a number, or ``"x"`` for the first operand.
     """
 
     kind: str
-    """Which class it is, in a word."""
+    """The name of the class."""
     ulps: float = 0.0
     companion: float | str | None = None
 
@@ -23,29 +23,29 @@ class ErrorClass:
 
 
 EXACT = ErrorClass("exact")
-"""Equal in every element, NaN included; only the sign of a zero may differ: copies, selections, integers."""
+"""Equal in every element, including NaN; only the sign of a zero may differ. For copies, selections and integers."""
 
 DOT = ErrorClass("dot")
 """A sum of products: bounded by ``K * u * sum |x| |w|``."""
 
 NORM = ErrorClass("norm")
-"""Mean, variance, and a division by the deviation."""
+"""Mean, variance, and a division by the standard deviation."""
 
 SOFTMAX = ErrorClass("softmax")
 """Exponentials of ``x - max x`` and their sum."""
 
 INTERPOLATION = ErrorClass("interpolation")
-"""A weighted sum of neighbours whose coordinates are rounded too."""
+"""A weighted sum of neighbours at rounded coordinates."""
 
 COMPOSE = ErrorClass("compose")
 """Several of the above: bounded by jitter in float64."""
 
 
 def ulp(ulps: float = 8.0, companion: float | str | None = None) -> ErrorClass:
-    """Error class of an elementwise function (8: the worst of 43 of 44 operator and runtime pairs is 5.2).
+    """Return the error class of an elementwise function (8: the worst of 43 of 44 operator and runtime pairs is 5.2).
 
     Args:
-        ulps: how many units in the last place a result may be off.
-        companion: the least magnitude whose unit counts: a number, or ``"x"`` for the first operand.
+        ulps: the maximum error in units in the last place.
+        companion: the smallest magnitude for computing the ulp: a number, or ``"x"`` for the first operand.
     """
     return ErrorClass("ulp", ulps, companion)

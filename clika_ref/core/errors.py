@@ -1,27 +1,27 @@
-"""Every error raised on purpose: one base, and one class per reader; and the category of every warning."""
+"""The error classes, one for each kind of reader, and the warning category."""
 
 from __future__ import annotations
 
 
 class ClikaError(Exception):
-    """The base of all errors raised on purpose; any other exception that escapes is a bug of ours."""
+    """Base class of all errors raised on purpose. Any other exception that escapes is a bug in clika-ref."""
 
 
 class ModelError(ClikaError):
-    """For the user: a model, an input or an argument cannot be served; the message says which, where and what to do."""
+    """For the user: a model, input or argument is not supported. The message names it, its location and the fix."""
 
 
 class PluginError(ClikaError):
-    """For the plugin author: a plugin is broken, clashes with another, or was written for another version."""
+    """For the plugin author: a plugin is broken, clashes with another, or targets another version."""
 
 
 class PassError(ClikaError):
-    """For the pass author: a graph broke an invariant, or a pass changed numbers that it promised to keep."""
+    """For the pass author: a graph broke an invariant, or a pass changed numbers beyond its error class."""
 
 
 class TargetError(ClikaError):
-    """For the target author, and whoever runs one: a runtime is missing, refuses a node, or disagrees with eager."""
+    """For the author or user of a target: a runtime is missing, rejects a node, or disagrees with eager."""
 
 
 class ClikaWarning(UserWarning):
-    """The category of every warning that this project gives, so that a filter can tell them from others'."""
+    """Category of every warning of this project, so that filters can select them."""

@@ -1,7 +1,7 @@
-"""Run a graph: the interpreter, which defines what a graph means, and the fast form, a ``torch.fx`` graph."""
+"""Run a graph: the interpreter, which defines the semantics of a graph, and the fast form, a ``torch.fx`` graph."""
 
 # pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# It reads the links of the IR; sympy states no types.
+# This file reads private links of the IR; sympy has no type annotations.
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def read_sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """Return what each symbol of a graph stands for, read from ``inputs``: one tensor for each input, in order."""
+    """Return the size of each symbol of a graph, read from ``inputs``: one tensor for each input, in order."""
     by_name = {value.name: tensor for value, tensor in zip(graph.inputs, inputs, strict=True)}
     return {s.name: _read(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
 
@@ -37,13 +37,12 @@ def interpret(
     """Compute a graph node by node; return its outputs and the new values of its state.
 
     Args:
-        graph: what to run.
+        graph: the graph to run.
         inputs: one tensor for each input of the graph, in order.
-        hook: called after each node with the node and its results; what it returns, if anything, takes their place.
+        hook: called after each node with the node and its results. A truthy return value replaces the results.
 
     Raises:
-        ClikaError: a node failed; the message names it, its module and the user's line.
-
+        ClikaError: a node failed; the message names the node, its module and the user's line.
     """
     values: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     values.update({v: v.data for v in graph.constants.values() if v.data is not None})
@@ -86,30 +85,31 @@ def _run(
 
 
 def to_fx(graph: Graph) -> fx.Graph:
-    """Return the fast form: an FX graph that is equal to the interpreter.
+    """Return the fast form of a graph: an FX graph equivalent to the interpreter.
 
-    It returns the outputs as a tuple and writes new state in place, as the original module would. Its inputs are called
-    ``input_0``, ..., its constants are the attributes ``constant_0``, ...: FX pastes such names into the source that it
-    writes, and a graph that was read from a file may bear any name.
+    It returns the outputs as a tuple and writes new state in place, like the original module. Inputs are named
+    ``input_0``, ... and constants are attributes ``constant_0``, ...: FX pastes names into the source it generates, and
+    a graph loaded from a file may contain arbitrary names.
     """
     return _FxWriter(graph).write()
 
 
 def device_of(tensor: torch.Tensor) -> torch.device:
-    """Return where a tensor of any shape lives (a function, so that FX can call it)."""
+    """Return the device of a tensor of any shape (a function, so that FX can call it)."""
     return tensor.device
 
 
 def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
-    """Return what a call finds in state, of any shape, that it overwrites: a copy if ``is_shared`` or autograd saves.
+    """Return the old value of ``state``, of any shape, that the call overwrites later.
 
-    Autograd refuses to go backward through what was written since; without it, no cache of inference is copied.
+    It is a copy if ``is_shared``, or if gradients are recorded: autograd cannot go backward through a tensor that was
+    overwritten. In inference, caches are not copied.
     """
     return state.clone() if is_shared or torch.is_grad_enabled() else state
 
 
 def _viewed(value: Value) -> Value:
-    """Return the value whose memory another may share, being a view or a copy of it."""
+    """Follow views, and copies of views, to the value that owns the memory."""
     while value.producer is not None and value.producer.op.write_back_rule is not None:
         value = next(v for v in value.producer.inputs if isinstance(v, Value))
     return value
@@ -143,15 +143,15 @@ class _FxWriter:
         return self.fx
 
     def _place(self, value: Value, *, is_shared: bool) -> fx.Node:
-        """Return where new state is written at the end; until then its old value is read as it was `kept`."""
+        """Return the node that new state is written to at the end; until then, reads use the old value from `kept`."""
         place = self._value(value)
         self.nodes[value] = self.fx.call_function(kept, (place, is_shared))
-        if isinstance(value.data, torch.nn.Parameter):  # a leaf, which autograd lets nobody write
+        if isinstance(value.data, torch.nn.Parameter):  # autograd rejects in-place writes to a leaf
             place = self.fx.call_method("detach", (place,))
         return place
 
     def _value(self, value: Value) -> fx.Node:
-        if value not in self.nodes:  # a constant, fetched where it is first needed
+        if value not in self.nodes:  # a constant, fetched at its first use
             self.nodes[value] = self.fx.get_attr(self.constants[value])
         return self.nodes[value]
 
@@ -187,7 +187,7 @@ class _FxWriter:
             return self._value(item)
         if isinstance(item, tuple):
             return tuple(map(self._argument, item))
-        if isinstance(item, complex):  # as text, parts that are infinite, NaN or -0.0 would be others
+        if isinstance(item, complex):  # its source text would change inf, NaN and -0.0
             return self.fx.call_function(complex, (item.real, item.imag))
         return self._size(item) if is_symbolic(item) else item
 

@@ -1,7 +1,7 @@
-"""The hooks that a plugin may implement, each an empty function whose docstring is the manual.
+"""The hooks that a plugin may implement: empty functions with the manual in their docstrings.
 
 A plugin is a module (or object) named by an entry point of the group ``clika_ref``. It implements any of these
-functions under ``@hookimpl`` and states the level of this interface that it was written for: ``CLIKA_REF_API = 1``.
+functions with ``@hookimpl``, and sets ``CLIKA_REF_API = 1``, the API level that it was written for.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from clika_ref.core.targets import Target
 
 GROUP = "clika_ref"
-"""The entry-point group, and the name of the pluggy project."""
+"""The entry-point group, and the pluggy project name."""
 
 API_LEVEL = 1
-"""Raised whenever a plugin written for the level below may break."""
+"""The API level, incremented by each change that may break plugins of the previous level."""
 
 hookspec = pluggy.HookspecMarker(GROUP)
 hookimpl = pluggy.HookimplMarker(GROUP)
-"""Marks a function of a plugin as the implementation of the hook of the same name."""
+"""Mark a plugin function as the implementation of the hook with the same name."""
 
 
 @hookspec
 def clika_ref_operators() -> Sequence[Operator]:  # type: ignore[empty-body]
-    """Return the operators that this plugin declares; their names and ATen overloads must be unclaimed."""
+    """Return the operators that this plugin declares. No other plugin may claim their names and ATen overloads."""
 
 
 @hookspec
@@ -40,4 +40,4 @@ def clika_ref_passes() -> Sequence[Pass]:  # type: ignore[empty-body]
 
 @hookspec
 def clika_ref_targets() -> Sequence[Target]:  # type: ignore[empty-body]
-    """Return the targets that this plugin can compile for. Do not import the runtime here: `Target.missing` may."""
+    """Return the targets that this plugin adds. Do not import the runtime here; `Target.missing` may import it."""

@@ -1,7 +1,7 @@
-"""Output types from the eager reference run on fake tensors, and the builder that adds typed nodes."""
+"""Output types, inferred by running the eager reference on fake tensors, and the builder that adds typed nodes."""
 
 # pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# Sympy and torch's symbolic shapes state no types.
+# Sympy and torch's symbolic shapes have no type annotations.
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tu
     ``operands`` are values, types, numbers, size expressions or None.
 
     Raises:
-        PassError: the reference refuses the call, or its type holds only under a condition on the symbols.
+        PassError: the reference rejects the call, or its type holds only under a condition on the symbols.
     """
     types = tuple(v.type if isinstance(v, Value) else v for v in operands)
     try:
@@ -44,7 +44,7 @@ def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tu
 
 
 def _kinds(item: Any) -> Any:
-    """Return what tells 1, 1.0 and True apart, which a cache would take for one another."""
+    """Return the nested types of an item. They separate 1, 1.0 and True, which are equal as cache keys."""
     return tuple(map(_kinds, item)) if isinstance(item, tuple) else type(item)
 
 
@@ -61,7 +61,7 @@ def _infer(
 
 
 def forget_types() -> None:
-    """Forget the types inferred so far, which are kept by operator: whoever changes a type rule says so."""
+    """Clear the cache of inferred types. Call it after changing a type rule; the cache is keyed by operator."""
     _infer.cache_clear()
 
 
@@ -76,10 +76,10 @@ def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]
 
 
 def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
-    """Run the reference on unbacked symbols in an environment of its own, and refuse what was assumed of them.
+    """Run the reference on unbacked symbols in a fresh ``ShapeEnv``, and reject a result that relies on assumptions.
 
-    Backed symbols give wrong types in silence, and an environment that is shared keeps assumptions of earlier calls.
-    The symbols being new, PyTorch's cache of calls would never be read, and filling it takes as long as the calls.
+    Backed symbols silently give wrong types, and a shared environment keeps assumptions of earlier calls. The fake
+    tensor cache is off: new symbols would never hit it, and filling it takes as long as the calls.
     """
     env = ShapeEnv()
     symbols = sorted(_symbols((*operands, *attrs.values())), key=lambda s: s.name)
@@ -92,7 +92,7 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
         tensors = [_fake(t, sizes) for t in operands]
         results = _flat(op(*tensors, **{k: _concrete(v, sizes) for k, v in attrs.items()}))
     deferred = [a.expr for asserts in env.deferred_runtime_asserts.values() for a in asserts][assumed:]
-    lengths = {expr: named(symbol.name) for expr, symbol in own.items()}  # a number that eager takes for a side is one
+    lengths = {expr: named(symbol.name) for expr, symbol in own.items()}  # a number used as a size is nonnegative
     asked = [g for g in (*(g.expr for g in env.guards), *deferred) if g.xreplace(lengths) is not sympy.true]
     if asked:
         conditions = " and ".join(str(g.xreplace(own)) for g in asked)
@@ -135,13 +135,13 @@ def _dim(size: int | torch.SymInt, own: dict[sympy.Basic, sympy.Symbol]) -> Any:
 
 
 class Builder:
-    """Adds typed nodes before a given node (or at the end), under one origin; what rewrite rules call ``build``.
+    """Adds typed nodes before a given node, or at the end, with one origin. Rewrite rules receive one as ``build``.
 
     Args:
-        graph: which they are added to.
-        operators: by their names, those of the registry.
-        before: the node behind them; None adds them at the end.
-        origin: where they come from.
+        graph: the graph to add nodes to.
+        operators: the operators of the registry by name.
+        before: the node to insert before; None appends at the end.
+        origin: the origin of the new nodes.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Builder:
         self.origin = origin or Origin()
 
     def __call__(self, op: Operator | str, *operands: Any, types: Sequence[TensorType] = (), **attrs: Any) -> Any:
-        """Add one call; return its value, or the tuple of its values. Types are inferred unless given."""
+        """Add one call and return its value, or a tuple of its values. Types are inferred unless given."""
         operator = self.operators[op] if isinstance(op, str) else op
         call = operator.call(*operands, **attrs)
         found = types or infer(operator, call.operands, call.attrs)
@@ -161,5 +161,5 @@ class Builder:
         return node.output if len(node.outputs) == 1 else node.outputs
 
     def constant(self, data: Data, name: str, type: TensorType | None = None) -> Value:
-        """Register a new constant (its name is made unique); ``type`` where a function computes its data."""
+        """Register a new constant under a unique form of ``name``. Pass ``type`` if ``data`` is a function."""
         return self.graph.add_constant(data, name, type)

@@ -1,7 +1,7 @@
-"""The invariants of a graph, which its four mutators keep and a pass may break."""
+"""The invariants of a graph. Its four mutators keep them; a pass may break them."""
 
 # pyright: reportPrivateUsage=false
-# It reads the links of the IR.
+# This file reads private links of the IR.
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from clika_ref.core.ir import Graph, Value
 
 
 def verify(graph: Graph) -> None:
-    """Check every invariant of a graph, in linear time.
+    """Check every invariant of a graph in linear time.
 
     Raises:
-        PassError: one is broken; the message shows the node, the graph is attached as a note.
+        PassError: an invariant is broken; the message shows the node, and the graph is attached as a note.
     """
     known: set[Value] = {*graph.inputs, *graph.constants.values()}
     listed, read, count = sum(len(value._uses) for value in known), 0, len(graph.inputs) + len(graph.constants)
-    # A message is written only where an invariant is broken: printing long size expressions takes most of the time.
+    # Format a message only on failure: printing long size expressions would take most of the time.
     for node in graph.nodes:
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
@@ -45,7 +45,7 @@ def verify(graph: Graph) -> None:
         names = Counter(v.name for v in (*graph.inputs, *graph.constants.values(), *made))
         value = max(known, key=lambda v: (names[v.name], v.producer is not None))
         raise _broken(graph, f"two values are named {value.name!r}; one is made by {value.producer!r}")
-    if listed > read + len(returned):  # everything that is read is listed, so what is more is listed only
+    if listed > read + len(returned):  # every read is listed (checked above), so the surplus is never read
         reads = Counter([v for n in graph.nodes for v in n.inputs if isinstance(v, Value)] + [v for _, v in returned])
         raise _broken(graph, f"%{next(v.name for v in known if len(v._uses) > reads[v])} lists uses that do not exist")
 

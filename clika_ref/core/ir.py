@@ -1,7 +1,7 @@
-"""The IR: ``Graph``, ``Node``, ``Value`` and ``Use``, and the four mutators."""
+"""The IR: `Graph`, `Node`, `Value` and `Use`, and the four mutators of a graph."""
 
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false
-# Graph, node and value share links that nobody else may touch; an operand may be a tuple of anything.
+# Graph, node and value share private links; an operand may be a tuple of anything.
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Data: TypeAlias = "torch.Tensor | Callable[[], torch.Tensor]"
 """The elements of a constant, or the function that computes them."""
 
 SHOWN = 200
-"""Lines of a graph that a notebook shows: more are no help, and slow."""
+"""Maximum number of lines in the notebook view of a graph; longer views are slow and do not help."""
 
 
 class Use(NamedTuple):
-    """One place where a value is read: operand ``position`` of a node, or an output (or state entry) of the graph."""
+    """One read of a value by ``user``: operand ``position`` of a node, or an output (or state entry) of the graph."""
 
     user: Node | Graph
     position: int | str
@@ -37,9 +37,9 @@ class Use(NamedTuple):
 class Value:
     """A tensor in the graph: an input, a constant (``data`` is set) or output ``index`` of its ``producer``.
 
-    The data of a constant may be a function that computes it: what is derived from weights, such as one scaled by the
-    batch norm behind it, need not exist beside them until somebody reads it, which computes it anew each time.
-    ``type`` is what is known of it, ``name`` is its own in the graph.
+    ``type`` is its `TensorType`, ``name`` its unique name in the graph. The data of a constant may be a function that
+    computes it. A tensor derived from weights, such as a weight scaled by a folded batch norm, then takes no memory of
+    its own: each read computes it again.
     """
 
     __match_args__ = ("name",)
@@ -57,7 +57,7 @@ class Value:
 
     @property
     def uses(self) -> tuple[Use, ...]:
-        """Every place that reads this value, in order of insertion; a snapshot, so the graph may change meanwhile."""
+        """All reads of this value, in order of insertion; a snapshot, so the graph may change meanwhile."""
         return tuple(self._uses)
 
     @property
@@ -76,7 +76,7 @@ class Value:
 
     @property
     def formula(self) -> Callable[[], torch.Tensor] | None:
-        """What computes the elements of a constant when they are read, None where they are there."""
+        """The function that computes the elements of a constant on each read; None if they are stored."""
         return self._data if callable(self._data) else None
 
     def __repr__(self) -> str:
@@ -86,7 +86,8 @@ class Value:
 class Node:
     """One call of an operator ``op``, with attributes ``attrs`` by name.
 
-    ``inputs`` holds values, Python numbers, size expressions, or None where absent; ``origin`` where it comes from.
+    ``inputs`` are values, Python numbers, size expressions, or None for absent operands. ``origin`` is the source of
+    the node in the model.
     """
 
     __match_args__ = ("kind", "inputs", "attrs", "outputs")
@@ -111,19 +112,19 @@ class Node:
 
     @property
     def is_random(self) -> bool:
-        """Whether two runs of this very call may differ."""
+        """Whether two runs of this call may differ."""
         decides = self.op.random
         return bool(self.attrs[decides]) if isinstance(decides, str) else decides
 
     @property
     def output(self) -> Value:
-        """The one output of a node that has one."""
+        """The only output of a node with one output."""
         (value,) = self.outputs
         return value
 
     @property
     def name(self) -> str:
-        """The name of the first output, by which people know the node."""
+        """The name of the first output, used to refer to the node."""
         return self.outputs[0].name if self.outputs else self.op.name
 
     def __repr__(self) -> str:
@@ -147,12 +148,12 @@ def _show(item: Any) -> str:
 
 
 class Graph:
-    """A model: nodes in an order in which each can be computed, between inputs and outputs.
+    """A model: nodes in topological order, between inputs and outputs.
 
-    ``constants`` maps qualified names to parameters, buffers and other constants; ``state`` maps the names of those
-    constants (or inputs) that a call overwrites to their new values; ``symbols`` are the dynamic sides and ``guards``
-    the relations between them outside which the graph does not hold; ``aliases`` gives tied weights further names.
-    ``revision`` rises with every change.
+    ``constants`` maps qualified names to parameters, buffers and other constants. ``state`` maps the names of constants
+    (or inputs) that a call overwrites to their new values. ``symbols`` are the dynamic sizes, and ``guards`` the
+    relations between them that the graph relies on. ``aliases`` maps further names of tied weights to the stored one.
+    Each change increments ``revision``.
     """
 
     def __init__(self, name: str = "graph") -> None:
@@ -174,15 +175,15 @@ class Graph:
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """The nodes in order; nodes may be erased and inserted while iterating."""
+        """The nodes in order; nodes may be erased and inserted during iteration."""
         node = self._first
         while node is not None:
             if node._graph is self:
                 yield node
-            node = node._next  # an erased node keeps its links, so that iteration can go on
+            node = node._next  # an erased node keeps its links, so that iteration can continue
 
     def reversed_nodes(self) -> Iterator[Node]:
-        """The nodes from last to first, under the same rule."""
+        """Yield the nodes from last to first; nodes may be erased and inserted during iteration."""
         node = self._last
         while node is not None:
             if node._graph is self:
@@ -204,7 +205,7 @@ class Graph:
         return "\n".join([*lines, f"  return {', '.join('%' + v.name for v in self.outputs)}"])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the first lines."""
+        """Return the notebook view: the first lines."""
         lines = str(self).splitlines()
         rest = [f"and {len(lines) - SHOWN:,} lines more"] if len(lines) > SHOWN else []
         return "<pre>" + escape("\n".join([*lines[:SHOWN], *rest])) + "</pre>"
@@ -212,7 +213,7 @@ class Graph:
     # Building
 
     def fresh_name(self, hint: str) -> str:
-        """Return ``hint``, or ``hint_1``, ``hint_2``, ... where it is taken."""
+        """Return ``hint``, or ``hint_1``, ``hint_2``, ... if it is taken."""
         count = self._names.get(hint)
         if count is None:
             self._names[hint] = 0
@@ -223,14 +224,14 @@ class Graph:
         return name
 
     def add_input(self, type: TensorType, name: str) -> Value:
-        """Append an input of a type under a name, which is made unique."""
+        """Append an input of type ``type`` with a unique form of ``name``."""
         value = Value(type, self.fresh_name(name))
         self.inputs.append(value)
         self.revision += 1
         return value
 
     def add_constant(self, data: Data, name: str, type: TensorType | None = None) -> Value:
-        """Register a constant under its qualified name (made unique); ``type`` where a function computes its data."""
+        """Register a constant under its qualified name (made unique). Pass ``type`` if ``data`` is a function."""
         value = Value(type or _type_of(data() if callable(data) else data), self.fresh_name(name), data=data)
         self.constants[value.name] = value
         self.revision += 1
@@ -243,14 +244,14 @@ class Graph:
         self.revision += 1
 
     def set_output(self, position: int, value: Value) -> None:
-        """Make the output at a position another value."""
+        """Replace the output at ``position`` by ``value``."""
         del self.outputs[position]._uses[Use(self, position)]
         value._uses[Use(self, position)] = None
         self.outputs[position] = value
         self.revision += 1
 
     def set_state(self, name: str, value: Value) -> None:
-        """Declare that a call leaves ``value`` in the constant or input ``name``."""
+        """Declare that a call overwrites the constant or input ``name`` with ``value``."""
         if name in self.state:
             del self.state[name]._uses[Use(self, name)]
         self.state[name] = value
@@ -262,7 +263,7 @@ class Graph:
     def insert(
         self, node: Node, types: Sequence[TensorType], before: Node | None = None, names: Sequence[str] = ()
     ) -> Node:
-        """Add a node before another, or at the end; its outputs get the given types and, made unique, names."""
+        """Insert a node before another, or at the end; its outputs get ``types`` and unique forms of ``names``."""
         hints = names or [node.op.name] * len(types)
         node.outputs = tuple(
             Value(t, self.fresh_name(hint), node, i) for i, (t, hint) in enumerate(zip(types, hints, strict=True))
@@ -274,7 +275,7 @@ class Graph:
         return node
 
     def erase(self, node: Node) -> None:
-        """Remove a node whose outputs nobody reads.
+        """Remove a node whose outputs are unused.
 
         Raises:
             PassError: an output is still read.
@@ -291,7 +292,7 @@ class Graph:
         self._unlink(node)
 
     def replace(self, old: Value, new: Value) -> None:
-        """Make every reader of ``old`` read ``new``, which must have the same type.
+        """Make every reader of ``old`` read ``new``, a value of the same type.
 
         Raises:
             PassError: the types differ.
@@ -315,7 +316,7 @@ class Graph:
         self.revision += 1
 
     def set_input(self, node: Node, position: int, new: Any) -> None:
-        """Make the operand at a position of a node a new value, number, or None."""
+        """Set the operand at ``position`` of ``node`` to ``new``: a value, a number, or None."""
         old = node.inputs[position]
         if isinstance(old, Value):
             del old._uses[Use(node, position)]
@@ -327,15 +328,15 @@ class Graph:
     # Whole-graph operations
 
     def drop_unused_constants(self) -> None:
-        """Forget constants that no node, output or state entry reads (on a clone that is being lowered)."""
+        """Remove constants that no node, output or state entry reads (on a clone that is being lowered)."""
         used = {n: value for n, value in self.constants.items() if value._uses or n in self.state}
         self.revision += len(self.constants) - len(used)
         self.constants = used
 
     def clone(self, outputs: Sequence[Value] | None = None) -> Graph:
-        """Return an independent graph that shares the tensors of its constants, with all outputs or only these.
+        """Return an independent graph that shares the constant tensors, with all outputs or only ``outputs``.
 
-        Names that nothing bears any more are free in it: what becomes of a graph does not depend on what it once was.
+        Unused names become free in the clone, so that later names do not depend on the history of the graph.
         """
         copy = Graph(self.name)
         copy.symbols, copy.guards, copy.aliases = dict(self.symbols), list(self.guards), dict(self.aliases)

@@ -1,7 +1,7 @@
-"""``Operator``, and the decorator that declares one: reference, schema, trait, error class, lowering, samples."""
+"""`Operator`, and the decorator that declares one: reference, schema, trait, error class, lowering, samples."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# torch._ops is where PyTorch keeps the type of an overload, and its schema is private.
+# The type of an overload is in the private module torch._ops, and its schema is private.
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAKES_NO_DIFFERENCE = frozenset(
     {"layout", "pin_memory", "memory_format", "non_blocking", "copy", "cudnn_enabled", "cudnn_enable"}
 )
-"""ATen arguments that choose where or how a tensor is stored, never its elements: dropped where undeclared."""
+"""ATen arguments that affect storage but not the elements of a result: dropped if an operator does not declare them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +32,27 @@ class Parameter:
     """One operand of an operator's schema; attributes are kept as a plain dict of defaults."""
 
     name: str
-    """Of the reference's own parameter."""
+    """The name of the reference's parameter."""
     optional: bool
-    """Whether None may stand here."""
+    """Whether None is allowed."""
     variadic: bool
     """Whether it takes any number of tensors."""
     literal: bool
-    """Whether a Python number may stand here instead of a tensor."""
+    """Whether a Python number is allowed instead of a tensor."""
 
 
 class Operator:
-    """A declared operator: a callable eager reference, and all other facts that the system needs of it.
+    """A declared operator: its eager reference, which makes it callable, and all other facts about it.
 
-    Made by `operator`. The slots ``onnx``, ``samples``, ``types``, ``write_back`` and ``from_torch`` are decorators
-    that fill in the rest of the declaration.
+    Made by `operator`. The decorators ``onnx``, ``samples``, ``types``, ``write_back`` and ``from_torch`` complete the
+    declaration.
 
     Args:
-        reference: the eager function, whose name and signature are those of the operator.
-        overloads: the ATen calls that become it.
-        quant: how quantization passes through it.
-        error: how far its results may lie from exact ones.
-        random: whether two calls may differ, or the attribute that decides it.
+        reference: the eager function; it gives the operator its name and signature.
+        overloads: the ATen overloads that map to it.
+        quant: its quantization trait.
+        error: the error class of its results.
+        random: whether two calls may differ, or the name of the attribute that decides it.
     """
 
     __match_args__ = ("name",)
@@ -85,7 +85,7 @@ class Operator:
             self.converters[overload] = _Binder(self, overload)
 
     def __call__(self, *operands: Any, **attrs: Any) -> Any:
-        """Compute the eager reference."""
+        """Run the eager reference."""
         return self.reference(*operands, **attrs)
 
     def __repr__(self) -> str:
@@ -96,16 +96,16 @@ class Operator:
 
     @property
     def returns_tuple(self) -> bool:
-        """Whether the reference returns several tensors, or a list whose length its attributes decide."""
+        """Whether the reference returns several tensors, or a list whose length depends on attributes."""
         return "tuple" in str(self.reference.__annotations__.get("return", ""))
 
     @property
     def takes_device(self) -> bool:
-        """Whether the operator makes a tensor from nothing, on a device that its caller chooses."""
+        """Whether the operator creates a tensor on a device that its caller chooses."""
         return "device" in self.attributes
 
     def call(self, *operands: Any, **attrs: Any) -> Call:
-        """Return one call of this operator, on ``operands`` by position, with every attribute of ``attrs`` spelled out.
+        """Return a call of this operator on ``operands`` by position, with ``attrs`` completed by defaults.
 
         Raises:
             PluginError: an attribute is unknown or missing.
@@ -120,12 +120,12 @@ class Operator:
         return Call((*operands, *absent), {**self.attributes, **attrs})
 
     def converted(self, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Call:
-        """Return a PyTorch call, an ATen ``overload`` with its ``args`` and ``kwargs``, as one of this operator."""
+        """Convert a PyTorch call, an ATen ``overload`` with its ``args`` and ``kwargs``, to a call of this operator."""
         convert = self.converters.get(overload) or self.converters.get(str(overload), self.call)
         return convert(*args, **kwargs)
 
     def onnx(self, lowering: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare the ONNX lowering: ``(op, *operands, **attributes)`` to one value or a tuple of values."""
+        """Declare the ONNX ``lowering``: ``(op, *operands, **attributes)`` to one value or a tuple of values."""
         self.lowering = lowering
         return lowering
 
@@ -135,21 +135,21 @@ class Operator:
         return sampler
 
     def types(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare the type rule where fake inference cannot find it: operand types and attributes to output types."""
+        """Declare the type rule if fake tensors cannot infer it: operand types and attributes to output types."""
         self.type_rule = rule
         return rule
 
     def write_back(self, rule: Callable[..., Any]) -> Callable[..., Any]:
-        """Declare a view: ``(build, base, new, **attributes)`` to what the base becomes when it becomes ``new``."""
+        """Declare a view: ``(build, base, new, **attributes)`` to the new base after ``new`` is written to the view."""
         self.write_back_rule = rule
         return rule
 
     def from_torch(
         self, *overloads: torch._ops.OpOverload | str
     ) -> Callable[[Callable[..., Call]], Callable[..., Call]]:
-        """Declare how ATen calls of another form become this operator: ATen's arguments to ``operator.call(...)``.
+        """Declare the conversion of other ATen ``overloads``, from ATen's arguments to ``operator.call(...)``.
 
-        A call that a library adds to PyTorch is given by name, as the library need not be there:
+        Give the overload of another library by name, as the library may not be installed:
         ``"transformers.grouped_mm_fallback.default"``.
         """
 
@@ -169,17 +169,16 @@ def operator(
 ) -> Callable[[Callable[..., Any]], Operator]:
     """Declare an operator by its eager reference.
 
-    The signature of the decorated function is the schema: positional parameters are operands (``Tensor | None`` is
-    optional, ``Tensor | Number`` also takes a Python number, ``*xs`` is variadic), keyword-only ones are attributes.
-    ``overloads`` are the ATen calls that it stands for when their arguments have the same names; ATen's leading
-    tensors bind to the operands in order.
+    The signature of the decorated function is the schema. Positional parameters are operands: ``Tensor | None`` is
+    optional, ``Tensor | Number`` also takes a Python number, and ``*xs`` is variadic. Keyword-only parameters are
+    attributes. ``overloads`` are ATen calls with the same argument names; ATen's leading tensors bind to the operands
+    in order.
 
     Args:
         overloads: ATen calls mapped to this operator without conversion.
-        quant: how quantization passes through; see `clika_ref.core.traits`.
+        quant: the quantization trait; see `clika_ref.core.traits`.
         error: the class of its rounding error; see `clika_ref.core.accuracy`.
         random: whether two calls with equal operands may differ, or the name of the attribute that decides it.
-
     """
 
     def declare(reference: Callable[..., Any]) -> Operator:
@@ -201,7 +200,7 @@ def _schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[
             msg = f"operator {reference.__qualname__}{inspect.signature(reference)}: spell out **{p.name} as attributes"
             raise PluginError(msg)
         else:
-            kinds = set(re.findall(r"\w+", str(p.annotation)))  # written as text or, without PEP 563, as a type
+            kinds = set(re.findall(r"\w+", str(p.annotation)))  # a string, or a type without PEP 563
             literal = not kinds.isdisjoint({"Number", "int", "float", "bool"})
             operands.append(Parameter(p.name, "None" in kinds, p.kind is p.VAR_POSITIONAL, literal))
     return tuple(operands), attributes, frozenset(required)
@@ -247,10 +246,10 @@ class _Binder:
 
 
 def schema_text(op: Operator) -> str:
-    """Return the signature of an operator as one line, as `clika-ref explain` shows it."""
+    """Return the signature of an operator in one line, as `clika-ref explain` shows it."""
     return f"{op.name}{inspect.signature(op.reference)}"
 
 
 def by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload | str, Operator]:
-    """Index operators by the ATen overloads that they claim, and by the names of other libraries' calls."""
+    """Index ``operators`` by the ATen overloads, or names of other libraries' overloads, that they claim."""
     return {overload: op for op in operators for overload in op.converters}

@@ -1,7 +1,7 @@
-"""``Pass``, its ``Phase``, the ``Pipeline`` that runs passes to a fixed point, and the numeric check between them."""
+"""`Pass` and its `Phase`, the `Pipeline` that runs passes to a fixed point, and the numeric check between them."""
 
 # pyright: reportUnknownMemberType=false
-# torch.random states no types.
+# torch.random has no type annotations.
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Phase(enum.IntEnum):
-    """When a pass runs.
+    """The phase of a pass.
 
-    CLEAN changes the stored graph, so it keeps every parameter; FUSE runs on the weight-sharing clone that is lowered,
-    so it may fold them.
+    CLEAN passes change the stored graph, so they keep every parameter. FUSE passes run on the lowered clone, which
+    shares the weights, so they may fold them.
     """
 
     CLEAN = 1
@@ -37,10 +37,10 @@ class Phase(enum.IntEnum):
 
 @runtime_checkable
 class Pass(Protocol):
-    """What a pass offers: a frozen dataclass whose fields are its options.
+    """The interface of a pass: a frozen dataclass with its options as fields.
 
-    ``name`` is a kebab-case verb; ``after`` names passes that come first; ``error`` is how far it may move numbers;
-    ``removes`` is what the log calls the nodes that it took away ("Dropout layers").
+    ``name`` is a kebab-case verb, and ``after`` names the passes that must run first. ``error`` bounds the change of
+    numbers. ``removes`` is the label of removed nodes in the log ("Dropout layers").
     """
 
     name: ClassVar[str]
@@ -50,62 +50,62 @@ class Pass(Protocol):
     removes: ClassVar[str]
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Change the graph in place; whether anything changed is measured by its revision."""
+        """Change the graph in place. The revision of the graph shows whether anything changed."""
         ...
 
 
 @dataclass(slots=True)
 class PassReport:
-    """What one run of a pass did."""
+    """The result of one run of a pass."""
 
     name: str
-    """Of the pass."""
+    """The name of the pass."""
     removed: int
-    """How many nodes fewer there are; negative where there are more."""
+    """The number of nodes removed; negative if nodes were added."""
     removes: str
-    """What the log calls that which is gone."""
+    """The label of the removed nodes in the log."""
     seconds: float
-    """That it took."""
+    """The run time."""
     changed: bool
-    """Whether the revision of the graph rose."""
+    """Whether the revision of the graph increased."""
 
 
 ROUND_LIMIT = 20
-"""Rounds after which passes that keep undoing each other are reported; real graphs settle in 2 to 4."""
+"""Maximum number of rounds before reporting passes that undo each other; real graphs settle in 2 to 4."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Passes in an order that respects ``after``, run round after round until a round changes nothing."""
+    """Passes in an order that respects ``after``, run in rounds until a round changes nothing."""
 
     passes: tuple[Pass, ...]
     operators: Mapping[str, Operator]
-    """Those of the registry, from which passes make nodes."""
+    """The operators of the registry, for passes that add nodes."""
     check_inputs: Sequence[torch.Tensor] | None = field(default=None)
-    """With inputs given, the graph is run after each pass, and a pass that changes numbers is named."""
+    """If given, the graph runs on these inputs after each pass, and an error names the pass that changes numbers."""
 
     @classmethod
     def of(
         cls, passes: Mapping[str, Pass], operators: Mapping[str, Operator], phase: Phase, **options: Any
     ) -> Pipeline:
-        """Return the pipeline of a phase: what is right for the stored graph is right for its clone too.
+        """Return the pipeline of a phase. FUSE includes CLEAN, as passes for the stored graph also apply to its clone.
 
         Args:
-            passes: by their names, of which those of the phase and of earlier ones are taken.
-            operators: those of the registry.
-            phase: when it runs.
+            passes: passes by name; those of this phase and of earlier ones are used.
+            operators: the operators of the registry.
+            phase: the phase to run.
             options: further fields of the pipeline.
 
         Raises:
-            PassError: passes want to come after each other.
+            PassError: the ``after`` constraints form a cycle.
         """
         return cls(ordered([p for p in passes.values() if p.phase <= phase]), operators, **options)
 
     def run(self, graph: Graph, report: Callable[[PassReport], None] | None = None) -> list[PassReport]:
-        """Run all passes on a graph until none changes it; return, and ``report`` as it goes, what each run did.
+        """Run all passes on a graph until none changes it; return a report of each run, and call ``report`` with each.
 
         Raises:
-            PassError: a pass broke an invariant, changed numbers, or the passes do not settle.
+            PassError: a pass broke an invariant or changed numbers, or the passes do not settle.
         """
         reports: list[PassReport] = []
         settled: dict[str, int] = {}
@@ -143,7 +143,7 @@ class Pipeline:
 
 
 def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Run a graph with a fixed seed, every result contiguous: kernels round by layout, which a pass may change."""
+    """Run a graph with a fixed seed and contiguous results: rounding depends on the layout, which a pass may change."""
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.default_generator.manual_seed(0)
         outputs, state = interpret(graph, inputs, lambda _, results: tuple(r.contiguous() for r in results))
@@ -151,15 +151,15 @@ def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]
 
 
 REASSOCIATION = 256
-"""Roundings of the largest element by which a pass that is not exact may move a result.
+"""Maximum change by an inexact pass, in roundings of the largest element.
 
-A reassociation moves it by some, grown through the layers behind: the worst of 254 architectures showed 47 between
-eager and a runtime, which reassociates more than any pass.
+A reassociation changes a result by a few roundings, which later layers amplify. The worst of 254 architectures had 47
+between eager and a runtime, which reassociates more than any pass.
 """
 
 
 def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
-    """Compare ``expected`` and ``actual`` outputs, one tensor for each, within the error class that the pass ``p`` has.
+    """Check that ``actual`` outputs match ``expected``, one tensor for each output, within the error class of ``p``.
 
     Raises:
         PassError: they differ.
@@ -176,10 +176,10 @@ def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[to
 
 
 def ordered(passes: Sequence[Pass]) -> tuple[Pass, ...]:
-    """Sort passes so that each comes after those that it names, and by name where nothing else decides.
+    """Sort passes so that each follows the passes in its ``after``; ties are sorted by name.
 
     Raises:
-        PassError: the wishes form a cycle.
+        PassError: the constraints form a cycle.
     """
     waiting = {p.name: p for p in sorted(passes, key=lambda p: p.name)}
     result: list[Pass] = []

@@ -1,7 +1,7 @@
-"""What the installed plugins provide, gathered into one frozen value that is passed on as an argument."""
+"""The registry: everything that the installed plugins provide, as one frozen value to pass as an argument."""
 
 # pyright: reportPrivateUsage=false
-# torch._ops is where PyTorch keeps the type of an overload.
+# The type of an overload is in the private module torch._ops.
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from clika_ref.core.targets import Target
 
 LIMIT_VARIABLE = "CLIKA_REF_PLUGINS"
-"""Environment variable that limits loading to the entry points that it lists, separated by commas."""
+"""Environment variable with a comma-separated list of the entry points to load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One installed plugin: entry point, distribution and version; the operators, passes and targets that it adds."""
+    """One installed plugin: its entry point, distribution and version, and its operators, passes and targets."""
 
     name: str
-    """Of the entry point."""
+    """The name of the entry point."""
     distribution: str
     version: str
     operators: tuple[Operator, ...] = ()
@@ -46,29 +46,28 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All operators, passes and targets in force, each under its name, and the plugins that they are of."""
+    """All operators, passes and targets by name, and the plugins that provide them."""
 
     plugins: tuple[Plugin, ...]
     operators: Mapping[str, Operator]
     passes: Mapping[str, Pass]
     targets: Mapping[str, Target]
     overloads: Mapping[torch._ops.OpOverload | str, Operator] = field(repr=False)
-    """Operators by the ATen calls that they serve."""
+    """Operators by the ATen overloads that they implement."""
 
     def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
-        """Return the operator that an ATen call maps to."""
+        """Return the operator for an ATen overload, or None."""
         return self.overloads.get(overload) or self.overloads.get(str(overload))
 
 
 def load_registry(limit: str | None = None) -> Registry:
-    """Load every installed plugin, in order of entry-point name, and check that they agree.
+    """Load every installed plugin, in order of entry-point name, and check them for clashes.
 
     Args:
         limit: entry points to load, separated by commas; by default ``$CLIKA_REF_PLUGINS``, or all.
 
     Raises:
-        PluginError: plugins fail to load or clash; all failures are reported at once.
-
+        PluginError: plugins fail to load or clash; the message lists all failures.
     """
     wanted = limit if limit is not None else os.environ.get(LIMIT_VARIABLE)
     found = sorted(entry_points(group=hooks.GROUP), key=lambda e: (e.name, e.value))
@@ -83,10 +82,10 @@ def load_registry(limit: str | None = None) -> Registry:
 
 
 def build_registry(plugins: Iterable[Plugin]) -> Registry:
-    """Join plugins into a registry.
+    """Combine ``plugins`` into a registry.
 
     Raises:
-        PluginError: two plugins claim one name or one ATen call; all clashes are named.
+        PluginError: two plugins claim one name or one ATen call; the message lists all clashes.
     """
     plugins = tuple(plugins)
     problems: list[str] = []

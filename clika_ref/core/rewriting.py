@@ -1,7 +1,7 @@
-"""Rewrite rules: what a rule is, why it did not fire, and the loop that applies rules until none applies."""
+"""Rewrite rules, the reasons why they did not fire, and the loop that applies rules until none fires."""
 
 # pyright: reportPrivateUsage=false, reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# A rule is shown the links of the IR through this file only; what it returns may be anything.
+# Only this file reads the private links of the IR for rules; a rule may return any type.
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A rule's answer where it does not apply: the ``reason``, and its ``closeness``: how many conditions held."""
+    """The result of a rule that does not apply: the ``reason``, and how many conditions held (``closeness``)."""
 
     reason: str
     closeness: int = 0
@@ -31,7 +31,7 @@ class Skip:
 class Rule:
     """One rewrite: ``rewrite(node, build)`` returns the values that replace the node's outputs, or a `Skip`.
 
-    ``kinds`` names the operators whose nodes it is shown, ``name`` is what errors and origins call it. Made by `rule`.
+    ``kinds`` are the names of the operators that it matches; errors and origins show its ``name``. Made by `rule`.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Rule:
 
 
 def rule(*kinds: str) -> Callable[[Callable[[Node, Builder], Any]], Rule]:
-    """Declare a rule for nodes of the given operators; the function's name, with dashes, is the rule's."""
+    """Declare a rule for nodes of the given operators (``kinds``); its name is the function's, with dashes."""
 
     def declare(rewrite: Callable[[Node, Builder], Any]) -> Rule:
         return Rule(rewrite.__name__.strip("_").replace("_", "-"), kinds, rewrite)
@@ -50,12 +50,12 @@ def rule(*kinds: str) -> Callable[[Callable[[Node, Builder], Any]], Rule]:
 
 @dataclass(slots=True)
 class Misses:
-    """The closest miss of each rule, which answers why it did not fire."""
+    """The closest miss of each rule (``closest``), which explains why it did not fire."""
 
     closest: dict[str, tuple[Skip, str]] = field(default_factory=dict[str, "tuple[Skip, str]"])
 
     def note(self, rule: Rule, skip: Skip, node: Node) -> None:
-        """Remember that a rule answered ``skip`` at a node, if that is the closest miss so far."""
+        """Record that ``rule`` returned ``skip`` at ``node``, if that is its closest miss so far."""
         known = self.closest.get(rule.name)
         if known is None or skip.closeness > known[0].closeness:
             self.closest[rule.name] = (skip, repr(node))
@@ -64,16 +64,16 @@ class Misses:
 def apply_rules(
     graph: Graph, rules: Sequence[Rule], operators: Mapping[str, Operator], misses: Misses | None = None
 ) -> int:
-    """Apply rules until none applies, visiting only what a rewrite may have changed; return how often one fired.
+    """Apply rules until none fires, revisiting only nodes that a rewrite may affect; return the number of rewrites.
 
     Args:
-        graph: which is changed.
-        rules: tried in their order.
-        operators: by their names, of which replacements are built.
-        misses: keeps why rules did not fire.
+        graph: the graph to change.
+        rules: the rules, tried in this order.
+        operators: operators by name, for building replacements.
+        misses: records why rules did not fire.
 
     Raises:
-        PassError: a rule returned something else than replacements of the right number and types.
+        PassError: a rule returned something other than replacements of the right number and types.
     """
     by_kind: dict[str, list[Rule]] = {}
     for r in rules:
@@ -103,7 +103,7 @@ def apply_rules(
 def _apply(
     graph: Graph, r: Rule, node: Node, operators: Mapping[str, Operator], misses: Misses | None
 ) -> list[Node] | None:
-    """Try one rule on one node; return the nodes worth another look, or None where it did not fire."""
+    """Try one rule on one node; return the nodes to visit again, or None if it did not fire."""
     previous = node._previous
     build = Builder(graph, operators, node, node.origin.through(r.name))
     answer = r.rewrite(node, build)
@@ -121,26 +121,26 @@ def _apply(
     while step is not None and step is not previous:
         made.append(step)
         step = step._previous
-    # Only the readers that move: a replacement may have many others, and visiting them each time would be quadratic.
+    # Only the moved readers: a replacement may have many others, and visiting them each time would be quadratic.
     readers = [u.user for v in node.outputs for u in v.uses if isinstance(u.user, Node)]
     for old, new in zip(node.outputs, replacements, strict=True):
         substitute(graph, old, new)
     less_read = dict.fromkeys(v for gone in erase_dead(graph, node) for v in gone.inputs if isinstance(v, Value))
     producers = [v.producer for v in less_read if v.producer]
-    # Who alone still reads a value may now do with it what it could not beside others.
+    # A node that is now the only reader of a value may match rules that require a single use.
     alone = [u.user for v in less_read if len(v._uses) == 1 for u in v._uses if isinstance(u.user, Node)]
     return [*made, *producers, *readers, *alone]
 
 
 def keeps_name(graph: Graph, old: Value, new: Value) -> bool:
-    """Whether ``new`` can replace ``old`` in a graph without an output losing its name or a state entry its tensor."""
+    """Whether replacing ``old`` by ``new`` in a graph keeps the names of outputs and the tensors of state entries."""
     if not any(use.user is graph for use in old.uses):
         return True
     return new.producer is not None and not any(use.user is graph for use in new.uses) and new.name not in _bound(graph)
 
 
 def substitute(graph: Graph, old: Value, new: Value) -> None:
-    """Replace ``old`` by ``new`` in a graph where `keeps_name` holds; an output keeps the name that the user knows."""
+    """Replace ``old`` by ``new`` in a graph for which `keeps_name` holds. Outputs keep their user-visible names."""
     if any(use.user is graph and isinstance(use.position, int) for use in old.uses):
         old.name, new.name = new.name, old.name
     graph.replace(old, new)
@@ -151,7 +151,11 @@ def _bound(graph: Graph) -> set[str]:
 
 
 def erase_dead(graph: Graph, *roots: Node) -> list[Node]:
-    """Erase those of ``roots`` that nobody in a graph reads (nor a symbol), and what so becomes unread; return them."""
+    """Erase those ``roots`` that no node, output or symbol of a graph uses, and all nodes that become unused.
+
+    Returns:
+        The erased nodes.
+    """
     stack, erased, bound = list(roots), list[Node](), _bound(graph)
     while stack:
         node = stack.pop()

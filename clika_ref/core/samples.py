@@ -1,4 +1,7 @@
-"""Descriptions of legal calls, from which drivers make concrete ones: random draws, covering arrays, graph growth."""
+"""Descriptions of legal operator calls. Drivers turn them into concrete calls: random draws, covering arrays or graphs.
+
+A driver decides each description, and operators only describe.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ INTEGRAL = (torch.int64, torch.int32, torch.uint8, torch.int8)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of finitely many ``options``; the first is the plainest, to which a failing case shrinks."""
+    """One of the given ``options``. The first is the simplest, and failing cases shrink to it."""
 
     options: tuple[Any, ...]
 
@@ -41,10 +44,10 @@ class Floats:
 
 @dataclass(frozen=True, slots=True)
 class TensorDescription:
-    """A tensor of one of ``dtypes``: of this ``shape``, or of a rank within ``rank`` with sides within ``side``.
+    """A tensor of one of ``dtypes``, with a fixed ``shape``, or with bounds for its ``rank`` and dim sizes (``side``).
 
-    Elements typically lie in ``[low, high]``; ``domain`` is their legal range, and special values outside it are never
-    tried. NaN lies in every range of floats unless ``nan`` is false. ``unique`` asks for elements without ties.
+    Elements typically lie in ``[low, high]``. ``domain`` is their legal range; special values outside it are never
+    tried. Every range of floats includes NaN unless ``nan`` is false. ``unique`` asks for elements without ties.
     """
 
     dtypes: tuple[torch.dtype, ...]
@@ -58,13 +61,13 @@ class TensorDescription:
     unique: bool
 
     def decided(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSample:
-        """Return the tensor with its dtype and shape decided."""
+        """Return a sample with the given dtype and shape."""
         return TensorSample(dtype, shape, self.low, self.high, self.domain, nan=self.nan, unique=self.unique)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSample:
-    """A drawn tensor: dtype and shape are decided, elements are filled in by the driver.
+    """A drawn tensor: dtype and shape are fixed, the driver fills in the elements.
 
     ``low``, ``high``, ``domain``, ``nan`` and ``unique`` are as in `TensorDescription`.
     """
@@ -79,20 +82,20 @@ class TensorSample:
 
     @property
     def rank(self) -> int:
-        """The number of sides."""
+        """The number of dims."""
         return len(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operator: operands (values, samples, numbers or None), and ``attrs``, its attributes by name."""
+    """One call of an operator: ``operands`` (values, samples, numbers or None), and attributes ``attrs`` by name."""
 
     operands: tuple[Any, ...]
     attrs: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 class Draw(Protocol):
-    """What a driver passes to a ``samples`` function: decides one description."""
+    """The function that a driver passes to a ``samples`` function: it draws a value for one description."""
 
     def __call__(self, description: Any, /) -> Any:
         """Return a concrete value for a description."""
@@ -100,7 +103,7 @@ class Draw(Protocol):
 
 
 class Descriptions:
-    """The ``s`` that ``samples`` functions receive: makes descriptions, decides nothing."""
+    """The ``s`` argument of ``samples`` functions: makes descriptions without drawing values."""
 
     def tensor(
         self,
@@ -115,18 +118,18 @@ class Descriptions:
         nan: bool = True,
         unique: bool = False,
     ) -> TensorDescription:
-        """Describe a tensor of the given shape, or of any shape whose rank and sides lie in the given ranges.
+        """Describe a tensor of the given shape, or of any shape with rank and dim sizes in the given ranges.
 
         Args:
-            shape: all of its sides; None draws them.
-            rank: how many sides it has, or the least and the most.
-            side: the least and the greatest length of each.
-            dtype: of its elements, or those to draw from.
-            low: the least element.
-            high: the greatest element.
-            domain: the ends between which special elements must lie; None where any will do.
-            nan: whether NaN may be among them.
-            unique: whether no two elements are equal.
+            shape: the size of each dim; None draws them.
+            rank: the number of dims, or its minimum and maximum.
+            side: the minimum and maximum size of each dim.
+            dtype: the dtype of the elements, or several to draw from.
+            low: the smallest element.
+            high: the largest element.
+            domain: the bounds of special elements; None allows any.
+            nan: whether elements may be NaN.
+            unique: whether all elements differ.
         """
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
         ranks = (rank, rank) if isinstance(rank, int) else rank
@@ -146,16 +149,16 @@ class Descriptions:
         return Choice((False, True))
 
     def choice(self, *options: Any) -> Choice:
-        """Describe one of the options, the plainest first."""
+        """Describe one of the ``options``, the simplest first."""
         return Choice(options)
 
     def call(self, *operands: Any, **attrs: Any) -> Call:
-        """Describe the call itself, from drawn parts: ``operands`` by position, attributes ``attrs`` by name."""
+        """Describe the call itself from drawn parts: ``operands`` by position, attributes ``attrs`` by name."""
         return Call(operands, attrs)
 
 
 def random_draw(random: Random) -> Draw:
-    """Return the simplest driver: every description is decided by ``random``."""
+    """Return the simplest driver: it draws every value from ``random``."""
 
     def draw(description: Any, /) -> Any:
         match description:
@@ -180,7 +183,7 @@ def _draw_tensor(random: Random, d: TensorDescription) -> TensorSample:
 
 
 def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Return a drawn ``sample`` filled by a generator: a tensor of its shape, of elements from ``low`` to ``high``."""
+    """Return a tensor for a drawn ``sample``: its shape, and elements in ``[low, high]`` drawn from ``generator``."""
     if sample.dtype == torch.bool:
         return torch.randint(0, 2, sample.shape, generator=generator).bool()
     if sample.unique:

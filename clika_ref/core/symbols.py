@@ -1,7 +1,7 @@
-"""Symbols of dynamic sides, guards over them, and the evaluation of the expressions that they occur in."""
+"""Symbols of dynamic dims, guards over them, and the evaluation of size expressions."""
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false, reportPrivateImportUsage=false
-# Sympy states no types, and torch does not export its own expressions.
+# Sympy has no type annotations, and torch does not export its own expressions.
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What a symbol is read from: side ``dim`` of the value ``name``, or its element where ``dim`` is None."""
+    """The source of a symbol: dim ``dim`` of the value ``name``, or its single element if ``dim`` is None."""
 
     name: str
     dim: int | None
@@ -34,7 +34,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A length or number with a ``name``: its range, ``low`` to ``high`` (None: no end), its side, an example of it."""
+    """A dynamic size or number ``name`` in ``[low, high]`` (None: unbounded), its source ``side``, an ``example``."""
 
     name: str
     low: int | None
@@ -44,7 +44,7 @@ class Symbol:
 
     @property
     def expr(self) -> sympy.Symbol:
-        """The sympy symbol that stands for it in types and attributes."""
+        """The sympy symbol used in types and attributes."""
         return named(self.name, is_length=self.side.dim is not None)
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Symbol:
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """A relation that sizes must satisfy for the graph to mean what the model means, and the line that asked."""
+    """A ``relation`` between sizes that must hold for the graph to match the model; ``line`` is the code behind it."""
 
     relation: sympy.Basic
     line: str
@@ -65,7 +65,7 @@ class Guard:
 
 @cache
 def named(name: str, *, is_length: bool = True) -> sympy.Symbol:
-    """Return the one sympy symbol of that name, an integer: where ``is_length``, it is not negative."""
+    """Return the unique integer sympy symbol ``name``, nonnegative if ``is_length``."""
     return sympy.Symbol(name, integer=True, nonnegative=is_length or None)
 
 
@@ -145,15 +145,15 @@ FUNCTIONS: dict[type, Callable[..., Any]] = {
     torch_sympy.Identity: operator.pos,
     torch_sympy.Where: _where,
 }
-"""What each function of an expression means on Python numbers; torch's own nodes included."""
+"""The Python function for each sympy function in an expression, including torch's own."""
 
 
 def evaluate(expr: Any, sizes: Mapping[str, int]) -> Any:
-    """Compute ``expr`` from ``sizes``, what its symbols stand for, exactly (sympy's own ``subs`` is 100 times slower).
+    """Evaluate ``expr`` exactly, with ``sizes`` as the values of its symbols (100 times faster than sympy's ``subs``).
 
     Raises:
         KeyError: a symbol has no value.
-        ModelError: a function in it has no known meaning.
+        ModelError: a function in the expression is not in `FUNCTIONS`.
     """
     if not isinstance(expr, sympy.Basic):
         return expr
@@ -165,7 +165,7 @@ def evaluate(expr: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def resolve(attr: Any, sizes: Mapping[str, int]) -> Any:
-    """Replace every expression inside an attribute ``attr`` by its value, where symbols stand for ``sizes``.
+    """Replace every expression inside the attribute ``attr`` by its value, with ``sizes`` as the values of its symbols.
 
     Raises:
         ModelError: as `evaluate`.
@@ -176,12 +176,12 @@ def resolve(attr: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def is_symbolic(attr: Any) -> bool:
-    """Whether an attribute holds an expression."""
+    """Whether an attribute contains a size expression."""
     return any(map(is_symbolic, attr)) if isinstance(attr, tuple) else isinstance(attr, sympy.Basic)
 
 
 def number(atom: sympy.Basic) -> Any:
-    """Return the Python number (or truth value) that an atom stands for."""
+    """Return the Python number or bool of an atom."""
     if isinstance(atom, sympy.Integer):
         return int(atom)
     if atom in (sympy.true, sympy.false):
@@ -197,7 +197,7 @@ def meaning(expr: sympy.Basic) -> Callable[..., Any]:
     """Return the Python function that a compound expression applies to its arguments.
 
     Raises:
-        ModelError: none is declared in `FUNCTIONS`.
+        ModelError: `FUNCTIONS` has none.
     """
     for kind in type(expr).__mro__:
         if kind in FUNCTIONS:

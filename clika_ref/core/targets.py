@@ -1,4 +1,4 @@
-"""``Target``: what a place that runs models must offer; its ``Artifact`` and the ``Runner`` that loads one."""
+"""`Target`, the interface to a runtime; its `Artifact`, and the `Runner` that a loaded artifact becomes."""
 
 from __future__ import annotations
 
@@ -17,75 +17,79 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A compiled model on disk and what is known of it."""
+    """A compiled model on disk, with its metadata."""
 
     path: Path
-    """Of the file."""
+    """The path of the file."""
     target: str
     """The name of the target that wrote it."""
     input_names: tuple[str, ...]
-    """Of the inputs in the file, in order."""
+    """The names of the inputs in the file, in order."""
     output_names: tuple[str, ...]
-    """Of the outputs in the file, in order."""
+    """The names of the outputs in the file, in order."""
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Such as its ``bytes``, and ``warnings``, which an export logs."""
+    """Metadata such as the size in ``bytes``, and ``warnings`` for the export to log."""
 
 
 class Runner(Protocol):
     """A loaded artifact."""
 
     def __call__(self, inputs: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
-        """Run it on one tensor of the CPU per input, in order; return one per output."""
+        """Run the artifact on one CPU tensor per input, in order; return one tensor per output."""
         ...
 
 
 @runtime_checkable
 class Target(Protocol):
-    """A place that runs models. No algorithm knows a target, and no target knows an algorithm.
+    """A runtime that models are compiled for. Algorithms and targets do not know each other.
 
-    One that computes in other formats than its tensors are declared in says so in an attribute ``arithmetic``, a
-    sequence of `clika_ref.arithmetic.Arithmetic`; without it, results are held to the precision of their dtypes. One
-    that runs integers says which in an attribute ``scheme``, a `clika_ref.quantization_scheme.QuantizationScheme`. One
-    whose deployment settings have fields offers a method ``configured``, from settings to a target that obeys them.
-    One whose runtime cannot be had here names in an attribute ``emulated_by`` what runs its files instead. One whose
-    files must keep rules offers a method ``check``, from a path to a list of `clika_ref.violations.Violation`. One
-    whose runtime tells how long single nodes take offers a method ``profile``, from an artifact and inputs to the
-    seconds of nodes in a call, by their names as `explain` has them; parts of other nodes have none, and what the
-    runtime does for none of them is under ``""``. One whose files have a form of their own offers a method ``opened``,
-    from a path and a folder for a copy to a `clika_ref.opened_files.OpenedFile`. One may say in ``runtime`` which
-    distribution its runtime is, and in ``suffixes`` how its files end, for tables and commands.
+    A target may also define these attributes and methods:
+
+    - ``arithmetic``: a sequence of `clika_ref.arithmetic.Arithmetic`, if it computes in other formats than the dtypes
+      of its tensors. Without it, results are compared at the precision of their dtypes.
+    - ``scheme``: its quantization scheme, a `clika_ref.quantization_scheme.QuantizationScheme`, if it runs quantized
+      models.
+    - ``configured``: a method that takes deployment settings with fields and returns a target that follows them.
+    - ``emulated_by``: the runtime that runs its files if its own runtime cannot be installed here.
+    - ``check``: a method from a path to a list of `clika_ref.violations.Violation`, if its files must follow rules.
+    - ``profile``: a method from an artifact and inputs to the seconds that each node takes in a call, by node name as
+      in `explain`. Nodes fused into others have no entry; time that belongs to no node is under ``""``.
+    - ``opened``: a method from a path and a folder for a copy to a `clika_ref.opened_files.OpenedFile`, if its files
+      have their own format.
+    - ``runtime``: the distribution of its runtime, for tables and commands.
+    - ``suffixes``: the suffixes of its files, for tables and commands.
     """
 
     @property
     def name(self) -> str:
-        """The name by which deployment settings ask for it."""
+        """The name that deployment settings use for it."""
         ...
 
     def missing(self) -> str | None:
-        """Say why the runtime cannot be used here and what to install, or return None."""
+        """Return why the runtime is unavailable and what to install, or None if it is available."""
         ...
 
     def refusal(self, node: Node, /) -> str | None:
-        """Say why the target cannot run a node, or return None."""
+        """Return why the target cannot run a node, or None if it can."""
         ...
 
     def passes(self) -> Sequence[Pass]:
-        """Return passes that only this target wants, run after the standard ones."""
+        """Return the passes of this target, run after the standard ones."""
         ...
 
     def compile(self, graph: Graph, path: Path, /, **options: Any) -> Artifact:
-        """Write the artifact of a graph to a path; ``options`` are those of the export, as ``external_data``."""
+        """Write the artifact of a graph to a path. ``options`` are export options, such as ``external_data``."""
         ...
 
     def load(self, artifact: Artifact, /) -> Runner:
-        """Load an artifact in the runtime."""
+        """Load an artifact into the runtime."""
         ...
 
     def explain(self, artifact: Artifact, /) -> Mapping[str, str]:
-        """Return the precision in which the runtime really runs each node, read from its own optimized graph.
+        """Return the precision in which the runtime runs each node, read from its own optimized graph.
 
-        By the name of the node in the graph that `compile` was given: ``int8`` where it computes in integers or moves
-        them, ``int4 weights`` where it computes in float with a weight of so few bits, ``float``, ``float: <reason>``
-        where the user may wonder why, or ``fused`` where it is part of another.
+        Keys are node names in the graph passed to `compile`. Values are ``int8`` for nodes that compute on or move INT8
+        tensors, ``int4 weights`` for float nodes with an INT4 weight, ``float``, ``float: <reason>`` if float is
+        unexpected, or ``fused`` for a part of another node.
         """
         ...

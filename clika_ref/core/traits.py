@@ -1,4 +1,4 @@
-"""How quantization passes through an operator: a claim of the declaration that the conformance suite tests."""
+"""Quantization traits: how quantization passes through an operator. The conformance suite tests each declared trait."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class QuantizationTrait:
-    """One of the ways in which quantized values pass through an operator.
+    """How quantized values pass through an operator.
 
-    ``weight``, ``axis``, ``bias`` and ``channel`` are set for computing operators only: the positions of weight and
-    bias among the operands, and the side of output channels, of the weight and of the result. ``factors`` are the
-    positions of vectors of which a factor is one of the result, along its last side; ``is_homogeneous`` says that a
-    positive factor of an element of the first operand is one of that of the result. ``matrices`` is set for layers that
-    stay float only: the position from which on constant operands with several sides are weights; where an
-    ``axis`` below 0 is set for them, too, each vector meets but one of the matrices that such a weight is made of.
+    Computing operators set ``weight`` and ``bias``, the positions of these operands; ``axis``, the output channel axis
+    of the weight; and ``channel``, the output channel axis of the result.
+
+    ``factors`` are the positions of vector operands that scale the result along its last dim. ``is_homogeneous`` means
+    that multiplying an element of the first operand by a positive factor multiplies the result by it.
+
+    ``matrices`` is set for layers that always stay in float: constant operands from this position on are weights if
+    they have several dims. With an ``axis`` below 0, such a weight stacks several matrices, and each vector is
+    multiplied by only one of them.
     """
 
     kind: str
-    """Which way it is, in a word."""
+    """The name of the trait."""
     weight: int | None = None
     axis: int | None = None
     bias: int | None = None
@@ -32,33 +35,33 @@ class QuantizationTrait:
 
 
 KEEP_FLOAT = QuantizationTrait("keep-float")
-"""Computed in float; quantizing its result gains nothing (the default)."""
+"""Computed in float; quantizing the result brings no benefit (the default)."""
 
 OWN_SCALE = QuantizationTrait("own-scale")
-"""The result has a range of its own: it needs a scale of its own where it is quantized."""
+"""The result has its own range, and its own qparams if it is quantized."""
 
 HOMOGENEOUS = QuantizationTrait("own-scale", is_homogeneous=True)
-"""The same, where positive factors pass through: twice an element is twice the result."""
+"""Own qparams, and positive factors pass through: doubling an element doubles the result."""
 
 SAME_SCALE = QuantizationTrait("same-scale")
-"""Moves or selects elements: the result has the scale of the first operand."""
+"""Moves or selects elements: the result shares the qparams of the first operand."""
 
 SHARED_SCALE = QuantizationTrait("shared-scale")
-"""Joins operands: all of them and the result share one scale."""
+"""Joins operands: all of them and the result share the same qparams."""
 
 
 def scaled_by(*factors: int) -> QuantizationTrait:
-    """Trait of an operator with a range of its own, whose last side is scaled by the operands at these positions."""
+    """Return the trait of an operator with its own range, scaled along the last dim by the operands ``factors``."""
     return QuantizationTrait("own-scale", factors=factors)
 
 
 def compute(*, weight: int = 1, axis: int = 0, bias: int | None = None, channel: int = -1) -> QuantizationTrait:
-    """Trait of an operator that multiplies and accumulates, which is where integers save time.
+    """Return the trait of an operator that multiplies and accumulates, such as a linear layer: INT8 makes these faster.
 
     Args:
         weight: the position of the weight among the operands.
-        axis: the side of the weight along which its output channels lie.
-        bias: the position of the bias; None where there is none.
-        channel: the side of the result along which output channels lie.
+        axis: the output channel axis of the weight.
+        bias: the position of the bias; None if there is none.
+        channel: the output channel axis of the result.
     """
     return QuantizationTrait("compute", weight, axis, bias, channel)

@@ -1,7 +1,7 @@
-"""What is known of a value before it is computed: its type, and where it comes from."""
+"""The type of a value before it is computed, and its origin in the model."""
 
 # pyright: reportMissingTypeStubs=false
-# Sympy states no types.
+# Sympy has no type annotations.
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ if TYPE_CHECKING:
     import torch
 
 Dim: TypeAlias = "int | sympy.Expr"
-"""The length of a side: a number, or an expression over the named symbols of a graph."""
+"""The size of a dim: a number, or an expression over the named symbols of a graph."""
 
 
 def is_static(dim: object) -> bool:
-    """Whether a side, or an element of an attribute, is a plain number."""
+    """Whether ``dim``, a size or an element of an attribute, is a plain number."""
     return isinstance(dim, int)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Dtype and shape of a tensor; sides are numbers or expressions over symbols."""
+    """Dtype and shape of a tensor; sizes are numbers or expressions over symbols."""
 
     dtype: torch.dtype
     shape: tuple[Dim, ...]
 
     @property
     def rank(self) -> int:
-        """The number of sides."""
+        """The number of dims."""
         return len(self.shape)
 
     @property
     def is_static(self) -> bool:
-        """Whether every side is a plain number."""
+        """Whether every size is a plain number."""
         return all(isinstance(dim, int) for dim in self.shape)
 
     def __str__(self) -> str:
@@ -44,10 +44,10 @@ class TensorType:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a node comes from: module paths, the user's own source lines, and the rules it went through.
+    """The origin of a node: module paths, the user's source lines, and the rules that rewrote it.
 
-    ``scopes`` runs from the outermost module to the innermost (``("encoder", "encoder.layers.0")``); the root module is
-    left out. ``lines`` holds ``file:line`` entries, the innermost call last, and ``history`` the rules in their order.
+    ``scopes`` lists modules from the outermost to the innermost (``("encoder", "encoder.layers.0")``), without the
+    root. ``lines`` holds ``file:line`` entries, the innermost call last, and ``history`` the rules in order.
     """
 
     scopes: tuple[str, ...] = ()
@@ -56,16 +56,16 @@ class Origin:
 
     @property
     def scope(self) -> str:
-        """Path of the innermost module, ``""`` for the root."""
+        """The path of the innermost module, ``""`` for the root."""
         return self.scopes[-1] if self.scopes else ""
 
     @property
     def line(self) -> str:
-        """The innermost source line of the user's own code, ``""`` if unknown."""
+        """The innermost source line of the user's code, ``""`` if unknown."""
         return self.lines[-1] if self.lines else ""
 
     def through(self, rule: str) -> Origin:
-        """Return this origin with one more rule in its history."""
+        """Return this origin with ``rule`` appended to its history."""
         return replace(self, history=(*self.history, rule))
 
     def __str__(self) -> str:

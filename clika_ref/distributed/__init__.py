@@ -1,1 +1,1 @@
-"""Several processes that work on one model: what they tell each other, and what they make of it together."""
+"""Several processes that work on one model: their communication, and the merging of their results."""

@@ -1,4 +1,4 @@
-"""What the first process decides, on all of them: whatever their clocks and kernels are, they have one plan."""
+"""Broadcast the decisions of rank 0, so that all ranks have one plan regardless of their timings and kernels."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ OTHER_MODEL = (
 OTHER_SETTINGS = "rank {} was given other settings than rank 0: {}. Give the same on all ranks"
 
 OF_ONE_RANK = frozenset({"check_passes", "compare_after_export", "external_data", "ranges_file"})
-"""Options that change nothing of the model, and may be others on each rank."""
+"""Options that do not affect the model, and may differ between ranks."""
 
 
 def decided_together(make: Callable[[], Quantization], scheme: QuantizationScheme, ranks: Ranks) -> Quantization:
-    """Return what the first rank decides; all call it.
+    """Return the decision of rank 0; all ranks call it.
 
     Args:
-        make: decides; on other ranks it is not called.
-        scheme: what the target computes in integers.
+        make: makes the decision; called on rank 0 only.
+        scheme: the quantization scheme of the target.
         ranks: the processes.
     """
     if not ranks.are_several:
@@ -42,10 +42,10 @@ def decided_together(make: Callable[[], Quantization], scheme: QuantizationSchem
 
 
 def refuse_other_models(fingerprint: str, ranks: Ranks) -> None:
-    """Refuse to go on where ranks work on different models, which no data shows.
+    """Raise an error if ranks work on different models, which would otherwise go unnoticed.
 
     Raises:
-        ModelError: the fingerprint of a graph is another one than that of the first rank.
+        ModelError: the fingerprint of a graph differs from that of rank 0.
     """
     said = [document["model"] for document, _ in ranks.told_by_all(({"model": fingerprint}, {}))]
     other = [str(rank) for rank, model in enumerate(said) if model != said[0]]
@@ -54,14 +54,14 @@ def refuse_other_models(fingerprint: str, ranks: Ranks) -> None:
 
 
 def refuse_other_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
-    """Refuse to go on where ranks were given different settings; all call it with the same names.
+    """Raise an error if ranks were given different settings; all call it with the same names.
 
     Args:
-        settings: by their names; what is a dataclass counts field by field.
+        settings: values by name; dataclasses are compared field by field.
         ranks: the processes.
 
     Raises:
-        ModelError: there are others than on the first rank; each is named, with both values.
+        ModelError: there are differences to rank 0; each is listed, with both values.
     """
     if not ranks.are_several:
         return
@@ -72,7 +72,7 @@ def refuse_other_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
 
 
 def _spelled(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings as text that is the same in each process, with the fields of each beside it."""
+    """Return settings as text that is the same in each process, including the fields of dataclasses."""
     spelled: dict[str, str] = {}
     for name, value in settings.items():
         is_one = dataclasses.is_dataclass(value)
@@ -84,7 +84,7 @@ def _spelled(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _differences(own: Mapping[str, str], first: Mapping[str, str]) -> str:
-    """Return which settings are others, in words; of those of another kind, which have other fields, that alone."""
+    """Describe the differences between settings; for different classes, only the class."""
     other = [
         f"{name} ({textwrap.shorten(own[name], 100)} in place of {textwrap.shorten(text, 100)})"
         for name, text in first.items()
@@ -116,5 +116,5 @@ def _read(document: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: Qu
 
 
 def score_of_first(score: Any, ranks: Ranks) -> Any:
-    """Return the score that the first rank found, by which all go on alike."""
+    """Return the score of rank 0, so that all ranks take the same decisions."""
     return ranks.told_by_first(lambda: ({"score": float(score)}, {}))[0]["score"] if ranks.are_several else score

@@ -1,8 +1,8 @@
-"""What each process found in its own data, made what one process would have found in all of it, bit for bit.
+"""Merge the calibrations of several processes into the one that a single process would compute, bit for bit.
 
-The data is dealt in turns: of ``n`` ranks, rank ``r`` has the elements ``r``, ``r + n``, ``r + 2 n`` and so on of what
-one process would read. Counts, extremes and sums are exact, so that no order changes them; what depends on the order,
-the first batches, is put into that of the turns.
+The data is distributed round-robin: of ``n`` ranks, rank ``r`` has the elements ``r``, ``r + n``, ``r + 2 n`` and so on
+of a single process. Counts, min/max and sums are exact, so their order does not matter. The kept first batches depend
+on the order, so they are sorted by turn.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from clika_ref.quantization.ranges import statistics_from_json, statistics_to_js
 from clika_ref.quantization.statistics import Statistics
 
 Turn = tuple[int, int]
-"""The place of a batch on its rank, and the rank."""
+"""The index of a batch on its rank, and the rank."""
 
 
 def merge(calibration: Calibration, ranks: Ranks) -> list[int]:
-    """Let the calibration of each rank be that of all; return how many batches each had.
+    """Replace the calibration of each rank by that of all; return the number of batches of each rank.
 
-    What travels grows with the number of values, 32 KB for each, and with what the reservoir holds, not with the data;
-    counts are summed on their way, so that a rank holds those of all others at no time.
+    The transfer grows with the number of tensors, 32 KB each, and with the size of the reservoir, but not with the
+    data. Counts are summed by all-reduce, so that no rank holds those of all others.
 
     Raises:
         ModelError: another rank failed, has ended, or does not answer.
@@ -47,7 +47,7 @@ def merge(calibration: Calibration, ranks: Ranks) -> list[int]:
 
 
 def _summary(calibration: Calibration) -> dict[str, Any]:
-    """Return all that was found but for counts and batches."""
+    """Return the calibration without histogram counts and batches."""
     table, reservoir = calibration.table, calibration.reservoir
     return {
         "batches": table.batches,
@@ -77,7 +77,7 @@ def _merged_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], 
 
 
 def _merged_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> Reservoir:
-    """Return the batches that one process would have kept; each rank sends those of its own that are among them."""
+    """Return the batches that one process would have kept; each rank sends its own share of them."""
     own = calibration.reservoir
     turns = in_turns([document["batches"] for document in said])
     chosen = _kept(turns, [document["kept"] for document in said], own.limit_bytes)
@@ -92,12 +92,13 @@ def _merged_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]
 
 
 def batches_of_all(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dealt: bool) -> list[Sequence[Tensor]]:
-    """Return the batches that one process would have, on the devices of one's own; all call it.
+    """Return the batches that a single process would have, on the devices of the own batches; all ranks call it.
 
     Args:
         ranks: the processes.
-        batches: what this one has: inputs of a graph.
-        are_dealt: whether each rank has others, which are taken in turns; else those of the first count.
+        batches: the batches of this rank, each with the inputs of a graph.
+        are_dealt: whether each rank has different batches, which are then taken in turns; otherwise those of rank 0 are
+            used.
     """
     if not ranks.are_several:
         return [*batches]
@@ -113,7 +114,7 @@ def batches_of_all(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dea
 
 
 def in_turns(counts: Sequence[int]) -> list[Turn]:
-    """Return the turns in which batches are taken, of so many on each rank.
+    """Return the turns of batches, given the number of batches of each rank.
 
     >>> in_turns([2, 3])
     [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
@@ -122,7 +123,7 @@ def in_turns(counts: Sequence[int]) -> list[Turn]:
 
 
 def _kept(turns: Sequence[Turn], sizes: Sequence[Sequence[int]], limit_bytes: int) -> list[Turn]:
-    """Return the turns whose batches fit; what a rank had no room for, there is no room for among those of all."""
+    """Return the turns of the batches within the limit; a batch beyond the limit of its rank is left out as well."""
     kept: list[Turn] = []
     held = 0
     for place, rank in turns:

@@ -1,4 +1,4 @@
-"""The processes that work on one model: what one says, all hear, and where one fails, all end with its reason."""
+"""Communication between the processes that work on one model; if one fails, all end with its reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clika_ref.distributed_settings import WANTED, DistributedTrainingSettings
 from clika_ref.saving.extra_state import read_extra_state, write_extra_state
 
 Message = tuple[Mapping[str, Any], Mapping[str, Tensor]]
-"""A document that JSON can hold, and tensors. Nothing of it is executed where it arrives."""
+"""A document that JSON can hold, and tensors. The receiver executes nothing of it."""
 
 STARTED = (
     "start each process with torchrun (torchrun --nproc-per-node 2 train.py), and call "
@@ -36,25 +36,25 @@ class FailedElsewhereError(ModelError):
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that work on one model, of which this is one; by itself, as it comes."""
+    """The processes that work on one model; by default, this process alone."""
 
     rank: int = 0
     count: int = 1
     group: Any = None
-    """A process group of the backend gloo, in which tensors of the CPU travel; None where this process is alone."""
+    """A gloo process group, for CPU tensors; None for a single process."""
 
     @property
     def are_several(self) -> bool:
-        """Whether there is another process."""
+        """Whether there is more than one process."""
         return self.count > 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this one decides for all."""
+        """Whether this is rank 0, which decides for all."""
         return self.rank == 0
 
     def told_by_all(self, message: Message) -> list[Message]:
-        """Return what each rank says, by ranks; all call it.
+        """All-gather messages, ordered by rank; all ranks call it.
 
         Raises:
             FailedElsewhereError: another rank has failed since.
@@ -65,7 +65,7 @@ class Ranks:
         return [read_extra_state(said) for said in self._meet(write_extra_state(*message))]
 
     def told_by_first(self, make: Callable[[], Message]) -> Message:
-        """Return what the first rank makes, which others wait for; all call it.
+        """Broadcast a message that rank 0 creates; all ranks call it.
 
         Raises:
             FailedElsewhereError: another rank has failed since.
@@ -77,30 +77,30 @@ class Ranks:
         return read_extra_state(said[0])
 
     def summed(self, counts: Tensor) -> Tensor:
-        """Return integers of the CPU, ``int64[...]`` of one shape on all ranks, summed over these; all call it."""
+        """All-reduce integers by sum: ``int64[...]`` on the CPU, of one shape on all ranks; all ranks call it."""
         if self.are_several and counts.numel():
-            self._meet(_nothing())  # a rank that has failed since says so here, and no sum waits for it
+            self._meet(_nothing())  # a rank that has failed since reports it here, so that the sum does not wait for it
             with _explaining():
                 dist.all_reduce(counts, group=self.group)
         return counts
 
     def tell(self, error: Exception) -> None:
-        """Let the other ranks know why this one fails, wherever they next say something."""
+        """Report the failure of this rank to the others, at their next communication."""
         self._meet(_nothing(), f"{type(error).__name__}: {error}")
 
     def part(self) -> None:
-        """Go on by oneself, once all have come so far."""
+        """Wait until all ranks have finished the common work."""
         if self.are_several:
             self._meet(_nothing())
 
     def _meet(self, message: Tensor, failure: str | None = None) -> list[Tensor]:
-        """Return the bytes that each rank says; where one tells of a failure instead, raise that.
+        """Exchange messages of bytes; raise an error if another rank reports a failure.
 
-        There is no other way to say anything, so that a rank which fails meets the others wherever they are.
+        All communication goes through this method, so that a failing rank meets the others wherever they are.
         """
         own = message if failure is None else torch.tensor(list(failure.encode()), dtype=torch.uint8)
         with _explaining():
-            # Names the ranks that have ended or hang, which a collective does not.
+            # Names the ranks that have ended or hang, unlike a collective.
             dist.monitored_barrier(self.group, timeout=_timeout(), wait_all_ranks=True)
             heads = [torch.zeros(2, dtype=torch.int64) for _ in range(self.count)]
             dist.all_gather(heads, torch.tensor([len(own), int(failure is not None)]), group=self.group)
@@ -114,7 +114,7 @@ class Ranks:
         return said
 
     def _said(self, rank: int, size: int, own: Tensor) -> Tensor:
-        """Return what one rank says; its size alone travels where it is nothing."""
+        """Broadcast the bytes of one rank; an empty message needs no transfer."""
         said = own if rank == self.rank else torch.empty(size, dtype=torch.uint8)
         if size:
             dist.broadcast(said, src=rank, group=self.group)
@@ -126,16 +126,16 @@ class Ranks:
 
 
 ALONE = Ranks()
-"""One process, which tells nobody anything."""
+"""A single process without communication."""
 
 
 @contextlib.contextmanager
 def working_together(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
-    """Yield the processes that work on one model; where one leaves with an error, all do, with its reason.
+    """Yield the processes that work on one model; if one leaves the block with an error, all do, with its reason.
 
     Raises:
-        ModelError: these are no such settings; several are to work, and ``torch.distributed`` knows of none; or another
-            one failed or ended.
+        ModelError: the settings have the wrong type; several processes are requested, but ``torch.distributed`` is not
+            initialized; or another process failed or ended.
     """
     if settings is not None and not isinstance(settings, DistributedTrainingSettings):
         msg = f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes {WANTED}"
@@ -154,7 +154,7 @@ def working_together(settings: DistributedTrainingSettings | None) -> Iterator[R
         raise
     except Exception as error:
         if not isinstance(error, _LostError):
-            with contextlib.suppress(_LostError):  # its own reason says more than that nobody is there to hear it
+            with contextlib.suppress(_LostError):  # this error is more useful than the lost connection
                 ranks.tell(error)
         raise
     else:
@@ -164,7 +164,7 @@ def working_together(settings: DistributedTrainingSettings | None) -> Iterator[R
 
 
 def unasked() -> str:
-    """Return what to warn of where several processes run and were not told to work together; nothing elsewhere."""
+    """Return a warning if several processes run without settings to work together, empty otherwise."""
     is_one_of_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     return UNASKED.format(dist.get_world_size()) if is_one_of_several else ""
 
@@ -177,7 +177,7 @@ class _LostError(ModelError):
 def _explaining() -> Iterator[None]:
     try:
         yield
-    except RuntimeError as error:  # what collectives raise
+    except RuntimeError as error:  # raised by collectives
         msg = (
             f"another process has ended or does not answer, so that this one ends too: {error}. What it wrote last "
             "says why; init_process_group(timeout=...) says how long to wait for one that is slow"
@@ -186,7 +186,7 @@ def _explaining() -> Iterator[None]:
 
 
 def _timeout() -> timedelta:
-    """Return how long the process group that the user made waits for a rank."""
+    """Return the timeout of the user's process group."""
     group = dist.distributed_c10d._get_default_group()
     found = [group._get_backend(device).options._timeout for device in group._device_types]
     return max(found)
@@ -197,9 +197,9 @@ def _nothing() -> Tensor:
 
 
 def hold_those_of_first(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
-    """Let tensors hold the elements that those of the same names hold on the first rank; all call it.
+    """Broadcast the elements of tensors from rank 0, by name; all ranks call it.
 
-    One that has other sides there keeps its own: that the ranks work on different models, others tell.
+    Tensors of another shape than on rank 0 are skipped: other checks report that the models differ.
     """
     if not ranks.are_several:
         return

@@ -1,1 +1,1 @@
-"""From the graph of a ClikaModule to a verified artifact: its interface, its writing, and the comparison after."""
+"""Export the graph of a ClikaModule to a verified artifact: its interface, its writing, and the comparison."""

@@ -1,4 +1,4 @@
-"""An artifact in its runtime held against the module that it was made from; a mismatch names the first node."""
+"""Compare an artifact in its runtime with the module that it was compiled from; a mismatch names the first node."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clika_ref.emulation import place_of
 from clika_ref.exporting.running import runner_of
 
 AGREEMENT = 1024.0
-"""Roundings of the largest element that a runtime may differ without further question.
+"""Difference that a runtime may show, in roundings of the largest element, before a closer check.
 
-Its kernels add in another order, and the differences grow through depth: the worst of 254 architectures showed 47
+Its kernels add in another order, and the differences accumulate with depth: the worst of 254 architectures showed 47
 (docs/coverage.md); TF32 inputs start at 8192.
 """
 
 JUDGE = 20.0
-"""Beyond `AGREEMENT`: how many times the error that eager itself makes against float64 a runtime may make.
+"""Beyond `AGREEMENT`: the maximum error of a runtime against float64, as a multiple of eager's own error.
 
 Correct float32 runtimes reach 19.9, the mildest precision cheat starts at 82 (measured over 2,640 comparisons).
 """
@@ -41,14 +41,14 @@ def compare_artifact(
     """Run an artifact on every example, one tensor for each input; return one sentence for the log.
 
     Args:
-        artifact: what the target made of the graph.
-        target: which runs it.
-        graph: whose nodes are asked one by one where results differ.
-        examples: inputs.
-        expected: what computes the right results, such as the module.
+        artifact: the artifact.
+        target: the target that runs it.
+        graph: the graph that it was compiled from, to find the first node that differs.
+        examples: inputs of the graph.
+        expected: computes the reference outputs, such as the module.
 
     Raises:
-        DisagreementError: it differs beyond rounding; the message names the first node that does.
+        DisagreementError: the results differ beyond rounding; the message names the first node that differs.
     """
     problem = target.missing()
     if problem is not None:
@@ -81,7 +81,7 @@ def compare_artifact(
 def _within_rounding(
     graph: Graph, inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> bool:
-    """Judge by the error that eager makes itself, against the graph computed in float64."""
+    """Compare the runtime's error with eager's own error, both against the graph computed in float64."""
     exact = in_float64(graph, inputs)
     for w, f, r in zip(wanted, found, exact, strict=True):
         if w.dtype != f.dtype or w.shape != f.shape or not w.is_floating_point():
@@ -94,7 +94,7 @@ def _within_rounding(
 
 
 def _is_within(wanted: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
-    """Whether each element is eager's, or as near to the exact one as `JUDGE` allows."""
+    """Whether each element equals eager's, or is as close to the exact one as `JUDGE` allows."""
     errors = (wanted - exact).abs()
     finite = errors.isfinite()
     own = float(errors[finite].max()) if bool(finite.any()) else 0.0
@@ -103,7 +103,7 @@ def _is_within(wanted: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -
 
 
 def in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Compute a graph in float64, and so without the rounding of its explicit casts to floats."""
+    """Compute a graph in float64, which also removes the rounding of its explicit casts to floats."""
     wide = graph.clone()
     for value in wide.constants.values():
         if value.data is not None and value.data.is_floating_point():
@@ -118,9 +118,9 @@ def in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tenso
 
 
 def first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
-    """Find the first node whose result the runtime computes differently, by making every value an output.
+    """Find the first node that the runtime computes differently, by making every value an output.
 
-    That may change how the runtime fuses, so the answer can be that no single node differs.
+    That may change the fusions of the runtime, so the answer can be that no single node differs.
     """
     probe = graph.clone()
     nodes: list[tuple[Node, Value]] = [(n, v) for n in probe.nodes for v in n.outputs]

@@ -1,4 +1,4 @@
-"""``export_configuration``: how the exports within it are written, whichever module they are of."""
+"""``export_configuration``: the form of all exports within a block, for any module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clika_ref.core.errors import ModelError
 
 @dataclass(frozen=True)
 class ExportConfiguration:
-    """What `export_configuration` was given, under its names."""
+    """The arguments of `export_configuration`, under their names."""
 
     export_int4: bool | None = None
     export_fp16: bool = False
@@ -24,16 +24,16 @@ class ExportConfiguration:
 
     @property
     def half(self) -> torch.dtype | None:
-        """The dtype in which floats of 32 bits are to be computed; None where they stay."""
+        """The dtype that replaces float32; None to keep float32."""
         if self.export_fp16:
             return torch.float16
         return torch.bfloat16 if self.export_bf16 else None
 
     def kept(self, outputs: Sequence[Any]) -> list[Any]:
-        """Return those of the outputs, or of what belongs to each, that are to be written, in the order asked for.
+        """Return the selected outputs, or the items of a parallel list, in the requested order.
 
         Raises:
-            ModelError: there is no output at such a place, or two places are those of one.
+            ModelError: an index is out of range, or two indices select the same output.
         """
         places = range(len(outputs)) if self.keep_outputs_at_idx is None else self.keep_outputs_at_idx
         for place in places:
@@ -50,7 +50,7 @@ _current = ContextVar[ExportConfiguration | None]("export_configuration", defaul
 
 
 def configuration() -> ExportConfiguration:
-    """Return what exports are to obey here."""
+    """Return the active export configuration."""
     return _current.get() or ExportConfiguration()
 
 
@@ -62,19 +62,19 @@ def export_configuration(
     export_bf16: bool = False,
     keep_outputs_at_idx: Sequence[int] | None = None,
 ) -> Iterator[ExportConfiguration]:
-    """Write what is exported in this ``with`` statement in another form; inner statements replace outer ones.
+    """Configure the exports within this ``with`` statement; inner statements replace outer ones.
 
     Args:
-        export_int4: whether weights of four bits take half a byte each, which needs ONNX's operator set 21: True
-            requires that there are any, False holds each in a byte, which the target must take. By default they do
-            where there are any.
-        export_fp16: compute in float16 what the module computes in float32; inputs and outputs stay as they are.
+        export_int4: whether to pack INT4 weights, half a byte each, which needs ONNX opset 21. True requires that there
+            are any; False stores each in a byte, which the target must support. By default INT4 weights are packed if
+            there are any.
+        export_fp16: compute in float16 instead of float32; inputs and outputs keep their types.
         export_bf16: the same in bfloat16.
-        keep_outputs_at_idx: which of the tensors that the module returns the file returns, in this order; by default
-            all. What only the others need is left out.
+        keep_outputs_at_idx: indices of the outputs to export, in this order; by default all. Nodes that only other
+            outputs need are removed.
 
     Raises:
-        ModelError: a switch is none, both half precisions are asked for, or places are no different integers.
+        ModelError: a switch is no bool, both FP16 and BF16 are requested, or the indices are no distinct integers.
     """
     _refuse_odd_switches({"export_int4": export_int4, "export_fp16": export_fp16, "export_bf16": export_bf16})
     if export_fp16 and export_bf16:

@@ -1,4 +1,4 @@
-"""Which sides of an artifact stay dynamic, and what they are called: ``dynamic_axes`` as in ``torch.onnx.export``."""
+"""Select and name the dynamic dims of an artifact: ``dynamic_axes`` as in ``torch.onnx.export``."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def restrict_dynamic_sides(
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
 ) -> dict[str, str | int]:
-    """Fix the sides that ``dynamic_axes`` does not list to their length in an example; name the others.
+    """Fix the dims that ``dynamic_axes`` does not list to their length in an example; name the others.
 
-    The keys are names that the artifact will have, as in torch.onnx.export, or of the graph. Those of outputs decide
-    nothing: the sides of outputs follow from those of inputs. Sides that get one name are one side from then on; the
-    example is the first in which they are equal. Integers among the inputs stay inputs.
+    The keys are input and output names of the artifact, as in torch.onnx.export, or of the graph. Entries of outputs
+    have no effect: the dims of outputs follow from those of inputs. Dims that get the same name become one dim; the
+    example is the first one where they are equal. Integers among the inputs stay inputs.
 
     Returns:
-        Of each symbol, its name from now on, or the length that it is fixed to.
+        For each symbol, its new name, or its fixed length.
 
     Raises:
-        ModelError: the form is another, an input or an axis is unknown, the axis is static in the graph, or sides that
-            get one name differ in every example.
+        ModelError: the form is invalid, an input or an axis is unknown, the axis is static in the graph, or dims that
+            get the same name differ in every example.
     """
     if dynamic_axes is None:
         return {key: key for key in graph.symbols}
@@ -60,7 +60,7 @@ def restrict_dynamic_sides(
 
 
 def fitting(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) -> list[Sequence[torch.Tensor]]:
-    """Return the examples that a graph takes: sides that were fixed, or made one, leave out those of other lengths."""
+    """Return the examples that a graph accepts after fixing or merging dims."""
     found: list[Sequence[torch.Tensor]] = []
     for inputs in examples:
         with contextlib.suppress(ModelError):
@@ -70,7 +70,7 @@ def fitting(graph: Graph, examples: Sequence[Sequence[torch.Tensor]]) -> list[Se
 
 
 def _labels(graph: Graph, dynamic_axes: Any, input_names: Sequence[str], output_names: Sequence[str]) -> dict[str, str]:
-    """Return the symbols that stay, with the names that the user gives them, or "" where none is given."""
+    """Return the symbols that stay dynamic, with the user's names for them, or "" without a name."""
     if not isinstance(dynamic_axes, Mapping):
         msg = f"dynamic_axes is {dynamic_axes!r}; give {{input: [axis, ...]}} or {{input: {{axis: name}}}}"
         raise ModelError(msg)
@@ -117,13 +117,13 @@ def _labelled_symbols(value: Value, axes: Mapping[int, str]) -> dict[str, str]:
                 "compile with tracing inputs that differ in that side"
             )
             raise ModelError(msg)
-        # The name of a side that is computed from others, such as 2*n, is none for what it is computed from.
+        # The name of a computed dim, such as 2*n, is not the name of n.
         found.update({str(s): label if s is dim else "" for s in dim.free_symbols})
     return found
 
 
 def _fixed_sizes(graph: Graph, labels: Mapping[str, str], examples: Sequence[Sequence[torch.Tensor]]) -> dict[str, int]:
-    """Return the sizes of the first example in which the sides that get one name are equal."""
+    """Return the sizes of the first example where the dims that get the same name are equal."""
     choices = [read_sizes(graph, inputs) for inputs in examples]
     choices = choices or [{s.name: s.example for s in graph.symbols.values() if s.example is not None}]
     alike: dict[str, list[str]] = {}
@@ -145,7 +145,7 @@ def _fixed_sizes(graph: Graph, labels: Mapping[str, str], examples: Sequence[Seq
 
 
 def _different_names(free: Sequence[str], labels: Mapping[str, str], symbols: Collection[str]) -> dict[str, str]:
-    """Return the new name of each symbol; one that the user did not name makes way for the user's names."""
+    """Return the new name of each symbol; a symbol without a user's name is renamed if it collides with one."""
     given = {label for label in labels.values() if label}
     taken = {*given, *symbols}
     names: dict[str, str] = {}
@@ -159,7 +159,7 @@ def _different_names(free: Sequence[str], labels: Mapping[str, str], symbols: Co
 
 
 def _both(name: str, one: Symbol, other: Symbol, example: int | None) -> Symbol:
-    """Return a symbol for two sides that are one, read from the first."""
+    """Return a symbol for two merged dims, read from the first."""
     lows = [s.low for s in (one, other) if s.low is not None]
     highs = [s.high for s in (one, other) if s.high is not None]
     return Symbol(name, max(lows, default=None), min(highs, default=None), one.side, example)

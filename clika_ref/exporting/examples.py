@@ -1,4 +1,4 @@
-"""Inputs that nobody gave: of the traced shapes, and one to compare an artifact on."""
+"""Generate inputs: dummy inputs of the traced shapes, and an example to compare an artifact on."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clika_ref.core.symbols import resolve
 from clika_ref.signature import ConstantLeaf, NumberLeaf, Signature
 
 FINITE, INFINITE, NOT_A_NUMBER, FAILED = range(4)
-"""What may become of an input, the best first: masks are infinite on purpose, and NaN has no order to choose by."""
+"""Possible outcomes of an input, best first: infinite values occur in masks, and NaN has no order for comparisons."""
 
 
 def telling_example(graph: Graph, dummy: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """Return the inputs of a graph with floats that differ, since ones tie wherever the largest is chosen.
+    """Return the inputs of a graph with varied floats, because all-ones inputs give ties in argmax and top-k.
 
-    That is the first draw of which everything that the graph computes is finite; else the best one, the dummy included.
+    That is the first random draw with finite results at every node; otherwise the best one, including the dummy.
     """
     if any(node.kind in TRUSTING for node in graph.nodes):
         return dummy
@@ -52,7 +52,7 @@ def _outcome(graph: Graph, inputs: Sequence[torch.Tensor]) -> int:
 
 
 def _kind(result: torch.Tensor) -> int:
-    if result.itemsize == 1:  # some formats of 8 bits cannot be asked
+    if result.itemsize == 1:  # some 8-bit formats do not support these checks
         result = result.float()
     if bool(result.isfinite().all()):
         return FINITE
@@ -60,7 +60,7 @@ def _kind(result: torch.Tensor) -> int:
 
 
 def dummy_inputs(graph: Graph, signature: Signature, device: torch.device) -> dict[str, Any]:
-    """Return ones of the traced shapes on a device, constants as they were, in the structure of a call."""
+    """Return ones of the traced shapes on a device, and constants as traced, in the structure of a call."""
     sizes = {s.name: s.example for s in graph.symbols.values() if s.example is not None}
     types = {v.name: v.type for v in graph.inputs}
     leaves: list[Any] = []

@@ -1,4 +1,4 @@
-"""From the graph of a ClikaModule to a verified artifact: clone, rename, fuse, compile for the target, compare."""
+"""Export the graph of a ClikaModule to a verified artifact: clone, rename, fuse, compile for the target, compare."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from clika_ref.storage import behind_links, require_path, staged
 from clika_ref.violations import checker_of
 
 DEQUANTIZED = "dequantize"
-"""The operator that makes floats of integers."""
+"""The operator that converts integers to floats."""
 
 
 @dataclass(frozen=True)
 class ExportRequest:
-    """What to export: a weight-sharing clone of the stored graph, where to, and under which names.
+    """An export: a clone of the stored graph that shares its weights, the file, and the names.
 
-    ``examples`` are inputs of the graph on which the artifact is compared; ``expected`` computes what it must return.
+    ``examples`` are inputs of the graph for comparing the artifact; ``expected`` computes the reference outputs.
     """
 
     graph: Graph
@@ -55,25 +55,24 @@ class ExportRequest:
     output_names: tuple[str, ...] = ()
     dynamic_axes: Mapping[str, Any] | None = None
     plan: Plan | None = None
-    """What becomes integers, and with which scales; nothing where None."""
+    """The quantization plan; None for a float model."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
     seen: Mapping[Sizes, int] = field(default_factory=dict[Sizes, int])
-    """Which sizes the artifact is to serve, and how often, as far as a target wants to know which are usual."""
+    """Sizes that the artifact should serve, with counts, for targets that optimize for the usual ones."""
     configuration: ExportConfiguration = field(default_factory=ExportConfiguration)
-    """In which form; the outputs that it keeps are the only ones of ``graph`` already."""
+    """The form of the export; ``graph`` contains only the selected outputs already."""
 
 
 def export(
     request: ExportRequest, deployment: BaseDeploymentSettings, registry: Registry, log: CompilationLog
 ) -> Artifact:
-    """Write the artifact and compare it with the module; only then does it take its place.
+    """Write the artifact to a temporary file, compare it with the module, and only then replace the file.
 
-    Where ``file`` is a symbolic link, the artifact takes the place of what it points to, and that path is returned.
+    If ``file`` is a symbolic link, the file that it points to is replaced, and its path is returned.
 
     Raises:
         ModelError: a name or an axis does not fit, or the file cannot be written.
-        TargetError: the target is unknown, refuses nodes, or computes something else.
-
+        TargetError: the target is unknown, rejects nodes, or computes different results.
     """
     target = target_for(deployment, registry)
     path = request.file
@@ -97,14 +96,14 @@ def export(
             with log.stage("Comparing") as stage:
                 stage.done(_compared(request, artifact, target, graph, examples))
     report_unchecked(graph, log)
-    # Runtimes look for external data beside the path that they are given; beside a link there is none.
+    # Runtimes look for external data next to the given path; next to a link there is none.
     place = behind_links(path) if path.is_symlink() else path
     log.detail(f"Saved final model: {place}")
     return replace(artifact, path=place)
 
 
 def _warn_of_nan(graph: Graph, log: CompilationLog) -> None:
-    """Warn of weights that have become NaN, as by training: file and module agree on what these make of everything."""
+    """Warn if weights are NaN, as after failed training: module and artifact would agree on NaN results."""
     held = {name: v.data for name, v in graph.constants.items() if v.data is not None and name not in graph.state}
     told = told_of_nan(held)
     if told is not None:
@@ -114,7 +113,7 @@ def _warn_of_nan(graph: Graph, log: CompilationLog) -> None:
 def _fused(
     request: ExportRequest, registry: Registry, target: Target, log: CompilationLog
 ) -> tuple[Graph, list[Sequence[torch.Tensor]]]:
-    """Make of the graph of a request, its sides named, what is written; return it, and the examples that it takes."""
+    """Lower the graph of a request and name its interface; return it, with the examples that it accepts."""
     graph, operators, form = request.graph, registry.operators, request.configuration
     examples = fitting(graph, request.examples)
     check_inputs = examples[0] if request.options.check_passes and examples else None
@@ -126,11 +125,11 @@ def _fused(
 
 
 def as_written(graph: Graph, plan: Plan | None, target: Target, registry: Registry, form: ExportConfiguration) -> Graph:
-    """Return a clone of the graph of a module as a target gets it, but for the names and sides that an export chooses.
+    """Return a clone of a module's graph as lowered for a target, without the names and dims that an export chooses.
 
     Raises:
-        ModelError: the form names an output that there is not, or wants four bits where there are none.
-        TargetError: the form wants no four bits, and the target takes no others.
+        ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
+        TargetError: the form excludes INT4, and the target supports no other format for these weights.
     """
     clone = graph.clone(form.kept(graph.outputs))
     lower_for(plan, clone, registry, target)
@@ -141,7 +140,7 @@ def as_written(graph: Graph, plan: Plan | None, target: Target, registry: Regist
 def _put_in_form(
     graph: Graph, plan: Plan | None, target: Target, form: ExportConfiguration, operators: Mapping[str, Operator]
 ) -> None:
-    """Put the integers of a plan into a graph lowered for it, and compute the rest in the precision asked for."""
+    """Quantize a lowered graph by a plan, pack its INT4 weights, and convert it to FP16 or BF16 if requested."""
     if plan is not None:
         quantize_graph(graph, plan, operators)
     store_four_bits(graph, target, as_such=form.export_int4)
@@ -151,7 +150,7 @@ def _put_in_form(
 
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:
-    """Warn where a file breaks rules of its target, which may refuse it, or run it slower than it could."""
+    """Warn if a file breaks rules of its target, which may reject it, or run it more slowly."""
     check = checker_of(target)
     found = check(artifact.path) if check is not None else ()
     if found:
@@ -162,7 +161,7 @@ def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLo
 def _compared(
     request: ExportRequest, artifact: Artifact, target: Target, graph: Graph, examples: Sequence[Sequence[torch.Tensor]]
 ) -> str:
-    """Hold an artifact against the module: element by element, or by its noise where that is meant to be larger."""
+    """Compare an artifact with the module: element by element, or by SQNR if it is quantized or in half precision."""
     half = request.configuration.half
     if half is not None:
         refuse_overflow(graph, examples[0], request.expected)
@@ -171,7 +170,7 @@ def _compared(
 
 
 def target_named(name: str, registry: Registry) -> Target:
-    """Return the target of a name, as nobody has configured it.
+    """Return the target of a name with its default configuration.
 
     Raises:
         TargetError: no plugin provides it.
@@ -185,7 +184,7 @@ def target_named(name: str, registry: Registry) -> Target:
 
 
 def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target:
-    """Return the target of a registry that deployment settings name, as they want it.
+    """Return the target of the registry that deployment settings name, configured by them.
 
     Raises:
         TargetError: no plugin provides it.
@@ -203,10 +202,9 @@ def lower(
     *,
     for_any_weights: bool = False,
 ) -> list[PassReport]:
-    """Run the passes that fold parameters, and those of the target, on a clone that is going to be written.
+    """Run the passes that fold parameters, and those of the target, on a clone.
 
-    What is going to be trained is lowered ``for_any_weights``: without passes that state of themselves that what they
-    do is right for the weights as they are only.
+    For training, pass ``for_any_weights``: it omits passes that are only valid for the current weights.
     """
     passes = {**registry.passes, **{p.name: p for p in target.passes()}}
     if for_any_weights:
@@ -226,20 +224,20 @@ def lower_for(
     *,
     for_any_weights: bool = False,
 ) -> list[PassReport]:
-    """Lower a clone up to where the integers of a plan are put into it: smoothed, adapters merged or beside layers.
+    """Lower a clone until a plan can quantize it: run the passes, apply SmoothQuant, and merge or add adapters.
 
-    Adapters tell layers apart whose weights are equal, so that these must not become one.
+    With adapters, layers of equal weights must not be merged, since their adapters differ.
 
     Args:
-        plan: what is quantized; None where nothing is.
+        plan: the quantization plan; None for a float model.
         graph: the clone.
         registry: the operators and passes.
-        target: whose passes run as well.
-        check_inputs: one tensor for each input; with them each pass is held to the numbers before it.
-        for_any_weights: leave out passes that are right for the weights as they are only.
+        target: its passes run as well.
+        check_inputs: one tensor for each input; if given, each pass must reproduce the results before it.
+        for_any_weights: omit passes that are only valid for the current weights.
 
     Raises:
-        ModelError: an adapter cannot follow what a pass made of its layer.
+        ModelError: a pass changed a layer in a way that cannot be applied to its adapter.
     """
     aside = set_aside(graph, is_quantized=plan is not None)
     reports = lower(graph, registry, target, check_inputs, for_any_weights=for_any_weights or bool(aside))
@@ -250,10 +248,10 @@ def lower_for(
 
 
 def refuse(graph: Graph, target: Target) -> None:
-    """Gather every node of a graph that the target cannot run.
+    """Raise an error if the target cannot run some nodes of a graph.
 
     Raises:
-        TargetError: there are such nodes; all are named, equal ones once, and those that it runs in float say so.
+        TargetError: there are such nodes; all are listed, equal ones once, with a note if they would run in float.
     """
     refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
     if refused:
@@ -266,7 +264,7 @@ def refuse(graph: Graph, target: Target) -> None:
 
 
 def _in_float(node: Node, target: Target) -> str:
-    """Say whether a node whose operands were made of integers would be taken with floats; nothing of others."""
+    """Return a note for a node with dequantized operands, whether it would run in float; empty for other nodes."""
     made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
     if not any(producer.kind == DEQUANTIZED for producer in made.values()):
         return ""
@@ -282,7 +280,7 @@ def place_for(file: Any, deployment: BaseDeploymentSettings, registry: Registry)
     """Return the path of an artifact.
 
     Raises:
-        ModelError: it is none, or ends, or what it links to does, as no file of the target.
+        ModelError: it is no path, or it, or the file that it links to, has a suffix that the target does not write.
     """
     path = require_path(file, "model.onnx", name="file")
     fault = refusal_of_suffix(behind_links(path), deployment.target, registry.targets, "deployment_settings of")

@@ -1,4 +1,4 @@
-"""A graph of float32 computed in float16 or bfloat16, with the inputs and outputs that it had."""
+"""Convert a float32 graph to FP16 or BF16, keeping the types of its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from clika_ref.core.types import TensorType
 WHOLE = torch.float32
 
 QUANTIZED = (torch.int8, torch.uint8)
-"""What stands for floats, if it is made of them."""
+"""Dtypes of quantized floats."""
 
 ENDLESS = 1e30
-"""Numbers from here on mean "as large as can be", as in masks, and are so in half precision."""
+"""Magnitude from which numbers mean "infinite", as in masks; they may overflow to infinity in half precision."""
 
 SCALED = ("quantize", "dequantize")
-"""Operators whose second operand is a scale, which must not become 0."""
+"""Operators with a scale as their second operand, which must not become 0."""
 
 
 def compute_in_half(graph: Graph, half: torch.dtype, operators: Mapping[str, Operator]) -> None:
-    """Compute in a half precision what is computed in float32 from inputs and weights, and nothing else.
+    """Convert nodes that compute float32 from inputs and weights to FP16 or BF16.
 
-    What follows from sizes and integers alone, such as positions and the angles of rotary embeddings, stays float32
-    until it meets those: half precisions do not hold integers above 2,048 or 256. So do calls that take no half
-    precision, or a number that it does not hold, and scales of integers that are too small for it.
+    Nodes that depend on sizes and integers alone, such as positions and the angles of rotary embeddings, stay float32:
+    FP16 and BF16 do not represent all integers above 2,048 and 256. So do nodes without a half-precision kernel, nodes
+    with a number out of its range, and quantization scales that are too small for it.
 
     Args:
         graph: changed in place; its inputs, outputs and state keep their types.
         half: ``torch.float16`` or ``torch.bfloat16``.
-        operators: of which ``to`` converts.
+        operators: the operators; ``to`` converts.
     """
     planned = _planned(graph, half)
     _Conversion(graph, half, operators, planned).run()
 
 
 def _planned(graph: Graph, half: torch.dtype) -> dict[Node, tuple[TensorType, ...]]:
-    """Return the nodes that are to compute in half precision, and what they return then."""
+    """Return the nodes to convert, with their output types."""
     planned: dict[Node, tuple[TensorType, ...]] = {}
     halves = {v for v in graph.inputs if v.type.dtype == WHOLE}
     for node in graph.nodes:
@@ -72,7 +72,7 @@ def _is_whole(item: object) -> bool:
 
 
 def _exceeds(item: Any, half: torch.dtype) -> bool:
-    """Whether a number or a constant has an element that half precision would take for another one."""
+    """Whether a number or a constant has an element outside the range of half precision."""
     if _is_whole(item):
         sizes = item.data.abs() if item.is_constant else torch.empty(0)
         return bool(((sizes > torch.finfo(half).max) & (sizes < ENDLESS)).any())
@@ -80,7 +80,7 @@ def _exceeds(item: Any, half: torch.dtype) -> bool:
 
 
 def _in_half(item: Any, half: torch.dtype) -> Any:
-    """Return an operand's type, a number or an attribute as half precision has it."""
+    """Return an operand's type, a number or an attribute in half precision."""
     if isinstance(item, Value):
         return TensorType(half, item.type.shape) if _is_whole(item) else item.type
     if isinstance(item, float) and abs(item) != float("inf"):
@@ -89,7 +89,7 @@ def _in_half(item: Any, half: torch.dtype) -> Any:
 
 
 class _Conversion:
-    """Makes of a graph what was planned: casts where precisions meet, weights in half, and other types."""
+    """Converts the planned nodes of a graph: inserts casts, and converts weights and types."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class _Conversion:
         self.converted: dict[Value, None] = {}
         """Values that became half precision, in order."""
         self.twins: dict[Value, Value] = {}
-        """Values in the other precision."""
+        """The same values in the other precision."""
 
     def run(self) -> None:
         for value in self.graph.constants.values():
@@ -128,7 +128,7 @@ class _Conversion:
                 self.converted[value] = None
 
     def _number(self, node: Node, position: int, number: float) -> float | Value:
-        """Return a number that half precision holds; of a scale the constant, as runtimes compute in its dtype."""
+        """Return a number clamped to half precision; a scale becomes a constant, as runtimes compute in its dtype."""
         if node.kind not in SCALED or position != 1:
             return _in_half(number, self.half)
         if number < torch.finfo(self.half).smallest_normal:
@@ -136,7 +136,7 @@ class _Conversion:
         return self.graph.add_constant(torch.tensor(number, dtype=self.half), f"{node.name}_scale")
 
     def _operand(self, node: Node, position: int, value: Value) -> Value:
-        """Return what a node is to read in place of a value."""
+        """Return the operand of a node in the precision of the node."""
         if node not in self.planned:
             return self._other(value, node, WHOLE) if value in self.converted else value
         if not _is_whole(value):
@@ -151,7 +151,7 @@ class _Conversion:
         return self.twins[value]
 
     def _other(self, value: Value, before: Node | None, dtype: torch.dtype) -> Value:
-        """Return a computed value in another precision: each is converted once, before its first reader."""
+        """Return a computed value in another precision; each is converted once, before its first reader."""
         if value not in self.twins:
             self.twins[value] = Builder(self.graph, self.operators, before)("to", value, dtype=dtype)
         return self.twins[value]
@@ -165,7 +165,7 @@ class _Conversion:
         return True
 
     def _held(self, value: Value) -> Data:
-        """Return what computes the elements of a constant in half precision, or those that there are."""
+        """Return a function that computes a constant in half precision."""
         data = value.formula or value.data
         assert data is not None
         return partial(_narrowed, data, self.half)
@@ -178,7 +178,7 @@ class _Conversion:
 
 
 def _narrowed(data: Data, half: torch.dtype) -> Tensor:
-    """Return elements in half precision, finite ones as finite ones."""
+    """Convert elements to half precision; finite ones stay finite."""
     elements = data() if callable(data) else data
     ends = torch.finfo(half)
     return torch.where(elements.isinf(), elements, elements.clamp(ends.min, ends.max)).to(half)
@@ -189,15 +189,15 @@ def refuse_overflow(
     inputs: Sequence[Tensor],
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> None:
-    """Compute a graph in half precision, and see that what is finite in float32 is finite.
+    """Check that results in half precision are finite wherever they are finite in float32.
 
     Args:
-        graph: in half precision.
-        inputs: to compute it on.
-        expected: what it must return, in float32.
+        graph: the graph in half precision.
+        inputs: inputs of the graph.
+        expected: computes the float32 outputs.
 
     Raises:
-        TargetError: something is not finite; the message names the first node that returns such a thing.
+        TargetError: a result is not finite; the message names the first node with such a result.
     """
     endless = {v for v, x in zip(graph.inputs, inputs, strict=True) if not _is_finite(x)}
     overflowing, others = list[Node](), list[Node]()
@@ -206,7 +206,7 @@ def refuse_overflow(
         odd = [v for v, x in zip(node.outputs, results, strict=True) if not _is_finite(x)]
         if odd:
             reads_endless = any(_is_endless(operand, endless) for operand in (*node.inputs, *node.attrs.values()))
-            (others if reads_endless else overflowing).append(node)  # as masks are not finite, and spoil nothing
+            (others if reads_endless else overflowing).append(node)  # infinite operands, as in masks, are no overflow
         endless.update(odd)
 
     with torch.no_grad():
@@ -227,7 +227,7 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _is_endless(operand: Any, endless: Collection[Value]) -> bool:
-    """Whether what a node is given is infinite, or not a number, in some place."""
+    """Whether an operand of a node contains infinities or NaN."""
     if not isinstance(operand, Value):
         return isinstance(operand, float) and not math.isfinite(operand)
     return operand in endless or (operand.data is not None and not _is_finite(operand.data))

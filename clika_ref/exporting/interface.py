@@ -15,14 +15,13 @@ from clika_ref.core.operators import Operator
 def name_interface(
     graph: Graph, operators: Mapping[str, Operator], input_names: Sequence[str], output_names: Sequence[str]
 ) -> None:
-    """Give the inputs and outputs of a graph their names, in order; each output becomes a value of its own.
+    """Name the inputs and outputs of a graph, in order; each output becomes a separate value.
 
     Args:
         graph: changed in place.
-        operators: of which ``identity`` stands between an input, a constant or another output and its second name.
+        operators: the operators; ``identity`` is inserted if an output is an input, a constant or another output.
         input_names: one for each input, or none to keep them.
         output_names: one for each output, or none to keep them.
-
     """
     inputs = input_names or [v.name for v in graph.inputs]
     build = Builder(graph, operators)
@@ -47,7 +46,7 @@ def _free_name(graph: Graph, hint: str, taken: Collection[str]) -> str:
 
 
 def _rename(graph: Graph, chosen: Mapping[Value, str]) -> None:
-    """Give values other names, all at once: the new name of one may be the old name of another."""
+    """Rename values, all at once: the new name of one may be the old name of another."""
     new = {value.name: name for value, name in chosen.items()}
     for key, symbol in graph.symbols.items():
         side = symbol.side
@@ -58,11 +57,11 @@ def _rename(graph: Graph, chosen: Mapping[Value, str]) -> None:
 
 
 def chosen_names(what: str, names: Any, defaults: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the names that the user gave for inputs or outputs, or the defaults where none are given.
+    """Return the user's names for inputs or outputs, or the defaults if none are given.
 
     Raises:
-        ModelError: they are no list of names, their number is wrong, or a name occurs twice, is taken, or
-            starts with a slash.
+        ModelError: they are no list of names, their number is wrong, or a name occurs twice, is taken, or starts with a
+            slash.
     """
     if names is None or (isinstance(names, list | tuple) and not names):
         return tuple(defaults)

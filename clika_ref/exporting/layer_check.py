@@ -1,4 +1,4 @@
-"""Which layer of a quantized graph a runtime computes otherwise: each by itself, on the integers that it is to read."""
+"""Find the layer of a quantized graph that a runtime computes differently, by running each on its own."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from clika_ref.exporting.running import runner_of
 from clika_ref.quantization.layer_weights import operands_but_bias
 
 MOST_MOVED = 1e-4
-"""Of the integers of a result, which may be one step off: sums are rounded to float32 in another order.
+"""Maximum share of a result's integers that may be off by one, since sums are rounded to float32 in another order.
 
-Of the 30 layers and sums of resnet18 in ONNX Runtime, the worst has a fifth of that.
+Of the 30 layers and sums of resnet18 in ONNX Runtime, the worst reaches a fifth of it.
 """
 
 
 @dataclass(frozen=True)
 class Region:
-    """A node between integers, and what a runtime computes along with it."""
+    """A node between quantized tensors, with the nodes that a runtime fuses into it."""
 
     node: Node
     inside: tuple[Node, ...]
-    """It, what makes floats of the integers that it reads, and what follows up to integers again."""
+    """The node, the dequantize nodes before it, and the nodes after it up to a quantize node."""
     result: Value
 
 
 def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
-    """Run each layer of a quantized graph alone in a target; say which is the first to differ, and how.
+    """Run each layer of a quantized graph alone in a target; describe the first that differs.
 
     Args:
-        target: which runs them.
-        graph: as it was written, with its integers.
-        inputs: of the graph; what each layer reads is what the interpreter makes of them.
+        target: the target that runs them.
+        graph: the quantized graph.
+        inputs: inputs of the graph; the interpreter computes the inputs of each layer from them.
     """
     held: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     with torch.no_grad():
@@ -66,7 +66,7 @@ def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tens
 
 
 def regions(graph: Graph) -> Iterator[Region]:
-    """Yield the nodes that read nothing but integers, biases aside, in order, each with what stands around it."""
+    """Yield the nodes that read only quantized tensors, except biases, in order, each with the nodes around it."""
     for node in graph.nodes:
         made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
         makers = {v: maker for v, maker in made.items() if maker.kind == "dequantize"}
@@ -77,7 +77,7 @@ def regions(graph: Graph) -> Iterator[Region]:
 
 
 def _behind(node: Node) -> list[Node]:
-    """Return a node, and what follows it alone, up to integers; the node by itself where there are none."""
+    """Return a node and its only readers up to a quantize node; the node alone if there is none."""
     found = [node]
     while found[-1].kind != "quantize":
         uses = found[-1].output.uses
@@ -90,7 +90,7 @@ def _behind(node: Node) -> list[Node]:
 def _alone(
     region: Region, held: Mapping[Value, torch.Tensor], sizes: Mapping[str, int]
 ) -> tuple[Graph, list[torch.Tensor]]:
-    """Return the graph of a region, whose inputs are what it reads of others, and these."""
+    """Return the graph of a region, and its inputs."""
     alone, given = Graph("layer"), list[torch.Tensor]()
     own: dict[Value, Value] = {}
 
@@ -121,7 +121,7 @@ def _type(value: Value, held: Mapping[Value, torch.Tensor]) -> TensorType:
 
 
 def _problem(wanted: torch.Tensor, found: torch.Tensor) -> str:
-    """Say how a result differs by more than rounding; nothing where it does not."""
+    """Describe how a result differs by more than rounding; empty if it does not."""
     if wanted.dtype.is_floating_point or wanted.shape != found.shape or wanted.dtype != found.dtype:
         return differences([wanted], [found], AGREEMENT).get(0, "")
     steps = (wanted.int() - found.int()).abs()

@@ -1,4 +1,4 @@
-"""An artifact in integers held against what its own graph computes: it may lose no more of the float model's signal."""
+"""Compare a quantized artifact with the simulation of its graph: it may not lose more of the float model's signal."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from clika_ref.quantization.energy import energy, missed_by_sample
 from clika_ref.quantization_scheme import scheme_of
 
 MARGIN_DB = 0.5
-"""Decibels that an artifact may lose against the simulation: roundings differ, and grow through depth."""
+"""Decibels that an artifact may lose against the simulation: rounding differs, and accumulates with depth."""
 
 FEWEST_SAMPLES = 16
-"""Samples over which that margin holds; over fewer, a single rounding may weigh more."""
+"""Minimum number of samples for that margin; with fewer, a single rounding may matter more."""
 
 WIDE_MARGIN_DB = 3.0
-"""Of so few, and of half precisions: a node that becomes several operators rounds more often there."""
+"""The margin for fewer samples, and for FP16/BF16, where a node lowered to several operators rounds more often."""
 
 SCATTER = 2.0
-"""Standard errors of the mean up to which a difference may be one of the samples that were looked at, and of no other.
+"""Standard errors of the mean up to which a difference may be due to the chosen samples.
 
-In a model that makes much of little, each rounding changes all that follows: what an artifact and its graph miss then
-is alike over all samples, and differs from one to the next.
+In an ill-conditioned model, each rounding changes all later results: the errors of an artifact and its graph are then
+similar on average, but differ from sample to sample.
 """
 
 FLOAT_DB = 100.0
-"""What is this near to the float model differs by roundings of floats alone.
+"""SQNR above which the difference to the float model is due to float rounding alone.
 
-An output before which nothing is rounded to integers misses nothing in the graph, and a few of these roundings in a
-runtime (`artifact_check.AGREEMENT`: 84 dB).
+An output without quantized nodes before it has no error in the graph, and a few float roundings in a runtime
+(`artifact_check.AGREEMENT`: 84 dB).
 """
 
 
@@ -54,19 +54,19 @@ def compare_quantized(
 ) -> str:
     """Run an artifact and its graph on every example; return one sentence for the log.
 
-    Element by element they cannot agree: where a sum lies between two integers, runtimes round it to either.
+    They cannot agree element by element: for a sum between two integers, runtimes may round either way.
 
     Args:
-        artifact: what the target made of the graph.
-        target: which runs it.
-        graph: with its integers.
-        examples: inputs, as many samples as there are.
+        artifact: the artifact.
+        target: the target that runs it.
+        graph: the quantized graph that it was compiled from.
+        examples: inputs, one tensor for each input of the graph.
         expected: the float model.
 
     Raises:
-        DisagreementError: the artifact is further from the float model than its graph is; the message names the
-            first layer that differs by itself.
-        TargetError: the target states a scheme that is none.
+        DisagreementError: the artifact is further from the float model than its graph; the message names the first
+            layer that differs on its own.
+        TargetError: the target declares an invalid scheme.
     """
     problem = target.missing()
     if problem is not None:
@@ -97,7 +97,7 @@ def compare_quantized(
 
 
 def _too_noisy(noise: _Noise, margin: float) -> str:
-    """Say how far an artifact is from the float model, if it is further than its graph by more than a margin."""
+    """Describe the SQNR of an artifact if it is below that of its graph by more than a margin, empty otherwise."""
     if noise.by_artifact >= min(noise.by_graph - margin, FLOAT_DB):
         return ""
     return f"at {noise.by_artifact:.1f} dB where its graph has {noise.by_graph:.1f} dB"
@@ -110,7 +110,7 @@ def _noises(
     examples: Sequence[Sequence[Tensor]],
     expected: Callable[[Sequence[Tensor]], Sequence[Tensor]],
 ) -> dict[str, _Noise]:
-    """Return what is missed of each output of floats, by its name, over all examples."""
+    """Return the errors of each float output, by its name, over all examples."""
     runner, rounding = runner_of(target, artifact), _rounding_layers(graph, target)
     noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
@@ -126,24 +126,24 @@ def _noises(
 
 
 def _samples(outputs: Sequence[Tensor], count: int) -> int:
-    """Return in how many samples outputs may be taken apart along their first side; one where one of them has none."""
+    """Return the number of samples along the first dim of the outputs; 1 if an output cannot be split."""
     return count if count and all(x.ndim and x.shape[0] == count for x in outputs) else 1
 
 
 @dataclass
 class _Noise:
-    """Energies of an output, and of what is missed of it."""
+    """Squared norms of an output, and of its errors."""
 
     signal: float = 0.0
     exact: list[float] = field(default_factory=list[float])
-    """By the graph, of each sample."""
+    """Errors of the graph, per sample."""
     simulated: list[float] = field(default_factory=list[float])
-    """By the graph, with what the runtime rounds as it multiplies."""
+    """Errors of the graph, including the runtime's rounding of layer inputs."""
     artifact: list[float] = field(default_factory=list[float])
 
     @classmethod
     def of_all(cls, noises: Iterable[_Noise]) -> _Noise:
-        """Return the noise of all outputs of the same samples together."""
+        """Return the sums over all outputs of the same samples."""
         every = [*noises]
         missed = (
             [float(sum(parts)) for parts in zip(*lists, strict=True)]
@@ -152,7 +152,7 @@ class _Noise:
         return cls(sum(n.signal for n in every), *missed)
 
     def add(self, wanted: Tensor, exact: Tensor, simulated: Tensor, found: Tensor, samples: int) -> None:
-        """Count one more batch of so many samples."""
+        """Add one more batch with the given number of samples."""
         self.signal += energy(wanted)
         self.exact += missed_by_sample(exact, wanted, samples)
         self.simulated += missed_by_sample(simulated, wanted, samples)
@@ -160,20 +160,20 @@ class _Noise:
 
     @property
     def by_graph(self) -> float:
-        """What is left of the signal in the graph, in dB."""
+        """SQNR of the graph, in dB."""
         return decibels(self.signal, sum(self.simulated))
 
     @property
     def by_artifact(self) -> float:
-        """The same in the artifact."""
+        """SQNR of the artifact, in dB."""
         return decibels(self.signal, sum(self.artifact))
 
     def is_beyond_chance(self, margin: float) -> bool:
-        """Whether other samples, too, would miss more in the artifact than a margin allows, as far as these tell."""
+        """Whether the artifact would exceed the margin on other samples too, as far as the scatter of these shows."""
         allowed = 10 ** (margin / 10)
         pairs = zip(self.artifact, self.simulated, strict=True)
         excess = torch.tensor([found - allowed * planned for found, planned in pairs], dtype=torch.float64)
-        if len(excess) < 2:  # of which none says how others scatter
+        if len(excess) < 2:  # too few to estimate the scatter
             return True
         return bool(excess.mean() > SCATTER * excess.std() / len(excess) ** 0.5)
 
@@ -184,6 +184,6 @@ def _has_halves(graph: Graph) -> bool:
 
 
 def _rounding_layers(graph: Graph, target: Target) -> dict[Node, int]:
-    """Return the layers that a target rounds the inputs of as it multiplies, and how many elements share a scale."""
+    """Return the layers with inputs that the target rounds on multiplication, and the number of elements per scale."""
     scheme = scheme_of(target)
     return rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}

@@ -1,4 +1,4 @@
-"""What a runtime computes that rounds what a layer reads, block by block, before it multiplies it with few bits."""
+"""Simulate runtimes that round the inputs of layers with low-bit weights to INT8, block by block."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.quantization_scheme import WeightsOnly
 
 REACH = 127
-"""Of the 8 bits that a block is rounded to, as its largest element has."""
+"""Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class FewBits:
-    """How the weight of a layer is held that reads floats."""
+    """The low-bit weight format of a layer with float inputs."""
 
     bits: int
     block_size: int
-    """0 where a whole row has one scale."""
+    """0 for one scale per row."""
 
 
 def compressed_layers(graph: Graph) -> dict[Node, FewBits]:
-    """Return the layers that read floats and a weight in integers."""
+    """Return the layers with float inputs and a quantized weight."""
     found: dict[Node, FewBits] = {}
     for node in graph.nodes:
         weight = node.op.trait.weight
@@ -42,13 +42,13 @@ def _dequantized(value: Value) -> Node | None:
 
 
 def rounding_layers(graph: Graph, kind: WeightsOnly) -> dict[Node, int]:
-    """Return the layers that round what they read, in a target that does so, and how many elements share a scale."""
+    """Return the layers with inputs that the target rounds, and the number of elements per scale."""
     layers = compressed_layers(graph) if kind.rounds_inputs else {}
     return {node: held.block_size or kind.block_size for node, held in layers.items()}
 
 
 def as_multiplied(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, int]) -> list[Tensor]:
-    """Return the outputs of a graph of whose layers some round blocks of what they read."""
+    """Return the outputs of a graph, with the inputs of some layers rounded in blocks."""
     wanted = {node.inputs[i] for node in layers for i in (0, node.op.trait.weight or 0)}
     held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
 
@@ -64,7 +64,7 @@ def as_multiplied(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, 
 
 
 def rounded_in_blocks(x: Tensor, size: int) -> Tensor:
-    """Return what 8 bits hold of each block of so many neighbours along the last side, the last one padded."""
+    """Quantize and dequantize blocks of ``size`` elements along the last dim to 8 bits; the last block is padded."""
     length = x.shape[-1]
     padded = torch.nn.functional.pad(x, (0, -length % size))
     blocks = padded.reshape(*x.shape[:-1], -1, size)

@@ -1,4 +1,4 @@
-"""An artifact in its runtime, for inputs that lie on any device."""
+"""Run an artifact in its runtime, with inputs on any device."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from clika_ref.core.targets import Artifact, Runner, Target
 
 
 def runner_of(target: Target, artifact: Artifact) -> Runner:
-    """Load an artifact; what runs it returns its outputs where its inputs lie, as the module does.
+    """Load an artifact; the runner returns its outputs on the device of its inputs, as the module does.
 
-    Runtimes themselves take tensors of the CPU, and return such.
+    Runtimes themselves take and return CPU tensors.
     """
     runner = target.load(artifact)
 
@@ -24,5 +24,5 @@ def runner_of(target: Target, artifact: Artifact) -> Runner:
 
 
 def on_cpu(inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return tensors as runtimes take them; those of the CPU as they are."""
+    """Move tensors to the CPU for a runtime; CPU tensors are returned unchanged."""
     return [x.cpu() for x in inputs]

@@ -1,4 +1,4 @@
-"""What an artifact takes for granted of sizes: the module checks guards on each call, runtimes know nothing of them."""
+"""Report the assumptions of an artifact on sizes: the module checks guards on each call, runtimes do not."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from clika_ref.core.symbols import Guard
 from clika_ref.reporting.log import CompilationLog
 
 SHOWN = 5
-"""Guards that the warning names."""
+"""Maximum number of guards in the warning."""
 
 MINIMA = (sympy.Min, torch_sympy.Min)
 
 
 def report_unchecked(graph: Graph, log: CompilationLog) -> None:
-    """Warn of what the artifact does not check; where it is long, all of it stands in the file of the log.
+    """Warn about the guards that the artifact does not check; a long list is written to the log file.
 
-    Some are branches of the model's own Python, some what PyTorch's operators need: beyond the latter the model may
-    fail (fewer rows than ``topk`` takes), or compute something else (`chunk` returns fewer parts).
+    Some come from branches of the model's own Python code, others from PyTorch's operators. Where a guard does not
+    hold, the model may fail (fewer rows than ``topk`` takes), or compute something else (`chunk` returns fewer parts).
     """
     guards = unchecked_guards(graph)
     if guards:
@@ -37,13 +37,13 @@ def report_unchecked(graph: Graph, log: CompilationLog) -> None:
 
 
 def unchecked_guards(graph: Graph) -> list[Guard]:
-    """Return the guards of a graph without what holds wherever no side is 0."""
+    """Return the guards of a graph, except those that hold whenever no dim is 0."""
     found = {g.relation: g for g in map(_plain, graph.guards)}
     return [g for g in found.values() if not _is_given(graph, g) and not _follows(g, found)]
 
 
 def _plain(guard: Guard) -> Guard:
-    """Return a guard with ``n <= k`` for ``n == min(n, k)``, as PyTorch writes it of slices."""
+    """Rewrite ``n == min(n, k)``, PyTorch's form for slices, as ``n <= k``."""
     equalities: dict[Any, Any] = {e: _bound(e) for e in guard.relation.atoms(sympy.Eq)}
     return Guard(guard.relation.xreplace(equalities), guard.line)
 
@@ -56,12 +56,12 @@ def _bound(equality: Any) -> Any:
 
 
 def _follows(guard: Guard, found: dict[sympy.Basic, Guard]) -> bool:
-    """Whether a guard lets a choice of which another guard states one."""
+    """Whether a guard is a disjunction, and another guard already states one of its terms."""
     return isinstance(guard.relation, sympy.Or) and any(choice in found for choice in guard.relation.args)
 
 
 def _is_given(graph: Graph, guard: Guard) -> bool:
-    """Whether a guard holds for all sides of at least 1, as far as can be told."""
+    """Whether a guard holds for all dims of at least 1, as far as this can be decided."""
     sides = {
         s.expr: sympy.Dummy(integer=True, nonnegative=True) + 1
         for s in graph.symbols.values()

@@ -1,1 +1,1 @@
-"""Low-rank adapters: small matrices beside layers, which train in place of weights that stay as they are."""
+"""Low-rank adapters (LoRA): small matrices in parallel to layers, trained in place of the frozen weights."""

@@ -1,4 +1,4 @@
-"""Adapters by the names that other tools give them, and their settings in the form of a file beside them.
+"""Convert adapters to the names of the ``peft`` package, with their ``adapter_config.json``.
 
 Source: the layout of checkpoints of the package ``peft``, release 0.18: ``adapter_model.safetensors`` and
 ``adapter_config.json``.
@@ -18,10 +18,10 @@ from clika_ref.core.ir import Graph, Value
 from clika_ref.lora.adapters import DOWN, UP, adapters_of
 
 WRAPPED = "base_model.model."
-"""What stands before the path of a layer, whose model is wrapped there."""
+"""Prefix of the path of a layer, since ``peft`` wraps the model."""
 
 KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<which>[AB])(?:\.[^.]+)?\.weight")
-"""The name of a matrix; those of a model in memory have that of their adapter before ``weight``."""
+"""Matches the name of a matrix; in-memory models have the adapter's name before ``weight``."""
 
 
 def adapter_state(graph: Graph) -> dict[str, Tensor]:
@@ -38,11 +38,11 @@ def _matrices(graph: Graph) -> dict[str, Value]:
 
 @torch.no_grad()
 def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
-    """Take over matrices, as `adapter_state` and other tools name them.
+    """Load matrices under the names of `adapter_state` and of other tools.
 
     Raises:
-        ModelError: one is missing, is of no adapter, is there twice, or has another shape; all are named, and nothing
-            is taken over.
+        ModelError: one is missing, belongs to no adapter, occurs twice, or has another shape; all are listed, and
+            nothing is loaded.
     """
     if not isinstance(state, Mapping):
         msg = (
@@ -72,13 +72,13 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
 
 
 def _name_of(key: object) -> str:
-    """Return how a matrix is called here; nothing where a key names none."""
+    """Return our name of a matrix; empty if a key names none."""
     match = KEY.fullmatch(key) if isinstance(key, str) else None
     return f"{match['path']}.lora_{match['which']}.weight" if match else ""
 
 
 def _misfit(tensor: object, own: Value, *, is_second: bool) -> str:
-    """Say why a tensor cannot become a matrix of an adapter; nothing where it can."""
+    """Return why a tensor cannot be loaded as a matrix of an adapter; empty if it can."""
     if is_second:
         return "is the same matrix of a second adapter; load one adapter at a time"
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
@@ -90,7 +90,7 @@ def _misfit(tensor: object, own: Value, *, is_second: bool) -> str:
 
 
 def adapter_config(graph: Graph) -> dict[str, Any]:
-    """Return what other tools want to know of the adapters of a graph, as JSON has it."""
+    """Return the ``adapter_config.json`` of the adapters of a graph."""
     adapters = adapters_of(graph)
     attributes = adapters[0].attributes
     return {

@@ -1,4 +1,4 @@
-"""The adapters of a graph: where they stand, how they are called, and what a weight is with one merged into it."""
+"""The adapters of a graph: their nodes, their names, and the merged weight."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from clika_ref.pruning.masks import masked_by
 from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
 
 SCOPE = "clika.adapters"
-"""Where adapters are among the parameters of a module."""
+"""The scope of adapters among the parameters of a module."""
 
 PREFIX = f"{SCOPE}."
 DOWN, UP = ".lora_A.weight", ".lora_B.weight"
-"""What follows the path of a layer in the names of the two matrices, as users of the method call them."""
+"""Suffixes of the names of the two matrices after the path of a layer, as in ``peft``."""
 
 PRODUCT = "addmm"
-"""``bias + x @ weight``, a linear layer whose weight has a column for each output, as in GPT-2."""
+"""``bias + x @ weight``, a linear layer with one weight column per output, as in GPT-2."""
 
 BESIDE = {
     **dict.fromkeys(("linear", PRODUCT), "lora_linear"),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution"),
 }
-"""By the operator of a layer, that of an adapter beside it."""
+"""The operator of an adapter, by the operator of its layer."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """Two matrices beside the layers that read one weight."""
+    """Two low-rank matrices for the layers that read one weight."""
 
     path: str
-    """Of the module that owns the weight."""
+    """Path of the module that owns the weight."""
     weight: Value
-    """The parameter, which may be masked where layers read it."""
+    """The parameter; layers may read it through a mask."""
     down: Value
     up: Value
     nodes: tuple[Node, ...]
-    """One beside each layer."""
+    """One node for each layer."""
 
     @property
     def rank(self) -> int:
-        """How many numbers stand between the matrices, for each group."""
+        """The inner dim of the two matrices, per group."""
         return int(self.up.type.shape[1])
 
     @property
@@ -59,17 +59,17 @@ class Adapter:
 
     @property
     def is_masked(self) -> bool:
-        """Whether a layer reads the weight through a mask, which a sum would fill."""
+        """Whether a layer reads the weight through a mask, which merging would undo."""
         return any(weight_of(layer) is not self.weight for layer in self.layers)
 
     @property
     def has_columns(self) -> bool:
-        """Whether the weight has a column for each output, and not a row."""
+        """Whether the weight has one column per output, instead of one row."""
         return has_columns(self.layers[0])
 
 
 def adapters_of(graph: Graph) -> list[Adapter]:
-    """Return the adapters of a graph of a module, in order."""
+    """Return the adapters of a graph, in order."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if node.kind in BESIDE.values():
@@ -87,14 +87,14 @@ def adapters_of(graph: Graph) -> list[Adapter]:
 
 
 def layer_beside(node: Node) -> Node:
-    """Return the layer beside which an adapter stands."""
+    """Return the layer that an adapter node belongs to."""
     producer = node.inputs[0].producer
     assert producer is not None
     return producer
 
 
 def input_of(layer: Node) -> Value:
-    """Return what a layer reads, and so its adapter."""
+    """Return the input of a layer, which is also that of its adapter."""
     x = layer.inputs[1 if has_columns(layer) else 0]
     assert isinstance(x, Value)
     return x
@@ -113,7 +113,7 @@ def weight_of(layer: Node) -> Value:
 
 
 def has_columns(layer: Node) -> bool:
-    """Whether the weight of a layer has a column for each output, and not a row."""
+    """Whether the weight of a layer has one column per output, instead of one row."""
     return layer.kind == PRODUCT
 
 
@@ -123,7 +123,7 @@ def is_adapter(name: str) -> bool:
 
 
 def adaptable_weight(graph: Graph, node: Node) -> Value | None:
-    """Return the parameter of a layer that an adapter can stand beside; None of any other node."""
+    """Return the parameter of a layer that an adapter can be attached to; None for any other node."""
     if node.kind not in BESIDE or (node.kind == PRODUCT and node.attrs["alpha"] != 1):
         return None
     parameter, _ = masked_by(weight_of(node))
@@ -132,15 +132,15 @@ def adaptable_weight(graph: Graph, node: Node) -> Value | None:
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool) -> Tensor:
-    """Return ``weight + alpha / r * up @ down``, for each group by itself.
+    """Return ``weight + alpha / r * up @ down``, for each group separately.
 
     Args:
         weight: ``[outputs, inputs / groups, ...]``, or ``[inputs, outputs]``.
         down: ``[groups * r, inputs / groups, ...]``.
-        up: ``[outputs, r]``, with further sides of 1.
-        alpha: of the adapter.
-        groups: of the layer.
-        has_columns: whether the weight has a column for each output.
+        up: ``[outputs, r]``, with trailing dims of size 1.
+        alpha: the scaling of the adapter.
+        groups: the groups of the layer.
+        has_columns: whether the weight has one column per output.
     """
     rank = up.shape[1]
     product = (up.reshape(groups, -1, rank) @ down.reshape(groups, rank, -1)) * (alpha / rank)
@@ -148,12 +148,12 @@ def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, gro
 
 
 def arguments_of_merging(adapter: Adapter, layer: Node) -> dict[str, Any]:
-    """Return the arguments of `merged_weight` that are no tensors."""
+    """Return the non-tensor arguments of `merged_weight`."""
     return {"alpha": adapter.attributes["alpha"], "groups": groups_of(layer), "has_columns": has_columns(layer)}
 
 
 def in_training(graph: Graph) -> Graph:
-    """Return a clone whose adapters drop elements of what they read; the graph itself where none does."""
+    """Return a clone with dropout active in its adapters; the graph itself if no adapter has dropout."""
     if not any(node.attrs.get("dropout_rate") for node in graph.nodes if node.kind in BESIDE.values()):
         return graph
     clone = graph.clone()
@@ -162,13 +162,13 @@ def in_training(graph: Graph) -> Graph:
 
 
 def let_drop(graph: Graph) -> None:
-    """Let the adapters of a graph drop elements of what they read."""
+    """Activate dropout in the adapters of a graph."""
     for node in graph.nodes:
         if node.kind in BESIDE.values():
             node.attrs = {**node.attrs, "training": True}
 
 
 def freeze(module: torch.nn.Module) -> None:
-    """Let nothing of a module be trained but its adapters."""
+    """Freeze all parameters of a module except its adapters."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(is_adapter(name))

@@ -1,4 +1,4 @@
-"""Put adapters beside layers: two matrices each, of which the second is zero, so that nothing changes at first."""
+"""Attach adapters to layers: two matrices each, the second zero, so that the outputs do not change at first."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from clika_ref.quantization.quantizing import read_instead
 from clika_ref.reporting.log import CompilationLog
 
 OF_CONVOLUTIONS = ("stride", "padding", "dilation", "groups")
-"""The attributes of a layer that the first product of an adapter has as well."""
+"""Attributes of a convolution that the first matrix of its adapter shares."""
 
 
 def attach(graph: Graph, settings: LoraSettings, operators: Mapping[str, Operator], log: CompilationLog) -> Adapted:
-    """Put an adapter beside each layer that settings name; return which there are.
+    """Attach an adapter to each selected layer; return the adapters.
 
     Args:
-        graph: of a module, changed in place.
-        settings: what the user chose.
-        operators: of the registry.
-        log: what it tells.
+        graph: the graph of a module, changed in place.
+        settings: the settings of the user.
+        operators: the operators of the registry.
+        log: the log to report to.
 
     Raises:
-        ModelError: the graph has adapters already, a name is that of no layer, or masked weights are to be merged.
+        ModelError: the graph has adapters already, a name matches no layer, or masked weights would be merged.
     """
     settings.check()
     with log.stage("Adapting") as stage:
@@ -60,7 +60,7 @@ def attach(graph: Graph, settings: LoraSettings, operators: Mapping[str, Operato
 
 
 def drawn(graph: Graph) -> dict[str, Tensor]:
-    """Return the matrices of adapters that hold random numbers when they are attached, by their names."""
+    """Return the randomly initialized matrices of adapters, by name."""
     return {adapter.down.name: data for adapter in adapters_of(graph) if (data := adapter.down.data) is not None}
 
 
@@ -75,7 +75,7 @@ def _refuse_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
 
 
 def _attributes(settings: LoraSettings) -> dict[str, Any]:
-    """Return what settings say of each node of an adapter."""
+    """Return the attributes of adapter nodes from the settings."""
     alpha, dropout_rate = float(settings.alpha), float(settings.dropout_rate)
     return {"alpha": alpha, "dropout_rate": dropout_rate, "merging": settings.merging}
 
@@ -96,15 +96,15 @@ def put_beside(  # noqa: PLR0917 - all of it is one node
     operators: Mapping[str, Operator],
     following: Node | None,
 ) -> Node:
-    """Put the node of an adapter between a layer and its readers; return it.
+    """Insert the node of an adapter between a layer and its readers; return it.
 
     Args:
         graph: changed in place.
-        layer: beside which it goes.
-        matrices: of the adapter.
-        attrs: those that the layer does not decide.
-        operators: of the registry.
-        following: the node behind the layer, None where it is the last one.
+        layer: the layer.
+        matrices: the parameters of the adapter.
+        attrs: the attributes that are not copied from the layer.
+        operators: the operators of the registry.
+        following: the node after the layer, None if it is the last one.
     """
     operation, result = operators[BESIDE[layer.kind]], layer.output
     own = {name: layer.attrs[name] for name in OF_CONVOLUTIONS if name in layer.attrs}
@@ -118,7 +118,7 @@ def put_beside(  # noqa: PLR0917 - all of it is one node
 
 
 def _path(graph: Graph, weight: Value, layer: Node) -> str:
-    """Return the path of the module that a weight belongs to: of several, as of tied ones, that of a layer."""
+    """Return the path of the module that owns a weight; for a tied weight, preferably that of the layer."""
     names = [weight.name, *(alias for alias, name in graph.aliases.items() if name == weight.name)]
     paths = [name.removesuffix(".weight") for name in names]
     return next((path for path in paths if path in layer.origin.scopes), paths[0])
@@ -126,13 +126,13 @@ def _path(graph: Graph, weight: Value, layer: Node) -> str:
 
 @torch.inference_mode(mode=False)
 def _matrices(weight: Value, sides: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
-    """Return ``down`` as PyTorch draws the weight of such a layer, and ``up`` of zeros.
+    """Return ``down`` with PyTorch's default initialization of such a layer, and ``up`` with zeros.
 
     Args:
-        weight: of the layer.
-        sides: its sides, outputs first.
-        rank: of the adapter.
-        groups: of the layer.
+        weight: the weight of the layer.
+        sides: its dims, outputs first.
+        rank: the rank of the adapter.
+        groups: the groups of the layer.
     """
     outputs, *rest = map(int, sides)
     assert weight.data is not None

@@ -1,4 +1,4 @@
-"""Which layers of a graph get an adapter: those that settings name, by paths, their ends, or wildcards."""
+"""Select the layers of a graph that get an adapter, by paths, path suffixes, or wildcards."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ARGUMENT = "target_layers"
 
 
 def chosen_layers(graph: Graph, settings: LoraSettings) -> dict[Value, list[Node]]:
-    """Return by its weight which layers get an adapter; layers that share a weight share it.
+    """Return the layers that get an adapter, by weight; layers that share a weight share the adapter.
 
-    A name stands for the node of that name, for all layers in the module of that path, and for all in modules whose
-    path ends like that. Layers whose weight has no more elements than an adapter would have are left out.
+    A name selects the node of that name, all layers in the module of that path, and all in modules with a path that
+    ends with it. A layer is skipped if its weight has no more elements than an adapter would have.
 
     Raises:
-        ModelError: a name is that of no layer with a weight of its own, near ones are listed; or all of its layers are
-            left out.
+        ModelError: a name matches no layer with a weight of its own, similar names are listed; or all of its layers are
+            skipped.
     """
     layers: dict[Value, list[Node]] = {}
     for node in graph.nodes:
@@ -46,7 +46,7 @@ def chosen_layers(graph: Graph, settings: LoraSettings) -> dict[Value, list[Node
 
 
 def _elements(node: Node, weight: Value, rank: int) -> int:
-    """Return how many elements an adapter of a rank has."""
+    """Return the number of elements of an adapter of a given rank."""
     outputs, *rest = map(int, weight.type.shape)
     return rank * (groups_of(node) * math.prod(rest) + outputs)
 
@@ -63,7 +63,7 @@ def _is_named(node: Node, key: str) -> bool:
 
 
 def _no_layer(graph: Graph, key: str, layers: Sequence[Node]) -> ModelError:
-    """Return the error for a name that is that of no layer."""
+    """Return the error for a name that matches no layer."""
     if not layers:
         return ModelError(
             f"{ARGUMENT}: {graph.name} has no linear layer or convolution with a weight of its own, beside which an "

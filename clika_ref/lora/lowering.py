@@ -1,8 +1,8 @@
-"""What becomes of adapters where a graph is lowered: merged into weights first, or put beside layers at last.
+"""Lower the adapters of a graph: merge them into weights first, or add them to the lowered layers at the end.
 
-In between nothing knows of them: batch norm is folded into the layer, what it reads is smoothed, and names are those
-of a plan that was made without adapters. What was done to the weight is then done to the adapter: a factor of each
-output is one of the second matrix, a factor of each input one of the first.
+The passes in between do not see adapters: batch norm is folded, SmoothQuant applied, and names are those of a plan made
+without adapters. The changes of the weight are then applied to the adapter: a factor per output scales the second
+matrix, a factor per input the first.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from clika_ref.quantization.factors import scaled_along, times
 
 @dataclass(frozen=True)
 class SetAside:
-    """An adapter that is not in the graph for now."""
+    """An adapter that is temporarily removed from the graph."""
 
     weight: str
-    """The name of the parameter beside whose layers it goes."""
+    """Name of the parameter; the adapter belongs to its layers."""
     down: Value
     up: Value
     attributes: Mapping[str, Any]
-    """Of its nodes, but those of the layer."""
+    """The attributes of its nodes, except those copied from the layer."""
     names: Mapping[str, str]
-    """Of its nodes, by those of the layers."""
+    """The names of its nodes, by the names of the layers."""
     origin: str
 
 
 def set_aside(graph: Graph, *, is_quantized: bool) -> list[SetAside]:
-    """Take the adapters out of a clone that is going to be lowered; return those that are not merged into weights.
+    """Remove the adapters from a clone before lowering; return those that are not merged into weights.
 
     Args:
         graph: changed in place.
-        is_quantized: whether weights become integers: those of the layer itself stay what they are then, unless its
-            user wants the adapter to be rounded with them.
+        is_quantized: whether the weights are quantized. Then adapters with ``merging="auto"`` are not merged, so that
+            the quantized weights do not change.
     """
     found: list[SetAside] = []
     for adapter in adapters_of(graph):
@@ -68,7 +68,7 @@ def set_aside(graph: Graph, *, is_quantized: bool) -> list[SetAside]:
 
 
 def _merge(graph: Graph, adapter: Adapter) -> None:
-    """Let layers read the sum of their weight and what the adapter makes of its matrices."""
+    """Replace the weight of the adapter's layers by the merged weight."""
     weight, layers = adapter.weight, adapter.layers
     arguments = tuple(arguments_of_merging(adapter, layers[0]).items())
     made = Formula(merged_weight, (weight, adapter.down, adapter.up), arguments)
@@ -78,10 +78,10 @@ def _merge(graph: Graph, adapter: Adapter) -> None:
 
 
 def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[str, Operator]) -> list[Node]:
-    """Put adapters beside the layers of a lowered graph that read what was made of their weights; return the nodes.
+    """Add adapters to the lowered layers that read weights derived from theirs; return the nodes.
 
     Raises:
-        ModelError: a pass has made something of a weight that an adapter beside it cannot follow.
+        ModelError: a pass changed a weight in a way that cannot be applied to its adapter.
     """
     if not aside:
         return []
@@ -107,7 +107,7 @@ def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[s
 
 
 def _made_of(operand: Any) -> tuple[str, list[Formula]]:
-    """Return the name of the parameter that a weight was made of, and what was done to it, in order."""
+    """Return the name of the parameter behind a weight, and the formulas applied to it, in order."""
     steps: list[Formula] = []
     while isinstance(operand, Value):
         formula = operand.formula
@@ -122,12 +122,12 @@ def _made_of(operand: Any) -> tuple[str, list[Formula]]:
 
 
 def _is_mask(operands: Sequence[Any]) -> bool:
-    """Whether the second of two factors is the mask of the first, which an adapter beside a layer does not have."""
+    """Whether the second of two factors is the mask of the first, which the adapter does not have."""
     return len(operands) == 2 and isinstance(operands[1], Value) and operands[1].name.startswith(MASKS)
 
 
 def _followed(graph: Graph, adapter: SetAside, steps: Sequence[Formula]) -> tuple[Value, Value]:
-    """Return the matrices of an adapter after what was done to the weight."""
+    """Return the matrices of an adapter after applying the changes of the weight."""
     down, up = adapter.down, adapter.up
     for formula in steps:
         arguments = dict(formula.arguments)
@@ -155,7 +155,7 @@ def _after(matrix: Value, formula: Formula) -> Value:
 
 
 def _registered(graph: Graph, matrix: Value) -> Value:
-    """Return a matrix as a constant of the graph: what follows from a parameter as one of its own."""
+    """Register a matrix as a constant of the graph; a derived one becomes a constant of its own."""
     if matrix.formula is not None:
         return graph.add_constant(matrix.formula, matrix.name, matrix.type)
     return graph.constants.setdefault(matrix.name, Value(matrix.type, matrix.name, data=matrix.data))

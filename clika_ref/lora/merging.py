@@ -1,4 +1,4 @@
-"""Adapters merged into the weights for good, after which nothing is left of them."""
+"""Merge adapters into the weights permanently."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from clika_ref.lora.adapters import Adapter, adapters_of, arguments_of_merging, 
 
 @torch.no_grad()
 def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
-    """Write what adapters add into the weights of a graph, and take them out of it.
+    """Merge the adapters of a graph into its weights, and remove them.
 
     Args:
-        graph: of a module, changed in place, as its weights are.
-        is_quantized: whether weights become integers.
+        graph: the graph of a module; it and its weights are changed in place.
+        is_quantized: whether the weights are quantized.
 
     Raises:
-        ModelError: an adapter stands beside integers, beside a masked weight, or beside one that something else reads.
+        ModelError: the weight of an adapter is quantized, masked, or read by other nodes.
     """
     found = adapters_of(graph)
     problems = [
@@ -39,11 +39,11 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
             graph.erase(node)
         for matrix in (adapter.down, adapter.up):
             del graph.constants[matrix.name]
-            graph._names.pop(matrix.name)  # adapters that are attached later bear it
+            graph._names.pop(matrix.name)  # so that later adapters can reuse the name
 
 
 def _problem(adapter: Adapter, *, is_quantized: bool) -> str:
-    """Say why an adapter cannot be merged; nothing where it can."""
+    """Return why an adapter cannot be merged; empty if it can."""
     if is_quantized and adapter.attributes["merging"] != "on":
         return (
             "it stands beside integers, which would be others then; merge it before the module is quantized, or "

@@ -1,4 +1,4 @@
-"""A plan for integers that was made before there were adapters, with scales for what these return."""
+"""Extend a quantization plan, made before adapters were attached, with scales for the outputs of adapters."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from clika_ref.quantization.quantizing import Plan
 
 
 def plan_beside(plan: Plan, graph: Graph) -> Plan:
-    """Return a plan in which what an adapter returns has the scale that the result of its layer had.
+    """Return a plan that gives the output of an adapter the scale of its layer's output.
 
-    That result keeps a scale where the target computes such a layer in integers only with one. All else is as it was:
-    the integers of weights, and the names of layers.
+    The layer's output keeps a scale if the target needs one to run such a layer quantized. The quantized weights and
+    the names of layers do not change.
 
     Args:
-        plan: of the graph without adapters.
-        graph: as it is lowered for the plan, with adapters beside layers.
+        plan: the plan of the graph without adapters.
+        graph: the graph lowered for the plan, with adapters.
     """
     activations, scaled_as = dict(plan.activations), dict(plan.scaled_as)
     for node in [node for node in graph.nodes if node.kind in BESIDE.values()]:

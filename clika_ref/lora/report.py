@@ -1,4 +1,4 @@
-"""Which adapters a graph has, and how much of it they train: a table."""
+"""The adapters of a graph and their sizes, as a table."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from clika_ref.reporting.tables import Table, Told
 
 @dataclass(frozen=True, slots=True)
 class LayerAdapter:
-    """A line of the table: the adapter of one weight."""
+    """A row of the table: the adapter of one weight."""
 
     path: str
     operator: str
-    """Of the layers that read the weight."""
+    """The operator of the layers that read the weight."""
     shape: tuple[int, ...]
-    """Of the weight."""
+    """Shape of the weight."""
     rank: int
     parameters: int
-    """Elements of the adapter."""
+    """Number of elements of the adapter."""
 
     @property
     def share(self) -> float:
-        """How many elements the adapter has for each of the weight."""
+        """Number of elements of the adapter, divided by that of the weight."""
         return self.parameters / math.prod(self.shape)
 
 
@@ -45,15 +45,15 @@ COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
 
 @dataclass(frozen=True, repr=False)
 class Adapted(Told):
-    """The adapters of a module; printed, a table with a line for each."""
+    """The adapters of a module; prints as a table with a row for each."""
 
     layers: Sequence[LayerAdapter]
     elements: int
-    """Of all parameters but the adapters'."""
+    """Number of elements of all parameters except the adapters."""
 
     @property
     def parameters(self) -> int:
-        """Elements of all adapters."""
+        """Number of elements of all adapters."""
         return sum(layer.parameters for layer in self.layers)
 
     @property
@@ -66,13 +66,13 @@ class Adapted(Told):
         return self.table, self.in_one_line()
 
     def in_one_line(self) -> str:
-        """Return how many adapters there are, and how much of the module they are."""
+        """Return the number of adapters, and their share of the module's parameters."""
         share = f"{self.parameters / max(self.elements, 1):.1%} of the {self.elements:,} that stay"
         return f"{len(self.layers):,} adapters, {self.parameters:,} parameters, {share}"
 
 
 def adapted(graph: Graph) -> Adapted:
-    """Return which adapters a graph has."""
+    """Return the adapters of a graph."""
     found = adapters_of(graph)
     own = {id(matrix) for adapter in found for matrix in (adapter.down, adapter.up)}
     others = [v for v in graph.constants.values() if id(v) not in own and isinstance(v.data, nn.Parameter)]

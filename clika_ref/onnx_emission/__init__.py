@@ -1,1 +1,1 @@
-"""From a graph to an ONNX model: the builder that lowerings receive, emission, and writing; for all ONNX targets."""
+"""ONNX export of a graph, shared by all ONNX targets: the builder that lowerings receive, emission, and writing."""

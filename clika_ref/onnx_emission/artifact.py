@@ -1,4 +1,4 @@
-"""What all targets do that read ONNX files: refuse what has no ONNX form, and write the rest."""
+"""The parts shared by all targets that read ONNX files: find unsupported nodes, and write the artifact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def onnx_refusal(node: Node) -> str | None:
-    """Say why a node cannot be written as ONNX, or return None."""
+    """Return why a node cannot be written as ONNX, or None if it can."""
     if node.op.lowering is None:
         return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
     if any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
@@ -35,16 +35,16 @@ def write_artifact(
     """Write a graph as an ONNX file for a target.
 
     Args:
-        graph: all of whose nodes have an ONNX form.
-        path: of the file.
-        target: its name.
-        external_data: whether weights go into a file beside it even where one file could hold them.
-        rewrite: what the target prefers to be written otherwise.
+        graph: the graph; each node has an ONNX form.
+        path: the path of the file.
+        target: the name of the target.
+        external_data: whether to write weights to a separate file even if one file could hold them.
+        rewrite: changes the model to the forms that the target prefers.
 
     Raises:
         ModelError: the file cannot be written.
-        PluginError: a lowering returned what is no result of its operator.
-        TargetError: a node has no form in ONNX, or ONNX refuses the file.
+        PluginError: a lowering returned something other than results of its operator.
+        TargetError: a node has no ONNX form, or the ONNX checker rejects the file.
     """
     model = emit(graph)
     if rewrite is not None:

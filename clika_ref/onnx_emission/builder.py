@@ -1,4 +1,4 @@
-"""The ``op`` that ONNX lowerings receive: ``op.Softmax(x, axis=1)`` adds a node, a few helpers add common groups."""
+"""The ``op`` argument of ONNX lowerings: ``op.Softmax(x, axis=1)`` adds a node, helpers add common groups of nodes."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from clika_ref.core.types import Dim
 
 OPSET = 18
-"""The ONNX opset that lowerings are written for: the one that torchlib speaks, and every target accepts."""
+"""The ONNX opset of lowerings: the one that torchlib uses and every target accepts."""
 
 OPSET_OF_BFLOAT16 = 22
-"""The first one in which convolutions, pooling and many activations take bfloat16."""
+"""The first opset with bfloat16 convolutions, pooling and many activations."""
 
 BOOLEAN_RESULTS = frozenset(
     {"Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "And", "Or", "Not", "Xor", "IsNaN", "IsInf"}
@@ -37,7 +37,7 @@ TYPED_BY_SECOND = frozenset({"Where", "CastLike", "OneHot"})
 
 
 class NewerOpsetError(Exception):
-    """A lowering needs a newer opset than the one that is written: the model is lowered again, for that one."""
+    """A lowering needs a newer opset than the current one: the model is lowered again with that opset."""
 
     def __init__(self, opset: int) -> None:
         super().__init__(opset)
@@ -47,9 +47,9 @@ class NewerOpsetError(Exception):
 class OnnxBuilder:
     """Adds ONNX nodes; every attribute that is not a method below is an ONNX operator of the default domain.
 
-    Operands are ONNX values (or None where absent); attributes are keywords. One value comes back, or a tuple where
-    ``outputs=n`` asks for several. ``result`` holds the type of the output of the node that is being lowered
-    (``results``: of all of them). ``opset`` is the version of the default domain that is written.
+    Operands are ONNX values (None if absent); attributes are keywords. A call returns one value, or a tuple with
+    ``outputs=n``. ``result`` is the type of the output of the node that is being lowered (``results``: of all outputs).
+    ``opset`` is the version of the default domain.
 
     Raises:
         ModelError: by any method: ONNX has no such dtype.
@@ -82,18 +82,18 @@ class OnnxBuilder:
         return add
 
     def node(self, op_type: str, *operands: ir.Value | None, outputs: int = 1, domain: str = "", **attrs: Any) -> Any:
-        """Add a node ``op_type`` of any domain, and return its outputs; those of ``attrs`` that are None are left out.
+        """Add a node ``op_type`` of any domain, and return its outputs; omit ``attrs`` that are None.
 
         Raises:
             PluginError: an operand is not an ONNX value.
-            TargetError: an attribute is a size that is known at run time only.
+            TargetError: an attribute is a size that is known only at run time.
         """
         for operand in operands:
             if not isinstance(operand, ir.Value | None):
                 kind = type(operand).__name__
                 msg = f"op.{op_type}: operand {operand!r} is a {kind}; use op.like(x, number) for numbers"
                 raise PluginError(msg)
-        while operands and operands[-1] is None:  # ORT crashes on an absent bias of LayerNormalization
+        while operands and operands[-1] is None:  # an absent bias of LayerNormalization crashes ORT
             operands = operands[:-1]
         _refuse_sizes(op_type, attrs)
         self._require_bfloat16(op_type, operands, domain)
@@ -108,7 +108,7 @@ class OnnxBuilder:
         return node.outputs[0] if outputs == 1 else tuple(node.outputs)
 
     def adopt(self, nodes: Sequence[ir.Node]) -> None:
-        """Take over nodes that another tape recorded."""
+        """Add nodes that another recorder created."""
         for node in nodes:
             self._require_bfloat16(node.op_type, node.inputs, node.domain)
             node.name = self._name(node.op_type)
@@ -137,26 +137,26 @@ class OnnxBuilder:
         return self.results[0].dtype if first is None else self.dtype(first)
 
     def require(self, opset: int) -> None:
-        """Begin again with a newer opset, unless the model is written for it already.
+        """Restart with a newer opset, unless the model already uses it.
 
         Raises:
-            NewerOpsetError: it is not; whoever writes the model catches this.
+            NewerOpsetError: the opset is older; `emit` catches this.
         """
         if self.opset < opset:
             raise NewerOpsetError(opset)
 
     def _require_bfloat16(self, op_type: str, operands: Sequence[ir.Value | None], domain: str) -> None:
-        """Begin again with a newer opset where an operand is bfloat16, and only that one's operator takes it."""
+        """Restart with the bfloat16 opset if only that version of the operator takes a bfloat16 operand."""
         for position, operand in enumerate(operands):
             known = None if operand is None or domain else self._types.get(operand)
             is_bfloat16 = torch.bfloat16 in (known, getattr(known, "dtype", None))
             if is_bfloat16 and not _takes_bfloat16(op_type, position, self.opset):
                 self.require(OPSET_OF_BFLOAT16 if _takes_bfloat16(op_type, position, OPSET_OF_BFLOAT16) else self.opset)
 
-    # What is known of a value
+    # Types of values
 
     def declare(self, value: ir.Value, type: TensorType | torch.dtype) -> ir.Value:
-        """Record the type of a value (of an intermediate: at least its dtype)."""
+        """Record the type of a value (for an intermediate: at least its dtype)."""
         self._types[value] = type
         return value
 
@@ -169,7 +169,7 @@ class OnnxBuilder:
         """Return the shape of an operand of the lowering.
 
         Raises:
-            PluginError: the value is an intermediate, of which only the dtype is known.
+            PluginError: the value is an intermediate, and only its dtype is known.
         """
         known = self._types[value]
         if not isinstance(known, TensorType):
@@ -178,7 +178,7 @@ class OnnxBuilder:
         return known.shape
 
     def rank(self, value: ir.Value) -> int:
-        """Return the number of sides of an operand.
+        """Return the number of dims of an operand.
 
         Raises:
             PluginError: as `shape`.
@@ -195,10 +195,10 @@ class OnnxBuilder:
     def constant(
         self, data: torch.Tensor | np.ndarray[Any, Any] | Sequence[Any] | float, dtype: torch.dtype
     ) -> ir.Value:
-        """Return a constant of the shape of ``data``, in another ``dtype``; equal constants are stored once."""
+        """Return a constant with the shape of ``data``, as ``dtype``; equal constants are stored once."""
         exact = (
             data if isinstance(data, torch.Tensor) else np.asarray(data)
-        )  # torch would make float32 of Python floats
+        )  # torch would convert Python floats to float32
         tensor = torch.as_tensor(exact).detach().to(dtype).contiguous()
         key = (
             dtype,
@@ -206,7 +206,7 @@ class OnnxBuilder:
             bytes_of(tensor).tobytes(),
         )
         if key not in self._constants:
-            name = f"/constant_{len(self._constants)}"  # no name of a model has a slash
+            name = f"/constant_{len(self._constants)}"  # names in a model have no slash
             value = ir.Value(name=name, shape=ir.Shape(tensor.shape), type=ir.TensorType(to_onnx(dtype)))
             value.const_value = tensor_adapters.TorchTensor(tensor, name=name)
             self._constants[key] = self.initializers[name] = value
@@ -214,13 +214,13 @@ class OnnxBuilder:
         return self._constants[key]
 
     def scalar(self, number: Any, dtype: torch.dtype) -> ir.Value:
-        """Return a ``number`` as a 0-d value of a ``dtype``: a constant, or a size expression computed at run time."""
+        """Return ``number`` as a 0-d value of ``dtype``: a constant, or a size expression computed at run time."""
         if is_symbolic(number):
             return self.cast(self.sizes.scalar(number), dtype)
         return self.constant(number, dtype)
 
     def of_four_bits(self, x: ir.Value) -> ir.Value:
-        """Return a constant of int8 as one that is stored in four bits; what is computed is left as it is."""
+        """Return an int8 constant stored as INT4; return a computed value unchanged."""
         stored, shape = x.const_value, x.shape
         if stored is None or shape is None:
             return x
@@ -233,11 +233,11 @@ class OnnxBuilder:
         return self.initializers[name]
 
     def like(self, x: ir.Value, number: Any) -> ir.Value:
-        """Return a number as a 0-d value of the dtype of ``x``; a value is returned as it is."""
+        """Return a number as a 0-d value with the dtype of ``x``; return a value unchanged."""
         return number if isinstance(number, ir.Value) else self.scalar(number, self.dtype(x))
 
     def ints(self, numbers: Sequence[Any]) -> ir.Value:
-        """Return int64[n] with the given elements, some of which may be size expressions."""
+        """Return int64[n] with the given elements; they may be size expressions."""
         if is_symbolic(tuple(numbers)):
             return self.sizes.vector(tuple(numbers))
         return self.constant(list(numbers), torch.int64)
@@ -245,19 +245,20 @@ class OnnxBuilder:
     # Common groups
 
     def cast(self, x: ir.Value, dtype: torch.dtype) -> ir.Value:
-        """Return ``x`` as another dtype; nothing is added where it has that dtype."""
+        """Return ``x`` as ``dtype``; add no node if it already has that dtype."""
         return x if self.dtype(x) == dtype else self.Cast(x, to=int(to_onnx(dtype)))
 
     def promote(self, *operands: Any, to: torch.dtype | None = None) -> tuple[ir.Value, ...]:
-        """Return all operands, numbers included, as values of one dtype, ``to`` (by default the result's)."""
+        """Return all operands, including numbers, as values of one dtype, ``to`` (by default the result's)."""
         dtype = to or self.result.dtype
         return tuple(self.cast(o, dtype) if isinstance(o, ir.Value) else self.scalar(o, dtype) for o in operands)
 
     def reshape(self, x: ir.Value, shape: Sequence[Any]) -> ir.Value:
-        """Return ``x`` in another shape, whose sides may be size expressions.
+        """Return ``x`` in another shape; its sizes may be expressions.
 
-        Expressions that stay in their place are written as 0, one expression alone as -1: neither needs arithmetic
-        at run time. (Both together would fail on an empty tensor, whose missing side ONNX cannot find.)
+        Expressions equal to the input size at the same dim become 0, a single other expression becomes -1: neither
+        needs arithmetic at run time. (Both together would fail on an empty tensor, as ONNX cannot infer the missing
+        size.)
         """
         known_type = self._types[x]
         own = known_type.shape if isinstance(known_type, TensorType) else ()
@@ -275,11 +276,11 @@ class OnnxBuilder:
 
 @functools.cache
 def _takes_bfloat16(op_type: str, position: int, opset: int) -> bool:
-    """Whether an ONNX operator of an opset takes bfloat16 as one of its operands."""
+    """Whether an ONNX operator of an opset takes bfloat16 at a position."""
     if not onnx.defs.has(op_type, opset, ""):
         return False
     formal = onnx.defs.get_schema(op_type, opset, "").inputs
-    return "tensor(bfloat16)" in formal[min(position, len(formal) - 1)].types  # the last one may stand for many
+    return "tensor(bfloat16)" in formal[min(position, len(formal) - 1)].types  # the last one may be variadic
 
 
 def _packed(tensor: ir.TensorProtocol, name: str) -> ir.PackedTensor[Any]:

@@ -1,4 +1,4 @@
-"""What is asked of calls by how they are written as ONNX: of such as are alike, once."""
+"""A cache for questions about nodes: nodes with equal ONNX lowerings are asked about only once."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from clika_ref.core.ir import Node, Value
 
 REMEMBERED = 256
-"""Calls whose answer is kept: who draws graphs asks of each call before it is taken, and of the graph again."""
+"""Maximum number of cached calls. Drawing graphs asks about each candidate call, and about the whole graph again."""
 
 
 def once_per_call(ask: Callable[[Node], str | None]) -> Callable[[Node], str | None]:
-    """Ask a function once of all nodes that are lowered alike, from operands of the same types and attributes."""
+    """Cache the result of ``ask`` for nodes with the same lowering, attributes, and types of operands and outputs."""
     found: dict[Any, str | None] = {}
 
     @functools.wraps(ask)

@@ -1,4 +1,4 @@
-"""The ONNX element type of each torch dtype, and back."""
+"""The ONNX element type of each torch dtype, and the inverse."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def to_onnx(dtype: torch.dtype) -> ir.DataType:
 
 
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """Return the bytes of a tensor's elements in order, of shape ``[bytes]``; copied only where that must be."""
+    """Return the bytes of a tensor's elements in order, of shape ``[bytes]``; copied only if not contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
-    flat = flat.as_strided(flat.shape, (1,))  # a single element is contiguous with any stride, with which no view works
+    flat = flat.as_strided(flat.shape, (1,))  # one element is contiguous with any stride, but view() needs stride 1
     return flat.view(torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)

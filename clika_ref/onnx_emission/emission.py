@@ -1,4 +1,4 @@
-"""A graph as an ONNX model: inputs and outputs named after the signature, every node lowered by its operator."""
+"""Emit a graph as an ONNX model: inputs and outputs are named as in the signature, each operator lowers its nodes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     import sympy
 
 IR_VERSION = 10
-"""The ONNX file format version; 10 is read by every supported runtime and allows opset 21, for int4."""
+"""ONNX file format version; every supported runtime reads 10, and it allows opset 21 for INT4."""
 
 PRODUCER = "clika-ref"
-"""Who wrote a file, as it says itself."""
+"""The producer name stored in a file."""
 
 SCOPE = "clika.scope"
 SOURCE = "clika.source"
 GUARDS = "clika.guards"
-"""Keys of the metadata: the module path and source line of a node, the guards of a model, one to a line."""
+"""Metadata keys: the module path and source line of a node, and the guards of a model, one per line."""
 
 
 def emit(graph: Graph) -> ir.Model:
-    """Lower a graph to an ONNX model whose values keep their names.
+    """Lower a graph to an ONNX model; its values keep their names.
 
     Raises:
-        TargetError: nodes have no lowering; all of them are named.
+        TargetError: nodes have no lowering; the message lists all of them.
         PluginError: a lowering is broken.
     """
     refuse_unlowerable(graph)
@@ -42,14 +42,14 @@ def emit(graph: Graph) -> ir.Model:
     while True:
         try:
             return _Emission(graph, opset).model()
-        except NewerOpsetError as needed:  # than any before
+        except NewerOpsetError as needed:  # the opset increases in each round
             opset = needed.opset
 
 
 def emit_alone(node: Node) -> ir.Model:
-    """Lower one node to a model of its own, on inputs of the types of its operands.
+    """Lower one node to a separate model, with one input for each operand.
 
-    A further input has one side for each symbol of the node, from which its sizes are read.
+    A further input has one dim for each symbol of the node, and its sizes provide their values.
 
     Raises:
         TargetError: the node has no lowering, or cannot be written.
@@ -79,10 +79,10 @@ def _symbols_in(item: Any) -> set[str]:
 
 
 def refuse_unlowerable(graph: Graph) -> None:
-    """Gather the nodes whose operators have no ONNX lowering, and name them all at once.
+    """Check that every node has an ONNX lowering.
 
     Raises:
-        TargetError: there are such nodes.
+        TargetError: nodes have none; the message lists all of them.
     """
     missing = [node for node in graph.nodes if node.op.lowering is None]
     if missing:
@@ -137,7 +137,7 @@ class _Emission:
         self.op.declare(onnx, type)
 
     def _written(self, size: sympy.Basic) -> str:
-        """Return a size as text, printed once: sympy takes milliseconds for what strided layers make of a side."""
+        """Return a size as text, cached: sympy takes milliseconds to print the sizes after strided layers."""
         if size not in self.texts:
             self.texts[size] = str(size)
         return self.texts[size]
@@ -145,7 +145,7 @@ class _Emission:
     def _constant(self, value: Value) -> None:
         onnx = self._declare(value)
         assert onnx.shape is not None
-        if value.formula is not None:  # computed where it is written, one at a time
+        if value.formula is not None:  # computed during writing, one weight at a time
             onnx.const_value = ir.LazyTensor(
                 lambda: _tensor(value), dtype=to_onnx(value.type.dtype), shape=onnx.shape, name=value.name
             )
@@ -197,7 +197,7 @@ class _Emission:
         return results
 
     def _outputs(self) -> list[ir.Value]:
-        """Return the outputs under their names; where a lowering returned what it was given, an Identity renames it."""
+        """Return the outputs under their names; an Identity renames an output that a lowering returned unchanged."""
         outputs: list[ir.Value] = []
         for value in self.graph.outputs:
             onnx = self.values[value]

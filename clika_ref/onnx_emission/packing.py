@@ -1,4 +1,4 @@
-"""Four-bit integers, two to a byte, as ONNX stores ``INT4`` and ``UINT4``."""
+"""INT4 packing: two 4-bit integers per byte, as ONNX stores ``INT4`` and ``UINT4``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ BITS = 4
 
 
 def pack_int4(x: torch.Tensor) -> torch.Tensor:
-    """Return the elements of ``x`` (int8 or uint8) as uint8[ceil(n / 2)]: the first of a pair in the low half.
+    """Return the elements of ``x`` (int8 or uint8) as uint8[ceil(n / 2)], the first of each pair in the low half.
 
-    Where the count is odd, the last high half is 0.
+    If the number of elements is odd, the last high half is 0.
 
     Raises:
         ModelError: the dtype is neither int8 nor uint8, or an element does not fit in four bits.
@@ -36,7 +36,7 @@ def unpack_int4(packed: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype
     """Return the elements that `pack_int4` packed, as int8 or uint8 of the given shape.
 
     Raises:
-        ModelError: the dtype is neither int8 nor uint8, or the bytes are not as many as the shape needs.
+        ModelError: the dtype is neither int8 nor uint8, or the number of bytes does not match the shape.
     """
     low, _ = _range(dtype)
     count = torch.Size(shape).numel()

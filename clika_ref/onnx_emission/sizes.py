@@ -1,4 +1,4 @@
-"""Size expressions as ONNX nodes: each needed expression is computed once, from the sides that its symbols name."""
+"""Emit size expressions as ONNX nodes; each expression is computed once, from the dims of its symbols."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class Tape(Protocol):
-    """What size expressions need of the builder: nodes, constants, casts, and the dtype of a value."""
+    """The part of the ONNX builder that size expressions use: nodes, constants, casts, and dtypes of values."""
 
     def __getattr__(self, op_type: str, /) -> Callable[..., Any]:
-        """Return what adds a node of that type."""
+        """Return a function that adds a node of type ``op_type``."""
         ...
 
     def ints(self, numbers: Sequence[Any], /) -> ir.Value:
@@ -31,11 +31,11 @@ class Tape(Protocol):
         ...
 
     def constant(self, data: Any, dtype: torch.dtype, /) -> ir.Value:
-        """Return a constant."""
+        """Return a constant with elements ``data``."""
         ...
 
     def cast(self, x: ir.Value, dtype: torch.dtype, /) -> ir.Value:
-        """Return a value as another dtype."""
+        """Return a value cast to ``dtype``."""
         ...
 
     def dtype(self, value: ir.Value, /) -> torch.dtype:
@@ -44,7 +44,7 @@ class Tape(Protocol):
 
 
 class SizeEmitter:
-    """Computes size expressions as tensors of shape [1]: int64, float64 of fractions, bool of comparisons."""
+    """Emits size expressions as tensors of shape [1]: int64, float64 for fractions, bool for comparisons."""
 
     def __init__(self, op: Tape) -> None:
         self.op = op
@@ -54,18 +54,18 @@ class SizeEmitter:
         self._scalars: dict[Any, ir.Value] = {}
 
     def bind(self, symbol: Symbol, source: ir.Value) -> None:
-        """Declare the value that carries a symbol; it is read where an expression first needs it."""
+        """Declare the value that carries a symbol; it is read at the first expression that needs it."""
         self._sources[symbol.expr] = (source, symbol.side.dim)
         lowest = symbol.low
         anything = sympy.Dummy(integer=True, nonnegative=lowest is not None or None)
         self._in_range[symbol.expr] = anything + (lowest or 0)
 
     def may_be_zero(self, size: Any) -> bool:
-        """Whether a size may turn out to be 0, for all that the ranges of its symbols tell."""
+        """Whether a size can be 0 within the ranges of its symbols."""
         return not size.xreplace(self._in_range).is_positive if is_symbolic(size) else size == 0
 
     def vector(self, sides: tuple[Any, ...]) -> ir.Value:
-        """Return int64[n] of numbers and expressions; runs of numbers stay one constant."""
+        """Return int64[n] of numbers and expressions; consecutive numbers form one constant."""
         parts: list[ir.Value] = []
         run: list[int] = []
         for side in sides:
@@ -128,12 +128,12 @@ class SizeEmitter:
         dtypes = {self.op.dtype(v) for v in values}
         if len(dtypes) == 1:
             return values
-        wide = torch.float64 if torch.float64 in dtypes else torch.int64  # of truth values beside numbers
+        wide = torch.float64 if torch.float64 in dtypes else torch.int64  # for bools mixed with numbers
         return [self.op.cast(v, wide) for v in values]
 
     def _floor_divide(self, expr: sympy.Basic) -> ir.Value:
         a, b = self._together(*expr.args)
-        if not all(arg.is_nonnegative for arg in expr.args):  # ONNX truncates, Python rounds down
+        if not all(arg.is_nonnegative for arg in expr.args):  # ONNX truncates, Python floors
             a = self.op.Sub(a, self.op.Mod(a, b))
         return self.op.Div(a, b)
 

@@ -1,7 +1,7 @@
 """Lowerings of generic operators, taken from onnxscript's torchlib.
 
-The one file that knows torchlib and the tape that torch.onnx runs it on: both are private, so torch and onnxscript are
-pinned together. They take 1.5 s to import, so this file is imported where the first such call is met.
+Only this file uses torchlib and torch.onnx's recorder for it. Both are private, so torch and onnxscript are pinned
+together. They take 1.5 s to import, so this file is imported at the first such call.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def _functions() -> _registration.ONNXRegistry:
 
 
 def has_lowering(overload: torch._ops.OpOverload) -> bool:
-    """Whether torchlib lowers an overload; of a list of tensors it makes one ONNX sequence, which no value here is."""
+    """Whether torchlib lowers an overload to values; lists of tensors become ONNX sequences, which do not count."""
     is_list = any(isinstance(returned.type, torch.ListType) for returned in overload._schema.returns)
     return not is_list and bool(_functions().get_decomps(overload))
 
 
 def lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:
-    """Record torchlib's function on stand-ins for the operands, then add its nodes with the operands in place."""
+    """Record torchlib's function on placeholders for the operands, then add its nodes on the real operands."""
     opset = values.Opset("", OPSET)
     recorder = _building.OpRecorder(opset, {})
     stand_ins = [_stand_in(op, opset, value, i) for i, value in enumerate(operands)]
@@ -58,7 +58,7 @@ def lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, argu
 def _inlined(
     recorder: _building.OpRecorder, inputs: list[ir.Value], outputs: list[ir.Value]
 ) -> tuple[list[ir.Node], list[ir.Value]]:
-    """Return what was recorded without the local functions that torchlib calls."""
+    """Return the recorded nodes and ``outputs`` with torchlib's local functions inlined."""
     if not recorder.functions:
         return recorder.nodes, outputs
     functions = [f if isinstance(f, ir.Function) else f.function_ir for f in recorder.functions.values()]
@@ -74,7 +74,7 @@ def _inlined(
 
 
 def _as_schema(overload: torch._ops.OpOverload, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return arguments as ATen takes them: by position, except those that it takes by name only."""
+    """Split arguments as in ATen's schema: positional ones, and keyword-only ones by name."""
     named = {a.name: given.pop(a.name) for a in overload._schema.arguments if a.kwarg_only and a.name in given}
     positional: list[Any] = []
     for a in overload._schema.arguments:

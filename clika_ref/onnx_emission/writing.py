@@ -1,4 +1,4 @@
-"""An ONNX model to disk: checked, deterministic, weights streamed from where they lie, so that none is copied."""
+"""Write an ONNX model to disk: checked, deterministic, with weights streamed from their storage without copies."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from clika_ref.onnx_emission.dtypes import bytes_of
 from clika_ref.storage import AtomicFiles
 
 LIMIT_BYTES = 2**31 - 2**20
-"""Largest model in one file: protobuf parsers stop at 2 GB; the rest is room for the graph itself."""
+"""Maximum size of a model in one file: protobuf parsers stop at 2 GB; the rest leaves room for the graph itself."""
 
 ALIGNMENT = 4096
-"""Offsets in the data file are multiples of a page, so that runtimes can map weights instead of reading them."""
+"""Offsets in the data file are multiples of the page size, so that runtimes can memory-map the weights."""
 
 SMALL = 1024
-"""Weights up to this many bytes stay in the model file: shape inference reads them there."""
+"""Weights up to this many bytes stay in the model file, because shape inference reads them there."""
 
 # Field numbers of onnx.proto; each is written with wire type 2 (length, then bytes).
 MODEL_GRAPH, GRAPH_INITIALIZER, TENSOR_RAW_DATA = 7, 5, 9
 
 
 def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> int:
-    """Write a model, with its weights beside it where asked for or where one file cannot hold them.
+    """Write a model, with its weights in a separate file on request or if one file cannot hold them.
 
     Returns:
         The number of bytes on disk.
@@ -36,7 +36,6 @@ def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> 
     Raises:
         TargetError: the ONNX checker rejects the model.
         ModelError: the path cannot be written.
-
     """
     weights = dict(model.graph.initializers)
     model.graph.initializers.clear()
@@ -65,7 +64,7 @@ def _nbytes(value: ir.Value) -> int:
 
 
 def _raw(value: ir.Value) -> np.ndarray:
-    """Return the bytes of a weight without copying them; one that is computed is computed here."""
+    """Return the bytes of a weight without copying them; a lazy tensor is computed now."""
     tensor: Any = value.const_value
     tensor = tensor.raw() if isinstance(tensor, ir.LazyTensor) else tensor
     return bytes_of(tensor.raw)
@@ -95,7 +94,7 @@ def _external(
 
 
 def _write(proto: onnx.ModelProto, headers: list[tuple[onnx.TensorProto, ir.Value | None]], file: BinaryIO) -> None:
-    """Write the message field by field: a serialized message is the concatenation of its fields, in any order."""
+    """Write the message field by field; serialized fields may be concatenated in any order."""
     graph = proto.graph.SerializeToString(deterministic=True)
     proto.ClearField("graph")
     fields: list[tuple[bytes, ir.Value | None]] = []
@@ -130,7 +129,7 @@ def _varint(number: int) -> bytes:
 
 
 def _check(proto: onnx.ModelProto, weights: dict[str, ir.Value], path: Path) -> None:
-    """Run the ONNX checker on the model with its weights declared as inputs: it need not read them."""
+    """Run the ONNX checker on the model with its weights declared as inputs, so that it does not read them."""
     light = onnx.ModelProto()
     light.CopyFrom(proto)
     for name, value in weights.items():

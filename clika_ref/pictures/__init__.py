@@ -1,1 +1,1 @@
-"""Pictures of graphs: what a model computes, module by module, and what of it in integers."""
+"""Pictures of graphs, module by module, with the parts that run in INT8 highlighted."""

@@ -1,7 +1,7 @@
-"""The layout of a drawing: each group by itself, from the innermost out, so that it keeps together and can be folded.
+"""Layout of a drawing. Each group is laid out on its own, innermost first, so that it stays together and can be folded.
 
-Inside a group, layers lie below each other; a value that comes from outside enters at its upper border, and one that is
-read outside leaves at its lower one. To the group around it, a group is an item like a box.
+Layers of a group run from top to bottom. A value enters a group at its upper border and leaves at its lower border.
+For the enclosing group, a group is an item like a box.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clika_ref.pictures.style import BAND, GAP, GAP_PER_SHIFT, MARGIN, WIDEST_GA
 
 @dataclass(slots=True)
 class Placed:
-    """A box or a group where it lies in the group around it."""
+    """A box or a group at its position in the enclosing group."""
 
     content: Box | Arrangement
     x: float
@@ -31,55 +31,55 @@ class Placed:
 
 @dataclass(slots=True)
 class Route:
-    """The part of an edge that lies in one group: from member to member, or from or to a border of the group."""
+    """The part of an edge inside one group: between two members, or between a member and a border of the group."""
 
     edge: Edge
-    """The first one that takes this way; others may carry the same on."""
+    """The first edge of this route; other edges that carry the same value may continue it."""
     source: int | None
-    """The index of a member, None where it enters the group, or branches off another that carries the same."""
+    """Index of a member; None if the route enters the group or branches off a route of the same value."""
     target: int | None
-    """None where it leaves the group."""
+    """None if the route leaves the group."""
     columns: Sequence[tuple[float, int]]
-    """Where it crosses which layer, from the first to the last; past those that are left out it leads straight down."""
+    """The x position and layer of each crossing, first to last. The route runs straight down through omitted layers."""
 
 
 @dataclass(slots=True)
 class Arrangement:
-    """A group with the places of all that is in it, in pixels from its upper left corner."""
+    """A group with the positions of its contents, in pixels from its upper left corner."""
 
     group: Group
     width: float = 0.0
     height: float = 0.0
     band: float = 0.0
-    """Height of its title; 0 for the whole model, which has none."""
+    """Height of the title; 0 for the whole model, which has none."""
     members: list[Placed] = field(default_factory=list[Placed])
     routes: list[Route] = field(default_factory=list[Route])
     tops: list[float] = field(default_factory=list[float])
-    """Of the layers."""
+    """Upper edge of each layer."""
     heights: list[float] = field(default_factory=list[float])
     gaps: list[float] = field(default_factory=list[float])
-    """Below each layer."""
+    """Gap below each layer."""
     entries: dict[str, float] = field(default_factory=dict[str, float])
-    """Where values enter, by what edges carry."""
+    """x positions of entering values, by the ``carries`` of their edges."""
     exits: dict[str, float] = field(default_factory=dict[str, float])
 
 
 def arrange(drawing: Drawing) -> Arrangement:
-    """Return a drawing with a place for everything in it."""
+    """Lay out a drawing."""
     return _arranged(drawing.root, _Ways(drawing), depth=0)
 
 
 _Way: TypeAlias = "tuple[str | None, str | None, Edge]"
-"""What leads through a group: source and target among its members, None for its borders."""
+"""An edge inside a group: its source and target among the members, None for the borders."""
 
 
 class _Ways:
-    """Which edges pass which group: those that enter it, leave it, or lead from one of its members to another."""
+    """The edges inside each group: entering, leaving, or between two of its members."""
 
     def __init__(self, drawing: Drawing) -> None:
         self._path: dict[str, tuple[str, ...]] = {}
         self.inside: dict[str, list[_Way]] = {}
-        """By group, each way once."""
+        """Edges by group key, each distinct way once."""
         self._note(drawing.root, ())
         seen: set[tuple[str, str | None, str | None, str]] = set()
         for edge in drawing.edges:
@@ -98,7 +98,7 @@ class _Ways:
                 self._path[member.key] = (*path, member.key)
 
     def _parts(self, edge: Edge) -> list[tuple[str, str | None, str | None]]:
-        """Return the groups that an edge passes, with the members or borders between which it does."""
+        """Return the groups that an edge crosses, with the members or borders at its ends there."""
         above, below = self._path[edge.source], self._path[edge.target]
         shared = 0
         while above[shared] == below[shared]:
@@ -142,7 +142,7 @@ def _arranged(group: Group, ways: _Ways, depth: int) -> Arrangement:
 
 
 def _numbered(edges: Iterable[Edge]) -> dict[str, int]:
-    """Return what edges carry, in order, with the place of each."""
+    """Return the index of each distinct ``carries``, in order of first use."""
     return {carries: place for place, carries in enumerate(dict.fromkeys(edge.carries for edge in edges))}
 
 
@@ -156,7 +156,7 @@ def _link(
     index: dict[str, int],
     borders: tuple[Mapping[str, int], Mapping[str, int]],
 ) -> Link:
-    """Return the link of an edge between items: members behind the entries, exits behind the members."""
+    """Return the link of an edge between items. Items are numbered entries first, then members, then exits."""
     (source, target, edge), (entering, leaving) = way, borders
     if source is None:
         start, start_x = entering[edge.carries], 0.0
@@ -174,7 +174,7 @@ def _link(
 
 
 def _measure(found: Arrangement, items: Sequence[Item], layers: Sequence[Sequence[int]], steps: Sequence[Step]) -> None:
-    """Choose the height of each layer, of the gaps between, and the size of the whole."""
+    """Compute the height of each layer, the gaps between them, and the size of the group."""
     found.heights = [max((items[i].height for i in layer), default=0.0) for layer in layers]
     shifts = [0.0] * len(layers)
     for step in steps:
@@ -193,7 +193,7 @@ def _measure(found: Arrangement, items: Sequence[Item], layers: Sequence[Sequenc
 
 
 def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
-    """Return where a link leads, once all items have their places; members begin at index ``first``."""
+    """Return the route of a link, after all items have positions. Members begin at index ``first``."""
     source, target, edge = way
     start, end = items[link.source], items[link.target]
     columns = [] if link.branches_off else [(start.x + link.source_x, start.layer)]
@@ -205,7 +205,7 @@ def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
 
 
 def stack(found: Arrangement) -> None:
-    """Lay the layers of a group below each other, and each member into the middle of its layer."""
+    """Stack the layers of a group from top to bottom, and center each member vertically in its layer."""
     y = found.band + (MARGIN if found.band and not found.entries else 0.0)
     found.tops = []
     for height, gap in zip(found.heights, found.gaps, strict=True):
@@ -218,7 +218,7 @@ def stack(found: Arrangement) -> None:
 
 
 def path_of(found: Arrangement, route: Route) -> list[tuple[str, tuple[float, ...]]]:
-    """Return the line of a route: ``M`` where it begins, ``V`` down to a height, ``C`` over a gap to another column."""
+    """Return the path of a route: ``M`` at the start, ``V`` down to a height, ``C`` across a gap to another column."""
     members = found.members
     (x, layer), *others = route.columns
     start = None if route.source is None else members[route.source]

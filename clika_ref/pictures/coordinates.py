@@ -1,4 +1,4 @@
-"""Third step of the layout: where along its layer each item stands, so that links are straight and nothing overlaps."""
+"""Third step of the layout: x coordinates that keep links straight and items apart."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from itertools import pairwise
 from clika_ref.pictures.layers import Item, Step
 
 SWEEPS = 11
-"""Down and up in turn, down at last; after some, only groups of unequal width still move, by pixels."""
+"""Alternating sweeps down and up; the last one goes down. Later sweeps only move groups of unequal width by pixels."""
 
 BETWEEN_BOXES, BESIDE_STATION = 26.0, 16.0
-"""Pixels between neighbours of a layer."""
+"""Minimum distance between neighbours of a layer, in pixels."""
 
 PLAIN, STRAIGHT, BENT = 20.0, 0.5, 0.1
-"""What it counts that a step is straight: most between neighbours, which are the way that people follow; links that
-pass others go around them, and are straightened in the end."""
+"""Weights for straight links, by the number of stations at the ends (0, 2, 1).
+
+Links between adjacent items weigh most, since readers follow them. Links around other items are straightened last.
+"""
 
 Wishes = Mapping[int, Sequence[tuple[int, float, float]]]
-"""By item: each that it is linked to, how far to the right of that one's its left side would be, and what it counts."""
+"""For each item: its linked items, the offset from each one's x to the wanted x, and a weight."""
 
 
 def choose_places(
     items: Sequence[Item], layers: Sequence[Sequence[int]], steps: Sequence[Step], ways: Iterable[Sequence[int]]
 ) -> None:
-    """Give each item its place: as far as the order of its layer lets it, below or above what it is linked to.
+    """Set the x of each item as close to its linked items as the order of its layer allows.
 
     Args:
-        items: of the group.
-        layers: the items of each, in order.
-        steps: between neighbouring layers.
-        ways: the stations of each tensor that passes layers, from top to bottom.
+        items: items of the group.
+        layers: ordered item indices of each layer.
+        steps: link segments between adjacent layers.
+        ways: the stations of each tensor that skips layers, from top to bottom.
     """
     above, below = _wishes(items, steps)
     for layer in layers:
@@ -62,7 +64,7 @@ def _wishes(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Wishes, Wishe
 
 
 def _rooms(items: Sequence[Item], layer: Sequence[int]) -> list[float]:
-    """Return what lies behind each item of a layer at least."""
+    """Return the minimum distance after each item of a layer."""
     found = [
         BESIDE_STATION if items[before].is_station or items[behind].is_station else BETWEEN_BOXES
         for before, behind in pairwise(layer)
@@ -71,7 +73,7 @@ def _rooms(items: Sequence[Item], layer: Sequence[int]) -> list[float]:
 
 
 def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: Wishes) -> None:
-    """Move the items of a layer to where those wish them to be that count most, or as near as their order allows."""
+    """Move the items of a layer as close to their most important links as their order allows."""
     wished: list[float] = []
     counts: list[float] = []
     for index in layer:
@@ -91,7 +93,7 @@ def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: Wishes) ->
 
 
 def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: Iterable[Sequence[int]]) -> None:
-    """Let the stations of a way stand below each other, as far down as there is room for that between neighbours."""
+    """Align the stations of a way vertically, as far as the space between their neighbours allows."""
     place = {index: position for layer in layers for position, index in enumerate(layer)}
     for way in sorted(ways, key=lambda way: (-len(way), way)):
         run, least, most = list[int](), -math.inf, math.inf
@@ -106,7 +108,7 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
 
 
 def _room_of(items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
-    """Return how far left and right a station may stand."""
+    """Return the range of x that a station can move in."""
     least, most = -math.inf, math.inf
     if position > 0:
         before = items[layer[position - 1]]
@@ -124,7 +126,7 @@ def _align(items: Sequence[Item], run: Sequence[int], least: float, most: float)
 
 
 def nearest_in_order(wished: Sequence[float], counts: Sequence[float]) -> list[float]:
-    """Return numbers that never fall and are nearest to those wished for, by their weighted squares.
+    """Return the non-decreasing sequence nearest to the wanted values, in weighted least squares.
 
     Source: pool adjacent violators; Barlow et al., Statistical Inference under Order Restrictions, 1972.
 

@@ -1,4 +1,4 @@
-"""Pictures as text for Graphviz, which lays them out itself."""
+"""Pictures as Graphviz text; Graphviz does the layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clika_ref.pictures.style import COLOURS, FLOAT_EDGE, FRAME, INTEGER_EDGE
 
 
 def write_dot(drawing: Drawing) -> bytes:
-    """Return a drawing as a Graphviz file: modules are clusters, and names are ``n0``, ``n1``, ... in order."""
+    """Return a drawing as a Graphviz file: modules are clusters, and nodes are named ``n0``, ``n1``, ... in order."""
     names = {box.key: f"n{number}" for number, box in enumerate(drawing.root.boxes())}
     lines = [
         f"digraph {quoted(drawing.title)} {{",
@@ -49,7 +49,7 @@ def _escaped(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    r"""Return a string of the language.
+    r"""Return a quoted DOT string.
 
     >>> print(quoted('a "b" \\ c'))
     "a \"b\" \\ c"

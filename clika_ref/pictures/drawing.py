@@ -1,4 +1,4 @@
-"""What a picture shows, before anybody knows where: boxes, the groups around them, and the edges between them."""
+"""The contents of a picture before layout: boxes, groups around them, and edges between them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 
 class Role(Enum):
-    """What the colour of a box says; the value is what the legend says of it."""
+    """Meaning of a box's color; the value is its text in the legend."""
 
     INTERFACE = "input or output"
     FLOAT = "in float"
@@ -27,50 +27,50 @@ class Box:
     key: str
     """Unique in the drawing."""
     kind: str
-    """The operator, or what else it is."""
+    """The op type, or the kind of box (``input``, ``output``, ``state``)."""
     badge: str
-    """What it is computed in, in a word or two."""
+    """The precision in a word or two."""
     rows: Sequence[tuple[str, str]]
-    """What is written in it: labels and texts; without a label, a text has the whole line."""
+    """Text of the box: labels and texts. A text without a label spans the line."""
     details: Sequence[tuple[str, str]]
-    """All that is known of it, for who asks."""
+    """All known facts, for the tooltip."""
     role: Role
 
     @property
     def name(self) -> str:
-        """What it is called in its first row."""
+        """The name in the first row."""
         return self.rows[0][1] if self.rows else self.kind
 
     @property
     def told(self) -> str:
-        """What is known of it, in lines."""
+        """The tooltip, one fact per line."""
         return "\n".join([self.kind, *(f"{label}: {text}" for label, text in self.details)])
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A tensor on its way from one box to another."""
+    """A tensor passed from one box to another."""
 
     source: str
-    """The key of a box."""
+    """Key of a box."""
     target: str
     carries: str
-    """Unique for each tensor, and each form in which it is read: edges that carry the same may share their way."""
+    """Unique per tensor and per form that it is read in. Edges with the same value may share their route."""
     text: str
-    """The type of the tensor, and how integers hold it."""
+    """Type of the tensor, and its quantization."""
     is_integers: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The boxes of a module, in order, with those of the modules in it."""
+    """The boxes of a module in order, with nested groups for its submodules."""
 
     key: str
     title: str
     members: Sequence[Box | Group]
 
     def boxes(self) -> Iterator[Box]:
-        """Return all boxes in it, however deep, in order."""
+        """Return all boxes of the group in order, including nested ones."""
         for member in self.members:
             if isinstance(member, Group):
                 yield from member.boxes()
@@ -83,7 +83,7 @@ Member: TypeAlias = "Box | Group"
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A whole picture: all boxes lie in one group, that of the model, and all edges lead down."""
+    """A whole picture: all boxes are in the root group, and all edges lead down."""
 
     title: str
     subtitle: str
@@ -92,11 +92,11 @@ class Drawing:
 
     @property
     def roles(self) -> Sequence[Role]:
-        """The roles that occur, in the order of the legend."""
+        """The roles in use, in the order of the legend."""
         found = {box.role for box in self.root.boxes()}
         return [role for role in Role if role in found]
 
     @property
     def has_integers(self) -> bool:
-        """Whether any tensor is read as integers."""
+        """Whether any edge is quantized."""
         return any(edge.is_integers for edge in self.edges)

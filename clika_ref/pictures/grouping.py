@@ -1,4 +1,4 @@
-"""Boxes grouped by the modules that they belong to."""
+"""Group boxes by module."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from clika_ref.pictures.node_texts import shortened
 
 @dataclass
 class _Open:
-    """A group that is being filled."""
+    """A group under construction."""
 
     scope: str
     members: list[Box | _Open] = field(default_factory=list["Box | _Open"])
 
 
 def grouped(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> Group:
-    """Return boxes in the groups of their modules.
+    """Return the boxes nested in groups of their modules.
 
-    A group holds what follows each other: a module that is called twice, with others between, is two groups. So no two
-    groups need each other, and all can be drawn from top to bottom. A module of one box gets no frame around it, but
-    gives it its name.
+    A group holds consecutive boxes: a module that is called twice, with others in between, becomes two groups. So
+    groups never depend on each other cyclically, and can be drawn from top to bottom. A module with a single box gets
+    no frame; the box takes its name.
 
     Args:
-        boxes: in an order in which each can be computed, with the paths of their modules, outermost first.
-        name: of the model.
+        boxes: boxes in topological order, with the paths of their modules, outermost first.
+        name: name of the model.
     """
     root = _Open("")
     path = [root]

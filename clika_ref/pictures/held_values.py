@@ -1,4 +1,4 @@
-"""Values behind the pairs of ``quantize`` and ``dequantize``: what a node reads, and which integers hold it."""
+"""Values read through pairs of ``quantize`` and ``dequantize``, with their quantization."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ TO_INTEGERS, TO_FLOATS = "quantize", "dequantize"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a node reads: a value, and in which integers; a constant may be one that is written in integers."""
+    """A value that a node reads, with its quantization. A constant may be stored as integers."""
 
     value: Value
     text: str = ""
-    """The integers; nothing where it is read as it is."""
+    """The integer type and scale; empty if the value is not quantized."""
 
 
 def is_folded(node: Node) -> bool:
-    """Whether a node is half of a pair at the borders of integers, which pictures show as colours."""
+    """Whether a node is half of a ``quantize``/``dequantize`` pair, which pictures show as a color."""
     if node.kind == TO_FLOATS:
         source = node.inputs[0]
         return source.is_constant or (source.producer is not None and is_folded(source.producer))
@@ -30,7 +30,7 @@ def is_folded(node: Node) -> bool:
 
 
 def held(value: Value) -> Held:
-    """Return what stands behind a value."""
+    """Return the value before a ``quantize``/``dequantize`` pair, with its quantization."""
     made = value.producer
     if made is None or made.kind != TO_FLOATS or not is_folded(made):
         return Held(value)
@@ -52,7 +52,7 @@ def _of_constant(made: Node, integers: Value) -> str:
 
 
 def _scale(node: Node) -> str:
-    """Return how a half of a pair scales: ``scale 0.0123, zero point 3``, or that each channel has its own scale."""
+    """Return the scale of a pair: ``scale 0.0123, zero point 3``, or ``per channel``."""
     if node.attrs["axis"] is not None:
         return "per channel"
     scale, *rest = (_number(operand) for operand in node.inputs[1:])

@@ -1,4 +1,4 @@
-"""First step of the layout: which layer each item of a group stands in, and by which stations long links pass others.
+"""First step of the layout: assign items to layers, and add stations where long links pass other layers.
 
 Source: Sugiyama, Tagawa, Toda, Methods for Visual Understanding of Hierarchical System Structures, 1981.
 """
@@ -10,55 +10,57 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 MOST_STATIONS, STATIONS_PER_ITEM = 4_000, 4
-"""In a group, whichever is more: by these every link of the networks that people draw passes layers. The rest of a
-thicket is led around it."""
+"""Maximum number of stations in a group, whichever is more. It suffices for every link of typical networks; in denser
+graphs, the remaining links go around the group.
+"""
 
 BESIDE_LANES, BETWEEN_LANES = 26.0, 6.0
-"""Pixels between the items and the first lane, and between lanes."""
+"""Distance from the items to the first lane, and between lanes, in pixels."""
 
 
 @dataclass(slots=True)
 class Item:
-    """What has a place in a layer: a box, a group, the point where a value enters or leaves, or a station."""
+    """An entry of a layer: a box, a group, a point where a value enters or leaves, or a station."""
 
     width: float
     height: float
     is_station: bool = False
-    """Whether it only leads a link past a layer."""
+    """Whether the item only passes a link through its layer."""
     layer: int = 0
     x: float = 0.0
-    """Of its left side."""
+    """Left edge."""
 
 
 @dataclass(slots=True)
 class Link:
-    """What leads from one item down to a later one."""
+    """A link from an item down to a later one."""
 
     source: int
-    """The index of an item."""
+    """Index of an item."""
     target: int
     source_x: float
-    """From the left side of the item, as where it leaves it."""
+    """Start of the link, from the left edge of the source. ``target_x`` is the same for the target."""
     target_x: float
     carries: str
     """Links of one source that carry the same share their stations."""
     stations: list[int] = field(default_factory=list[int])
-    """The items by which it passes the layers between, from top to bottom; of those that another link has passed
-    already, only the last one, where it branches off."""
+    """The items that pass the link through the layers in between, from top to bottom. Of the stations shared with an
+    earlier link, only the last is listed, where this link branches off.
+    """
     branches_off: bool = False
 
 
 def choose_layers(items: Sequence[Item], links: Sequence[Link], entries: int, exits: int) -> None:
-    """Put each item into the layer below the last one of what it reads.
+    """Put each item into the layer below the lowest of its inputs.
 
-    What reads nothing stands just above the first that reads it. The first ``entries`` items are alone in the first
-    layer, the last ``exits`` in the last one.
+    Items without inputs go just above their first reader. The first ``entries`` items alone form the first layer, and
+    the last ``exits`` items the last layer.
 
     Args:
-        items: in an order in which each comes behind what it reads.
-        links: all of which lead to a later item.
-        entries: how many values enter the group.
-        exits: how many leave it.
+        items: items in topological order.
+        links: links, each to a later item.
+        entries: number of values that enter the group.
+        exits: number of values that leave it.
     """
     first_exit = len(items) - exits
     for item in items[entries:]:
@@ -77,9 +79,9 @@ def choose_layers(items: Sequence[Item], links: Sequence[Link], entries: int, ex
 
 
 def near_and_far(items: Sequence[Item], links: Sequence[Link]) -> tuple[list[Link], list[Link]]:
-    """Return the shortest links, as many as `MOST_STATIONS` lets have one in each layer that they pass, and the others.
+    """Split links into the shortest, with one station per layer up to `MOST_STATIONS`, and the rest.
 
-    Without that, a graph in which anybody reads anything would have as many stations as the square of its nodes.
+    Without the limit, a densely connected graph would need as many stations as the square of its nodes.
     """
     spans = [items[link.target].layer - items[link.source].layer for link in links]
     room = max(MOST_STATIONS, STATIONS_PER_ITEM * len(items))
@@ -95,7 +97,7 @@ def near_and_far(items: Sequence[Item], links: Sequence[Link]) -> tuple[list[Lin
 
 
 def add_stations(items: list[Item], links: Sequence[Link]) -> list[list[int]]:
-    """Let links that pass layers do so by stations, one in each, which those share that carry the same; return these.
+    """Add a station for each layer that a link passes, shared by links that carry the same, and return them.
 
     Returns:
         The stations of each tensor, from top to bottom.
@@ -114,9 +116,9 @@ def add_stations(items: list[Item], links: Sequence[Link]) -> list[list[int]]:
 
 
 def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
-    """Lead links to the right of all items that have their places, down there and back: a lane for each tensor.
+    """Route links around the right of all placed items, with a lane for each tensor.
 
-    A lane is another one's where that has ended above.
+    A lane is reused below the end of an earlier one.
     """
     ways: dict[tuple[int, str], list[Link]] = {}
     for link in links:
@@ -137,7 +139,7 @@ def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
 
 
 def _lead(items: list[Item], way: Sequence[Link], x: float, first: int) -> None:
-    """Lead the links of a tensor along one lane, which the first enters and the others leave further down."""
+    """Route the links of a tensor along one lane: the first enters it, the others leave it further down."""
     before = [len(items)]
     items.append(Item(0.0, 0.0, is_station=True, layer=first, x=x))
     for link in way:
@@ -153,17 +155,17 @@ def _lead(items: list[Item], way: Sequence[Link], x: float, first: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A piece of a link between neighbouring layers."""
+    """A segment of a link between adjacent layers."""
 
     upper: int
     lower: int
     upper_x: float
-    """From the left side of the upper item."""
+    """From the left edge of the upper item."""
     lower_x: float
 
 
 def steps_of(links: Sequence[Link]) -> list[Step]:
-    """Return the pieces of links that pass each layer by a station, those that are shared once."""
+    """Return the segments of links with a station in each layer; shared segments appear once."""
     found: list[Step] = []
     for link in links:
         way = [*([] if link.branches_off else [link.source]), *link.stations, link.target]

@@ -1,4 +1,4 @@
-"""What is written of a node: types, operands and attributes, short in its box and whole for who asks."""
+"""Text about a node: types, operands and attributes, shortened for its box and complete for its tooltip."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 from clika_ref.core.ir import Node, Value
 
 LONGEST = 46
-"""Characters of a line in a box: a type of five sides with names fits, so that no box is wider than a hand."""
+"""Maximum characters of a line in a box: fits a type with five named dims."""
 
 UNBROKEN = "\u00a0"
-"""A space at which no line ends: an attribute stays with its value."""
+"""A no-break space, which keeps an attribute next to its value."""
 
 MOST_LINES = 4
-"""Of attributes in a box."""
+"""Maximum attribute lines in a box."""
 
 MOST_INPUTS = 4
-"""Lines of what a node reads, in its box: those that join dozens of tensors would be as tall as a page."""
+"""Maximum input lines in a box, for nodes that join dozens of tensors."""
 
 
 def shortened(text: str, longest: int = LONGEST) -> str:
-    """Return a text without its middle, where it is too long.
+    """Return a text, with its middle elided if it is too long.
 
     >>> shortened("encoder.layers.encoder_layer_0.self_attention", 25)
     'encoder.laye…lf_attention'
@@ -34,7 +34,7 @@ def shortened(text: str, longest: int = LONGEST) -> str:
 
 
 def operand_names(node: Node) -> Iterator[tuple[str, Any]]:
-    """Return the operands of a node that are there, each under the name that its operator gives it."""
+    """Yield the operands of a node that are not None, each with its parameter name in the operator."""
     names = [parameter.name for parameter in node.op.operands]
     for position, operand in enumerate(node.inputs):
         if operand is not None:
@@ -42,14 +42,14 @@ def operand_names(node: Node) -> Iterator[tuple[str, Any]]:
 
 
 def attribute_texts(node: Node) -> Iterator[str]:
-    """Return the attributes of a node that are set: ``stride (2, 2)``."""
+    """Yield the attributes of a node that are not None: ``stride (2, 2)``."""
     for name, value in node.attrs.items():
         if value is not None:
             yield f"{name} {value_text(value)}"
 
 
 def attribute_lines(node: Node) -> list[str]:
-    """Return the attributes of a node in lines, cut off where there are too many."""
+    """Return the attributes of a node in lines, truncated to `MOST_LINES`."""
     whole = [text.replace(" ", UNBROKEN) for text in attribute_texts(node)]
     lines = [line.replace(UNBROKEN, " ") for line in textwrap.wrap(", ".join(whole), LONGEST - 8)]
     if len(lines) > MOST_LINES:
@@ -58,7 +58,7 @@ def attribute_lines(node: Node) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """Return an attribute or operand that is no tensor, as people write it.
+    """Return an attribute or operand that is no tensor, in readable form.
 
     >>> [value_text(v) for v in ((2, 2), torch.float32, "none", 1e-05)]
     ['(2, 2)', 'float32', 'none', '1e-05']
@@ -71,7 +71,7 @@ def value_text(value: Any) -> str:
 
 
 def constant_text(value: Value, node: Node) -> str:
-    """Return the type of a constant, and its name where it is none of the parameters of the node's own module."""
+    """Return the type of a constant, with its name unless it is a parameter of the node's own module."""
     scope = node.origin.scope
     is_own = node.op.trait.weight is not None or (scope and value.name.startswith(f"{scope}."))
     return str(value.type) if is_own else f"{value.type} {value.name}"

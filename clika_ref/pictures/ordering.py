@@ -1,4 +1,4 @@
-"""Second step of the layout: in which order the items of a layer stand, so that few links cross."""
+"""Second step of the layout: order the items of each layer to reduce link crossings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from clika_ref.pictures.layers import Item, Step
 
 SWEEPS = 8
-"""Down and up in turn: pictures of networks hardly change after four."""
+"""Alternating sweeps down and up; pictures of networks hardly change after four."""
 
 MOST_STEPS = 200_000
-"""Sorted in all sweeps together, a second or two; a picture of more is a thicket in whatever order."""
+"""Maximum segments sorted over all sweeps, a second or two. A larger picture is unreadable in any order."""
 
 
 def ordered_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[int]]:
-    """Return the items of each layer from left to right: of what the sweeps tried, that with the fewest crossings.
+    """Return the items of each layer from left to right, in the order with the fewest crossings found.
 
-    Each sweep sorts the layers by the mean position of what an item is linked to in the layer before.
+    Each sweep sorts every layer by the mean position of linked items in the previous layer.
     """
     layers: list[list[int]] = [[] for _ in range(max((item.layer for item in items), default=-1) + 1)]
     for index, item in enumerate(items):
@@ -39,7 +39,7 @@ def ordered_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[in
 
 
 Neighbours = dict[int, list[tuple[int, float]]]
-"""By item, those that it is linked to, and where along their width, from 0 to 1."""
+"""For each item: its linked items, and the relative x of each link on them, from 0 to 1."""
 
 
 def _neighbours(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Neighbours, Neighbours]:
@@ -62,7 +62,7 @@ def _places(layers: Sequence[Sequence[int]]) -> dict[int, int]:
 def _swept(
     layers: Sequence[Sequence[int]], neighbours: Neighbours, place: dict[int, int], *, is_down: bool
 ) -> list[list[int]]:
-    """Return the layers sorted one after another, and ``place`` with what came of it."""
+    """Return the layers after sorting them in turn; updates ``place``."""
     found = [list(layer) for layer in layers]
     for layer in found if is_down else reversed(found):
         means: dict[int, float] = {}
@@ -75,7 +75,7 @@ def _swept(
 
 
 def _crossings(steps: Sequence[Step], items: Sequence[Item], place: dict[int, int], layers: int) -> int:
-    """Return how many pairs of steps cross: those whose ends are in the other order than their beginnings."""
+    """Return the number of crossing pairs of steps: those with upper and lower ends in opposite order."""
     between: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
     for step in steps:
         upper, lower = items[step.upper], items[step.lower]

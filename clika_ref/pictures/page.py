@@ -1,4 +1,4 @@
-"""Pictures as one HTML file, which needs nothing else: modules fold, the picture pans and zooms, nodes are searched."""
+"""Pictures as a self-contained HTML file with folding, panning, zooming and search."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _read(name: str) -> str:
 
 
 def layout_of(found: Arrangement) -> dict[str, Any]:
-    """Return what a page must know to lay a group out again when one in it is folded: all but the columns can move."""
+    """Return the data that the page needs to redo a layout after folding: everything except the columns can move."""
     members: list[dict[str, Any]] = []
     for member in found.members:
         inner = member.content

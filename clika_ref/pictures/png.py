@@ -1,4 +1,4 @@
-"""Pictures as pixels: the SVG, drawn by resvg."""
+"""Pictures as PNG: the SVG, rendered by resvg."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from clika_ref.pictures.style import FONT
 from clika_ref.pictures.svg import write_svg
 
 ZOOM = 2.0
-"""Pixels of the image for each of the picture, so that letters are sharp on today's screens."""
+"""Image pixels per picture pixel, for sharp text on high-density screens."""
 
 MOST_PIXELS, LONGEST_SIDE = 80e6, 32_000.0
-"""Of an image: beyond, viewers refuse it, and 320 MB are taken while it is drawn."""
+"""Limits of an image. Viewers reject larger ones, and rendering takes 320 MB at the limit."""
 
 PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9" font-family="{}">{}</text></svg>'
-"""A letter: where no font is, nothing is drawn."""
+"""A single letter, which renders empty if no font is found."""
 
 LEGIBLE = 0.7
-"""Zoom below which rows cannot be read, whose letters are 8 pixels high then."""
+"""Minimum zoom for readable rows: letters are 8 pixels high."""
 
 MISSING = "a .png is drawn by resvg_py, which is not installed: pip install 'clika-ref[pictures]', or write a .svg"
 
@@ -42,7 +42,7 @@ def write_png(drawing: Drawing) -> bytes:
     """Return a drawing as a PNG file.
 
     Raises:
-        ModelError: what draws it is not installed, or no font is.
+        ModelError: the renderer or a font is not installed.
     """
     resvg = _resvg()
     text = write_svg(drawing).decode()
@@ -54,7 +54,7 @@ def write_png(drawing: Drawing) -> bytes:
 
 
 def _resvg() -> Any:
-    """Return the package that draws.
+    """Import the renderer.
 
     Raises:
         ModelError: it is not installed, or finds no font.

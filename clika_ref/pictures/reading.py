@@ -1,4 +1,4 @@
-"""From a graph to what is drawn of it."""
+"""Build a drawing from a graph."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from clika_ref.quantization.quantizing import Plan
 def drawing_of(
     graph: Graph, plan: Plan | None = None, explanation: Explanation | None = None, *, subtitle: str = ""
 ) -> Drawing:
-    """Return what a picture of a graph shows.
+    """Return the drawing of a graph.
 
-    Pairs of ``quantize`` and ``dequantize`` become colours: what is read between them is an edge of integers, and a
-    weight that is written in integers is a line in the box of its layer.
+    Pairs of ``quantize`` and ``dequantize`` become colors: a value between them is a quantized edge, and a quantized
+    weight is a line in the box of its layer.
 
     Args:
-        graph: after whatever stage.
-        plan: whose integers the graph has, if any: it says which nodes compute with them, and why others do not.
-        explanation: what a runtime makes of each node, to show in place of what was planned.
-        subtitle: what else to say beside the number of nodes.
+        graph: graph after any stage.
+        plan: the plan that the graph was quantized with, if any, for the precision of nodes and the reasons for float.
+        explanation: a runtime's report on each node, shown in place of the plan.
+        subtitle: text to show after the number of nodes.
     """
     folded = folded_nodes(graph)
     nodes = [node for node in graph.nodes if node not in folded]
@@ -56,7 +56,7 @@ def drawing_of(
 
 
 def _edges(target: str, values: Sequence[Value], keys: dict[Value, str]) -> Iterator[Edge]:
-    """Return what leads to a box: an edge for each value, and one more where it is read in integers as well."""
+    """Yield the edges to a box: one per value, and another one if the value is also read quantized."""
     seen: set[tuple[Value, str]] = set()
     for read in values:
         found = held(read)
@@ -75,7 +75,7 @@ def _input_box(value: Value) -> Box:
 
 
 def _results(graph: Graph) -> Iterator[tuple[Box, Value]]:
-    """Return a box for each output, and for each buffer that a call overwrites, with what it holds."""
+    """Yield a box and a value for each output and for each buffer that a call updates."""
     found = [("output", str(index), value) for index, value in enumerate(graph.outputs)]
     found += [("state", name, value) for name, value in graph.state.items()]
     for kind, name, value in found:
@@ -106,7 +106,7 @@ def _node_box(node: Node, precision: Precision) -> Box:
 
 
 def _operand_rows(node: Node) -> list[tuple[str, str]]:
-    """Return lines for what a node reads: what other nodes made, under ``in``, then constants and numbers."""
+    """Return rows for the operands of a node: activations as ``in``, then constants and numbers."""
     made: list[tuple[str, str]] = []
     kept: list[tuple[str, str]] = []
     for name, operand in operand_names(node):

@@ -1,4 +1,4 @@
-"""What each node of a graph is computed in: as planned, or as a runtime says that it does."""
+"""The precision of each node: as planned, or as a runtime reports it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clika_ref.quantization_scheme import QuantizationScheme, absorbs
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """What a node is computed in, and what is to say of it."""
+    """The precision of a node, with details for its box."""
 
     role: Role = Role.FLOAT
     badge: str = ""
@@ -24,12 +24,12 @@ class Precision:
 
 
 def precisions(graph: Graph, plan: Plan | None, explanation: Explanation | None) -> dict[Node, Precision]:
-    """Return what each node is computed in; nodes of a graph without a plan are in float, and not mentioned.
+    """Return the precision of each node. Without a plan, nodes are float and absent from the result.
 
     Args:
-        graph: with the integers of the plan in it.
-        plan: what was to become integers.
-        explanation: what a runtime makes of it.
+        graph: the quantized graph of the plan.
+        plan: the quantization plan.
+        explanation: a runtime's report on the graph.
     """
     found: dict[Node, Precision] = {}
     if plan is not None:
@@ -57,7 +57,7 @@ def _as_planned(node: Node, precision: str, plan: Plan) -> Precision:
 
 
 def _join_absorbed(graph: Graph, scheme: QuantizationScheme, found: dict[Node, Precision]) -> None:
-    """Say of nodes that a runtime computes along with a layer in integers that they are in integers, too."""
+    """Mark nodes that a runtime fuses into a quantized layer as INT8, too."""
     for node in graph.nodes:
         first = node.inputs[0] if node.inputs else None
         layer = first.producer if isinstance(first, Value) else None
@@ -69,7 +69,7 @@ def _join_absorbed(graph: Graph, scheme: QuantizationScheme, found: dict[Node, P
 
 
 def _take_word(graph: Graph, explanation: Explanation, found: dict[Node, Precision]) -> None:
-    """Say of each node what a runtime runs it in, where it tells."""
+    """Replace the planned precision of each node by the one that the runtime reports, if any."""
     facts = {fact.name: fact for fact in explanation.nodes}
     missed = {fact.name for fact in explanation.missed}
     for node in graph.nodes:

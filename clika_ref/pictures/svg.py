@@ -1,4 +1,4 @@
-"""Pictures as SVG: boxes with tooltips, no script, nothing from elsewhere."""
+"""Pictures as SVG: boxes with tooltips, no scripts and no external resources."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from clika_ref.pictures.style import (
 )
 
 HEADLINE, LEGEND_ROW, SWATCH = 17.0, 22.0, 13.0
-"""Size of the letters of the title of a picture, height of a row of its legend, and size of a colour in it."""
+"""Font size of the picture title, height of a legend row, and size of a legend swatch."""
 
 INTEGERS_LEGEND = "a tensor read as integers"
 
@@ -70,7 +70,7 @@ def write_svg(drawing: Drawing) -> bytes:
 
 
 def markers() -> Iterator[str]:
-    """Return the tips of edges."""
+    """Yield the arrowheads of edges."""
     yield "<defs>"
     for name, colour in (("tip", FLOAT_EDGE), ("tip-integers", INTEGER_EDGE)):
         yield (
@@ -81,7 +81,7 @@ def markers() -> Iterator[str]:
 
 
 def _header(drawing: Drawing) -> Iterator[tuple[float, str]]:
-    """Return the title and the legend of a picture: lines, and how far each reaches."""
+    """Yield the width and SVG of the title line and of each legend row."""
     y = MARGIN + HEADLINE
     title, rest = escape(drawing.title), escape(drawing.subtitle)
     line = f'<tspan class="headline">{title}</tspan><tspan class="faint" dx="{MARGIN:g}">{rest}</tspan>'
@@ -95,7 +95,7 @@ def _header(drawing: Drawing) -> Iterator[tuple[float, str]]:
 
 
 def _legend(drawing: Drawing) -> Iterator[tuple[str, str]]:
-    """Return what stands for each colour that occurs, and what it means."""
+    """Yield the mark and the text of each color in use."""
     for role in drawing.roles:
         yield f'<rect width="{SWATCH:g}" height="{SWATCH:g}" rx="2" fill="{COLOURS[role].title}"/>', role.value
     if drawing.has_integers:
@@ -103,7 +103,7 @@ def _legend(drawing: Drawing) -> Iterator[tuple[str, str]]:
 
 
 def content(found: Arrangement, depth: int = 0) -> Iterator[str]:
-    """Return what lies in a group: its ways, then its members over them."""
+    """Yield the SVG of a group: edges first, then members on top."""
     for number, route in enumerate(found.routes):
         yield _route(found, route, number)
     for member in found.members:

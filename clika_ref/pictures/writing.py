@@ -1,4 +1,4 @@
-"""Pictures of graphs, in files whose suffix says of which kind."""
+"""Write pictures of graphs; the file suffix selects the format."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
     ".png": write_png,
     ".dot": write_dot,
 }
-"""What writes a drawing, by the suffix of the file."""
+"""Writers by file suffix."""
 
 DEFAULT = ".svg"
-"""The suffix of a path that has none."""
+"""Suffix added to a path without one."""
 
 
 def draw(
@@ -38,10 +38,10 @@ def draw(
     explanation: Explanation | None = None,
     subtitle: str = "",
 ) -> Path:
-    """Write a picture of a graph, after whatever stage it is, and return the path of the file.
+    """Write a picture of a graph at any stage, and return the path of the file.
 
     Boxes are nodes, with name, type, shapes and attributes, in frames for modules. Pairs of ``quantize`` and
-    ``dequantize`` are no boxes but colours: of edges that are read as integers, and of what is computed in them.
+    ``dequantize`` are not drawn as boxes: quantized edges and nodes are colored instead.
 
     ```python
     draw(graph, "captured.svg")
@@ -50,26 +50,26 @@ def draw(
     ```
 
     Args:
-        graph: what to draw.
-        path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; without a suffix, that
-            of an SVG file is added.
-        plan: whose integers the graph has, if any: it says which nodes compute with them, and why others do not.
-        explanation: what a runtime makes of each node, to show in place of what was planned.
-        subtitle: what else to say beside the number of nodes.
+        graph: the graph to draw.
+        path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``. Without a suffix,
+            ``.svg`` is added.
+        plan: the plan that the graph was quantized with, if any, for the precision of nodes and the reasons for float.
+        explanation: a runtime's report on each node, shown in place of the plan.
+        subtitle: text to show after the number of nodes.
 
     Raises:
-        ModelError: the suffix is another, there is no place for a file, or what draws a ``.png`` is not installed.
+        ModelError: the suffix is unsupported, the file cannot be created, or the renderer for ``.png`` is missing.
     """
     place = picture_path(path)
-    with write_atomically(place) as file:  # first: where it cannot lie, nothing needs to be drawn
+    with write_atomically(place) as file:  # first, so that an invalid path fails before drawing
         file.write(FORMATS[place.suffix.lower()](drawing_of(graph, plan, explanation, subtitle=subtitle)))
     return place
 
 
 def picture_path(path: Any) -> Path:
-    """Return the path of a picture, with a suffix that tells its kind.
+    """Return the path of a picture, with a supported suffix.
 
     Raises:
-        ModelError: it is no path, a folder, or has another suffix.
+        ModelError: it is no path, a folder, or has an unsupported suffix.
     """
     return path_of_kind(path, "a picture", FORMATS, DEFAULT)

@@ -1,1 +1,1 @@
-"""Pruning: weights become zeros by magnitude or in patterns, or channels and heads go with all that reads them."""
+"""Pruning: mask weights by magnitude or in patterns, or remove channels and heads with all their readers."""

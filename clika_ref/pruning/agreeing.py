@@ -1,4 +1,4 @@
-"""One choice for layers whose channels go together, or that share a weight: the most careful of theirs."""
+"""Resolve one pruning setting for layers with coupled channels or a shared weight: the most conservative one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from clika_ref.pruning_settings import STRUCTURED, pattern
 
 
 def agreed(group: Group, chosen: Mapping[Node, Choice]) -> Choice:
-    """Return what holds for a group; ``skipped`` says why nothing of it is to go.
+    """Return the settings of a group; ``skipped`` says why nothing may be removed.
 
-    Of several thresholds and shares the least holds; what one layer keeps as it is, or wants masked, all keep.
+    The smallest threshold and sparsity apply. If one layer is skipped or masked, the whole group is kept.
 
     Raises:
-        ModelError: the user asks by name for channels of a layer that go together with those of one that keeps its own.
+        ModelError: the user requests channels of a layer by name that are coupled with those of a skipped layer.
     """
     theirs = [chosen[node] for node in group.producers]
     named = next((c.named for c in theirs if c.named and c.mask_type == STRUCTURED), "")
@@ -36,10 +36,10 @@ def agreed(group: Group, chosen: Mapping[Node, Choice]) -> Choice:
 
 
 def agreed_mask(layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice]) -> Choice:
-    """Return what holds for the one weight that layers multiply by; ``skipped`` says why it is not to be masked.
+    """Return the settings for a weight that layers share; ``skipped`` says why it may not be masked.
 
     Raises:
-        ModelError: the user asks by name for the mask of a weight that cannot have it.
+        ModelError: the user requests by name a mask that the weight cannot have.
     """
     theirs = [chosen[node] for node in layers]
     skipped = next((c for c in theirs if c.skipped), None)
@@ -55,7 +55,7 @@ def agreed_mask(layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice]
 
 
 def _unfit(layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice]) -> str:
-    """Say why the weight of layers cannot have the mask that is chosen for them, or nothing."""
+    """Return why the weight of layers cannot have the chosen mask, empty if it can."""
     (first, layer), *_ = layers.items()
     mask_type = chosen[first].mask_type
     other = next((node for node in layers if chosen[node].mask_type != mask_type), None)
@@ -78,7 +78,7 @@ def _unfit(layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice]) -> 
 
 
 def _other_reader(layers: Mapping[Node, LayerSides]) -> str:
-    """Say what reads the weight of layers beside them, or nothing: masks are weighed by what these return otherwise."""
+    """Describe another reader of the layers' weight, which sensitivities do not cover; empty if there is none."""
     weight = next(iter(layers.values())).weight
     parameter, mask = masked_by(weight)
     uses = [*weight.uses, *(use for use in parameter.uses if mask is not None and use.user is not weight.producer)]

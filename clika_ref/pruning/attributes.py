@@ -1,4 +1,4 @@
-"""The attributes of a node some of whose sides have become shorter: found by trying what computes the same."""
+"""Find the attributes of a node with shorter dims, by trying candidates and comparing the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clika_ref.pruning.dependencies import Dependencies
 from clika_ref.pruning.probing import Probe
 
 CLOSE = 1e-4
-"""By which share results may differ: shorter sums are summed in another order."""
+"""Relative and absolute tolerance of results: shorter sums are summed in another order."""
 
 
 def refusal(asked: Probe, found: Dependencies) -> str:
-    """Try to remove every other unit of a node; fix those with which that fails. Say why none can go, or nothing."""
+    """Try to remove every other unit of a node, and fix units where that fails; return the reason if none can go."""
     node, units = asked.node, found.units
     values = [*(v for v in node.inputs if isinstance(v, Value)), *node.outputs]
     free = units.free(u for v in values for some in found.of(v).values() for u in some.tolist())
@@ -40,7 +40,7 @@ def _every_other(families: Iterable[Sequence[int]]) -> frozenset[int]:
 
 
 def attributes_without(asked: Probe, found: Dependencies, gone: frozenset[int]) -> dict[str, Any] | None:
-    """Return attributes with which a node computes without units what it computes with them, None where none do."""
+    """Return attributes that give the same results without some units, or None if there are none."""
     node = asked.node
     kept = {v: found.kept(v, gone) for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
     if not any(kept.values()):
@@ -60,14 +60,14 @@ def attributes_without(asked: Probe, found: Dependencies, gone: frozenset[int]) 
 
 
 def without(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
-    """Return a tensor with only the places along some of its sides that are kept, by axis."""
+    """Return a tensor with only the kept indices along some dims, by axis."""
     for axis, places in kept.items():
         tensor = tensor.index_select(axis, places.to(tensor.device))
     return tensor
 
 
 def _computes(asked: Probe, operands: Sequence[Any], attrs: Mapping[str, Any], wanted: Sequence[Tensor]) -> bool:
-    """Whether a node computes what is wanted of operands; an operator refuses what does not fit in words of its own."""
+    """Whether a node returns the expected results; operators raise various errors for operands that do not fit."""
     try:
         results = asked.run(operands, attrs)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError):
@@ -81,7 +81,7 @@ def _computes(asked: Probe, operands: Sequence[Any], attrs: Mapping[str, Any], w
 def _candidates(
     node: Node, lengths: Sequence[tuple[int, Tensor]], shapes: Mapping[Any, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Yield attributes that may hold for shorter sides, those first in which least is changed."""
+    """Yield candidate attributes for shorter dims, those with the fewest changes first."""
     choices = {name: _versions(value, shapes, lengths) for name, value in node.attrs.items()}
     combined = itertools.product(*([(name, i) for i in range(len(some))] for name, some in choices.items()))
     for picked in sorted(combined, key=lambda pairs: sum(i > 0 for _, i in pairs)):
@@ -89,7 +89,7 @@ def _candidates(
 
 
 def _versions(value: Any, shapes: Mapping[Any, Any], lengths: Sequence[tuple[int, Tensor]]) -> list[Any]:
-    """Return what may stand for an attribute: itself, the shape of a result, numbers of places, lengths of pieces."""
+    """Return candidates for an attribute: itself, the shape of a result, counts of indices, or lengths of splits."""
     found = [value]
     if isinstance(value, tuple) and value in shapes:
         found.append(shapes[value])
@@ -104,18 +104,18 @@ def _versions(value: Any, shapes: Mapping[Any, Any], lengths: Sequence[tuple[int
 
 
 def _counted(bound: int, length: int, places: Tensor) -> int:
-    """Return how many places are kept before a bound, which counts from the end where it is negative."""
+    """Return the number of kept indices before a bound; a negative bound counts from the end."""
     if 0 <= bound <= length:
         return int((places < bound).sum())
     return -int((places >= length + bound).sum()) if -length <= bound < 0 else bound
 
 
 def _divided(count: int, length: int, places: Tensor) -> int:
-    """Return a number of parts that becomes less as a side becomes shorter."""
+    """Scale a number of parts by the kept share of a dim."""
     return count * len(places) // length
 
 
 def _pieces(pieces: Sequence[int], places: Tensor) -> tuple[int, ...]:
-    """Return how much is kept of each of the pieces that a side is cut into."""
+    """Return the kept length of each split of a dim."""
     ends = list(itertools.accumulate(pieces))
     return tuple(int(((places >= end - n) & (places < end)).sum()) for n, end in zip(pieces, ends, strict=True))

@@ -1,4 +1,4 @@
-"""The batches on which is weighed what the outputs would miss, and how much each of them counts."""
+"""The batches for estimating output errors, with their weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clika_ref.quantization.energy import energy, mean_share, missed
 from clika_ref.quantization.tape import DRAWS
 
 FEWEST_SAMPLES = 32
-"""Samples that are weighed on, of as many batches as it takes: what others need must not go for want of them."""
+"""Minimum number of samples, over as many batches as needed: with fewer, rarely used weights would be pruned."""
 
 
 def enough(batches: Iterable[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-    """Return the first batches that have `FEWEST_SAMPLES` together, or all; no further ones are read."""
+    """Return the first batches with at least `FEWEST_SAMPLES` samples in total, or all; no further ones are read."""
     chosen: list[Sequence[Tensor]] = []
     count = 0
     for inputs in batches:
@@ -32,36 +32,36 @@ def enough(batches: Iterable[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches, and what a graph returned for them before anything went."""
+    """Batches, and the outputs of a graph for them before pruning."""
 
     inputs: Sequence[Sequence[Tensor]]
     wished: Sequence[Sequence[Tensor]]
-    """The float outputs of each."""
+    """The float outputs for each batch."""
 
     @classmethod
     def of(cls, graph: Graph, inputs: Sequence[Sequence[Tensor]]) -> Batches:
-        """Run a graph on batches, of which there is one at least; what inference mode has made is copied for slopes."""
+        """Run a graph on one batch or more; tensors from inference mode are cloned for autograd."""
         own = [[x.clone() if x.is_inference() else x for x in some] for some in inputs]
         return cls(own, [_outputs(graph, some) for some in own])
 
     @property
     def samples(self) -> int:
-        """How many there are in all."""
+        """Number of samples in total."""
         return sum(map(sample_count, self.inputs))
 
     @property
     def probes(self) -> int:
-        """In how many random directions of the outputs each is weighed: all together make `DRAWS` with the samples."""
+        """Number of random output directions per batch: with all samples, at least `DRAWS` in total."""
         return -(-DRAWS // self.samples)
 
     @property
     def weights(self) -> list[float]:
-        """How much each counts: its share of the outputs' energy, of which shares of errors are."""
+        """The weight of each batch: its share of the squared norm of the outputs."""
         energies = [sum(map(energy, outputs)) for outputs in self.wished]
         return [one / sum(energies) if any(energies) else 1 / len(energies) for one in energies]
 
     def missed(self, graph: Graph) -> float:
-        """Return ``||F - W||^2 / ||W||^2`` for what a graph returns now, over all samples: the mean of all outputs."""
+        """Return ``||F - W||^2 / ||W||^2`` for the current outputs F over all samples, averaged over the outputs."""
         found = [_outputs(graph, some) for some in self.inputs]
         by_output = zip(zip(*found, strict=True), zip(*self.wished, strict=True), strict=True)
         return mean_share((sum(map(missed, now, before)), sum(map(energy, before))) for now, before in by_output)

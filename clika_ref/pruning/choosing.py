@@ -1,4 +1,4 @@
-"""How much of each group goes, and of each weight: as much as its sensitivity lets."""
+"""Choose the units of each group to remove, limited by sensitivity and sparsity."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from clika_ref.pruning.groups import Group
 from clika_ref.pruning.layers import Choice
 
 LANES = 8
-"""Channels that kernels compute at once: ONNX Runtime's blocked convolutions and tensor cores have multiples of it."""
+"""Channels that kernels process at once: ONNX Runtime's blocked convolutions and tensor cores use multiples of it."""
 
 
 @dataclass(frozen=True)
 class Removal:
-    """What goes of a group."""
+    """The units to remove from a group."""
 
     units: Sequence[int]
     sensitivity: float | None
-    """What the outputs miss without them, as a share of their energy; None where that was not asked."""
+    """Relative squared error of the outputs without them; None if it was not estimated."""
     reason: str = ""
-    """Why nothing goes, where nothing does."""
+    """Why nothing is removed; empty otherwise."""
 
 
 def removal(group: Group, choice: Choice, effects: Effects) -> Removal:
-    """Return what goes of a group: units of least effect first, as long as all that go together have little.
+    """Return the units to remove from a group: those of least importance, up to the limit of their joint effect.
 
-    What stays where a threshold decides is a multiple of `LANES` channels, where there are as many; a share that is
-    asked for without a threshold is taken exactly.
+    With a threshold, the number of remaining channels is a multiple of `LANES`, if there are enough; a sparsity without
+    a threshold is met exactly.
     """
     rows = effects.of(group.units)
     order = rows.square().sum(0).argsort(stable=True)
@@ -53,15 +53,15 @@ def removal(group: Group, choice: Choice, effects: Effects) -> Removal:
 
 
 def _within(together: Tensor, threshold: float) -> int:
-    """Return how many go before their effects exceed a threshold for the first time."""
+    """Return how many units can be removed before the joint effect exceeds a threshold."""
     above = (together > threshold).nonzero()
     return int(above[0]) if len(above) else len(together)
 
 
 def _whole_lanes(group: Group, most: int) -> int:
-    """Return how many go so that the channels that stay are a multiple of lanes, where that leaves out any.
+    """Return how many units to remove so that a multiple of `LANES` channels remains, if that removes any.
 
-    As many go as may where there are too few for that, or where those that stay anyway let it be at no number.
+    The limit itself is returned for groups with too few channels, or if the fixed channels make a multiple impossible.
     """
     total = len(group.units)
     if group.fixed + group.places * total <= lcm(LANES, group.places) or group.fixed % gcd(LANES, group.places):

@@ -1,4 +1,4 @@
-"""The units along the sides of all values of a graph."""
+"""The units along the dims of all tensors of a graph."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from clika_ref.pruning.sources import Sources
 from clika_ref.pruning.units import Units
 
 Sides = dict[int, Tensor]
-"""The units along sides of a value, by axis; a side that is not among them stays as it is."""
+"""The units along dims of a tensor, by axis; dims that are not listed are kept."""
 
 
 @dataclass
 class Dependencies:
-    """The units along the sides of all values of a graph.
+    """The units along the dims of all tensors of a graph.
 
-    Weights are where units come from: each of their sides begins with units of its own.
+    Units originate from weights: each of their dims starts with units of its own.
     """
 
     graph: Graph
     units: Units = field(default_factory=Units)
     sides: dict[Value, Sides] = field(default_factory=dict[Value, Sides])
     layers: dict[Node, LayerSides] = field(default_factory=dict[Node, LayerSides])
-    """Those that multiply by weights, in order."""
+    """The layers that multiply by weights, in order."""
     known: dict[Any, Sources | None] = field(default_factory=dict[Any, "Sources | None"])
-    """What nodes answered that may be met again."""
+    """Cached results of nodes."""
 
     def of(self, value: Value) -> Sides:
-        """Return the units along the sides of a value; a weight gets its own when it is first asked for."""
+        """Return the units along the dims of a tensor; a weight gets its own on first use."""
         if value not in self.sides:
             is_weight = value.is_constant and value.type.dtype.is_floating_point
             lengths = enumerate(value.type.shape) if is_weight else ()
@@ -45,17 +45,17 @@ class Dependencies:
         return self.sides[value]
 
     def fix(self, value: Value, reason: str) -> None:
-        """Let all units along the sides of a value stay."""
+        """Keep all units along the dims of a tensor."""
         for units in self.of(value).values():
             self.units.fix_all(units, reason)
 
     def kept(self, value: Value, gone: frozenset[int]) -> dict[int, Tensor]:
-        """Return by axis the places that stay where units go, of the sides that lose some."""
+        """Return by axis the remaining indices after removing units, for the dims that lose some."""
         found = {axis: self.units.kept(units, gone) for axis, units in self.of(value).items()}
         return {axis: places for axis, places in found.items() if len(places) < len(self.of(value)[axis])}
 
     def shape(self, value: Value, kept: Mapping[int, Tensor]) -> tuple[Dim, ...]:
-        """Return the shape of a value with the places that are kept, by axis; dynamic sides shrink in proportion."""
+        """Return the shape of a tensor with the kept indices, by axis; dynamic dims shrink in proportion."""
         lengths = {axis: len(units) for axis, units in self.of(value).items()}
         return tuple(
             _in_proportion(side, len(kept[axis]), lengths[axis]) if axis in kept else side
@@ -68,9 +68,9 @@ def _in_proportion(side: Dim, kept: int, length: int) -> Dim:
 
 
 def in_periods(side: Dim, units: Tensor) -> bool:
-    """Whether a side is as many times as long as an input wants, and each time with the same units.
+    """Whether the length of a dim is a multiple of a dynamic size, with the same units in each period.
 
-    So are the heads of all samples of a batch, where they lie along one side: after one another, or each head of all.
+    So are the heads of all samples of a batch in one dim: sample by sample, or head by head.
     """
     if isinstance(side, int):
         return True

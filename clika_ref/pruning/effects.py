@@ -1,4 +1,4 @@
-"""What the outputs would miss without units: their first-order effects, all found by the same few passes backward."""
+"""Importance of units: a first-order Taylor estimate of the output error, from a few backward passes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from clika_ref.quantization.tape import UNKNOWN, taped
 
 @dataclass(frozen=True)
 class Effects:
-    """What becomes of the outputs without units, in random directions of them, sample by sample."""
+    """The effects of removing units on the outputs, along random directions of these, per sample."""
 
     rows: Tensor
-    """``float64[draws, units]``: effects of units that go together add up along a draw, and their squares are shares of
-    the outputs' energy."""
+    """``float64[draws, units]``: the effects of units add up along a draw, and their squares are shares of the outputs'
+    squared norm.
+    """
     numbers: Mapping[int, int]
     """The column of each unit."""
 
@@ -38,20 +39,20 @@ def effects(
     operators: Mapping[str, Operator],
     batches: Batches,
 ) -> Effects:
-    """Return what the outputs would miss without units.
+    """Estimate the error of the outputs from removing units.
 
-    A layer that reads a channel misses ``x`` of it where it goes, and to first order the outputs miss ``x`` times their
-    slope. Along a random direction of the outputs, one pass backward gives the slopes at all layers at once: the mean
-    over directions of the square of a sum of such products is the square of what the outputs miss.
+    Importance is activation x gradient, a first-order Taylor estimate: the change of the outputs from zeroing a
+    channel. One backward pass along a random direction of the outputs gives the gradients at all layers at once.
+    Averaged over directions, the square of a sum of such products is the squared error of the outputs.
 
     Args:
         found: the units of a graph.
-        groups: those that may go.
-        operators: of the registry.
-        batches: on which that is weighed.
+        groups: the groups of removable units.
+        operators: the operators of the registry.
+        batches: the data.
 
-    Source: Molchanov et al., Importance Estimation for Neural Network Pruning (2019), whose first-order score it is, of
-    outputs in place of a loss.
+    Source: Molchanov et al., Importance Estimation for Neural Network Pruning (2019): its first-order score, on the
+    outputs instead of a loss.
     """
     numbers = {unit: i for i, unit in enumerate(u for group in groups for u in group.units)}
     consumers = {n for group in groups for n in group.consumers}
@@ -81,11 +82,11 @@ def effects(
 
 
 def _add(missed: Tensor, product: Tensor, columns: Sequence[Sequence[int]]) -> None:
-    """Add what a layer misses of units; sample by sample where side 0 is that of the batch.
+    """Accumulate the effects of one layer, per sample if dim 0 is the batch dim.
 
     Args:
         missed: ``[samples, units]``.
-        product: what each element adds, with the channels of the layer on the last side.
+        product: activation x gradient of each element, with the channels of the layer in the last dim.
         columns: the units of each channel.
     """
     by_place = product.double().cpu().nan_to_num()
@@ -99,7 +100,7 @@ def _add(missed: Tensor, product: Tensor, columns: Sequence[Sequence[int]]) -> N
 def _watched(
     graph: Graph, readers: Sequence[Node], operators: Mapping[str, Operator]
 ) -> tuple[Graph, dict[str, Value]]:
-    """Return a clone in which each of some layers reads a value that no other node does, by the layer's name."""
+    """Return a clone where each given layer is the only reader of its input, and these inputs by layer name."""
     clone, names, reshape = graph.clone(), {node.name for node in readers}, operators["reshape"]
     places: dict[str, Value] = {}
     for node in [n for n in clone.nodes if n.name in names]:

@@ -1,4 +1,4 @@
-"""Groups of units: the channels, heads or groups of one layer, or of several whose results are added."""
+"""Groups of units: the channels, heads or groups of one layer, or of several layers with added outputs."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from clika_ref.pruning.dependencies import Dependencies
 
 @dataclass
 class Group:
-    """Units of which each may go by itself, as long as one stays."""
+    """Units that may be removed individually, as long as one remains."""
 
     places: int = 1
-    """How many channels of the first producer one unit is."""
+    """Number of channels of the first producer per unit."""
     fixed: int = 0
-    """How many channels of it stay whatever goes."""
+    """Number of its channels that are always kept."""
     units: list[int] = field(default_factory=list[int])
     producers: list[Node] = field(default_factory=list[Node])
-    """The layers that make them."""
+    """The layers that produce the units as output channels."""
     consumers: list[Node] = field(default_factory=list[Node])
-    """The layers that multiply them, and by which they would be missed."""
+    """The layers that multiply them, used to estimate the error of a removal."""
     crossed: list[int] = field(default_factory=list[int])
-    """Units of other groups that cross these: where heads go, places within heads stay, and the other way round."""
+    """Units of other groups that cross these: heads and indices within heads cannot both lose some."""
 
     @property
     def kind(self) -> str:
-        """What its units are, in words."""
+        """The kind of its units, in words."""
         if self.places == 1:
             return "channels"
         if any(node.attrs.get("groups", 1) > 1 for node in self.producers):
@@ -38,9 +38,9 @@ class Group:
 
 
 def groups(found: Dependencies) -> list[Group]:
-    """Return the groups of a graph, those first that most layers make; what no layer makes, or none reads, is no group.
+    """Return the groups of a graph, those with most producers first; each unit has a producer and a consumer.
 
-    Of groups that cross each other the first is to be taken: heads, which query, key and value have in common.
+    Of groups that cross each other, the first should be pruned: heads, which query, key and value share.
     """
     by_families: dict[frozenset[int], Group] = {}
     of_unit: dict[int, Group] = {}
@@ -65,7 +65,7 @@ def groups(found: Dependencies) -> list[Group]:
 
 
 def _counted(found: Dependencies, places: Tensor | None) -> Iterator[tuple[int, int, set[int]]]:
-    """Yield the free units along a side, each with the number of its places, and with the units that cross it there."""
+    """Yield the free units along a dim, each with its number of indices, and the units that cross it there."""
     counts: dict[int, int] = {}
     crossed: dict[int, set[int]] = {}
     for place in () if places is None else places.tolist():
@@ -78,7 +78,7 @@ def _counted(found: Dependencies, places: Tensor | None) -> Iterator[tuple[int, 
 
 
 def why_fixed(found: Dependencies, node: Node) -> str:
-    """Say why none of the output channels of a layer may go: what forbids it for the first."""
+    """Return why none of the output channels of a layer can be removed: the reason for the first."""
     layer = found.layers[node]
     places = found.of(layer.weight).get(layer.making)
     if places is None:

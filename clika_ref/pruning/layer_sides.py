@@ -1,4 +1,4 @@
-"""Where a layer that multiplies by weights has its channels, as the trait of its operator states."""
+"""The channel dims of a layer that multiplies by weights, from the trait of its operator."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from clika_ref.quantization.layer_weights import groups_of
 
 @dataclass(frozen=True)
 class LayerSides:
-    """The channels of a layer, on the sides of what it reads, of its weight, and of what it returns."""
+    """The channel dims of a layer, in its input, weight and output."""
 
     x: Value
     weight: Value
     bias: Value | None
     outer: int
-    """The side of the weight of output channels."""
+    """The weight's dim of output channels."""
     inner: int
-    """That of input channels."""
+    """The weight's dim of input channels."""
     channel: int
-    """The side of channels of ``x``."""
+    """The channel dim of ``x``."""
     groups: int
     passes_others: bool
-    """Whether the other sides of ``x`` are those of the result, as of a linear layer."""
+    """Whether the other dims of ``x`` are those of the result, as in a linear layer."""
 
     @property
     def grouped_axis(self) -> int:
-        """The side of the weight along which groups follow each other: that of all channels of one kind."""
+        """The stacking dim of the groups in the weight."""
         return 0
 
     @property
     def making(self) -> int:
-        """The side of the weight that has the units of output channels: of groups, that along which these follow."""
+        """The weight's dim with the units of output channels; for a grouped layer, the dim of the groups."""
         return self.outer if self.groups == 1 else self.grouped_axis
 
     @property
     def out_channels(self) -> int:
-        """How many channels it returns."""
+        """Number of output channels."""
         outer = int(self.weight.type.shape[self.outer])
         return outer if self.outer == self.grouped_axis else outer * self.groups
 
     @property
     def inputs_of_one_output(self) -> int:
-        """How many input channels each output is made of."""
+        """Number of input channels per output channel."""
         inner = int(self.weight.type.shape[self.inner])
         return inner // self.groups if self.inner == self.grouped_axis else inner
 
 
 def layer_sides(node: Node) -> LayerSides | None:
-    """Return where a node has its channels, None where it multiplies by no weight of two sides or more."""
+    """Return the channel dims of a node, None if it multiplies by no weight of at least two dims."""
     trait = node.op.trait
     if trait.weight is None or trait.axis is None or trait.channel is None:
         return None
     x, weight = node.inputs[0], node.inputs[trait.weight]
     if not isinstance(x, Value) or not isinstance(weight, Value) or weight.type.rank < 2:
         return None
-    is_matrix = trait.channel == -1  # the last side, as of a linear layer
+    is_matrix = trait.channel == -1  # the last dim, as in a linear layer
     if is_matrix and weight.type.rank > 2:
-        return None  # a product of as many matrices as there are heads: no layer
+        return None  # a batched product with one matrix per head: no layer
     bias = None if trait.bias is None else node.inputs[trait.bias]
     outer = trait.axis % weight.type.rank if is_matrix else trait.axis
     return LayerSides(

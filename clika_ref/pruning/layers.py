@@ -1,4 +1,4 @@
-"""Which settings hold for which layer: those of the model, and those of layers that the user names."""
+"""Resolve the pruning settings of each layer from those of the model and the overrides of the user."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ ARGUMENT = "layer_pruning_settings"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the user chose for one node."""
+    """The settings of one node."""
 
     mask_type: str
     threshold: float | None
     """None for no limit."""
     sparsity: float | None
     skipped: str = ""
-    """Which setting leaves it as it is; none where it may be pruned."""
+    """The setting that excludes the node; empty if it may be pruned."""
     named: str = ""
-    """The key by which the user asks for it to be pruned, where that has one weight, however often it is used."""
+    """The user's key for the node, if the key selects a single weight, however often it is used."""
 
 
 def choices(graph: Graph, settings: PruningSettings, layers: Mapping[str, LayerPruningSettings]) -> dict[Node, Choice]:
-    """Return what holds for each node.
+    """Return the settings of each node.
 
-    A key of ``layers`` is the name of a node, the path of a module, which stands for all nodes within, or either with
-    wildcards; the more specific hold before others, as for quantization. A layer that is given a sparsity or an N:M
-    mask of its own is held to the threshold of its own alone.
+    A key of ``layers`` is a node name, a module path, which selects all nodes within, or either with wildcards. More
+    specific keys take precedence, as for quantization. A layer with a sparsity or an N:M mask of its own does not
+    inherit the threshold of the model.
 
     Raises:
-        ModelError: a key is that of no layer with weights; near ones are listed.
+        ModelError: a key matches no layer with weights; similar names are listed.
     """
     whole = Choice(_plain(settings.mask_type), settings.pruning_sensitivity_threshold, settings.sparsity)
     found = dict.fromkeys(graph.nodes, whole)
@@ -76,7 +76,7 @@ def _chosen(before: Choice, key: str, layer: LayerPruningSettings, *, is_one: bo
 
 
 def _refuse_no_limit(node: Node, choice: Choice) -> None:
-    """Refuse what the settings of a layer and of the model say together, and neither alone: to remove everything."""
+    """Reject a combination of layer and model settings that sets no limit, so that all would be removed."""
     if not choice.skipped and not pattern(choice.mask_type) and choice.sparsity is None and choice.threshold is None:
         msg = (
             f"{ARGUMENT}: nothing limits what is pruned of {node.name!r}, with mask_type={choice.mask_type!r}; give it "

@@ -1,4 +1,4 @@
-"""Masks of the layers of a graph: which each gets, as its sensitivity lets, and what that is."""
+"""Choose the masks of the layers of a graph, by their sensitivity."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from clika_ref.pruning_settings import pattern
 from clika_ref.quantization.tape import Tape, taped
 
 SHARES = tuple(i / 20 for i in range(1, 20))
-"""Of a weight that may go, of which the largest is taken that is not too sensitive: steps of 5 %."""
+"""Candidate shares of a weight to mask, in steps of 5 %; the largest that is not too sensitive is chosen."""
 
 
 @dataclass(frozen=True)
 class Masked:
-    """What becomes of the weight of a layer."""
+    """The decision for the weight of a layer."""
 
     mask: Tensor | None
     sensitivity: float | None
@@ -33,13 +33,13 @@ class Masked:
 def maskings(
     graph: Graph, layers: Mapping[Node, LayerSides], chosen: Mapping[Node, Choice], batches: Batches
 ) -> dict[Node, Masked]:
-    """Return for each layer that is to be masked what becomes of its weight.
+    """Return the masking decision for each layer.
 
-    What a layer returns otherwise with a masked weight is computed, and weighed by what that makes of the outputs, as
-    quantization sensitivity is. Layers that share a weight share its mask, and what they do to the outputs together.
+    The change of a layer's output by a mask is computed, and its effect on the outputs estimated, as for quantization
+    sensitivity. Layers that share a weight share its mask, and their effects are added.
 
     Raises:
-        ModelError: a mask is asked for by the name of a layer whose weight cannot have it.
+        ModelError: the user requests by name a mask that a layer's weight cannot have.
     """
     found: dict[Node, Masked] = {}
     open_: dict[Value, tuple[Sequence[Node], Choice]] = {}
@@ -70,7 +70,7 @@ def _weighed(
     weights: Sequence[tuple[Sequence[Node], Choice]],
     batches: Batches,
 ) -> list[dict[float, float]]:
-    """Return for each weight, given the layers that share it, what the outputs miss by share of it that goes."""
+    """Return for each weight the error of the outputs by masked share, given the layers that share it."""
     found = [dict.fromkeys(_shares(choice), 0.0) for _, choice in weights]
     for inputs, part in zip(batches.inputs, batches.weights, strict=True) if weights else ():
         tape = taped(graph, {node: node.output for nodes, _ in weights for node in nodes}, inputs)
@@ -90,12 +90,12 @@ def _weighed(
 
 
 def _at_most(missed: Iterable[float]) -> float:
-    """Return what several errors make at most together: lengths add up, and these are their squares."""
+    """Return an upper bound of the joint squared error: the norms add up."""
     return sum(one**0.5 for one in missed) ** 2
 
 
 def mask_of(layer: LayerSides, choice: Choice, share: float) -> Tensor:
-    """Return the mask of a weight, given which share of it goes."""
+    """Return the mask of a weight for a masked share."""
     weight, kept = _numbers(layer.weight), pattern(choice.mask_type)
     return of_pattern(weight, layer.inner, *kept) if kept else of_least_magnitude(weight, share)
 
@@ -109,7 +109,7 @@ def _numbers(weight: Value) -> Tensor:
 
 
 def _shares(choice: Choice) -> list[float]:
-    """Return the shares of a weight that may go, ascending."""
+    """Return the candidate shares of a weight, ascending."""
     kept = pattern(choice.mask_type)
     if kept:
         return [1 - kept[0] / kept[1]]
@@ -124,7 +124,7 @@ def _shares(choice: Choice) -> list[float]:
 
 @torch.no_grad()
 def _error(tape: Tape, node: Node, layer: LayerSides, choice: Choice, share: float) -> Tensor:
-    """Return what a layer returns otherwise with a masked weight."""
+    """Return the change of a layer's output with a masked weight."""
     weight = _numbers(layer.weight)
     operands = [tape.held[v] if v in tape.held else v.data if isinstance(v, Value) else v for v in node.inputs]
     operands[node.op.trait.weight or 0] = weight * mask_of(layer, choice, share)
@@ -132,7 +132,7 @@ def _error(tape: Tape, node: Node, layer: LayerSides, choice: Choice, share: flo
 
 
 def _taken(layer: LayerSides, choice: Choice, weighed: Mapping[float, float]) -> Masked:
-    """Take the largest share that is not too sensitive."""
+    """Choose the largest share that is not too sensitive."""
     limit = choice.threshold
     fitting = [share for share, error in weighed.items() if limit is None or error <= limit]
     if not fitting:

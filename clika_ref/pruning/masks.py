@@ -1,4 +1,4 @@
-"""Masks of weights: which stay, by magnitude, one by one or in patterns; a mask is a factor in the graph."""
+"""Masks of weights, by magnitude, unstructured or in N:M patterns; a mask is a multiplication in the graph."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 
 PREFIX = "clika.masks."
-"""Of the names of masks, before that of the weight."""
+"""Prefix of the names of masks, before the name of the weight."""
 
 
 def of_least_magnitude(weight: Tensor, share: float) -> Tensor:
-    """Return the mask that takes out a share of the elements: those of least magnitude.
+    """Return the mask that removes a share of the elements: those of least magnitude.
 
     >>> of_least_magnitude(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
     tensor([ True, False, False,  True])
@@ -27,9 +27,9 @@ def of_least_magnitude(weight: Tensor, share: float) -> Tensor:
 
 
 def of_pattern(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
-    """Return the mask that keeps the largest ``kept`` of every ``of`` elements that follow each other along a side.
+    """Return the mask that keeps the largest ``kept`` of every ``of`` consecutive elements along a dim.
 
-    That is the side along which a layer multiplies and sums, as hardware wants it that skips zeros.
+    That is the reduction dim of the layer, as required by hardware with sparse kernels.
 
     >>> of_pattern(torch.tensor([[3.0, -1.0, 2.0, -4.0]]), 1, 2, 4)
     tensor([[ True, False, False,  True]])
@@ -42,7 +42,7 @@ def of_pattern(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
 
 
 def masked_by(weight: Value) -> tuple[Value, Value | None]:
-    """Return the parameter that a weight is, and its mask, where it has one."""
+    """Return the parameter behind a weight, and its mask or None."""
     producer = weight.producer
     if producer is not None and producer.kind == "mul" and len(producer.inputs) == 2:
         parameter, mask = producer.inputs
@@ -57,15 +57,15 @@ def has_masks(graph: Graph) -> bool:
 
 
 def put_mask(graph: Graph, weight: Value, mask: Tensor, operators: Mapping[str, Operator]) -> None:
-    """Mask a weight wherever it is read, and make zeros of what is masked; a mask that it has is replaced.
+    """Mask a weight for all its readers, and zero the masked elements; an existing mask is replaced.
 
-    The factor stays in the graph: whatever an optimizer does to the weight, what is masked counts as 0.
+    The multiplication stays in the graph, so that masked elements count as 0 whatever an optimizer does to the weight.
 
     Args:
-        graph: of a module.
-        weight: what a layer reads.
-        mask: what stays of it.
-        operators: of the registry.
+        graph: the graph of a module.
+        weight: the weight as read by a layer.
+        mask: True for the elements to keep.
+        operators: the operators of the registry.
     """
     parameter, old = masked_by(weight)
     assert parameter.data is not None

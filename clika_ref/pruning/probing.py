@@ -1,4 +1,4 @@
-"""A node run by itself, on elements of its operands' types: what it does to sides is seen on these."""
+"""Run single nodes on sample elements, to observe their effect on dims."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clika_ref.core.symbols import resolve
 from clika_ref.input_checks import is_met
 
 LOW, HIGH = 0.5, 1.5
-"""Between which elements are drawn: of these no root, logarithm or quotient is NaN."""
+"""Range of the sample elements: roots, logarithms and quotients of them are not NaN."""
 
 
 def sizes_of_few(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return sizes with the smallest batch that the guards of a graph let pass: nodes are run on two samples or more.
+    """Return sizes with the smallest batch of at least two samples that the guards of a graph accept.
 
-    What nodes are run on grows with the batch, and what is learnt from that does not.
+    The cost of running nodes grows with the batch, and the results do not depend on it.
     """
     found = dict(sizes)
     for name in [s.name for s in graph.symbols.values() if s.side.dim == 0 and s.name in sizes]:
@@ -30,14 +30,14 @@ def sizes_of_few(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def _are_let(graph: Graph, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes satisfy all guards that speak of nothing else."""
+    """Whether sizes satisfy all guards on these sizes alone."""
     names = {s.expr for s in graph.symbols.values() if s.name in sizes}
     return all(is_met(guard, sizes) for guard in graph.guards if guard.relation.free_symbols <= names)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A node with elements for its operands, and what it returns for them."""
+    """A node with sample elements for its operands, and its results for them."""
 
     node: Node
     operands: Sequence[Any]
@@ -49,20 +49,20 @@ class Probe:
         return _run(self.node, operands, self.node.attrs if attrs is None else attrs, self.sizes)
 
     def is_floating(self, position: int) -> bool:
-        """Whether an operand is a float tensor with sides."""
+        """Whether an operand is a float tensor with at least one dim."""
         operand = self.operands[position]
         return isinstance(operand, Tensor) and operand.is_floating_point() and operand.ndim > 0
 
     @property
     def negated(self) -> Probe | None:
-        """The same with elements of the other sign; None where the node makes NaN of these."""
+        """The same with negated elements; None if the node then returns NaN."""
         operands = [-o if isinstance(o, Tensor) and o.is_floating_point() else o for o in self.operands]
         results = self.run(operands)
         return None if any(r.isnan().any() for r in results) else replace(self, operands=operands, results=results)
 
     @property
     def likeness(self) -> Any:
-        """What another node has in common with this one that computes the same of the same; None where data decides."""
+        """A key that is equal for nodes with the same behaviour; None if it depends on data."""
         described: list[Any] = []
         for operand in self.operands:
             if isinstance(operand, Tensor) and not operand.is_floating_point():
@@ -72,18 +72,18 @@ class Probe:
 
     @property
     def chooses(self) -> bool:
-        """Whether integers or truth values that only data tell are among the operands."""
+        """Whether the operands include integers or booleans known only from data."""
         values = [v for v in self.node.inputs if isinstance(v, Value) and not v.is_constant]
         return any(not v.type.dtype.is_floating_point for v in values)
 
 
 def probe(node: Node, sizes: Mapping[str, int], *, chosen: int = 0) -> Probe | str:
-    """Return a node with elements for its operands, or say why there is none.
+    """Return a node with sample elements for its operands, or the reason why there are none.
 
     Args:
-        node: of a graph.
-        sizes: the values of its symbols, by name.
-        chosen: what stands for integers that only data tell.
+        node: a node of a graph.
+        sizes: the values of the graph's symbols, by name.
+        chosen: the value of integers known only from data.
     """
     if node.is_random:
         return "it draws random numbers"

@@ -1,4 +1,4 @@
-"""Removal: weights, types and attributes of a graph without the places of units that go."""
+"""Removal of units from the weights, types and attributes of a graph."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Kept = Mapping[int, Tensor]
 
 
 def remove(found: Dependencies, gone: frozenset[int], sizes: Mapping[str, int]) -> list[Node]:
-    """Remove units from the graph whose dependencies are given; return the nodes that hinder it.
+    """Remove units from a graph; return the nodes that prevent it.
 
-    These do not compute the same without them, with whatever attributes. Nothing is changed where there are any.
+    A node prevents the removal if no attributes give the same results without the units. Then nothing is changed.
 
     Args:
         found: the units of the graph.
-        gone: the plain ones that go.
-        sizes: values of its symbols for which nodes are run.
+        gone: the plain units to remove.
+        sizes: values of the graph's symbols, for running nodes.
 
     Raises:
-        PassError: a node makes other types than what is left: what goes together was not understood.
+        PassError: a node returns other types than expected, because a dependency was missed.
     """
     graph = found.graph
     made = [v for node in graph.nodes for v in node.outputs]
@@ -78,7 +78,7 @@ def _shorter(data: Tensor, kept: Kept) -> Tensor:
 
 
 def _format_of(data: Tensor) -> torch.memory_format:
-    """Return in which order the elements of a tensor lie: channels last, where the user chose that."""
+    """Return the memory format of a tensor: channels last if the user chose it."""
     last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(data.ndim, torch.contiguous_format)
     is_last = not data.is_contiguous() and data.is_contiguous(memory_format=last)
     return last if is_last else torch.contiguous_format

@@ -1,4 +1,4 @@
-"""What pruning took out of each layer, what that saves, and why it left the rest: a table."""
+"""The pruning report: the removed part of each layer, the savings, and the reasons, as a table."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from clika_ref.reporting.tables import Table, Told
 
 @dataclass(frozen=True, slots=True)
 class LayerPruning:
-    """A line of the table: what became of a layer, and why."""
+    """A row of the table: the result for one layer, with the reason."""
 
     name: str
     scope: str
     operator: str
     mask: str
-    """How it was to be pruned."""
+    """The mask type of the layer."""
     before: tuple[int, ...]
-    """The shape of its weight before."""
+    """Shape of its weight before pruning."""
     after: tuple[int, ...]
     itemsize: int
-    """Bytes of an element of its weight."""
+    """Bytes per element of its weight."""
     zeros: float
-    """The share of its weight that is masked."""
+    """The masked share of its weight."""
     macs_before: int
     macs_after: int
     sensitivity: float | None
-    """What the outputs miss without what went of this layer alone, as a share of their energy; None where none went.
+    """Relative squared error of the outputs from pruning this layer alone; None if nothing was pruned.
 
-    Of channels that go in several groups, the most that one of these makes."""
+    For channels in several groups, the maximum over these.
+    """
     decision: str
-    """What went, or why nothing did."""
+    """A description of the pruned part, or why nothing was pruned."""
     is_pruned: bool
 
     @property
     def bytes_saved(self) -> int:
-        """How much less memory its weight takes; zeros take as much as before."""
+        """The memory saved for its weight, in bytes; masked weights save none."""
         return (math.prod(self.before) - math.prod(self.after)) * self.itemsize
 
 
@@ -57,29 +58,30 @@ COLUMNS: Mapping[str, Callable[[LayerPruning], object]] = {
     "PS": lambda layer: layer.sensitivity,
     "decision": lambda layer: layer.decision,
 }
-"""Bytes of the weight in the module; MACs as multiplications with a weight in one call, zeros included; PS as pruning
-sensitivity."""
+"""Bytes saved are those of the weight in the module. MACs are multiplications with a weight in one call, including
+masked ones. PS is the pruning sensitivity.
+"""
 
 
 @dataclass(frozen=True, repr=False)
 class Pruning(Told):
-    """What was pruned of a module; printed, a table with a line for each layer and one for all."""
+    """The results of pruning a module; prints as a table with a row for each layer and a total."""
 
     layers: Sequence[LayerPruning]
     bytes_before: int
-    """Of all weights and constants."""
+    """Bytes of all weights and constants before pruning."""
     bytes_after: int
     error: float
-    """What the outputs miss of those before, as a share of their energy, on the data that sensitivities are of."""
+    """Relative squared error of the outputs compared with those before, on the data used for sensitivities."""
 
     @property
     def macs_before(self) -> int:
-        """Multiplications with weights in one call."""
+        """MACs with weights in one call."""
         return sum(layer.macs_before for layer in self.layers)
 
     @property
     def macs_after(self) -> int:
-        """The same, after channels went; what is masked counts."""
+        """The same after pruning; masked weights still count."""
         return sum(layer.macs_after for layer in self.layers)
 
     @property
@@ -92,7 +94,7 @@ class Pruning(Told):
         return self.table, self.in_one_line()
 
     def in_one_line(self) -> str:
-        """Return how many layers were pruned, what that saves, and what the outputs miss."""
+        """Return the number of pruned layers, the savings, and the error of the outputs."""
         count = sum(layer.is_pruned for layer in self.layers)
         elements = [math.prod(layer.after) for layer in self.layers]
         zeros = sum(n * layer.zeros for n, layer in zip(elements, self.layers, strict=True))
@@ -110,7 +112,7 @@ def shape_of(layer: LayerSides) -> tuple[int, ...]:
 
 
 def bytes_of(graph: Graph) -> int:
-    """Return what all constants take but masks, which no artifact has."""
+    """Return the bytes of all constants except masks, which artifacts do not contain."""
     return sum(
         math.prod(map(int, value.type.shape)) * value.type.dtype.itemsize
         for name, value in graph.constants.items()

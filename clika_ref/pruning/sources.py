@@ -1,4 +1,4 @@
-"""Where the results of a node come from along one side of an operand: found by running it on elements that are NaN."""
+"""Trace the results of a node to indices along one dim of an operand, by running it on NaN elements."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from clika_ref.pruning.units import ABSENT
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the results of a node come from along one side of an operand."""
+    """The indices along one dim of an operand that the results of a node depend on."""
 
     places: Sequence[Tensor]
-    """For each element of each result its place along that side; `ABSENT` where none reaches it."""
+    """For each element of each result, its index along that dim; `ABSENT` if it depends on none."""
     tied: Tensor
-    """``int64[n, 2]``: places which reach one element together, the first of which stands for both in `places`."""
+    """``int64[n, 2]``: indices that affect the same elements; the first represents both in `places`."""
 
     def are(self, others: Sources | None) -> bool:
-        """Whether others are the same."""
+        """Whether another one is equal."""
         if others is None:
             return False
         pairs = zip((*self.places, self.tied), (*others.places, others.tied), strict=True)
@@ -30,31 +30,32 @@ class Sources:
 
     @property
     def reach_nothing(self) -> bool:
-        """Whether no element comes from that side."""
+        """Whether no element depends on that dim."""
         return all(bool((p == ABSENT).all()) for p in self.places)
 
 
 def sources(asked: Probe, position: int, axis: int) -> Sources | None:
-    """Return for each element of each result the place along a side of one operand that it depends on.
+    """Return for each element of each result the index along a dim of one operand that it depends on.
 
-    Numbers of places are told by their bits: for each bit, once all places that have it are NaN, and once all others.
-    So ``2 * log2(n)`` runs tell all places, without a word about the operator. An element that no place reaches is
-    `ABSENT`. Where one place of each half reaches an element, as in GLU, these are tied; where others do, they are
-    mixed, and None is returned. Where all NaN is lost, as fused attention loses it, elements are changed instead, and
-    what results then differ in is looked at; and where an operand counts for negative elements alone, as the slope of
-    PReLU does, it is asked with these.
+    Indices are decoded bit by bit: for each bit, the node runs once with NaN at all indices that have it, and once at
+    all others. ``2 * log2(n)`` runs thus determine all indices, without any declaration by the operator. An element
+    that depends on no index is `ABSENT`. If it depends on one index of each half, as in GLU, these are tied; for any
+    other mixture, None is returned.
+
+    Some operators hide NaN, such as fused attention: then elements are changed instead, and the differing results are
+    used. Some operands only matter for negative elements, such as the slope of PReLU: then these are tried as well.
 
     Args:
         asked: the node, with elements.
-        position: of the operand, a float tensor.
-        axis: of its side.
+        position: the position of the operand, a float tensor.
+        axis: its dim.
     """
     found: Sources | None = None
     length = asked.operands[position].shape[axis]
     every = torch.ones(length, dtype=torch.bool)
     for tried in _tries(asked):
         operand = tried.operands[position]
-        for others in (torch.full_like(operand, torch.nan), 2 - operand):  # elements lie around 1 or -1
+        for others in (torch.full_like(operand, torch.nan), 2 - operand):  # elements are around 1 or -1
             places = _sources(tried, position, axis, others, every)
             if places is None:
                 return _of_halves(tried, position, axis, others) if length > 2 else None
@@ -65,7 +66,7 @@ def sources(asked: Probe, position: int, axis: int) -> Sources | None:
 
 
 def _of_halves(asked: Probe, position: int, axis: int, others: Tensor) -> Sources | None:
-    """Return the sources of elements that come from one place of each half of a side."""
+    """Return the sources of elements that depend on one index of each half of a dim."""
     length = others.shape[axis]
     is_first = torch.arange(length) < length // 2
     of_first, of_second = (_sources(asked, position, axis, others, half) for half in (is_first, ~is_first))
@@ -85,7 +86,7 @@ def _tries(asked: Probe) -> Iterator[Probe]:
 
 
 def _sources(asked: Probe, position: int, axis: int, others: Tensor, among: Tensor) -> list[Tensor] | None:
-    """Return which of some places reach each element, as elements of another tensor show in place of an operand's."""
+    """Return the index that each element depends on, found by replacing elements of an operand by ``others``."""
     shape = [-1 if i == axis else 1 for i in range(others.ndim)]
     places, is_asked = torch.arange(others.shape[axis]).reshape(shape), among.reshape(shape)
     found = [torch.zeros(r.shape, dtype=torch.int64) for r in asked.results]
@@ -98,7 +99,7 @@ def _sources(asked: Probe, position: int, axis: int, others: Tensor, among: Tens
         if any(bool((yes & no).any()) for yes, no in zip(with_bit, without, strict=True)):
             return None
         now = [yes | no for yes, no in zip(with_bit, without, strict=True)]
-        if reached and not all(map(torch.equal, reached, now)):  # what only some bits tell has been lost on the way
+        if reached and not all(map(torch.equal, reached, now)):  # a dependence that only some bits show was hidden
             return None
         reached = now
         for told, yes in zip(found, with_bit, strict=True):
@@ -107,7 +108,7 @@ def _sources(asked: Probe, position: int, axis: int, others: Tensor, among: Tens
 
 
 def _shown(asked: Probe, position: int, mask: Tensor, others: Tensor) -> list[Tensor]:
-    """Return which elements of results are other ones where elements of an operand are."""
+    """Return the changed elements of the results after replacing elements of an operand."""
     marked = torch.where(mask, others, asked.operands[position])
     changed = asked.run([*asked.operands[:position], marked, *asked.operands[position + 1 :]])
     return [c != r for c, r in zip(changed, asked.results, strict=True)]

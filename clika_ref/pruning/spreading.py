@@ -1,4 +1,4 @@
-"""Along which sides of a result units lie, given the place of an operand that each of its elements comes from."""
+"""Propagate units from an operand to the dims of a result, given the source index of each element."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from clika_ref.pruning.units import ABSENT, Units
 
 
 def spread(units: Units, own: Tensor, places: Tensor, reason: str) -> dict[int, Tensor]:
-    """Return the units along the sides of a result, by axis, so that removing places there removes whole units.
+    """Return the units along the dims of a result, by axis, so that removing indices there removes whole units.
 
-    Where each place along one side holds elements of one unit, that is the side. Where a side of ``h * d`` places was
-    split into ``h`` heads of ``d``, heads and places within heads become units, of which those before are crossings.
-    Units that lie otherwise stay.
+    If each index along one dim has elements of a single unit, the units are on that dim. If a dim of ``h * d`` indices
+    was split into ``h`` heads of ``d``, heads and indices within heads become new units, and the previous units become
+    crossings of them. All other units are fixed.
 
     Args:
-        units: all of them.
-        own: those along the side of the operand.
-        places: for each element of the result the place along that side that it comes from, `ABSENT` where it does not.
-        reason: what the reason begins with why some stay.
+        units: all units.
+        own: the units along the dim of the operand.
+        places: for each element of the result, its source index along that dim, or `ABSENT`.
+        reason: prefix of the reason for fixed units.
 
     >>> units = Units()
     >>> spread(units, units.fresh(3), torch.arange(3).reshape(1, 3).expand(2, 3), "")
@@ -37,7 +37,7 @@ def spread(units: Units, own: Tensor, places: Tensor, reason: str) -> dict[int, 
 
 
 def _spread(units: Units, present: Sequence[int], elements: Tensor, reason: str) -> dict[int, Tensor]:
-    """Spread units, given for each element the number of its own among them."""
+    """Propagate units, given the number of its unit for each element."""
     if len(present) < 2 or not elements.numel():
         return _stay(units, present, f"{reason}: there is but one of them")
     lines = [_ends(elements, axis) for axis in range(elements.ndim)]
@@ -59,7 +59,7 @@ def _stay(units: Units, some: Sequence[int], reason: str) -> dict[int, Tensor]:
 
 
 def _ends(elements: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Return the least and the greatest number at each place along a side; `ABSENT` where there is none."""
+    """Return the minimum and maximum unit number at each index along a dim; `ABSENT` if there is none."""
     rows = elements.movedim(axis, 0).reshape(elements.shape[axis], -1)
     most = rows.amax(1)
     least = torch.where(rows == ABSENT, torch.iinfo(rows.dtype).max, rows).amin(1)
@@ -67,7 +67,7 @@ def _ends(elements: Tensor, axis: int) -> tuple[Tensor, Tensor]:
 
 
 def _by_parts(units: Units, crossings: Sequence[tuple[int, ...]], elements: Tensor, reason: str) -> dict[int, Tensor]:
-    """Spread what crossings cross, each by itself."""
+    """Propagate the parts of crossings separately."""
     found: dict[int, Tensor] = {}
     for part in zip(*crossings, strict=True):
         present, numbers = torch.tensor(part).unique(return_inverse=True)
@@ -82,9 +82,9 @@ def _by_parts(units: Units, crossings: Sequence[tuple[int, ...]], elements: Tens
 def _divided(
     units: Units, present: Sequence[int], elements: Tensor, lines: Sequence[Tensor], reason: str
 ) -> dict[int, Tensor]:
-    """Make units of the places along those sides at which each unit before lies at places of one kind.
+    """Create units along the dims where each previous unit occupies indices of one kind.
 
-    Places are of one kind where they hold the same: heads of several samples may follow each other along a side.
+    Indices are of one kind if they hold the same units: heads of several samples may follow each other along a dim.
     """
     is_there = elements != ABSENT
     found: dict[int, Tensor] = {}

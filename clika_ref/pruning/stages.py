@@ -1,4 +1,4 @@
-"""Pruning told top to bottom: what goes together, what it would cost, remove, mask, and tell."""
+"""The steps of pruning: find coupled units, estimate their importance, remove channels, mask weights, and report."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ FEW = (
 
 @dataclass(frozen=True)
 class WantedPruning:
-    """What the user wants pruned."""
+    """The user's pruning request."""
 
     settings: PruningSettings
-    """Those of the whole model."""
+    """Settings of the whole model."""
     layers: Mapping[str, LayerPruningSettings]
-    """What is otherwise for single layers, by their names."""
+    """Overrides for single layers, by name."""
 
 
 @dataclass(frozen=True)
 class _Work:
-    """A graph that is being pruned, and what decides how."""
+    """A graph that is being pruned, with the settings and data that decide how."""
 
     graph: Graph
     chosen: Mapping[Node, Choice]
     layers: Sequence[Node]
-    """Those that multiply by weights."""
+    """The layers that multiply by weights."""
     batches: Batches
     operators: Mapping[str, Operator]
     sizes: Mapping[str, int]
 
     def wanting(self, *, removal: bool) -> list[Node]:
-        """Return the layers that are to lose channels, or those that are to be masked."""
+        """Return the layers to remove channels from, or those to mask."""
         return [node for node in self.layers if (self.chosen[node].mask_type == STRUCTURED) is removal]
 
 
@@ -70,20 +70,22 @@ def pruned(
     operators: Mapping[str, Operator],
     log: CompilationLog,
 ) -> Pruning:
-    """Prune a graph in place and return what went; where that fails, it is left as it was, but for what is removed.
+    """Prune a graph in place and return the results.
 
-    Channels go first, as masks are patterns of what is left.
+    On an error no mask is applied, but removed channels stay removed.
+
+    Channels are removed first, since masks are patterns of the remaining weights.
 
     Args:
-        graph: of a module, float.
-        wanted: what the user chose.
-        inputs: batches, one at least, with a tensor for each input of the graph; by them sensitivities are found.
-        operators: of the registry.
-        log: what it tells.
+        graph: the graph of a module, float.
+        wanted: the user's request.
+        inputs: batches, at least one, with a tensor for each input of the graph; used to estimate sensitivities.
+        operators: the operators of the registry.
+        log: the log to report to.
 
     Raises:
-        ModelError: settings ask for what there is not, or for channels of a graph whose weights are masked.
-        PassError: a node makes other types than what is left: a defect.
+        ModelError: the settings cannot be satisfied, or request channel removal from a graph with masked weights.
+        PassError: a node returns other types than expected after removal, which is a bug.
     """
     for settings in (wanted.settings, *wanted.layers.values()):
         settings.check()
@@ -108,7 +110,7 @@ def pruned(
 
 
 def _removed(work: _Work) -> dict[Node, Masked]:
-    """Remove channels where that is wanted; return by layer what went, or why nothing did."""
+    """Remove channels of layers with structured pruning; return the result per layer, or why nothing was removed."""
     told = _untold(work)
     if all(one.decision for one in told.values()):
         return told
@@ -134,12 +136,12 @@ def _removed(work: _Work) -> dict[Node, Masked]:
 
 
 def _untold(work: _Work) -> dict[Node, Masked]:
-    """Return by layer that is to lose channels why it is left out, where it is."""
+    """Return an empty result for each layer with structured pruning, with the reason if it is skipped."""
     return {node: Masked(None, None, work.chosen[node].skipped) for node in work.wanting(removal=True)}
 
 
 def _decided(every: Sequence[Group], work: _Work, weighed: Effects | None) -> tuple[dict[Node, Masked], frozenset[int]]:
-    """Return by layer what goes of it, or why nothing does, and the units that go."""
+    """Return the decision for each layer, or why nothing is removed, and the units to remove."""
     told, gone = _untold(work), set[int]()
     for group in every:
         taken = _taken(group, work.chosen, weighed, gone)
@@ -152,7 +154,7 @@ def _decided(every: Sequence[Group], work: _Work, weighed: Effects | None) -> tu
 
 
 def _fix(found: Dependencies, node: Node, every: Sequence[Group], gone: frozenset[int]) -> None:
-    """Let units stay along the sides of a node that hinders their removal: those of groups of which some were to go."""
+    """Fix the units of a node that prevents their removal: all units of groups that were to lose some."""
     values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
     there = {*found.units.free(u for v in values for some in found.of(v).values() for u in some.tolist())}
     for group in every:
@@ -162,7 +164,7 @@ def _fix(found: Dependencies, node: Node, every: Sequence[Group], gone: frozense
 
 
 def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None, gone: set[int]) -> Removal:
-    """Return what goes of a group, given what goes of those before it."""
+    """Return the units to remove from a group, given the removals of the groups before it."""
     choice = agreed(group, chosen)
     if choice.skipped or weighed is None:
         return Removal([], None, choice.skipped)
@@ -172,7 +174,7 @@ def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None,
 
 
 def _joined(before: Masked, now: Masked) -> Masked:
-    """Return what is told of a layer whose channels are in several groups: of what was weighed the most."""
+    """Merge the results of two groups for one layer; the sensitivity is the maximum of both."""
     if not before.decision:
         return now
     weighed = [one.sensitivity for one in (before, now) if one.sensitivity is not None]
@@ -182,10 +184,10 @@ def _joined(before: Masked, now: Masked) -> Masked:
 def _tell_fixed(
     found: Dependencies, every: Sequence[Group], chosen: Mapping[Node, Choice], told: dict[Node, Masked]
 ) -> None:
-    """Say of layers none of whose channels may go what forbids it.
+    """Set the reason for layers without removable channels.
 
     Raises:
-        ModelError: the user asks for it by the name of the layer.
+        ModelError: the user requested the layer by name.
     """
     may = {node for group in every for node in group.producers}
     for node in told:
@@ -202,18 +204,18 @@ def _tell_fixed(
 
 
 def _masked(work: _Work) -> dict[Node, Masked]:
-    """Mask weights where that is wanted; return by layer what was masked, or why nothing was."""
+    """Mask the weights of layers with unstructured or N:M pruning; return the result per layer."""
     wanting = {node: side for node in work.wanting(removal=False) if (side := layer_sides(node)) is not None}
     told = maskings(work.graph, wanting, work.chosen, work.batches)
     for node, masked in told.items():
-        side = layer_sides(node)  # a weight that is tied may have been masked with another layer
+        side = layer_sides(node)  # a tied weight may have been masked with another layer
         if masked.mask is not None and side is not None:
             put_mask(work.graph, side.weight, masked.mask, work.operators)
     return told
 
 
 def _size(node: Node, work: _Work) -> tuple[tuple[int, ...], int]:
-    """Return the shape of the weight of a layer, and its products in one call."""
+    """Return the shape of the weight of a layer, and its MACs in one call."""
     layer = layer_sides(node)
     assert layer is not None
     return shape_of(layer), products_of(node, lambda value: resolve(value.type.shape, work.sizes))

@@ -1,4 +1,4 @@
-"""Which places along sides of values go together: each node of a graph is asked where its results come from."""
+"""Build the dependency graph of channels, by tracing the results of each node to its operands."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from clika_ref.pruning.spreading import spread
 from clika_ref.pruning.units import ABSENT, Units
 
 REMEMBERED = 64
-"""Answers of nodes that are remembered: models repeat the same few layers."""
+"""Maximum number of cached results: models repeat the same few layers."""
 
 
 def dependencies(graph: Graph, sizes: Mapping[str, int]) -> Dependencies:
-    """Return which places along sides of values go together.
+    """Return the units of a graph: the indices along dims that can only be removed together.
 
-    Most nodes are asked by `sources`, which needs no word of the operator about it; layers that multiply by weights
-    state in their trait where channels stand.
+    Most nodes are analysed by `sources`, which needs no declaration by the operator. For layers that multiply by
+    weights, the trait states the channel dims.
 
     Args:
-        graph: of a module.
-        sizes: values of its symbols for which nodes are run.
+        graph: the graph of a module.
+        sizes: values of the graph's symbols, for running nodes.
     """
     found = Dependencies(graph)
     with torch.no_grad():
@@ -46,7 +46,7 @@ def dependencies(graph: Graph, sizes: Mapping[str, int]) -> Dependencies:
 
 
 def _through_layer(found: Dependencies, node: Node, layer: LayerSides) -> None:
-    """Let output channels be those of weight and bias, and input channels those of the weight."""
+    """Couple the output channels of a layer with its weight and bias, and its input channels with the weight."""
     units, given, weight = found.units, found.of(layer.x), found.of(layer.weight)
     because = f"{node!r} has its channels on other sides"
     for axis, some in weight.items():
@@ -63,7 +63,7 @@ def _through_layer(found: Dependencies, node: Node, layer: LayerSides) -> None:
 
 
 def _full(found: Dependencies, node: Node, layer: LayerSides) -> Tensor | None:
-    """Tie the input channels of a layer that reads all of them to its weight; return its output channels."""
+    """Couple the input channels of an ungrouped layer with its weight; return its output channels."""
     given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
     inner = weight.get(layer.inner)
     if given is None and inner is not None:
@@ -76,7 +76,7 @@ def _full(found: Dependencies, node: Node, layer: LayerSides) -> Tensor | None:
 
 
 def _grouped(found: Dependencies, node: Node, layer: LayerSides) -> Tensor | None:
-    """Let each group of a layer be one unit, with its input and its output channels."""
+    """Make each group of a layer one unit, with its input and output channels."""
     given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
     reason = f"{node!r} reads %{layer.x.name}, whose side {layer.channel} stays"
     divided = layer.grouped_axis
@@ -95,7 +95,7 @@ def _grouped(found: Dependencies, node: Node, layer: LayerSides) -> Tensor | Non
 
 
 def _through(found: Dependencies, node: Node, sizes: Mapping[str, int]) -> None:
-    """Ask a node where its results come from, and let what they come from go together."""
+    """Trace the results of a node to its operands, and couple the units accordingly."""
     values = [v for v in node.inputs if isinstance(v, Value)]
     given = [
         (i, axis)
@@ -122,7 +122,7 @@ def _through(found: Dependencies, node: Node, sizes: Mapping[str, int]) -> None:
 
 
 def _spread(found: Dependencies, asked: Probe, given: Iterable[tuple[int, int]], sizes: Mapping[str, int]) -> None:
-    """Give the outputs of a node their units."""
+    """Set the units of the outputs of a node."""
     node = asked.node
     other = probe(node, sizes, chosen=1) if asked.chooses else asked
     reached: list[dict[int, list[Sides]]] = [{} for _ in node.outputs]
@@ -152,9 +152,9 @@ def _spread(found: Dependencies, asked: Probe, given: Iterable[tuple[int, int]],
 
 
 def _divide_shuffled(found: Dependencies, node: Node) -> None:
-    """Divide a side that a node returns in another order into as many parts as an attribute of it says.
+    """Split a permuted dim into as many parts as an attribute of the node says, for channel shuffles.
 
-    So channels are shuffled: of parts that are told apart as heads are, any may go, and any places within them.
+    The parts are crossed like heads: whole parts may be removed, or the same indices within each part.
     """
     units = found.units
     counts = [n for n in node.attrs.values() if type(n) is int and n > 1]
@@ -171,7 +171,7 @@ def _divide_shuffled(found: Dependencies, node: Node) -> None:
 
 
 def _known_sources(found: Dependencies, asked: Probe, position: int, axis: int) -> Sources | None:
-    """Return what `sources` finds, which is the same for layers that are alike."""
+    """Return the result of `sources`, cached for nodes of the same behaviour."""
     key = asked.likeness, position, axis
     if asked.likeness is None or key not in found.known:
         come = sources(asked, position, axis)
@@ -186,7 +186,7 @@ def _known_sources(found: Dependencies, asked: Probe, position: int, axis: int) 
 def _further(
     asked: Probe, given: Iterable[tuple[int, int]], reached: list[dict[int, list[Sides]]]
 ) -> Iterator[tuple[int, int]]:
-    """Yield sides without units of operands that lie along a side of a result which others gave units to."""
+    """Yield dims without units of operands that map to a dim of a result with units of other operands."""
     for position in filter(asked.is_floating, range(len(asked.operands))):
         lengths = enumerate(asked.operands[position].shape)
         for axis in (a for a, n in lengths if n > 1 and (position, a) not in given):
@@ -202,13 +202,13 @@ def _further(
 
 
 def _is_divided(is_nan: Tensor, axis: int) -> bool:
-    """Whether some places along a side hold NaN, and others none."""
+    """Whether some indices along a dim hold NaN, and others none."""
     rows = is_nan.movedim(axis, 0).reshape(is_nan.shape[axis], -1).any(1)
     return bool(rows.any() and not rows.all())
 
 
 def _joined(units: Units, output: Value, operands: Iterable[Iterable[Sides]], reason: str) -> Sides:
-    """Return the units of an output: several sides of one operand cross, those of several operands are merged."""
+    """Return the units of an output: those from several dims of one operand cross, those of several operands merge."""
     found: Sides = {}
     for reached in operands:
         own: Sides = {}

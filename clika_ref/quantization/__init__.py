@@ -1,1 +1,1 @@
-"""From calibration data to integers: what values hold, which of them become integers, and with which scales."""
+"""Quantization: from calibration data to scales, and to a graph with quantized values and weights."""

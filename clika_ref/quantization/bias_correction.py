@@ -1,4 +1,4 @@
-"""Bias correction: what rounding shifts of each output channel on average, taken back by the bias of the layer."""
+"""Bias correction: remove the mean error that quantization adds to each output channel, with the bias of the layer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from clika_ref.quantization.running import run
 
 @dataclass
 class BiasShifts:
-    """What rounding shifts of each layer with a bias, sample by sample, as far as it was looked at.
+    """Mean shift that quantization causes in the outputs of each layer with a bias, sample by sample.
 
     Source: Nagel et al., Data-Free Quantization Through Weight Equalization and Bias Correction (2019), section 4.2,
-    with the means of data.
+    with means measured on data.
     """
 
     graph: Graph
     plan: Plan
-    """Which corrects no bias yet."""
+    """The plan to correct; it has no corrections yet."""
     operators: Mapping[str, Operator]
     of: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
-    """``float32[samples, channels]`` of each batch, by the name of the layer."""
+    """``float32[samples, channels]`` for each batch, by layer name."""
 
     @cached_property
     def _quantized(self) -> Graph:
@@ -39,13 +39,13 @@ class BiasShifts:
 
     @torch.no_grad()
     def add(self, inputs: Sequence[Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Look at a batch: one run in integers in which each layer is corrected before the next reads it.
+        """Measure the shifts on one batch, correcting each layer before the next one reads its output.
 
-        So what is found of a layer includes what is left of the errors of those before.
+        The shifts of a layer therefore include the error that earlier corrections leave.
 
         Args:
             inputs: the batch.
-            wanted: the `channel_means` of it in float, by the names of the layers.
+            wanted: the `channel_means` of the float graph on this batch, by layer name.
         """
 
         def correct(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -58,22 +58,23 @@ class BiasShifts:
         run(self._quantized, inputs, correct)
 
     def corrections(self) -> dict[str, Tensor]:
-        """Return what to add to the bias of each layer, ``float32[channels]`` by its name.
+        """Return the correction of each layer's bias, ``float32[channels]``, by layer name.
 
-        Each shift is shrunk by how far samples disagree on it: what is chance is not taken back.
+        Each shift is shrunk by its variance across samples, so that sampling noise is not corrected.
         """
         return {name: _shrunk(torch.cat(shifts)) for name, shifts in self.of.items()}
 
 
 def correction(node: Node, wanted: Tensor, found: Tensor) -> Tensor:
-    """Return what to add to a result of one layer alone, in a shape that broadcasts to it."""
+    """Return the correction for the output of a single layer, in a shape that broadcasts to it."""
     return along_channels(node, _shrunk(channel_means(node, wanted) - channel_means(node, found)), found)
 
 
 def _shrunk(shifts: Tensor) -> Tensor:
-    """Return the mean of ``float32[samples, channels]``, the smaller the less it stands out from its own error.
+    """Return the mean of ``float32[samples, channels]``, shrunk towards 0 by its standard error.
 
-    What chance adds to the square of a mean is known, and taken off: shifts that are no larger become 0.
+    The expected contribution of noise is subtracted from the squared mean. A mean that is no larger than the noise
+    becomes 0.
     """
     mean, samples = shifts.mean(0), len(shifts)
     if samples < 2:

@@ -1,4 +1,4 @@
-"""Calibration: one pass over the data, a batch at a time, that remembers what each value of a graph held."""
+"""Calibration: one pass over the data, batch by batch, that collects statistics of each value of a graph."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ from clika_ref.quantization.statistics import Measured, measured
 from clika_ref.sizes_seen import Sizes, sizes_of
 
 FITTED = 8
-"""Batches that weights and biases are fitted to at most, beside the one that judges."""
+"""Maximum number of batches that weights and biases are fitted to; one more batch is held out for evaluation."""
 
 RESERVOIR_BYTES = 64 * 2**20
-"""Of calibration inputs that are kept, on which algorithms compare what they tried."""
+"""Size limit of the calibration inputs that are kept; algorithms are compared on these."""
 
 
 def sample_count(inputs: Sequence[Tensor]) -> int:
-    """Return how many samples a batch has: the length of side 0, of the longest input."""
+    """Return the number of samples in a batch: the largest length of dim 0 among the inputs."""
     return max((t.shape[0] for t in inputs if t.ndim), default=1)
 
 
 def batch_bytes(inputs: Sequence[Tensor]) -> int:
-    """Return how many bytes a batch takes."""
+    """Return the size of a batch in bytes."""
     return sum(t.numel() * t.element_size() for t in inputs)
 
 
 def moved(inputs: Sequence[Tensor], before: torch.device, after: torch.device) -> list[Tensor]:
-    """Return inputs, one tensor for each, with those that lie on one device on another one."""
+    """Return the inputs, one tensor for each, with those on device ``before`` moved to device ``after``."""
     return [x.to(after) if x.device == before else x for x in inputs]
 
 
 @dataclass
 class Reservoir:
-    """The first batches of the calibration inputs, as many as fit."""
+    """The first calibration batches, as many as fit into ``limit_bytes``."""
 
     limit_bytes: int = RESERVOIR_BYTES
     batches: list[list[Tensor]] = field(default_factory=list[list[Tensor]])
@@ -53,7 +53,7 @@ class Reservoir:
     is_full: bool = False
 
     def samples(self, fewest: int) -> list[list[Tensor]]:
-        """Return the first batches that together have so many samples, along side 0 of their inputs, or all."""
+        """Return the first batches that together have at least ``fewest`` samples along dim 0, or all batches."""
         chosen: list[list[Tensor]] = []
         count = 0
         for inputs in self.batches:
@@ -64,7 +64,10 @@ class Reservoir:
         return chosen
 
     def offer(self, inputs: Sequence[Tensor]) -> None:
-        """Keep copies of a batch, unless it or one before it was too much; the very first is always kept."""
+        """Keep a copy of a batch unless the reservoir is full; the first batch is always kept.
+
+        Once a batch does not fit, no later batch is kept.
+        """
         size = batch_bytes(inputs)
         self.is_full |= bool(self.batches) and self.held_bytes + size > self.limit_bytes
         if not self.is_full:
@@ -74,31 +77,32 @@ class Reservoir:
 
 @dataclass
 class Calibration:
-    """What a pass over the data has found so far.
+    """State of a calibration pass: the statistics, kept batches and sizes so far.
 
-    After an error or an interrupt, the pass can go on with the batch that it came to: it counts once it is whole.
+    After an error or an interrupt, the pass can resume at the batch that it stopped at. A batch counts once it was
+    processed completely.
     """
 
     graph: Graph
-    """What is run: the model as it is going to be written."""
+    """The lowered graph that is run."""
     table: RangeTable = field(default_factory=RangeTable)
-    """What its values held."""
+    """Statistics of its values."""
     reservoir: Reservoir = field(default_factory=Reservoir)
-    """The first batches, on which algorithms are tried."""
+    """The first batches; algorithms are evaluated on these."""
     sizes: Counter[Sizes] = field(default_factory=Counter[Sizes])
-    """Which sizes the batches had, and how many, those included that the reservoir has no room for."""
+    """How often each combination of input sizes occurred, including batches that the reservoir did not keep."""
     model: str = ""
-    """The `fingerprint` of the graph that it began with, of which ``graph`` is what is going to be written."""
+    """`fingerprint` of the original graph; ``graph`` is its lowered form."""
     aside: tuple[Any, ...] = ()
-    """Adapters that are to stand beside layers of the graph (`clika_ref.lora.lowering`), and do once it is smoothed."""
+    """Adapters removed from the graph (`clika_ref.lora.lowering`); smoothing puts them back."""
     _means: dict[int, dict[str, Tensor]] = field(default_factory=dict[int, dict[str, Tensor]])
 
     def add(self, inputs: Sequence[Tensor]) -> None:
-        """Run the graph on a batch, one tensor for each of its inputs, and remember what its values held.
+        """Run the graph on a batch, one tensor for each of its inputs, and record the statistics of its values.
 
         Raises:
-            ModelError: NaN or an infinity is among the inputs, masks left aside, or NaN among the values, or a node
-                fails; the message says where.
+            ModelError: an input contains NaN or an infinity (attention masks excepted), a value contains NaN, or a node
+                fails; the message names the place.
         """
         found: dict[str, Measured] = {}
         means: dict[str, Tensor] = {}
@@ -107,7 +111,7 @@ class Calibration:
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
             if place <= FITTED:
                 _note_means(means, node, results)
-            if moves_what_was_seen(node):  # it has what its operand has
+            if moves_what_was_seen(node):  # same elements as its operand
                 return
             for value, result in zip(node.outputs, results, strict=True):
                 _observe(found, value, result, f"{node.op.name} in {node.origin}", number)
@@ -120,7 +124,7 @@ class Calibration:
                 run(self.graph, inputs, observe)
         except ModelError:
             raise
-        except ClikaError as error:  # of a node that refuses what it reads, as an index that is none
+        except ClikaError as error:  # raised by a node that rejects its inputs, such as an out-of-range index
             msg = f"calibration batch {number}: {error}"
             raise ModelError(msg) from error
         self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
@@ -130,9 +134,9 @@ class Calibration:
             self._means[place] = means
 
     def means(self, place: int) -> Mapping[str, Tensor]:
-        """Return the `channel_means`, ``float32[channels]``, of layers with a bias, by their names, in a batch kept.
+        """Return the `channel_means` of a kept batch, ``float32[samples, channels]`` for each layer with a bias.
 
-        The first batches are run for that once only, in the pass over the data.
+        The calibration pass stores them for the first batches, so that these need no second run.
         """
         if place not in self._means:
             found: dict[str, Tensor] = {}
@@ -142,49 +146,51 @@ class Calibration:
         return self._means[place]
 
     def of(self, graph: Graph, model: str) -> Calibration:
-        """Return the same for another form of the graph, or for other weights, whose `fingerprint` is ``model``."""
+        """Return a copy for another form of the ``graph``, or for other weights; ``model`` is their `fingerprint`."""
         return replace(self, graph=graph, model=model, _means={})
 
     def begins_with(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether a batch, one tensor for each input, is the first of those counted, as far as that is known."""
+        """Return whether a batch, one tensor for each input, is the first one counted; True if that is unknown."""
         return self.table.first in ("", batch_fingerprint(inputs))
 
     def begin_anew(self, graph: Graph) -> None:
-        """Forget what was found, and begin with a graph that nothing is smoothed in yet."""
+        """Discard all results, and restart with a ``graph`` without smoothing."""
         self.reservoir, self.sizes = Reservoir(), Counter()
         self.begin_with(RangeTable(smoothed_for=self.table.smoothed_for, model=self.model), graph)
 
     def begin_with(self, table: RangeTable, graph: Graph) -> None:
-        """Begin with the ranges of another table, and with a graph that nothing is smoothed in yet."""
+        """Continue with the ranges of another ``table``, and with a ``graph`` without smoothing."""
         self.table, self.graph, self._means = table, graph, {}
 
     def keep(self, inputs: Sequence[Tensor]) -> None:
-        """Remember the sizes of a batch, one tensor for each input, and the batch itself where there is room."""
+        """Record the sizes of a batch, one tensor for each input, and keep the batch if there is room."""
         self.sizes[sizes_of(self.graph, inputs)] += 1
         self.reservoir.offer(inputs)
 
     def take(self, reservoir: Reservoir, sizes: Counter[Sizes]) -> None:
-        """Have the batches of another reservoir at hand, and their sizes, as of several processes."""
+        """Use the batches of another ``reservoir`` and their ``sizes``, such as those merged from several processes."""
         self.reservoir, self.sizes, self._means = reservoir, sizes, {}
 
     def moved(self, before: torch.device, after: torch.device) -> Calibration:
-        """Return the same with the batches that lie on a device ``before`` on ``after``, where the model is now."""
+        """Return a copy with the kept batches moved from device ``before`` to ``after``, where the model is now."""
         batches = [moved(inputs, before, after) for inputs in self.reservoir.batches]
         return replace(self, reservoir=replace(self.reservoir, batches=batches), _means={})
 
     @property
     def devices(self) -> list[torch.device]:
-        """Where the inputs of a batch lie, or the weights, where there is no batch."""
+        """Devices of the inputs of a batch, or of the weights if no batch is kept."""
         if self.reservoir.batches:
             return [x.device for x in self.reservoir.batches[0]]
         weight = next((v.data for v in self.graph.constants.values() if v.data is not None), torch.empty(0))
         return [weight.device for _ in self.graph.inputs]
 
     def refuse_infinite(self, inputs: Sequence[Tensor]) -> None:
-        """Refuse a next batch, one tensor for each input, that is no data; infinities may be those of a mask.
+        """Reject a batch, one tensor for each input, that is empty or not finite.
+
+        Infinities are accepted in a tensor that contains only 0 and -infinity, as additive attention masks do.
 
         Raises:
-            ModelError: NaN or an infinity is among the inputs, but for one of nothing else than 0 and -infinity.
+            ModelError: the batch has no samples, or an input contains NaN or an infinity and is no such mask.
         """
         if inputs and not any(x.numel() for x in inputs):
             msg = f"calibration batch {self.table.batches + 1} has no samples; leave it out"
@@ -205,13 +211,16 @@ def _note_means(means: dict[str, Tensor], node: Node, results: tuple[Tensor, ...
 
 
 def _is_mask(x: Tensor) -> bool:
-    """Whether a tensor holds nothing but 0 and -infinity, which added to scores takes some of them out."""
+    """Return whether a tensor contains only 0 and -infinity, as additive attention masks do."""
     kept = x == 0
     return bool(kept.any() and (kept | (x == -torch.inf)).all())
 
 
 def moves_what_was_seen(node: Node) -> bool:
-    """Whether a node only moves elements of a value that calibration looks at; what it picks of a constant is new."""
+    """Return whether a node only moves elements of a value that calibration observes already.
+
+    A selection from a constant is observed itself.
+    """
     if node.op.trait is not SAME_SCALE:
         return False
     return not next(v for v in node.inputs if isinstance(v, Value)).is_constant
@@ -233,7 +242,7 @@ def _observe(found: dict[str, Measured], value: Value, x: Tensor, where: str, ba
 
 
 def _infinite_behind(value: Value, found: Mapping[str, Measured]) -> Node | None:
-    """Return the node that made the first number behind a value that is infinite, or as large; None where none is."""
+    """Return the first node upstream of a value with an infinite or comparably large output; None if there is none."""
     node, source = value.producer, None
     while node is not None:
         behind = (v for v in node.inputs if isinstance(v, Value) and _is_unbounded(v, found))

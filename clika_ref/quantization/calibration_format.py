@@ -1,4 +1,4 @@
-"""A calibration as JSON and tensors, and back: ranges in little space, and the inputs that it keeps where wanted."""
+"""Serialization of a calibration as JSON and tensors: compact ranges and, optionally, the kept inputs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from clika_ref.quantization.ranges import RangeTable
 from clika_ref.saving.deflating import deflated, inflated
 
 COUNTS, PLANES, INPUTS = "counts", "planes of counts", "inputs"
-"""What tensors are: counts of all values, before format 2 of files and since then, and ``inputs.<batch>.<input>``."""
+"""Names of tensors: counts of all values before file format 2 and since then, and ``inputs.<batch>.<input>``."""
 
 
 def calibration_to_json(
     calibration: Calibration, *, is_whole: bool, keeps_inputs: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a calibration: a document, and tensors.
+    """Return a calibration as a JSON document and tensors.
 
     Args:
-        calibration: whose inputs are a part of what it has found.
-        is_whole: whether it came to the end of the data.
-        keeps_inputs: whether inputs are kept as well, by which other targets are decided for.
+        calibration: its kept inputs are part of the state.
+        is_whole: whether it has processed all of the data.
+        keeps_inputs: whether to save the kept inputs as well, which are needed to quantize for other targets.
     """
     ranges, tensors = calibration.table.saved()
     tensors[PLANES] = _squeezed(tensors.pop(COUNTS))
@@ -44,15 +44,15 @@ def calibration_to_json(
 
 
 def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor], graph: Graph) -> Calibration:
-    """Return what `calibration_to_json` was given; one whose inputs were not kept holds none.
+    """Return the calibration that `calibration_to_json` converted; without saved inputs it has none.
 
     Args:
-        document: as it was returned.
-        tensors: likewise.
-        graph: of the module, in place of that which is going to be written: `Calibration.of` takes another one.
+        document: the JSON document.
+        tensors: the tensors of `calibration_to_json`.
+        graph: of the module, before lowering; `Calibration.of` takes the lowered one.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the data is damaged.
     """
     try:
         counts = _unsqueezed(tensors, len(document["ranges"]["values"]))
@@ -74,12 +74,15 @@ def _batch(tensors: Mapping[str, Tensor], number: int, count: int) -> list[Tenso
 
 
 def _squeezed(counts: Tensor) -> Tensor:
-    """Return ``int64[values, bins]`` as ``uint8[bytes]``: first the lowest byte of all counts; others are mostly 0."""
+    """Compress counts ``int64[values, bins]`` to ``uint8[bytes]``.
+
+    The lowest bytes of all counts come first; the other byte planes are mostly 0.
+    """
     return deflated(_bytes_of(counts).T.contiguous().numpy().tobytes())
 
 
 def _unsqueezed(tensors: Mapping[str, Tensor], values: int) -> Tensor:
-    """Return the counts of so many values, and never more than these take."""
+    """Decompress the counts of this many values; never allocates more than they take."""
     size, squeezed = values * 2 * BINS * torch.int64.itemsize, tensors[PLANES if PLANES in tensors else COUNTS]
     found = inflated(squeezed, size)
     if len(found) != size:
@@ -98,5 +101,5 @@ def _unsqueezed(tensors: Mapping[str, Tensor], values: int) -> Tensor:
 
 
 def _bytes_of(counts: Tensor) -> Tensor:
-    """Return the bytes of counts, ``uint8[counts, 8]``, in the same memory."""
+    """Return a view of the bytes of counts, ``uint8[counts, 8]``."""
     return counts.view(-1).view(torch.uint8).reshape(-1, torch.int64.itemsize)

@@ -1,4 +1,4 @@
-"""What a layer returned, channel by channel."""
+"""Per-channel means of a layer's output."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from clika_ref.core.ir import Node
 
 
 def along_channels(node: Node, channels: Tensor, result: Tensor) -> Tensor:
-    """Return ``float32[channels]`` in a shape that broadcasts to a result."""
+    """Reshape ``float32[channels]`` so that it broadcasts to the output of a layer."""
     sides = [1] * result.ndim
     sides[node.op.trait.channel or 0] = -1
     return channels.reshape(sides)
 
 
 MOST_SAMPLES = 16
-"""Into as many parts a result is cut at most: its first side may be that of positions, of which there are many."""
+"""Maximum number of parts that an output is split into; its first dim may be that of positions, which are many."""
 
 
 def channel_means(node: Node, result: Tensor) -> Tensor:
-    """Return the mean of each channel in each sample, ``float32[samples, channels]``; one sample where none are.
+    """Return the mean of each channel in each sample, ``float32[samples, channels]``.
 
-    Where there are more than `MOST_SAMPLES`, neighbours make one.
+    An output without a batch dim is one sample. More than `MOST_SAMPLES` samples are averaged in groups of neighbors.
     """
     by_channel = result.movedim(node.op.trait.channel or 0, -1)
     means = by_channel.reshape(result.shape[0] if result.ndim > 1 else 1, -1, by_channel.shape[-1]).mean(1)

@@ -1,4 +1,4 @@
-"""Weight clipping: scales per channel that miss least, where a few large weights would cost all others their steps."""
+"""Weight clipping: scales with the least squared error, so that few large weights do not cost the others precision."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from clika_ref.quantization.scales import LEAST_SCALE, weight_scales
 from clika_ref.quantization_scheme import Integers
 
 STEP = 1 / 32
-"""Shares of the whole that are tried lie so far apart."""
+"""Distance between the scales that are tried, as a share of the scale without clipping."""
 
 FEW_BITS = 4
-"""With so few, coarse steps cost more than what is clipped: shares are tried down to a third, else to two thirds."""
+"""Widths for which coarse steps cost more than clipping: scales are tried down to a third, else to two thirds."""
 
 
 def clipped_scales(weight: Tensor, axis: int | None, integers: Integers, importance: Tensor | None = None) -> Tensor:
-    """Return the scales whose integers are nearest to a weight, in the mean of squares: never worse than no clipping.
+    """Return the scales with the least mean squared quantization error of a weight; never worse than without clipping.
 
     Args:
         weight: of a layer, in any float dtype.
-        axis: the side of its output channels, each of which has a scale; None for one scale in all.
-        integers: the kind that stands for it.
-        importance: what an error of each element weighs, of a shape that broadcasts to that of the weight: the mean
-            square of the input that it is multiplied with makes this the error of the layer's output, as far as inputs
-            are uncorrelated. None weighs all alike.
+        axis: the dim of the output channels, with a scale for each; None for a single scale.
+        integers: the quantized type.
+        importance: factor for the squared error of each element; broadcasts to the shape of the weight. The mean square
+            of the matching input turns the result into the error of the layer's output, if inputs are uncorrelated.
+            None counts all elements equally.
 
     Returns:
-        ``float32[channels]``, or ``float32[]`` where ``axis`` is None.
+        ``float32[channels]``, or ``float32[]`` if ``axis`` is None.
     """
     rows = _rows(weight.detach(), axis)
     weighs = None if importance is None else _rows(importance.detach().expand_as(weight), axis)
@@ -42,11 +42,11 @@ def clipped_scales(weight: Tensor, axis: int | None, integers: Integers, importa
 
 
 def _rows(x: Tensor, axis: int | None) -> Tensor:
-    """Return ``float32[channels, elements]``."""
+    """Return a weight as ``float32[channels, elements]``."""
     return x.float().reshape(1, -1) if axis is None else x.float().movedim(axis, 0).flatten(1)
 
 
 def _error(rows: Tensor, scales: Tensor, integers: Integers, weighs: Tensor | None) -> Tensor:
-    """Return the squares of what integers miss of each row, summed: ``float32[channels, 1]``."""
+    """Return the squared quantization error of each row, ``float32[channels, 1]``."""
     missed = (rows / scales).round_().clamp_(integers.low, integers.high).mul_(scales).sub_(rows).square_()
     return (missed if weighs is None else missed.mul_(weighs)).sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Weights in few bits, whose layers compute in float: a scale for each channel, or for each block of a channel."""
+"""Low-bit weights of layers that compute in float, with a scale for each channel or for each block of a channel."""
 
 from __future__ import annotations
 
@@ -19,44 +19,44 @@ from clika_ref.quantization.layer_weights import bias_of, numbers_of, position_o
 from clika_ref.quantization_scheme import Integers, scheme_of
 
 FOUR, EIGHT = 4, 8
-"""The width of integers that are stored two in a byte, and of those that have one each."""
+"""Bit widths: two INT4 weights are stored in a byte, one INT8 weight."""
 
 
 @dataclass(frozen=True)
 class Compressed:
-    """How the weight of one layer is held, of ``outputs`` rows of ``inputs`` elements each."""
+    """The low-bit form of a layer's weight ``[outputs, inputs]``."""
 
     bits: int
     block_size: int
-    """Neighbours in a row that share a scale; 0 where a whole row does."""
+    """Number of neighbors in a row that share a scale; 0 for one scale per row."""
     scales: Tensor
     """``float32[outputs, blocks]``."""
     moved: Tensor | None = None
-    """``int8[outputs, inputs]``: how far elements are rounded from the nearest integer; not at all where None."""
+    """``int8[outputs, inputs]``: steps between each integer and the nearest one; None for rounding to nearest."""
 
     @property
     def integers(self) -> Integers:
-        """The kind that it is held in."""
+        """The quantized type."""
         return Integers(self.bits, is_signed=True, is_symmetric=True)
 
     def on(self, device: torch.device) -> Compressed:
-        """Return it with its tensors on a device."""
+        """Return a copy with its tensors on a device."""
         moved = None if self.moved is None else self.moved.to(device)
         return replace(self, scales=self.scales.to(device), moved=moved)
 
     def bytes_of(self, elements: int) -> int:
-        """Return what so many elements take on disk, scales included."""
+        """Return the bytes that this many elements take on disk, scales included."""
         return elements * self.bits // 8 + self.scales.numel() * self.scales.element_size()
 
     def steps(self, rows: Tensor) -> Tensor:
-        """Return the integers of a weight, ``int8[outputs, inputs]``, given ``float32[outputs, inputs]``."""
+        """Quantize a weight ``float32[outputs, inputs]`` to ``int8[outputs, inputs]``."""
         kind, nearest = self.integers, self._divided(rows).round()
         nearest = nearest.clamp(kind.low, kind.high)
         moved = nearest if self.moved is None else (nearest + self.moved).clamp(kind.low, kind.high)
         return moved.to(torch.int8)
 
     def held(self, rows: Tensor) -> Tensor:
-        """Return what the integers of a weight stand for, ``float32[outputs, inputs]``."""
+        """Return the dequantized weight, ``float32[outputs, inputs]``."""
         blocks = self.steps(rows).float().reshape(*self.scales.shape, -1) * self.scales[..., None]
         return blocks.reshape(rows.shape)
 
@@ -65,7 +65,7 @@ class Compressed:
 
 
 def has_rows(node: Node) -> bool:
-    """Whether the weight of a layer has a row for each output, and not a column."""
+    """Return whether the weight of a layer has a row for each output, not a column."""
     return (node.op.trait.axis or 0) == 0
 
 
@@ -76,9 +76,10 @@ def rows_of(node: Node, weight: Tensor) -> Tensor:
 
 
 def compress_layer(graph: Graph, node: Node, held: Compressed, operators: Mapping[str, Operator]) -> None:
-    """Let a layer read integers; one whose weight has rows becomes a product with its columns, and a sum.
+    """Replace the weight of a layer by its low-bit form and a ``dequantize`` node.
 
-    Runtimes look for integers of few bits as ``[inputs, outputs]`` before a product.
+    A layer with a row for each output becomes a ``matmul`` with the transposed weight, and an ``add``. Runtimes look
+    for low-bit weights as ``[inputs, outputs]`` before a matrix product.
     """
     weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
     sides = weight.type.shape[::-1] if has_rows(node) else weight.type.shape
@@ -107,11 +108,11 @@ def _columns(node: Node, weight: Value, held: Compressed) -> Tensor:
 
 
 def store_four_bits(graph: Graph, target: Target, *, as_such: bool | None) -> None:
-    """Store integers of four bits in half a byte each or, where ``as_such`` is False, in a byte.
+    """Store INT4 weights in half a byte each or, if ``as_such`` is False, in a byte.
 
     Raises:
-        ModelError: ``as_such`` is True, and there are none.
-        TargetError: ``as_such`` is False, there are some, and the target takes no weights of eight bits alone.
+        ModelError: ``as_such`` is True, and there are no INT4 weights.
+        TargetError: ``as_such`` is False, there are INT4 weights, and the target has no weight-only INT8.
     """
     few = [node for node in graph.nodes if node.kind == "dequantize" and node.attrs["bits"] == FOUR]
     if as_such and not few:
@@ -131,6 +132,6 @@ def store_four_bits(graph: Graph, target: Target, *, as_such: bool | None) -> No
 
 
 def _takes_eight(target: Target) -> bool:
-    """Whether a target multiplies weights of eight bits with floats."""
+    """Return whether a target supports weight-only INT8."""
     scheme = scheme_of(target)
     return scheme is not None and scheme.weights_only is not None and EIGHT in scheme.weights_only.bits

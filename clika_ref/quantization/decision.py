@@ -1,4 +1,4 @@
-"""What was decided for each layer of a graph, and what another threshold would give."""
+"""The quantization of each layer of a graph, and the predicted result at other thresholds."""
 
 from __future__ import annotations
 
@@ -21,52 +21,52 @@ FLOAT_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class LayerReport:
-    """A line of the summary: what became of a layer, and why."""
+    """A row of the summary: the decision for one layer, and the reason."""
 
     name: str
-    """Of the node in the graph."""
+    """Name of the node in the graph."""
     scope: str
-    """The path of its module."""
+    """Path of its module."""
     operator: str
-    """The name of its operator."""
+    """Name of its operator."""
     sensitivity: float | None
-    """None where no target could compute it in integers, or the user skips it, so that it was not weighed."""
+    """None if it was not estimated: no target can quantize the layer, or the user skips it."""
     reason: str
-    """Why it stays float; nothing where it runs in integers, or holds its weight in them."""
+    """Reason to keep it in float; empty if the layer or its weight is quantized."""
     widths: tuple[int, int]
-    """Bits of its weight and of what it reads, were it quantized."""
+    """Bits of its weight and its input in quantized form."""
     bytes_before: int
-    """Bytes of its weight as it is."""
+    """Bytes of its weight before quantization."""
     bytes_quantized: int
-    """Bytes of its weight, were it quantized."""
+    """Bytes of its weight in quantized form."""
 
     @property
     def bits(self) -> tuple[int, int]:
-        """Bits of its weight and of what it reads."""
+        """Bits of its weight and its input, as decided."""
         return (FLOAT_BITS, FLOAT_BITS) if self.reason else self.widths
 
     @property
     def bytes_after(self) -> int:
-        """Bytes of its weight."""
+        """Bytes of its weight, as decided."""
         return self.bytes_before if self.reason else self.bytes_quantized
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """What another threshold would give."""
+    """Predicted result at another threshold."""
 
     threshold: float
-    """The share of the outputs' square that a single layer may change: ``quantization_sensitivity_threshold``."""
+    """Share of the outputs' squared norm that one layer may change: ``quantization_sensitivity_threshold``."""
     layers: int
-    """How many are in integers."""
+    """Number of quantized layers."""
     bytes: int
-    """Of all weights and constants, which is the file but for its nodes and scales, some percent of a small one."""
+    """Bytes of all weights and constants. Nodes and scales, some percent of a small file, are not counted."""
     sqnr: float
-    """Predicted, in dB, of what varies in the outputs; infinite where nothing is quantized, -inf if nothing varies."""
+    """Predicted SQNR in dB of the varying part of the outputs; inf if nothing is quantized, -inf if nothing varies."""
 
 
 def told_decibels(ratio: float) -> str:
-    """Return a ratio in dB as tables print it; infinite ones say what they mean.
+    """Format a ratio in dB for tables; infinite ones are explained.
 
     >>> told_decibels(31.04), told_decibels(math.inf), told_decibels(-math.inf)
     ('31.0 dB', 'exact', 'none: outputs are constant')
@@ -89,7 +89,7 @@ LAYERS: Mapping[str, Callable[[LayerReport], object]] = {
     "bytes after": lambda layer: layer.bytes_after,
     "decision": _decision,
 }
-"""Widths in bits, QS as quantization sensitivity."""
+"""Columns of the table of layers: widths in bits, QS for quantization sensitivity."""
 
 WHAT_IF: Mapping[str, Callable[[WhatIf], object]] = {
     "threshold": lambda row: row.threshold,
@@ -103,31 +103,31 @@ WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Quantization(Told):
-    """How one graph is quantized for one target; printed, a table of its layers and one of other thresholds."""
+    """Quantization of a graph for a target; prints as a table of its layers and one of other thresholds."""
 
     plan: Plan
-    """The scales, by the names of values and layers."""
+    """Scales by value and layer name."""
     layers: Sequence[LayerReport]
-    """A line for each layer."""
+    """One row for each layer."""
     what_if: Sequence[WhatIf]
-    """A line for each threshold at which one more layer becomes integers, the least first."""
+    """One row for each threshold at which one more layer is quantized, in ascending order."""
     observer: str
-    """What the ranges of values were chosen by; nothing where only weights are quantized."""
+    """Observer that chose the activation ranges; empty for weight-only quantization."""
     bytes: int
-    """Of the file, as `WhatIf` counts them."""
+    """Bytes of the file, counted as in `WhatIf`."""
     spared: Sequence[str] = ()
-    """The layers that stay float at any threshold, as they cost little and spoil much."""
+    """Layers kept in float at any threshold, since they cost little and cause much of the error."""
     observers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """By which observer the range of each value in integers was chosen, by their names."""
+    """Observer of each quantized value, by value name."""
 
     @property
     def table(self) -> Table[LayerReport]:
-        """What became of each layer, in order."""
+        """The decision for each layer, in order."""
         return Table(self.layers, LAYERS)
 
     @property
     def what_if_table(self) -> Table[WhatIf]:
-        """What each threshold would give at which one more layer is quantized."""
+        """The predicted result at each threshold at which one more layer is quantized."""
         return Table(self.what_if, WHAT_IF)
 
     def parts(self) -> Sequence[Table[Any] | str]:
@@ -136,7 +136,7 @@ class Quantization(Told):
 
 
 def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:
-    """Return a line for each layer: those in integers first, then those that stay float, each in order."""
+    """Return a row for each layer: first the quantized layers, then those in float, each in graph order."""
     widths = scheme.weights.bits, scheme.activations.bits
     return [
         LayerReport(
@@ -154,7 +154,7 @@ def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: Q
 
 
 def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Quantization:
-    """Return what became of the weights of layers."""
+    """Return the result of weight-only quantization."""
     plan = Plan(scheme)
     plan.compressed = {node.name: held for node, held in found.held.items()}
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
@@ -179,17 +179,17 @@ def what_if(
     *,
     graph: Graph,
 ) -> list[WhatIf]:
-    """Return what each threshold would give at which one more layer is quantized, errors of layers adding up.
+    """Predict the result at each threshold at which one more layer is quantized, assuming that layer errors add up.
 
     Args:
-        reports: of all layers, of which those that were weighed count.
-        parts: what the errors of these are made of, by name; layers that stay float at any threshold have none.
-        joints: what they round together.
-        varying: the share of the outputs' energy that varies with the input.
-        measured: the error of the outputs with what is quantized, as a share of their energy, by which all are
-            corrected. Where errors of layers add up to more, they do so the more the more there are, as what one layer
-            alone does was estimated right. Where they come to less, biases take back what the layers before have left,
-            of few layers as of many.
+        reports: of all layers; only those with an estimated sensitivity count.
+        parts: the error terms of these layers, by name; layers kept in float at any threshold have none.
+        joints: their shared error terms, by value name.
+        varying: the share of the outputs' squared norm that varies with the input.
+        measured: the measured error of the current quantization, as a share of the outputs' squared norm, to correct
+            the predictions. If it exceeds the sum of the layer errors, the excess grows with the number of layers,
+            since the estimate for one layer was right. If it is lower, biases compensate for the error of earlier
+            layers, with few layers as with many.
         graph: of these layers, in float.
     """
     foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
@@ -207,12 +207,12 @@ def what_if(
 
 
 def decibels(signal: float, noise: float) -> float:
-    """Return the ratio of two energies in dB."""
+    """Return the ratio of two squared norms in dB."""
     return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
 
 
 def bytes_with(graph: Graph, reports: Iterable[LayerReport]) -> int:
-    """Return what the weights and constants of a file take whose layers are as they are reported."""
+    """Return the bytes of a file's weights and constants, with its layers as reported."""
     file = _File(graph)
     for layer in reports:
         if not layer.reason:
@@ -221,9 +221,9 @@ def bytes_with(graph: Graph, reports: Iterable[LayerReport]) -> int:
 
 
 class _File:
-    """What the constants of a graph take that anything reads, while one layer after another gets integers of its own.
+    """Counts the bytes of the constants in use, while one layer after another is quantized.
 
-    A weight that several read stays in float beside the integers of some of them, until the last one has its own.
+    A weight that several layers read also stays in float until the last of them is quantized.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -232,7 +232,7 @@ class _File:
         self.bytes = sum(map(_bytes_of, self._readers))
 
     def quantize(self, layer: LayerReport) -> None:
-        """Let a layer read integers in place of its weight."""
+        """Replace the weight of a layer by its quantized form."""
         self.bytes += layer.bytes_quantized
         for weight in _weights(self._nodes[layer.name]):
             self._readers[weight] -= 1
@@ -241,7 +241,7 @@ class _File:
 
 
 def _bytes(node: Node) -> int:
-    """Return what the weight of a layer takes as it is."""
+    """Return the bytes of a layer's weight before quantization."""
     return sum(map(_bytes_of, _weights(node)))
 
 
@@ -254,7 +254,7 @@ def _elements(node: Node) -> int:
 
 
 def _weights(node: Node) -> list[Value]:
-    """Return the weight of a layer; of one that has several, as recurrent ones, all; none where it is computed."""
+    """Return the weights of a layer: one, several for recurrent layers, or none if the weight is computed."""
     if node.op.trait.matrices is not None:
         return matrices_of(node)
     weight = node.inputs[position_of(node)]

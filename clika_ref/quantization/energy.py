@@ -1,4 +1,4 @@
-"""Energies of outputs, and of what they miss: without elements that masks put there."""
+"""Squared norms of outputs and of their differences, without masked elements."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import torch
 from torch import Tensor
 
 ENDLESS = 1e30
-"""Elements from here on are what a mask put there: infinities, or the least number of a dtype."""
+"""Elements from this magnitude on come from a mask: infinities, or the minimum of a dtype."""
 
 
 def energy(x: Tensor) -> float:
-    """Return the squares of elements, summed: of an output its signal, of a difference its noise."""
+    """Return the squared norm: the signal of an output, or the noise of a difference."""
     return float(bounded(x.detach().double()).square().sum())
 
 
 def missed(found: Tensor, wanted: Tensor) -> float:
-    """Return the energy of what an output misses of another one; where both are masked, or not a number, nothing."""
+    """Return ``||found - wanted||^2``; elements that are masked, or NaN, in both count as 0."""
     return float(_differences(found, wanted).square().sum())
 
 
 def missed_by_sample(found: Tensor, wanted: Tensor, samples: int) -> list[float]:
-    """Return the same of each of so many equal parts along the first side."""
+    """Return ``||found - wanted||^2`` of each of ``samples`` equal parts along the first dim."""
     return _differences(found, wanted).square().reshape(samples, -1).sum(1).tolist()
 
 
 def missed_share(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
-    """Return ``||F - W||^2 / ||W||^2``, the mean of it over all outputs that are not 0."""
+    """Return ``||F - W||^2 / ||W||^2``, averaged over all outputs that are not 0."""
     return mean_share((missed(f, w), energy(w)) for f, w in zip(found, wanted, strict=True))
 
 
 def mean_share(parts: Iterable[tuple[float, float]]) -> float:
-    """Return the mean of shares, each given as a part and its whole; of nothing there is none."""
+    """Return the mean of ``part / whole`` over the pairs with a nonzero whole; 0 if there are none."""
     shares = [part / whole for part, whole in parts if whole]
     return sum(shares) / len(shares) if shares else 0.0
 
 
 def bounded(x: Tensor) -> Tensor:
-    """Return elements with 0 in place of what masks put there."""
+    """Replace masked elements and NaN by 0."""
     return x.masked_fill(_is_endless(x) | x.isnan(), 0.0)
 
 

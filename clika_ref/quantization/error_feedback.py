@@ -1,4 +1,4 @@
-"""Rounding with feedback: what one element of a weight misses, the elements behind it make up for."""
+"""GPTQ: the rounding error of each weight element is compensated by the elements after it."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from torch import Tensor
 from clika_ref.quantization_scheme import Integers
 
 DAMPING = 0.01
-"""Of the mean of the diagonal, added to it: few samples leave directions in which nothing was seen."""
+"""Share of the mean diagonal that is added to the diagonal: few samples leave directions without data."""
 
 COLUMNS = 128
-"""Whose errors are spread at once to all that lie behind."""
+"""Number of columns with errors that are applied to all later columns at once."""
 
 
 @torch.no_grad()
 def rounded_with_feedback(rows: Tensor, scales: Tensor, integers: Integers, gram: Tensor) -> Tensor | None:
-    """Return integers of a weight with which its products with data, not its elements, miss least.
+    """Return the quantized weight with the least error of its products with data, not of its elements.
 
-    Zeros stay zeros, as those are of a mask.
+    Zeros stay 0, such as those of a pruning mask.
 
     Args:
         rows: ``float32[outputs, inputs]``.
         scales: ``float32[outputs, blocks]``.
-        integers: the kind that stands for them.
-        gram: ``x.T @ x`` of what the layer reads, ``float32[inputs, inputs]``.
+        integers: the quantized type.
+        gram: ``x.T @ x`` of the layer's input, ``float32[inputs, inputs]``.
 
     Returns:
-        ``int8[outputs, inputs]``, or None where the data is not finite, or leaves no way to solve for it.
+        ``int8[outputs, inputs]``, or None if the data is not finite or its Gram matrix cannot be inverted.
 
     Source: Frantar et al., GPTQ (2023), in the order of the columns.
     """
@@ -51,7 +51,7 @@ def rounded_with_feedback(rows: Tensor, scales: Tensor, integers: Integers, gram
 
 
 def _feedback(gram: Tensor) -> Tensor | None:
-    """Return the upper triangle by whose rows errors are spread, None where there is none."""
+    """Return the upper Cholesky factor of the inverse Gram matrix, None if there is none."""
     if not bool(gram.isfinite().all()):
         return None
     wide = gram.double()

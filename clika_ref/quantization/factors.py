@@ -1,4 +1,4 @@
-"""Factors of channels: who divides a value by them, and the weights behind it that make up for that."""
+"""Channel factors: divide a value by them, and multiply the weights that read it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from clika_ref.quantization.placement import COMPUTE
 
 @dataclass(frozen=True)
 class Channels:
-    """A value whose channels may be divided, as all who then read it multiply it with weights."""
+    """A value with channels that can be divided, since all of these readers multiply it with weights."""
 
     value: Value
     side: int
-    """Of the channels."""
+    """Dim of the channels."""
     readers: tuple[Use, ...]
-    """The layers that multiply."""
+    """The uses by layers."""
     source: Node | None
-    """Whose constants take the division up; None where a node of its own must divide."""
+    """Node with constants that absorb the division; None if a separate node must divide."""
 
     @property
     def layers(self) -> list[Node]:
-        """The layers that multiply."""
+        """The layers that multiply the value with weights."""
         return [_node(use) for use in self.readers]
 
     @property
@@ -42,12 +42,12 @@ class Channels:
         return [(node, numbers_of(weight_of(node))) for node in self.layers]
 
     def rows(self, x: Tensor) -> Tensor:
-        """Return what the value held as ``[times, channels]``."""
+        """Return a tensor of the value as ``[rows, channels]``."""
         return x.movedim(self.side, -1).reshape(-1, x.shape[self.side])
 
     def divide(self, graph: Graph, factor: Tensor, build: Builder) -> None:
-        """Divide by a factor for each channel, ``float32[channels]``, and multiply the weights behind by it."""
-        factor = factor.to(numbers_of(weight_of(self.layers[0])).device)  # one that was read from a file is on the CPU
+        """Divide the value by channel factors, ``float32[channels]``, and multiply the weights that read it."""
+        factor = factor.to(numbers_of(weight_of(self.layers[0])).device)  # one read from a file is on the CPU
         inverse = given(1 / factor, f"{self.value.name}_smoothing")
         if self.source is not None:
             for position, axis in _scaling(self.source):
@@ -69,10 +69,10 @@ class Channels:
 
 
 def channels_of(graph: Graph, value: Value) -> Channels | None:
-    """Return the channels of a value, None where nobody could divide them, or nothing would make up for it.
+    """Return the channels of a value; None if they cannot be divided, or no weights can compensate.
 
-    Where the constants of what makes the value take the division up, all who read it must be layers, of any kind; a
-    node that divides serves those that multiply with a matrix, and leaves the others what they read.
+    If the constants of the producer absorb the division, all readers must be layers, of any kind. A separate node
+    serves the readers that multiply with a matrix; other readers keep the original value.
     """
     if value.type.dtype != torch.float32:
         return None
@@ -88,12 +88,12 @@ def channels_of(graph: Graph, value: Value) -> Channels | None:
 
 
 def by_input(weight: Tensor, groups: int) -> Tensor:
-    """Return a weight ``[outputs, inputs / groups, ...]`` as ``[groups, outputs / groups, inputs / groups, ...]``."""
+    """Reshape a weight ``[outputs, inputs / groups, ...]`` to ``[groups, outputs / groups, inputs / groups, ...]``."""
     return weight.reshape(groups, -1, *weight.shape[1:])
 
 
 def _source(graph: Graph, value: Value, side: int) -> Node | None:
-    """Return the node whose constants scale the channels of a value, but for what hands factors on."""
+    """Return the node with constants that scale the channels of a value; homogeneous nodes in between are skipped."""
     node = value.producer if value.index == 0 else None
     while node is not None and node.op.trait.is_homogeneous:
         inner = node.inputs[0]
@@ -110,7 +110,7 @@ def _source(graph: Graph, value: Value, side: int) -> Node | None:
 
 
 def _scaling(node: Node) -> list[tuple[int, int]]:
-    """Return the operands, and their sides, along which the channels of a result are scaled."""
+    """Return the operands, and their dims, along which the channels of a result are scaled."""
     trait = node.op.trait
     if trait.kind != COMPUTE:
         return [(position, 0) for position in trait.factors]
@@ -120,7 +120,7 @@ def _scaling(node: Node) -> list[tuple[int, int]]:
 
 
 def _is_layer(graph: Graph, use: Use) -> bool:
-    """Whether a use multiplies a value with a constant ``[outputs, inputs, ...]``."""
+    """Return whether a use multiplies a value with a constant ``[outputs, inputs, ...]``."""
     node = use.user
     if not isinstance(node, Node) or use.position != 0 or node.op.trait.kind != COMPUTE or node.op.trait.axis != 0:
         return False
@@ -129,7 +129,7 @@ def _is_layer(graph: Graph, use: Use) -> bool:
 
 
 def _is_scalable(graph: Graph, operand: Any) -> bool:
-    """Whether an operand is a weight of float32 that no call changes."""
+    """Return whether an operand is a float32 weight that no call changes."""
     return is_own(graph, operand) and operand.type.dtype == torch.float32
 
 
@@ -139,11 +139,11 @@ def _node(use: Use) -> Node:
 
 
 def scaled_along(x: Tensor, factor: Tensor, *, axis: int) -> Tensor:
-    """Return a constant with a factor for each place along a side."""
+    """Multiply a constant by a factor for each index along a dim."""
     return x * factor.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
 def times(weight: Tensor, factor: Tensor, *, groups: int) -> Tensor:
-    """Return a weight ``[outputs, inputs / groups, ...]`` with a factor for each channel that it is multiplied with."""
+    """Multiply a weight ``[outputs, inputs / groups, ...]`` by a factor for each of its input channels."""
     sides = (groups, 1, -1, *[1] * (weight.ndim - 2))
     return (by_input(weight, groups) * factor.reshape(sides)).reshape(weight.shape)

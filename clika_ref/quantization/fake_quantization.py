@@ -1,9 +1,9 @@
-"""Fake quantization: floats rounded to what integers hold, with gradients for them and for their scales.
+"""Fake quantization: floats rounded to quantized values, with gradients for the floats and for their scales.
 
-Gradients pass straight through rounding, and not at all where an element is cut off; what is rounded to an end is not.
-The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a step moves it about as far
-as it moves weights. It is divided by the square of the scale, too: what an optimizer is given is the logarithm, and a
-step of SGD along that would move the scale by the square of it less.
+Gradients pass straight through rounding, and are 0 where an element is clipped. An element that rounds to the minimum
+or maximum is not clipped. The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a
+step moves it about as far as it moves weights. It is also divided by the squared scale: optimizers update the
+logarithm, and an SGD step along it would move the scale less by that factor.
 
 Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
 """
@@ -20,7 +20,7 @@ from clika_ref.core.operators import operator
 from clika_ref.quantization.scales import BIAS_LIMIT
 
 SMALLEST_MOVED = 2.0**-13
-"""What smaller scales count as where gradients are divided by them: those of channels near 0 would explode."""
+"""Minimum of the scale that gradients are divided by: for channels near 0 they would explode otherwise."""
 
 
 @operator()
@@ -31,16 +31,16 @@ def learned_scale(log_scale: Tensor, *, planned: float) -> Tensor:
 
 @operator()
 def learned_scales(log_scales: Tensor, planned: Tensor) -> Tensor:
-    """``planned * exp(log_scales)``, one for each channel or block, in float32; ``log_scales[1]`` is of one in all."""
+    """``planned * exp(log_scales)`` in float32, for each channel or block; ``log_scales[1]`` is a single scale."""
     grown = log_scales.exp()
     return planned * (grown if planned.ndim else grown.reshape(()))
 
 
 @operator()
 def followed_scales(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
-    """``scales[c, ...] * |now[c] / then[c]|``, by what a norm multiplies a weight by: its integers stay as they are.
+    """``scales[c, ...] * |now[c] / then[c]|``: follow the multiplier of a norm, so that the integers stay the same.
 
-    As they are where either is 0, and where all channels have one scale.
+    Unchanged where either is 0, and if all channels share one scale.
     """
     if not scales.ndim:
         return scales
@@ -51,13 +51,13 @@ def followed_scales(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
 
 @operator()
 def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: int) -> Tensor:
-    """Return what integers hold of a value: ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``.
+    """Return ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``: quantized and dequantized.
 
-    The elements by which the gradient of the scale is lessened are those of one sample. The greatest integer is that
-    above the zero point, in whichever type it is held: 255 of what is never negative.
+    The gradient of the scale is reduced by the number of elements of one sample. The greatest integer is counted from
+    the zero point, in any type: 255 for values that are never negative.
     """
     features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
-    greatest = max(high - zero_point, (high - low) // 2)  # where most lie below the zero point, half of all
+    greatest = max(high - zero_point, (high - low) // 2)  # half of the range if most of it is below the zero point
     share = (features * greatest) ** -0.5
     scale = scale if x.ndim else scale.reshape(())
     return _FakeQuantized.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
@@ -67,9 +67,9 @@ def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: 
 def fake_quantize_weight(
     weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, axis: int | None, low: int, high: int
 ) -> Tensor:
-    """Return what integers hold of a weight that has a scale for each place along a side, or one in all.
+    """Quantize and dequantize a weight with a scale for each index along a dim, or a single one.
 
-    Those that are ``moved`` are rounded to another integer than the nearest, by so many steps.
+    ``moved`` is the offset of each integer from the nearest one, in steps.
     """
     if axis is not None:
         scales = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
@@ -80,7 +80,7 @@ def fake_quantize_weight(
 def fake_quantize_rows(
     weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, has_rows: bool, low: int, high: int
 ) -> Tensor:
-    """Return what integers hold of a matrix that has ``scales[outputs, blocks]``, outputs being its rows or columns."""
+    """Quantize and dequantize a matrix with ``scales[outputs, blocks]``; outputs are its rows or its columns."""
     rows = weight if has_rows else weight.T
     parts = rows.reshape(*scales.shape, -1)
     steps = None if moved is None else moved.reshape(parts.shape)
@@ -90,7 +90,7 @@ def fake_quantize_rows(
 
 @operator()
 def rounded_bias(bias: Tensor, input_scale: Tensor, scales: Tensor) -> Tensor:
-    """Return what integers of 32 bits hold of a bias, whose scale is that of the input times that of the weight."""
+    """Round a bias to INT32 and dequantize it; its scale is the input scale times the weight scale."""
     return _RoundedBias.apply(bias, input_scale * scales)  # type: ignore[no-any-return]
 
 
@@ -100,7 +100,7 @@ def _of_weight(weight: Tensor, scales: Tensor, moved: Tensor | None, low: int, h
 
 
 class _FakeQuantized(torch.autograd.Function):
-    """Rounds in float32 as the simulation does, whatever autocast made of the elements."""
+    """Rounding in float32, as in the simulation, whatever autocast does."""
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd functions are called by position
@@ -116,24 +116,24 @@ class _FakeQuantized(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # type: ignore[override] - the decorator does not tell names of arguments
+    def backward(  # type: ignore[override] - the decorator hides argument names
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, scale, held = ctx.saved_tensors
         low, high = ctx.ends
         (gradient,) = map(_wide, gradients)
         steps = _wide(x) / scale
-        passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass, and no mask
+        passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass without a mask
         of_scale = None
-        if ctx.needs_input_grad[1]:  # of what is not cut off, held - x; of the rest, held alone
-            missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large memory is slow to get
+        if ctx.needs_input_grad[1]:  # held - x where not clipped, held elsewhere
+            missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large allocations are slow
             of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
             of_scale = of_scale / scale.clamp(min=SMALLEST_MOVED).square()
         return passed.to(x.dtype), of_scale, None, None, None, None
 
 
 class _RoundedBias(torch.autograd.Function):
-    """Rounds, and hands gradients on."""
+    """Rounding with a straight-through gradient."""
 
     @staticmethod
     def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG004 - as PyTorch calls it

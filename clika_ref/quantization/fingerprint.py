@@ -1,4 +1,4 @@
-"""Short marks of a graph and its weights, and of data, by which it is known again what ranges and scales are of."""
+"""Fingerprints of graphs, weights and data, to recognize those that ranges and scales belong to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from clika_ref.quantization.statistics import in_memory_order, sampled
 def fingerprint(graph: Graph) -> str:
     """Return 32 hexadecimal digits, equal for graphs of the same nodes and weights.
 
-    Of large weights some thousand elements are looked at, evenly spread: training changes nearly all of them. What
-    calls write to, such as a cache, is no part of it.
+    Large weights are sampled at some thousand evenly spread elements, since training changes nearly all of them.
+    Tensors that calls write to, such as a cache, are excluded.
     """
     mark = hashlib.blake2b(digest_size=16)
     for node in graph.nodes:
@@ -29,7 +29,7 @@ def fingerprint(graph: Graph) -> str:
 
 
 def batch_fingerprint(inputs: Sequence[Tensor]) -> str:
-    """Return 32 hexadecimal digits, equal for batches of the same sides and elements, as far as these are looked at."""
+    """Return 32 hexadecimal digits, equal for batches of the same shapes and (sampled) elements."""
     mark = hashlib.blake2b(digest_size=16)
     for x in inputs:
         mark.update(f"{x.dtype} {tuple(x.shape)}".encode())

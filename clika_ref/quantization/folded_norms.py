@@ -1,4 +1,4 @@
-"""Batch norms that were folded into layers: of what they were made, and what they multiply channels by."""
+"""Batch norms that were folded into layers: their tensors, and the multipliers of their channels."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class FoldedNorm:
     """A batch norm that was folded into a layer."""
 
     bias: Value | None
-    """Of the layer, as it was."""
+    """Bias of the layer before folding."""
     gamma: Value | None
     beta: Value | None
     mean: Value
     var: Value
     eps: float
     factor: Value | None
-    """What the channels of the result have been multiplied by since."""
+    """Later multiplier of the output channels."""
 
     @property
     def scale(self) -> Formula:
-        """What the norm multiplies by, ``float64[channels]``."""
+        """Multiplier of the norm, ``float64[channels]``."""
         return Formula(norm_scale, (self.gamma, self.var), (("eps", self.eps),))
 
 
 def folded_norm(node: Node) -> FoldedNorm | None:
-    """Return the batch norm that was folded into a layer; None where there is none."""
+    """Return the batch norm that was folded into a layer, None if there is none."""
     if node.op.trait.weight is None or node.op.trait.bias is None:
         return None
     of_weight, _ = _made(node.inputs[position_of(node)])
@@ -49,7 +49,7 @@ def folded_norm(node: Node) -> FoldedNorm | None:
 
 
 def _made(constant: Any) -> tuple[Formula | None, Value | None]:
-    """Return how a constant was folded, and the factor that was put on what came of that, if one was."""
+    """Return the folding formula of a constant, and the factor that was applied to its result, if any."""
     factor: Value | None = None
     formula = constant.formula if isinstance(constant, Value) else None
     while isinstance(formula, Formula) and formula.function in (scaled_along, times):
@@ -60,12 +60,13 @@ def _made(constant: Any) -> tuple[Formula | None, Value | None]:
 
 
 def scales_now(scales: Tensor, node: Node, then: Tensor | None) -> Tensor:
-    """Return the scales of a layer's weight by what the norm in it multiplies by now.
+    """Return the weight scales of a layer for the current multiplier of its folded norm.
 
     Args:
         scales: as they were chosen, ``float32[channels, ...]``.
         node: the layer.
-        then: what the norm multiplied by when they were, ``float64[channels]``; None where scales do not follow it.
+        then: multiplier of the norm when the scales were chosen, ``float64[channels]``; None if scales do not follow
+            it.
     """
     norm = None if then is None else folded_norm(node)
     return scales if then is None or norm is None else followed_scales(scales, norm.scale(), then)

@@ -1,4 +1,4 @@
-"""The search for the most that can be quantized before a score falls too far: fewest evaluations, best so far kept."""
+"""Accuracy search: quantize as much as possible before a score drops too far, with few evaluations."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.reporting.tables import Table, Told
 
 EVERYTHING = sys.float_info.max
-"""A threshold that no layer is above."""
+"""A threshold above all sensitivities."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoalTrial:
-    """One quantization that was scored."""
+    """A quantization with its score."""
 
     threshold: float
-    """The ``quantization_sensitivity_threshold`` that gives it; infinite where it leaves no layer float."""
+    """Its ``quantization_sensitivity_threshold``; infinite if it keeps no layer in float."""
     found: Quantization
-    """What was decided."""
+    """The quantization."""
     score: float
-    """Of the user, of which more is better."""
+    """Score of the user's function; higher is better."""
     drop: float
-    """By how much the score is below that of the float model."""
+    """Score of the float model minus this score."""
     is_within: bool
-    """Whether the drop is ``max_drop`` at most."""
+    """Whether the drop is at most ``max_drop``."""
 
     @property
     def layers(self) -> int:
-        """How many layers are in integers."""
+        """Number of quantized layers."""
         return sum(not layer.reason for layer in self.found.layers)
 
     @property
     def bytes(self) -> int:
-        """How many bytes the file has, as `WhatIf` counts them."""
+        """Bytes of the file, counted as in `WhatIf`."""
         return self.found.bytes
 
 
@@ -55,24 +55,25 @@ TRIALS: Mapping[str, Callable[[GoalTrial], object]] = {
 
 @dataclass(repr=False)
 class GoalSearch(Told):
-    """Bisects the thresholds at which one more layer is quantized, as many as make the score fall by ``max_drop``.
+    """Bisects the thresholds at which one more layer is quantized, for a score that drops by at most ``max_drop``.
 
-    Where layers have widths to choose from, these are those at which one may take its narrowest, or its widest. Scores
-    need not fall with each layer: of all that were tried and stay within, that with the fewest bytes is best.
+    If layers have several bit widths to choose from, the thresholds are those at which a layer can take its narrowest
+    or its widest. Scores need not fall with each layer: the best trial is that with the fewest bytes within
+    ``max_drop``.
 
     Raises:
-        ModelError: ``max_drop`` is no number from 0.
+        ModelError: ``max_drop`` is not a finite number of at least 0.
     """
 
     max_drop: float
     baseline: float = math.nan
-    """The score of the float model."""
+    """Score of the float model."""
     trials: list[GoalTrial] = field(default_factory=list[GoalTrial])
-    """Each quantization that was scored, in order."""
+    """The scored quantizations, in order."""
     reason: str = ""
-    """Once it is done: why no more is quantized; nothing where no threshold would quantize more."""
+    """Reason not to quantize more, once it is done; empty if no threshold would."""
     is_done: bool = False
-    """Whether the search came to its end, and was not interrupted."""
+    """Whether the search finished without an interrupt."""
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.max_drop, int | float) and not isinstance(self.max_drop, bool)
@@ -82,13 +83,13 @@ class GoalSearch(Told):
 
     @property
     def best(self) -> GoalTrial | None:
-        """The trial within ``max_drop`` that has the fewest bytes; None where only the float model is."""
+        """The trial within ``max_drop`` that has the fewest bytes; None if only the float model is within it."""
         return min((t for t in self.trials if t.is_within), key=lambda t: t.bytes, default=None)
 
     def settings(self, chosen: QuantizationSettings) -> QuantizationSettings:
-        """Return settings by which other targets quantize as much: with the threshold of the best trial.
+        """Return settings to quantize as much for other targets: with the threshold of the best trial.
 
-        With one of 0, which quantizes nothing, where only the float model is within ``max_drop``.
+        The threshold is 0, which quantizes nothing, if only the float model is within ``max_drop``.
         """
         threshold = min(self.best.threshold, EVERYTHING) if self.best is not None else 0.0
         return chosen.with_threshold(threshold)
@@ -96,21 +97,21 @@ class GoalSearch(Told):
     def run(
         self, decided: Callable[[float], Quantization], score: Callable[[Quantization | None], float]
     ) -> GoalSearch:
-        """Search; after an error, what was tried until then is kept.
+        """Run the search; after an error, the trials so far are kept.
 
         Args:
-            decided: returns what a threshold quantizes.
-            score: evaluates a quantization, or the float model for None; more is better.
+            decided: returns the quantization at a threshold.
+            score: evaluates a quantization, or the float model for None; higher is better.
 
         Raises:
-            ModelError: a score is no finite number.
+            ModelError: a score is not a finite number.
         """
         self.baseline = _finite(score(None))
         whole = decided(EVERYTHING)
         if whole.what_if and not self._try(math.inf, whole, score):
-            finest = decided(0.0)  # which lets nothing pass, so that each layer comes to its widest integers
+            finest = decided(0.0)  # rejects all widths, so that each layer reaches its widest one
             thresholds = sorted({row.threshold for row in (*whole.what_if, *finest.what_if)})
-            within, above = -1, len(thresholds) - 1  # the last one gives the whole
+            within, above = -1, len(thresholds) - 1  # the last threshold equals the whole
             while above - within > 1:
                 middle = (within + above) // 2
                 threshold = thresholds[middle]
@@ -143,15 +144,15 @@ class GoalSearch(Told):
 
     @property
     def table(self) -> Table[GoalTrial]:
-        """The trials, in their order."""
+        """The trials, in order."""
         return Table(self.trials, TRIALS)
 
     def parts(self) -> Sequence[Table[Any] | str]:
-        """Return the table, and a line below it."""
+        """Return the table, and a summary line below it."""
         return self.table, self.in_one_line()
 
     def in_one_line(self) -> str:
-        """Return what was found, and why no more."""
+        """Return the result and the reason not to quantize more, in one line."""
         best, kept = self.best, "the model stays float"
         if best is not None:
             kept = f"{best.layers} layers in integers, the score falls by {best.drop:g}"

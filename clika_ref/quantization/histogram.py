@@ -1,4 +1,4 @@
-"""Counts of elements in bins that depend neither on the order of the data nor on how it is split."""
+"""Histograms that depend neither on the order of the data nor on its split across processes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 BINS = 2048
-"""On either side of 0: eight for each step of eight bits, so that a bin is as good as its elements."""
+"""Bins for each sign: eight for each step of INT8, so that a bin represents its elements well."""
 
 LEAST = -149
-"""The exponent of the smallest float32 above 0, and of the bins before anything larger was seen."""
+"""Exponent of the smallest float32 above 0, and of the bins before a larger element was seen."""
 
 
 def _no_counts() -> Tensor:
@@ -21,29 +21,29 @@ def _no_counts() -> Tensor:
 
 @dataclass
 class Histogram:
-    """Elements counted in bins as wide as a power of two: ``counts[BINS + i]`` of ``[i * width, (i + 1) * width)``.
+    """Counts of elements in bins of power-of-two width: ``counts[BINS + i]`` of ``[i * width, (i + 1) * width)``.
 
-    Bins begin at 0, and become wider by joining in pairs. So two histograms of the same elements are equal, in whatever
-    order they were added, and whether together or in parts that were merged.
+    Bins start at 0, and widen by merging in pairs. Histograms of the same elements are therefore equal in any order of
+    additions, and whether counted together or merged from parts.
     """
 
     exponent: int = LEAST
     counts: Tensor = field(default_factory=_no_counts)
     total: int = 0
-    """How many elements were counted."""
+    """Number of counted elements."""
 
     @property
     def width(self) -> float:
-        """The width of a bin."""
+        """Width of a bin."""
         return 2.0**self.exponent
 
     @property
     def centers(self) -> Tensor:
-        """The middle of each bin, ``float64[2 * BINS]``."""
+        """Center of each bin, ``float64[2 * BINS]``."""
         return (torch.arange(-BINS, BINS, dtype=torch.float64, device="cpu") + 0.5) * self.width
 
     def add(self, elements: Tensor) -> None:
-        """Count finite elements, ``float[n]``, on whatever device."""
+        """Count finite elements, ``float[n]``, on any device."""
         if not len(elements):
             return
         elements = elements.cpu()
@@ -54,13 +54,13 @@ class Histogram:
         self.total += len(elements)
 
     def merge(self, other: Histogram) -> None:
-        """Add what another histogram has counted."""
+        """Add the counts of another histogram."""
         self._widen(other.exponent)
         self.counts += _joined(other.counts, self.exponent - other.exponent)
         self.total += other.total
 
     def quantile(self, share: float) -> float:
-        """Return the upper end of the first bin up to which at least a share of the elements lies."""
+        """Return the upper bound of the first bin with a cumulative count of at least ``share``."""
         reached = torch.cumsum(self.counts, 0) >= share * self.total
         return (int(reached.int().argmax()) - BINS + 1) * self.width
 
@@ -71,12 +71,12 @@ class Histogram:
 
 
 def _exponent_for(reach: float) -> int:
-    """Return the smallest exponent at which every element up to ``reach`` lies in a bin; the ends belong to no bin."""
+    """Return the smallest exponent with bins for all elements up to ``reach``; the outer bounds belong to no bin."""
     return max(math.frexp(reach)[1] - int(math.log2(BINS)), LEAST) if reach else LEAST
 
 
 def _joined(counts: Tensor, times: int) -> Tensor:
-    """Join bins in pairs, some times over."""
+    """Merge bins in pairs, this many times."""
     if not times:
         return counts
     places = (torch.arange(-BINS, BINS, device="cpu") >> min(times, 62)) + BINS

@@ -1,4 +1,4 @@
-"""Which settings hold for which node: those of the model, and those of layers that the user names."""
+"""Quantization settings of each node, from those of the model and of the layers that the user names."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ UNTIL = "skip_quantization_until"
 WILDCARDS = frozenset("*?[")
 
 NEAR = 5
-"""Names that an error lists, at most."""
+"""Maximum number of names that an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the user chose for one node."""
+    """The user's settings for one node."""
 
     weights_num_bits: tuple[int, ...]
-    """Widths of which the node may take one."""
+    """Bit widths to choose from."""
     activations_num_bits: int
     skipped: str = ""
-    """Which setting leaves it float; none where it may be quantized."""
+    """Setting that keeps it in float; empty if it may be quantized."""
 
 
 REMOVED = "; modules that do nothing in eval mode, such as Dropout, are removed"
@@ -41,21 +41,21 @@ def choices(
     layers: Mapping[str, LayerQuantizationSettings],
     model: Graph | None = None,
 ) -> dict[Node, Choice]:
-    """Return what holds for each node.
+    """Return the settings of each node.
 
-    A key of ``layers`` is the name of a node, the path of a module, which stands for all nodes within, or either with
-    wildcards (``*``, ``?``, ``[...]``). Where several hold for one node, the numbers of bits are those of the most
-    specific: the name of the node, then the longest path, then wildcards, of which the last wins.
+    A key of ``layers`` is the name of a node, the path of a module, which covers all nodes within, or either with
+    wildcards (``*``, ``?``, ``[...]``). If several keys match a node, the most specific one sets the bit widths: the
+    name of the node, then the longest path, then wildcards. The last of several wildcards wins.
 
     Args:
-        graph: as it is going to be written.
-        settings: of the whole model.
-        layers: of some of it.
-        model: the graph before passes folded nodes of it into others, which an error then names.
+        graph: lowered.
+        settings: of the model.
+        layers: of single layers, by key.
+        model: the graph before lowering; errors name the nodes that passes folded into others.
 
     Raises:
-        ModelError: a key, or a name in ``skip_quantization_until``, is that of no layer, near ones are listed; or a
-            number of bits is given for what has no weights.
+        ModelError: a key, or a name in ``skip_quantization_until``, matches no layer (similar names are listed), or a
+            bit width is set where no layer has weights.
     """
     found = dict.fromkeys(graph.nodes, Choice(_widths(settings.weights_num_bits), settings.activations_num_bits))
     for key in sorted(layers, key=lambda key: specificity(graph, key)):
@@ -74,10 +74,10 @@ def choices(
 
 
 def matching(graph: Graph, key: str, argument: str, model: Graph | None = None) -> list[Node]:
-    """Return the nodes that a key names, in order.
+    """Return the nodes that a key matches, in graph order.
 
     Raises:
-        ModelError: there is none.
+        ModelError: no node matches.
     """
     found = _matching(graph, key)
     if found:
@@ -101,7 +101,7 @@ def _matching(graph: Graph, key: str) -> list[Node]:
 
 
 def _refuse_idle_widths(key: str, layer: LayerQuantizationSettings, nodes: Iterable[Node]) -> None:
-    """Refuse numbers of bits of what has none."""
+    """Reject bit widths if no matching node has weights."""
     given = [name for name in ("weights_num_bits", "activations_num_bits") if getattr(layer, name) is not None]
     if given and all(node.op.trait.weight is None for node in nodes):
         msg = (
@@ -124,7 +124,7 @@ def _matches(name: str, key: str) -> bool:
 
 
 def specificity(graph: Graph, key: str) -> tuple[int, int]:
-    """Sort wildcards, as they were given, before paths, those of outer modules first, and these before nodes."""
+    """Return a sort key: wildcards in their given order, then paths with outer modules first, then node names."""
     if any(node.name == key for node in graph.nodes):
         return 2, 0
     return (1, len(key)) if WILDCARDS.isdisjoint(key) else (0, 0)
@@ -137,7 +137,7 @@ def _widths(bits: int | Sequence[int] | None) -> tuple[int, ...]:
 def _skipped(
     graph: Graph, key: str, nodes: Sequence[Node], layer: LayerQuantizationSettings, model: Graph | None
 ) -> Iterator[tuple[str, Iterable[Node]]]:
-    """Yield the settings by which nodes stay float, with these nodes."""
+    """Yield the settings that keep nodes in float, with these nodes."""
     if layer.skip_quantization:
         yield "skip_quantization", nodes
     if layer.skip_quantization_downstream:
@@ -153,7 +153,7 @@ def _skipped(
 
 
 def _between(graph: Graph, key: str, nodes: Sequence[Node], until: Mapping[str, Sequence[Node]]) -> set[Node]:
-    """Return nodes and all on a way from them to those named, which themselves are not among it."""
+    """Return the nodes and all nodes on a path from them to the named ones; the named ones are excluded."""
     behind = _downstream(graph, nodes)
     found: set[Node] = set()
     for name, ends in until.items():
@@ -166,7 +166,7 @@ def _between(graph: Graph, key: str, nodes: Sequence[Node], until: Mapping[str, 
 
 
 def _downstream(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
-    """Return nodes and all that reads their results, at once or by way of others."""
+    """Return the nodes and all nodes that depend on them, directly or through others."""
     found = {*nodes}
     for node in graph.nodes:
         if any(isinstance(v, Value) and v.producer in found for v in node.inputs):
@@ -175,7 +175,7 @@ def _downstream(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
 
 
 def _upstream(graph: Graph, nodes: Iterable[Node]) -> set[Node]:
-    """Return nodes and all whose results they read, at once or by way of others."""
+    """Return the nodes and all nodes that they depend on, directly or through others."""
     found = {*nodes}
     for node in graph.reversed_nodes():
         if any(use.user in found for v in node.outputs for use in v.uses):

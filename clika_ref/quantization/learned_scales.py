@@ -1,4 +1,4 @@
-"""Scales that are learned: logarithms of what they are by now, relative to those of a plan."""
+"""Learned scales: trainable logarithms, relative to the scales of a plan."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from clika_ref.quantization.quantizing import Plan
 from clika_ref.quantization.scales import LEAST_SCALE, Scale
 
 LEARNED = ("clika.log_scales", "clika.log_weight_scales")
-"""Where the logarithms are among the parameters of a module: those of values, and of the weights of layers."""
+"""Prefixes of the logarithms among the parameters of a module: of values, and of layer weights."""
 
 VALUES, WEIGHTS = (f"{scope}." for scope in LEARNED)
 
 
 def log_scale_name(plan: Plan, value: str) -> str:
-    """Return the name of the logarithm of a value's scale: values that must have one scale share it."""
+    """Return the name of the log scale of a value; values that must have the same scale share it."""
     return VALUES + plan.scaled_as.get(value, value)
 
 
 def unlearned(plan: Plan) -> dict[str, Tensor]:
-    """Return the logarithms of a plan that nothing was learned of, zeros by the names of parameters.
+    """Return the initial log scales of a plan: zeros, by parameter name.
 
-    A single one is ``float32[1]``: FSDP divides no tensors without sides.
+    A single one is ``float32[1]``: FSDP cannot shard 0-d tensors.
     """
     return {name: torch.zeros_like(torch.atleast_1d(scales)) for name, scales in planned_scales(plan).items()}
 
 
 def planned_scales(plan: Plan) -> dict[str, Tensor]:
-    """Return the scales of a plan, by the names of the parameters that their logarithms are."""
-    values = {  # in float32, whatever the default of the process is by now
+    """Return the scales of a plan, by the names of their log scale parameters."""
+    values = {  # float32, whatever the default dtype of the process
         log_scale_name(plan, name): torch.tensor(scale.scale, dtype=torch.float32)
         for name, scale in plan.activations.items()
     }
@@ -45,10 +45,10 @@ def planned_scales(plan: Plan) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def are_sound(planned: Tensor, logs: Sequence[Tensor]) -> bool:
-    """Whether scales are such as integers can have; all are looked at together, as a device is slow to answer.
+    """Return whether all scales are valid; they are checked together, since each answer of a device is slow.
 
     Args:
-        planned: the scales that logarithms are relative to, ``float32[scales of all]``.
+        planned: the scales that the logarithms are relative to, ``float32[scales of all]``.
         logs: the logarithms, in the same order.
     """
     scales = planned * torch.cat([log.reshape(-1) for log in logs]).exp()
@@ -57,10 +57,10 @@ def are_sound(planned: Tensor, logs: Sequence[Tensor]) -> bool:
 
 @torch.no_grad()
 def learned_plan(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
-    """Return a plan with the scales that were learned; as it is where nothing was.
+    """Return a plan with the learned scales; the plan itself if nothing was learned.
 
     Raises:
-        ModelError: one is NaN, infinite, or so small that runtimes take it for 0; all are named.
+        ModelError: a scale is NaN, infinite, or so small that runtimes flush it to 0; the message names all of them.
     """
     if not any(bool(log.any()) for log in logs.values()):
         return plan

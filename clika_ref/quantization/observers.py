@@ -1,4 +1,4 @@
-"""Observers: which part of what a value held its integers are to cover, decided from its statistics alone."""
+"""Observers: choose the range of a value to quantize from its statistics alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 from clika_ref.quantization.statistics import Statistics
 
 CLIPPED = tuple(1 - step / 64 for step in range(48))
-"""Shares of the whole range that are tried for the least error, down to a quarter."""
+"""Shares of the whole range that `least_error` tries, down to a quarter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What integers are to cover; 0 always lies in it, as padding and masks must stay exact."""
+    """A range to quantize; always contains 0, since padding and masks must stay exact."""
 
     low: float
     high: float
@@ -28,45 +28,45 @@ class Range:
 
     @property
     def is_point(self) -> bool:
-        """Whether nothing but 0 lies in it, so that no scale makes a difference."""
+        """Whether it contains only 0, so that the scale makes no difference."""
         return self.low == self.high == 0.0
 
 
 Observer = Callable[[Statistics], Range]
-"""Chooses a range; the statistics are not empty."""
+"""Chooses a range from statistics that are not empty."""
 
 
 def extremes(statistics: Statistics) -> Range:
-    """Return all that was seen."""
+    """Return the min/max of all elements seen."""
     return Range(statistics.low, statistics.high)
 
 
 def mean_extremes(statistics: Statistics) -> Range:
-    """Return the mean of the ends of the batches, which a single batch hardly moves."""
+    """Return the min/max averaged over batches, so that a single batch has little influence."""
     return Range(*statistics.mean_extremes)
 
 
 def percentile(statistics: Statistics, *, share: float) -> Range:
-    """Return what a share of the elements lies in, as much being left out below as above."""
+    """Return the range of a central ``share`` of the elements, with equal tails below and above."""
     outside = (1 - share) / 2
     low, high = (statistics.histogram.quantile(q) for q in (outside, 1 - outside))
     return Range(max(low - statistics.histogram.width, statistics.low), min(high, statistics.high))
 
 
 def least_error(statistics: Statistics, *, levels: int = 256) -> Range:
-    """Return the range whose integers are nearest to the elements, in the mean of squares.
+    """Return the range with the least mean squared quantization error.
 
-    Either end is drawn in for itself, from the extremes towards 0, while the other stays; a value on one side of 0 has
-    one end only.
+    Each bound is moved from the min/max towards 0 while the other one is fixed. A value with only one sign has one
+    bound.
 
     Args:
         statistics: of the value.
-        levels: how many integers there are.
+        levels: number of quantized levels.
     """
     shares = torch.tensor(CLIPPED, dtype=torch.float64)
     low, high = min(statistics.low, 0.0), max(statistics.high, 0.0)
     found = Range(low, high)
-    for _ in range(2):  # the best of one end depends on the other, a little
+    for _ in range(2):  # the best of one bound depends slightly on the other
         highs = high * shares
         found = Range(found.low, _best(highs, quantization_errors(statistics, torch.tensor(found.low), highs, levels)))
         lows = low * shares
@@ -79,13 +79,13 @@ def _best(ends: Tensor, errors: Tensor) -> float:
 
 
 def quantization_error(statistics: Statistics, chosen: Range, levels: int = 256) -> float:
-    """Return the mean square of what integers in a range miss of the elements, as far as the histogram tells."""
+    """Return the mean squared quantization error of a range, estimated from the histogram."""
     low, high = torch.tensor([chosen.low, chosen.high], dtype=torch.float64)
     return float(quantization_errors(statistics, low, high, levels))
 
 
 def quantization_errors(statistics: Statistics, low: Tensor, high: Tensor, levels: int = 256) -> Tensor:
-    """Return `quantization_error` of many ranges at once, ``float64`` of the shape of their ends, which broadcast."""
+    """Return the `quantization_error` of many ranges at once, ``float64`` of the broadcast shape of their bounds."""
     counts = statistics.histogram.counts
     seen = counts.nonzero().squeeze(1)
     x, counts = statistics.histogram.centers[seen], counts[seen].double()
@@ -97,7 +97,7 @@ def quantization_errors(statistics: Statistics, low: Tensor, high: Tensor, level
 
 
 TINIEST = 2.0**-1000
-"""The step of a range of one point, at which whatever is not 0 is missed whole."""
+"""Step of a single-point range; every nonzero element is rounded to that point."""
 
 
 OBSERVERS: Mapping[str, Observer] = {
@@ -107,4 +107,4 @@ OBSERVERS: Mapping[str, Observer] = {
     "99.999 %": partial(percentile, share=0.99999),
     "least error": least_error,
 }
-"""All that are tried, by the name that reports show."""
+"""All observers, by the name in reports."""

@@ -1,4 +1,4 @@
-"""Placement: which values of a graph become integers, from the traits of operators and the scheme of a target."""
+"""Placement: which values of a graph are quantized, from the traits of operators and the scheme of a target."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
 from clika_ref.quantization_scheme import QuantizationScheme, Sums, absorbs
 
 COMPUTE = "compute"
-"""The kind of trait of operators that multiply and add up, which is where integers save time."""
+"""Trait kind of operators that multiply and accumulate, where INT8 saves time."""
 
 FLOAT_LAYER = "float-layer"
-"""The kind of trait of those that do in float, whatever the target."""
+"""Trait kind of such operators that compute in float on every target."""
 
 
 @dataclass
 class Placement:
-    """What becomes of the values and nodes of one graph."""
+    """Which values and nodes of a graph are quantized."""
 
     scaled_as: dict[Value, Value] = field(default_factory=dict[Value, Value])
-    """Each value that is quantized, and the one whose range gives its scale: itself, or what it was moved from."""
+    """Each quantized value, with the value that its scale comes from: itself, or the source that it was moved from."""
     joined_with: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
-    """Of a value whose range gives a scale, others that have that scale as well, and need not lie within its range."""
+    """Further values that share the scale of a value; its range need not contain theirs."""
     layers: dict[Node, Value] = field(default_factory=dict[Node, Value])
-    """Nodes with weights that run in integers, and what the runtime makes of each along with what it absorbs."""
+    """Quantized nodes with weights, each with its output after fusion with the operators that the runtime absorbs."""
     elementwise: dict[Node, Value] = field(default_factory=dict[Node, Value])
-    """Other nodes that do, and what the runtime makes of them likewise."""
+    """Other quantized nodes, with their outputs after fusion."""
     floats: dict[Node, str] = field(default_factory=dict[Node, str])
-    """Nodes that multiply and add up, but stay float, and why."""
+    """Nodes that multiply and accumulate, but stay in float, with the reason."""
 
 
 IN_FLOAT = "the target computes {} in float"
 
 SUM = "add"
-"""The operator that `Sums` speak of."""
+"""The operator that `Sums` describes."""
 
 
 def place(
@@ -49,14 +49,14 @@ def place(
     *,
     is_negative: Callable[[Value], bool] = lambda _: True,
 ) -> Placement:
-    """Plan what runs in integers.
+    """Choose the nodes and values to quantize.
 
     Args:
-        graph: as it is going to be written.
-        scheme: what the target runs in integers.
+        graph: lowered.
+        scheme: quantization scheme of the target.
         has_range: whether calibration found bounded elements of a value; masks have none.
-        skipped: nodes that stay float, and why.
-        is_negative: whether an element of a value was below 0, or may be.
+        skipped: nodes that stay in float, with the reason.
+        is_negative: whether a value had, or may have, a negative element.
     """
     return _Placing(graph, scheme, has_range, skipped, is_negative).run()
 
@@ -74,7 +74,7 @@ class _Placing:
         self.is_negative = is_negative
         self.found = Placement()
         self.moved: dict[Value, Value] = {}
-        """Values that would be integers for nothing, as they were moved from such, and the range that they have."""
+        """Values that only move quantized data and need no quantization, with the source of their scale."""
         self.order = {node: number for number, node in enumerate(graph.nodes)}
 
     def run(self) -> Placement:
@@ -98,7 +98,7 @@ class _Placing:
         return self.found
 
     def _refusal(self, node: Node) -> str:
-        """Say why a node that multiplies and adds up stays float; nothing where it need not."""
+        """Return the reason to keep a compute node in float, empty if there is none."""
         if node in self.skipped:
             return self.skipped[node]
         if node.kind not in self.scheme.layers:
@@ -119,7 +119,7 @@ class _Placing:
         return ""
 
     def _tail(self, node: Node) -> Value:
-        """Return what the runtime makes of a node along with those that it absorbs."""
+        """Return the output of a node after fusion with the operators that the runtime absorbs."""
         value = node.output
         while node.kind in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
             (use,) = value.uses
@@ -130,7 +130,10 @@ class _Placing:
         return value
 
     def _before_moves(self, value: Value) -> Value:
-        """Return what a value was moved from, as far as nobody else reads it: what moves it then moves integers."""
+        """Return the source that a value was moved from, up to the last value with other readers.
+
+        The nodes in between then move quantized data.
+        """
         while value.producer is not None and value.producer.kind in self.scheme.moving:
             source = _operand(value.producer)
             if len(source.uses) > 1:
@@ -139,7 +142,7 @@ class _Placing:
         return value
 
     def _visit(self, node: Node, wanted: set[Value]) -> None:
-        """Decide on the results of a node; what it reads is decided on."""
+        """Decide on the results of a node, after its inputs."""
         found = self.found.scaled_as
         if node.kind in self.scheme.elementwise and self._is_all_integers(node):
             for value in _tensors(node):
@@ -158,12 +161,12 @@ class _Placing:
             self._join(node)
 
     def _want(self, value: Value) -> None:
-        """Let a value be integers, with the scale that it was moved with, or its own."""
+        """Quantize a value, with the scale of the source that it was moved from, or its own."""
         self._keep(value)
         self.found.scaled_as.setdefault(value, _moved_from(value))
 
     def _add(self, node: Node, sums: Sums) -> None:
-        """Let integers be what is added to the result of a layer: the runtime adds it along with the latest one."""
+        """Quantize the values added to the result of a layer: the runtime fuses the addition with the latest layer."""
         operands = [*_tensors(node)]
         results = {v: self.order[v.producer] for v in operands if v.producer is not None and self._is_result(v, sums)}
         if not results or len(operands) != 2 or operands[0].type.shape != operands[1].type.shape:
@@ -175,14 +178,14 @@ class _Placing:
                 self._want(value)
 
     def _is_result(self, value: Value, sums: Sums) -> bool:
-        """Whether a value is that of a layer in integers along with which the runtime adds, and read only there."""
+        """Return whether a value is the result of a quantized layer that fuses additions, with no other reader."""
         node = value.producer
         return node in self.found.layers and node.kind in sums.layers and len(value.uses) == 1
 
     def _join(self, node: Node) -> None:
-        """Give all operands the scale of what becomes of them, also those that were joined before.
+        """Give all operands the scale of the joined result, also those of earlier joins.
 
-        Constants have none of their own: several may read them, and each rounds them where it reads them.
+        Constants are skipped: several nodes may read them, and each quantizes them separately.
         """
         whole = self.found.scaled_as[node.output]
         for value in _tensors(node):
@@ -195,7 +198,7 @@ class _Placing:
                 self._join(value.producer)
 
     def _merge(self, own: Value, whole: Value, *, is_part: bool) -> None:
-        """Give what has one scale that of a whole, whose range must hold it as well, unless it is a part of that."""
+        """Replace the scale ``own`` by that of ``whole``; it must also cover ``own`` unless that is a part of it."""
         for other, source in self.found.scaled_as.items():
             if source is own:
                 self.found.scaled_as[other] = whole
@@ -204,7 +207,7 @@ class _Placing:
             self.found.joined_with.setdefault(whole, []).extend(beside)
 
     def _is_all_integers(self, node: Node) -> bool:
-        """Whether whatever a node reads is integers already, and what it returns can be."""
+        """Return whether all inputs of a node are quantized already, and its result can be."""
         if node in self.skipped or not self.has_range(self._tail(node)):
             return False
         tensors = [*_tensors(node)]
@@ -212,11 +215,11 @@ class _Placing:
         return not others and bool(tensors) and all(self._held(v) is not None for v in tensors)
 
     def _held(self, value: Value) -> Value | None:
-        """Return the value whose scale the integers of a value have, if they are integers."""
+        """Return the value that the scale of a quantized value comes from, None if it is not quantized."""
         return self.found.scaled_as.get(value) or self.moved.get(value)
 
     def _keep(self, value: Value) -> None:
-        """Let a value that was moved from integers be integers, and all between."""
+        """Quantize a value that was moved from a quantized one, and all values in between."""
         while value in self.moved and value not in self.found.scaled_as:
             self.found.scaled_as[value] = self.moved[value]
             assert value.producer is not None
@@ -224,7 +227,7 @@ class _Placing:
 
 
 def _operand(node: Node) -> Value:
-    """Return the first operand, which is a tensor of whatever multiplies or moves."""
+    """Return the first tensor operand: the data input of a compute or move operator."""
     return next(v for v in node.inputs if isinstance(v, Value))
 
 
@@ -233,7 +236,7 @@ def _tensors(node: Node) -> Iterator[Value]:
 
 
 def _moved_from(value: Value) -> Value:
-    """Return the value that calibration looked at: the one that a value was moved from."""
+    """Return the value that calibration observed: the source that a value was moved from."""
     while value.producer is not None and moves_what_was_seen(value.producer):
         value = _operand(value.producer)
     return value

@@ -1,4 +1,4 @@
-"""A plan as JSON and tensors, and back: what a module keeps of its quantization beside its weights."""
+"""Serialization of a plan as JSON and tensors: the quantization of a module without its weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from clika_ref.quantization.scales import Scale
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
 VERSION = 2
-"""Of this form; raised whenever what was written before can no longer be read."""
+"""Version of this format; raised when older data can no longer be read."""
 
 WEIGHTS, ROUNDED, CORRECTIONS, SMOOTHING, NORMS = "weights", "rounded", "corrections", "smoothing", "norms"
 SCALES, MOVED = "scales", "moved"
-"""What the tensors are, of each layer or value by its name: ``<kind>.<name>``."""
+"""Prefixes of tensor names: ``<kind>.<name>`` for each layer or value."""
 
 
 def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a plan; of its scheme what its integers are, since placement is done."""
+    """Return a plan as a JSON document and tensors; of its scheme only the parts needed after placement."""
     document = {
         "version": VERSION,
         "activations": dataclasses.asdict(plan.scheme.activations),
@@ -57,10 +57,10 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
-    """Return what `plan_to_json` was given; nothing of it is executed.
+    """Return the plan that `plan_to_json` converted; executes nothing from the data.
 
     Raises:
-        ModelError: it is of another version, or damaged.
+        ModelError: the data has another version, or is damaged.
     """
     try:
         if document["version"] != VERSION:

@@ -1,4 +1,4 @@
-"""From a placement and a range table to the scales of each value and weight."""
+"""Scales of each value and weight, from a placement and a range table."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from clika_ref.quantization_scheme import QuantizationScheme
 
 @dataclass
 class Planner:
-    """Makes plans for one graph; the scales of its weights, which no range changes, are looked for once."""
+    """Makes plans for one graph; its weight scales do not depend on ranges, and are computed once."""
 
     table: RangeTable
     scheme: QuantizationScheme
     clips: bool = True
-    """Whether scales of weights are those that miss least, or cover all."""
+    """Whether weight scales minimize the error, instead of covering all elements."""
     _weights: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])
 
     def plan(self, placement: Placement, observer: str, own: Mapping[str, str] | None = None) -> Plan:
-        """Return the scales of a placement, ranges being what observers make of the table.
+        """Return the scales of a placement, with ranges chosen by observers.
 
         Args:
-            placement: what becomes integers.
-            observer: one of `OBSERVERS`, of all values but those that have their own.
-            own: by the names of values.
+            placement: the values and nodes to quantize.
+            observer: one of `OBSERVERS`, for all values without their own.
+            own: observers of single values, by name.
         """
         own = own or {}
         plan = Plan(self.scheme, floats={node.name: reason for node, reason in placement.floats.items()})

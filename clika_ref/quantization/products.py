@@ -1,4 +1,4 @@
-"""What layers cost in whatever runtime: how many products each of them adds up."""
+"""MACs: the cost of layers, whatever the runtime."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from clika_ref.quantization.placement import COMPUTE
 
 
 def products_of(node: Node, sides: Callable[[Any], Sequence[int]]) -> int:
-    """Return how many products a layer adds up in a call, given the sides of what it reads and returns."""
+    """Return the MACs of one call of a layer, given the shapes of its inputs and outputs."""
     trait = node.op.trait
     if "equation" in node.attrs:
         return _of_equation(node.attrs["equation"], [sides(v) for v in node.inputs], sides(node.output))
-    if trait.matrices is not None:  # each vector that it reads meets all of its weights, or one matrix of each
+    if trait.matrices is not None:  # each input vector multiplies all weights, or one matrix of a stack
         met = slice(-2, None) if (trait.axis or 0) < 0 else slice(None)
         weights = sum(math.prod(sides(weight)[met]) for weight in matrices_of(node))
         return math.prod(sides(node.inputs[0])[:-1]) * weights
     weight, axis = sides(node.inputs[trait.weight or 0]), trait.axis or 0
-    if axis > 0:  # a transposed layer multiplies each element that it reads by all that its channel has
+    if axis > 0:  # a transposed layer multiplies each input element by all weights of its channel
         return math.prod(sides(node.inputs[0])) * math.prod(weight[1:])
-    multiplied = weight[-2:] if axis < 0 else weight  # of matrices only the last two sides are multiplied over
+    multiplied = weight[-2:] if axis < 0 else weight  # only the last two dims of matrices are multiplied over
     return math.prod(sides(node.output)) * math.prod(multiplied) // max(multiplied[axis], 1)
 
 
 def _of_equation(equation: str, operands: Sequence[Sequence[int]], result: Sequence[int]) -> int:
-    """Return how many products ``ij,jk->ik`` adds up: for each element of the result, over each letter it lacks."""
+    """Return the MACs of ``ij,jk->ik``: for each element of the result, one over each letter that it lacks."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     summed = {c for c in left if c.isalpha() and (c not in right if arrow else left.count(c) > 1)}
     lengths = dict.fromkeys(summed, 1)
@@ -42,16 +42,16 @@ def _of_equation(equation: str, operands: Sequence[Sequence[int]], result: Seque
 
 
 class ProductCounter:
-    """Counts while a graph is run, as a hook of `interpret`: operands are as large as they are on the inputs."""
+    """Hook of `interpret` that counts MACs while a graph runs; operands have their actual sizes."""
 
     def __init__(self, graph: Graph, inputs: Sequence[Tensor]) -> None:
         self.of: dict[Node, int] = {}
-        """By layer."""
+        """MACs by layer."""
         self._shapes: dict[object, Size] = {v: v.data.shape for v in graph.constants.values() if v.data is not None}
         self._shapes |= {v: x.shape for v, x in zip(graph.inputs, inputs, strict=True)}
 
     def __call__(self, node: Node, results: tuple[Tensor, ...]) -> None:
-        """Look at what a node has returned."""
+        """Record the shapes of a node's results."""
         self._shapes.update((v, x.shape) for v, x in zip(node.outputs, results, strict=True))
         if node.op.trait.kind == COMPUTE or node.op.trait.matrices is not None:
             self.of[node] = products_of(node, self._shapes.__getitem__)

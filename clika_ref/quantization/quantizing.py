@@ -1,4 +1,4 @@
-"""A graph with integers in it: ``quantize`` and ``dequantize`` around what a plan says, weights as integers."""
+"""Apply a plan to a graph: ``quantize`` and ``dequantize`` around values, and quantized weights."""
 
 from __future__ import annotations
 
@@ -25,37 +25,39 @@ from clika_ref.quantization_scheme import Integers, QuantizationScheme, adds_int
 
 @dataclass
 class Plan:
-    """The scales of a quantized graph, by the names of its values and nodes."""
+    """The scales of a quantized graph, by value and node name."""
 
     scheme: QuantizationScheme
-    """What its integers are."""
+    """Quantized types and rules of the target."""
     activations: dict[str, Scale] = field(default_factory=dict[str, Scale])
-    """Of each value that becomes integers."""
+    """Scale of each quantized value."""
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Of each layer, ``float32[channels]``."""
+    """Weight scales of each layer, ``float32[channels]``."""
     moved: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """How far the integers of a layer's weight are from the nearest, ``int8`` of its shape; of none, not at all."""
+    """Offset of a layer's quantized weight from the nearest integers, ``int8`` of its shape; 0 if missing."""
     corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What is added to the bias of a layer, ``float32[channels]``; made where it has none."""
+    """Bias correction of a layer, ``float32[channels]``; creates a bias if it has none."""
     smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What values are divided by before they are quantized, ``float32[channels]``: see ``smoothing.py``."""
+    """Factors that values are divided by before quantization, ``float32[channels]``: see ``smoothing.py``."""
     compressed: dict[str, Compressed] = field(default_factory=dict[str, Compressed])
-    """Weights in few bits, of each layer that computes in float."""
+    """Low-bit weights of layers that compute in float."""
     floats: dict[str, str] = field(default_factory=dict[str, str])
-    """Layers that stay float, and why."""
+    """Layers that stay in float, with the reason."""
     scaled_as: dict[str, str] = field(default_factory=dict[str, str])
-    """Values that must have the scale of others, and of which: integers are moved, or joined, as they are."""
+    """Values that must have the scale of another one, since their quantized data is moved or joined unchanged."""
     norms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """What the batch norm in a layer's weight multiplied by when its scales were chosen, ``float64[channels]``: where
-    norms are live, the scales follow what it does now."""
+    """Multiplier of the batch norm in a layer's weight when its scales were chosen, ``float64[channels]``.
+
+    If norms are live, the scales follow the current multiplier.
+    """
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing becomes integers."""
+        """Whether nothing is quantized."""
         return not self.activations and not self.weights and not self.compressed
 
     def on(self, device: torch.device) -> Plan:
-        """Return the plan with its tensors on a device; itself where they lie there."""
+        """Return the plan with its tensors on a device; itself if they are there already."""
         every = {kind: getattr(self, kind) for kind in ("weights", "moved", "corrections", "smoothing", "norms")}
         held = [t for tensors in every.values() for t in tensors.values()]
         if all(t.device == device for t in (*held, *(c.scales for c in self.compressed.values()))):
@@ -66,9 +68,9 @@ class Plan:
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
-    """Put the integers of a plan into a graph, which keeps the float weights that nothing reads any more.
+    """Apply a plan to a graph; float weights that become unused stay in it.
 
-    ``operators`` are those of the registry, of which `quantize` and `dequantize` are taken.
+    ``operators`` are those of the registry, including `quantize` and `dequantize`.
     """
     nodes = list(graph.nodes)
     layers = {node for node in nodes if node.name in plan.weights}
@@ -90,7 +92,7 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
 
 
 def joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, Scale]]:
-    """Return the constants that are joined with values in integers, by whom, and with which scale, that of them all."""
+    """Return the constants joined with quantized values, each with the joining node and the common scale."""
     joins = [node for node in nodes if node.kind in plan.scheme.joined and node.output.name in plan.activations]
     return [
         (node, value, plan.activations[node.output.name])
@@ -100,18 +102,18 @@ def joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Valu
 
 
 def scaled_values(graph: Graph, plan: Plan) -> list[tuple[Value, Scale]]:
-    """Return the values of a graph that become integers."""
+    """Return the quantized values of a graph, with their scales."""
     values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
     return [(v, plan.activations[v.name]) for v in values if v.name in plan.activations]
 
 
 def readers_of(value: Value, plan: Plan, layers: Container[Node]) -> list[Use]:
-    """Return who reads the integers of a value, given the layers that compute in such; others may read its floats."""
+    """Return the uses that read the quantized form of a value, given the quantized layers; others may read floats."""
     return [use for use in value.uses if not (plan.scheme.is_all_or_none and _reads_floats(use, plan, layers))]
 
 
 def _reads_floats(use: Use, plan: Plan, layers: Container[Node]) -> bool:
-    """Whether a layer or a join in float reads a value, or what is moved from it."""
+    """Return whether a float layer or a float join reads a value, directly or after moves."""
     node = use.user
     if not isinstance(node, Node):
         return False
@@ -122,10 +124,10 @@ def _reads_floats(use: Use, plan: Plan, layers: Container[Node]) -> bool:
     return node.op.trait.kind in (COMPUTE, FLOAT_LAYER) and node not in layers
 
 
-def _insert_pair(  # noqa: PLR0917 - all of it is one pair
+def _insert_pair(  # noqa: PLR0917 - these arguments describe one pair
     graph: Graph, value: Value, readers: Sequence[Use], scale: Scale, kind: Integers, build: Builder
 ) -> None:
-    """Let readers of a value read what integers hold of it."""
+    """Insert a ``quantize``/``dequantize`` pair between a value and its readers."""
     integers = build("quantize", value, scale.scale, scale.zero_point, **attributes_of(kind))
     held = build("dequantize", integers, scale.scale, scale.zero_point)
     for use in readers:
@@ -133,7 +135,7 @@ def _insert_pair(  # noqa: PLR0917 - all of it is one pair
 
 
 def read_instead(graph: Graph, use: Use, value: Value) -> None:
-    """Let who reads a value read another one, which may have another type."""
+    """Redirect a use to another value, which may have another type."""
     if isinstance(use.user, Node):
         graph.set_input(use.user, int(use.position), value)
     elif isinstance(use.position, int):
@@ -143,7 +145,7 @@ def read_instead(graph: Graph, use: Use, value: Value) -> None:
 
 
 def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
-    """Make integers of the weight of a layer, and of its bias where the target adds it to the sum of products."""
+    """Quantize the weight of a layer, and its bias if the target adds it to the accumulator."""
     build = Builder(graph, operators, node, node.origin)
     scales = scales_now(plan.weights[node.name], node, plan.norms.get(node.name))
     weight, axis = weight_of(node), axis_of(node, scales)
@@ -162,9 +164,9 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
 
 
 def layer_integers(node: Node, plan: Plan, operators: Mapping[str, Operator]) -> tuple[Tensor, Tensor]:
-    """Return the integers that a plan makes of the weight of a layer, ``int8``, and their scales as they are now.
+    """Return the quantized weight of a layer in a plan, ``int8``, and its current scales.
 
-    Those of layers that compute in float are ``[outputs, inputs]``, the others in the sides of the weight.
+    Weights of layers that compute in float are ``[outputs, inputs]``, others have the shape of the weight.
     """
     weight, norms, held = weight_of(node), plan.norms.get(node.name), plan.compressed.get(node.name)
     if held is not None:
@@ -177,7 +179,7 @@ def layer_integers(node: Node, plan: Plan, operators: Mapping[str, Operator]) ->
 
 
 def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
-    """Return the bias of a layer, made where it has none, with what is added to it."""
+    """Return the bias of a layer with its correction added; creates a bias if there is none."""
     if correction is None or (bias is not None and bias.data is None):
         return bias
     if bias is None or bias.data is None:
@@ -186,7 +188,7 @@ def _corrected(bias: Value | None, correction: Tensor | None, build: Builder, na
 
 
 def _integer_bias(bias: Value | None, node: Node, scales: Tensor, plan: Plan, build: Builder) -> Value | None:
-    """Return what integers hold of a bias, where the target adds it to the sum of products."""
+    """Return a bias in INT32, dequantized, if the target adds it to the accumulator; otherwise the bias itself."""
     if not has_integer_bias(node, plan) or bias is None or bias.data is None:
         return bias
     steps, own = quantized_bias(bias.data, plan.activations[node.inputs[0].name].scale, scales)
@@ -195,31 +197,31 @@ def _integer_bias(bias: Value | None, node: Node, scales: Tensor, plan: Plan, bu
 
 
 def has_integer_bias(node: Node, plan: Plan) -> bool:
-    """Whether the target adds the bias of a layer to the sum of products."""
+    """Return whether the target adds the bias of a layer to the accumulator."""
     read = node.inputs[0]
     return adds_integer_bias(plan.scheme, node.kind, read.type) and read.name in plan.activations
 
 
 def axis_of(node: Node, scales: Tensor) -> int | None:
-    """Return the side of a layer's weight along which it has scales, None where it has one for all."""
+    """Return the dim of a layer's weight with a scale for each index, None if it has a single scale."""
     return (node.op.trait.axis or 0) % weight_of(node).type.rank if scales.ndim else None
 
 
 def _planned_integers(weight: Value, find: Callable[[Value], Tensor], kind: Integers, moved: Tensor | None) -> Tensor:
-    """Return the integers of a weight as a plan has them: those that are nearest, or so many steps from them."""
+    """Return the quantized weight of a plan: the nearest integers, plus their offsets."""
     nearest = find(weight)
     return nearest if moved is None else (nearest.to(torch.int16) + moved).clamp(kind.low, kind.high).to(torch.int8)
 
 
 def integers_of(weight: Value, scales: Tensor, axis: int | None, kind: Integers, quantize: Operator) -> Tensor:
-    """Return a weight as ``int8`` of its shape."""
+    """Quantize a weight to ``int8`` of its shape."""
     zeros = torch.zeros_like(scales, dtype=torch.int8)
     with torch.no_grad():
         return quantize(numbers_of(weight), scales, zeros, axis=axis, **attributes_of(kind))
 
 
 def attributes_of(kind: Integers) -> dict[str, Any]:
-    """Return the attributes of ``quantize`` for a kind of integers."""
+    """Return the attributes of ``quantize`` for a quantized type."""
     dtype = torch.int8 if kind.is_signed else torch.uint8
     ends = torch.iinfo(dtype)
     low, high = (None if end == own else end for end, own in ((kind.low, ends.min), (kind.high, ends.max)))

@@ -1,4 +1,4 @@
-"""``RangeTable``: the statistics of every value from one pass over the calibration data, whatever the target is."""
+"""``RangeTable``: the statistics of every value from one pass over the calibration data, independent of the target."""
 
 from __future__ import annotations
 
@@ -18,47 +18,47 @@ from clika_ref.quantization.statistics import ExactSum, Measured, Statistics
 from clika_ref.storage import write_atomically
 
 VERSION = 3
-"""Of the form on disk; raised whenever files written before can no longer be read."""
+"""Version of the file format; raised when older files can no longer be read."""
 
 DOCUMENT = "clika_ranges"
-"""The entry of the metadata that holds everything but the counts."""
+"""Metadata entry that holds everything except the counts."""
 
 
 SMOOTHING = "smoothing"
-"""What the other tensors are, of each value by its name: ``smoothing.<value>``."""
+"""Prefix of the smoothing factors: ``smoothing.<value>``."""
 
 
 @dataclass
 class RangeTable:
-    """Statistics by the name of the value, and how many batches they are of.
+    """Statistics by value name, and the number of batches that they cover.
 
-    Tables of parts of the data, made in several processes, can be merged: the result is that of one process.
+    Tables of parts of the data, made in several processes, can be merged. The result is that of a single process.
     """
 
     values: dict[str, Statistics] = field(default_factory=dict[str, Statistics])
-    """The statistics of each value, by its name."""
+    """Statistics of each value, by name."""
     batches: int = 0
-    """How many were counted."""
+    """Number of counted batches."""
     smoothing: dict[str, torch.Tensor] | None = None
-    """What some values are divided by before they are quantized (`clika_ref.quantization.smoothing`), by their names.
+    """Factors that some values are divided by before quantization (`clika_ref.quantization.smoothing`), by name.
 
-    The statistics are of the quotients, too. None where it was not looked for yet.
+    The statistics are those of the divided values. None if factors were not searched yet.
     """
     smoothed_for: str = ""
-    """What that was looked for, in words; the quotients serve nothing else."""
+    """The quantization that the factors were searched for, in words; they are valid for it alone."""
     model: str = ""
-    """Whose values they are (`clika_ref.quantization.fingerprint`); nothing where that is not known."""
+    """Fingerprint of the model (`clika_ref.quantization.fingerprint`); empty if unknown."""
     first: str = ""
-    """The fingerprint of the first batch, by which the data is known again; nothing where that is not known."""
+    """Fingerprint of the first batch, to recognize the data; empty if unknown."""
 
     def add(self, batch: Mapping[str, Measured]) -> None:
-        """Take in what the values held in one more batch, which counts once all are in."""
+        """Add the statistics of one more batch; it counts once all its values are added."""
         for name, found in batch.items():
             self._of(name).add(found)
         self.batches += 1
 
     def merge(self, other: RangeTable) -> None:
-        """Take in a table of other data."""
+        """Add a table of other data."""
         self.first = self.first if self.batches else other.first
         self.batches += other.batches
         for name, statistics in other.values.items():
@@ -68,10 +68,10 @@ class RangeTable:
         return self.values.setdefault(name, Statistics())
 
     def save(self, path: Path | str) -> None:
-        """Write it as safetensors: the counts as one tensor, all else as JSON in the metadata.
+        """Write the table as safetensors: the counts as one tensor, the rest as JSON in the metadata.
 
         Raises:
-            ModelError: no file can be written there.
+            ModelError: the file cannot be written.
         """
         document, tensors = self.saved()
         blob = safetensors.torch.save(tensors, {DOCUMENT: json.dumps(document, separators=(",", ":"))})
@@ -79,7 +79,7 @@ class RangeTable:
             file.write(blob)
 
     def saved(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return what `read` takes: a document, and tensors: ``counts[values, bins]``, and factors ``[channels]``."""
+        """Return a JSON document and tensors for `read`: ``counts[values, bins]``, and factors ``[channels]``."""
         document = {
             "version": VERSION,
             "model": self.model,
@@ -96,15 +96,15 @@ class RangeTable:
 
     @classmethod
     def load(cls, path: Path | str) -> RangeTable:
-        """Read what `save` wrote; nothing of it is executed.
+        """Read a file that `save` wrote; executes nothing from it.
 
         Raises:
-            ModelError: the file cannot be read, or holds something else.
+            ModelError: the file cannot be read, or is no range table.
         """
         try:
             with safetensors.safe_open(str(path), framework="pt") as file:
                 document = json.loads((file.metadata() or {})[DOCUMENT])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             return cls.read(document, tensors, str(path))
         except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
             msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
@@ -112,15 +112,15 @@ class RangeTable:
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], where: str) -> RangeTable:
-        """Return what `saved` was asked of.
+        """Return the table that `saved` converted.
 
         Args:
-            document: as it was returned.
-            tensors: likewise: ``counts[values, bins]``, and factors ``[channels]`` of what is smoothed.
-            where: from which file they are, for messages.
+            document: the JSON document.
+            tensors: ``counts[values, bins]``, and factors ``[channels]`` of smoothed values.
+            where: name of the file, for messages.
 
         Raises:
-            ModelError: it is of another version, or damaged.
+            ModelError: the data has another version, or is damaged.
         """
         try:
             if document["version"] != VERSION:
@@ -138,7 +138,7 @@ class RangeTable:
 
 
 def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
-    """Return all but the counts; floats in their shortest exact form, those of an empty value left out."""
+    """Return all but the counts; floats in their shortest exact form, without the min/max of an empty value."""
     ends = {} if statistics.is_empty else {"low": statistics.low, "high": statistics.high}
     return {
         **ends,
@@ -151,10 +151,10 @@ def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
 
 
 def statistics_from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Statistics:
-    """Return what `statistics_to_json` was given, with its counts.
+    """Return the statistics that `statistics_to_json` converted, with their counts.
 
     Raises:
-        ValueError: the counts are none.
+        ValueError: the counts have another dtype or shape.
     """
     if counts.dtype != torch.int64 or counts.shape != (2 * BINS,):
         msg = f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS}]"

@@ -1,4 +1,4 @@
-"""Ranging: which part of each value integers cover, by one observer for all, or by the best one of each value."""
+"""Observer search: one observer for all values, or the best one for each value."""
 
 from __future__ import annotations
 
@@ -15,62 +15,62 @@ from clika_ref.quantization.sensitivity import Sensitivities
 from clika_ref.quantization.trials import Trial
 
 FIRST = "mean of extremes"
-"""What all values are observed by at first: the better one where rare elements matter, as in convolutional networks."""
+"""Default observer of all values: better if rare elements matter, as in convolutional networks."""
 
 RIVAL = "least error"
-"""What a value is observed by instead where outputs come nearer, as where rare elements belong to a few tokens."""
+"""Alternative observer of a value: better if rare elements belong to a few tokens."""
 
 TRIED: Mapping[str, Sequence[str]] = {
     "auto": (FIRST, RIVAL),
     "every": (FIRST, *(name for name in OBSERVERS if name != FIRST)),
     **{name: (name,) for name in OBSERVERS},
 }
-"""The observers between which each value has its own, by the option ``observer``; the first one is that of all others.
+"""Observers that each value can have, by the option ``observer``; the first one is the default of all others.
 
-Each more of them makes weighing a fifth longer and holds the errors of all values once more: the two that differ most
-are tried unasked.
+Each further observer makes sensitivity estimation a fifth longer, and keeps the errors of all values once more. By
+default, only the two that differ most are tried.
 """
 
 Weigh = Callable[[Plan, Sequence[Plan]], Sensitivities]
-"""Weighs the layers of a plan, and its values by the scales of rivals as well."""
+"""Estimates the sensitivities of a plan's layers, and of its values with the scales of rivals as well."""
 
 
 @dataclass(frozen=True)
 class Ranging:
-    """Ranges for all values, and what becomes of a graph with them."""
+    """Ranges of all values, and the plan and error that follow from them."""
 
     observer: str
-    """Of all values but those that have their own."""
+    """Observer of all values without their own."""
     plan: Plan
     error: float
-    """Of the outputs on data that decided nothing."""
+    """Error of the outputs on held-out data."""
     weighed: Sensitivities
     own: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The observers of other values, by the names of these."""
+    """Observers of single values, by value name."""
 
     @property
     def observers(self) -> str:
-        """Which there are, in words."""
+        """The observers in use, in words."""
         counts = Counter(self.own.values())
         return ", ".join((self.observer, *(f"of {count} values by {name}" for name, count in counts.items())))
 
     def observers_of(self, plan: Plan) -> dict[str, str]:
-        """Return which observer the range of each value of a plan is by, by their names."""
+        """Return the observer of each value of a plan, by name."""
         return {name: self.own.get(plan.scaled_as.get(name, name), self.observer) for name in plan.activations}
 
 
 def ranged(
     planner: Planner, placement: Placement, trial: Trial, weigh: Weigh, observers: Sequence[str] = TRIED["auto"]
 ) -> Ranging:
-    """Return the ranges that are nearest to float in a trial.
+    """Choose the ranges with the least output error on held-out data.
 
     Args:
         planner: of the graph.
-        placement: what becomes integers.
-        trial: what decides.
-        weigh: tells what integers of each value do to the outputs.
-        observers: the first for all values, or for each value its best one; where these help, that one for all
-            which is foreseen to be the best of the others is tried as well.
+        placement: the values and nodes to quantize.
+        trial: evaluates plans.
+        weigh: estimates the effect of quantizing each value on the outputs.
+        observers: the first is for all values, unless each value's best one gives a lower error. In that case, the
+            other observer with the least predicted error is also tried for all values.
     """
     first, *others = observers
     plan, *rivals = (planner.plan(placement, observer) for observer in observers)
@@ -89,9 +89,9 @@ def ranged(
 
 
 def _mixed(found: Ranging, others: Sequence[str], planner: Planner, placement: Placement, trial: Trial) -> Ranging:
-    """Return ranges of which each is by the observer by which outputs come nearest, were it alone.
+    """Return ranges with the best observer for each value, if only that value were quantized.
 
-    What is moved has the range of what it was before: of both together one observer is the best.
+    A moved value has the range of its source; both together get the observer that is best for both.
     """
     sources = {value.name: source.name for value, source in placement.scaled_as.items()}
     every = {found.observer: found.weighed.shares, **dict(zip(others, found.weighed.rivals, strict=True))}

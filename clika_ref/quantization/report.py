@@ -1,4 +1,4 @@
-"""What quantization tells: to the log, of layers and thresholds, and all of it in one line."""
+"""Report of a quantization: log entries on layers and thresholds, and a one-line summary."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clika_ref.reporting.log import CompilationLog
 
 
 def tell(found: Quantization, log: CompilationLog) -> None:
-    """Write into the log what became of each layer, the tables, and a warning where nothing became integers."""
+    """Log the decision for each layer, the tables, and a warning if nothing is quantized."""
     quantized = [layer.name for layer in found.layers if not layer.reason]
     for layer in found.layers:
         if layer.reason:
@@ -33,7 +33,7 @@ NOTHING_DECIDED = (
 
 
 def nothing_quantized(found: Quantization) -> str:
-    """Say why most layers stay float where all of them do; nothing where some do not, or there are none."""
+    """Return the most common reason if all layers stay in float; empty if some do not, or there are none."""
     reasons = Counter(layer.reason for layer in found.layers)
     if not reasons or "" in reasons:
         return ""
@@ -42,7 +42,7 @@ def nothing_quantized(found: Quantization) -> str:
 
 
 def in_one_line(found: Quantization) -> str:
-    """Return how many layers are quantized, what that saves, and what was found best on the data."""
+    """Return a summary: the number of quantized layers, the size reduction, and the algorithms used."""
     layers = found.layers
     count = sum(not layer.reason for layer in layers)
     before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)

@@ -1,4 +1,4 @@
-"""Runs of a graph on data: as the interpreter has them, images stored as convolutions read them fastest."""
+"""Runs of a graph on data: as the interpreter computes it, with images in the channels-last memory format."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By how many sides an image has, with those of batch and channels."""
+"""Memory format by the rank of an image, batch and channel dims included."""
 
 
 def run(
     graph: Graph, inputs: Sequence[Tensor], hook: Callable[[Node, tuple[Tensor, ...]], Any] | None = None
 ) -> list[Tensor]:
-    """Return the outputs of a graph, as `interpret` computes them, but with the channels of images last in memory.
+    """Return the outputs of a graph, as `interpret` computes them, with images in the channels-last memory format.
 
-    What convolutions make of such an image lies in memory like it, so that one copy serves a whole network: on a
-    processor it takes four fifths of the time. Shapes are as they were.
+    Convolutions keep the format, so that one copy serves a whole network; on a CPU it takes four fifths of the time.
+    Shapes are unchanged.
     """
     return interpret(graph, [_channels_last(x) for x in inputs], hook)[0]
 

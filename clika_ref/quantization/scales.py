@@ -1,4 +1,4 @@
-"""Scales and zero points: which integers stand for a range, in float32 as runtimes compute them."""
+"""Scales and zero points of ranges, in float32 as runtimes compute them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from clika_ref.quantization.observers import Range
 from clika_ref.quantization_scheme import Integers
 
 LEAST_SCALE = float(torch.finfo(torch.float32).tiny)
-"""A smaller scale is no normal float32: runtimes flush it to 0, and what is divided by it is infinite."""
+"""The smallest normal float32: runtimes flush smaller scales to 0, and a division by them is infinite."""
 
 BIAS_LIMIT = 2**31 - 128
-"""The largest float32 below what 32 bits hold: no bias may need more steps."""
+"""The largest float32 below the maximum of INT32: no bias may need more steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """``float = (integer - zero_point) * scale``, the scale being a float32."""
+    """``float = (integer - zero_point) * scale``, with a float32 scale."""
 
     scale: float
     zero_point: int
 
 
 def scale_of(covered: Range, integers: Integers) -> Scale:
-    """Return the scale at which integers cover a range, 0 being one of them exactly.
+    """Return the scale and zero point that cover a range, with 0 represented exactly.
 
-    A range that is nothing but 0 gets scale 1, at which any element that comes later keeps its place.
+    A range of only 0 gets scale 1, which rounds later elements to whole numbers.
     """
     if covered.is_point:
         return Scale(1.0, 0)
@@ -40,9 +40,9 @@ def scale_of(covered: Range, integers: Integers) -> Scale:
 
 
 def weight_scales(weight: Tensor, axis: int | None, integers: Integers) -> Tensor:
-    """Return a scale for each channel of a weight along a side, ``float32[channels]``, or for all of it, ``float32[]``.
+    """Return a scale for each channel of a weight along a dim, ``float32[channels]``, or for all of it, ``float32[]``.
 
-    A channel of zeros gets scale 1: it has no integers but 0, whatever the scale is.
+    A channel of zeros gets scale 1: it is quantized to 0 with any scale.
     """
     dims = [d for d in range(weight.ndim) if axis is None or d != axis % weight.ndim]
     reach = weight.detach().abs().amax(dims) if dims and weight.numel() else weight.detach().abs()
@@ -51,19 +51,19 @@ def weight_scales(weight: Tensor, axis: int | None, integers: Integers) -> Tenso
 
 
 def raised_for_bias(scales: Tensor, bias: Tensor, input_scale: float) -> Tensor:
-    """Return weight scales at which no bias overflows, in the shape given: those that are too small are raised.
+    """Raise weight scales that are so small that a bias would overflow; returns the same shape.
 
-    A bias is an integer of 32 bits whose scale must be that of the input times that of the weight: a runtime that adds
-    it to the sum of products multiplies neither.
+    An INT32 bias has the input scale times the weight scale: a runtime that adds it to the accumulator rescales
+    neither.
     """
     needed = bias.detach().abs().double() / (float(input_scale) * BIAS_LIMIT)
     return torch.maximum(scales, _rounded_up(needed if scales.ndim else needed.amax()))
 
 
 def quantized_bias(bias: Tensor, input_scale: float, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a bias as ``int32[channels]``, and its scales: the product in float32 that runtimes ask for.
+    """Return a bias as ``int32[channels]``, and its scales: the float32 product that runtimes require.
 
-    Plans have scales at which each fits; what has been trained since beyond all bounds is cut off.
+    With the scales of a plan each bias fits; a bias that training has moved beyond all bounds is clipped.
     """
     own = torch.tensor(input_scale, dtype=torch.float32) * scales
     steps = (bias.detach().double() / own.double()).round().clamp(-BIAS_LIMIT, BIAS_LIMIT)
@@ -75,6 +75,6 @@ def _float32(scale: float) -> float:
 
 
 def _rounded_up(x: Tensor) -> Tensor:
-    """Return the least float32 that are not below some float64."""
+    """Round float64 up to float32."""
     near = x.float()
     return torch.where(near.double() < x, near.nextafter(torch.full_like(near, torch.inf)), near)

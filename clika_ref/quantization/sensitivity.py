@@ -1,4 +1,4 @@
-"""Quantization sensitivity (QS): how much of a model's output each layer would spoil, by random output probes."""
+"""Quantization sensitivity (QS): how much quantizing each layer would change the outputs, by random output probes."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ from clika_ref.quantization_scheme import Integers
 
 @dataclass(frozen=True)
 class Parts:
-    """What the error of a layer is made of, each as a share of the outputs' energy."""
+    """The error terms of a layer, each as a share of the outputs' squared norm."""
 
     own: float
-    """By its weight."""
+    """From its weight."""
     values: Mapping[str, float] = field(default_factory=dict[str, float])
-    """By the rounding of what it reads and returns, which it shares with layers that read or return the same."""
+    """From rounding its inputs and outputs, by value name; layers that read or return the same values share them."""
 
     @property
     def whole(self) -> float:
-        """All of it."""
+        """The sum of all terms."""
         return self.own + sum(self.values.values())
 
 
 @dataclass(frozen=True)
 class Joint:
-    """A value that no layer rounds, but that is rounded where all are that it is made of, as a sum of integers is."""
+    """Error of a value that no layer rounds, but that is rounded if all its operands are, as in a quantized sum."""
 
     made_of: frozenset[str]
     share: float
-    """Of the outputs' energy."""
+    """Share of the outputs' squared norm."""
 
 
 @dataclass(frozen=True)
 class Sensitivities:
-    """What quantizing each layer alone would do to the outputs."""
+    """Effect of quantizing each layer alone on the outputs."""
 
     parts: Mapping[Node, Parts]
     joints: Mapping[str, Joint]
-    """What several do beside, by the names of values, in order."""
+    """Further error terms that several layers cause together, by value name, in order."""
     outputs: Sequence[Tensor]
-    """What the graph returned in float, but for integers."""
+    """Outputs of the graph in float, without integer tensors."""
     rivals: Sequence[Mapping[str, float]] = ()
-    """What the rounding of each value would do with the scales of other plans, by its name."""
+    """Error from rounding each value with the scales of other plans, by value name."""
     products: Mapping[Node, int] = field(default_factory=dict[Node, int])
-    """How many products each layer adds up."""
+    """MACs of each layer."""
 
     @property
     def of(self) -> Mapping[Node, float]:
-        """By layer: ``||Q - F||^2 / ||F||^2``."""
+        """``||Q - F||^2 / ||F||^2`` by layer."""
         return {node: parts.whole for node, parts in self.parts.items()}
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """What the rounding of each value does, by its name."""
+        """Error from rounding each value, by name."""
         read = {name: share for parts in self.parts.values() for name, share in parts.values.items()}
         return {**{name: joint.share for name, joint in self.joints.items()}, **read}
 
     def without(self, nodes: Collection[Node]) -> Sensitivities:
-        """Return those of the other layers."""
+        """Return the sensitivities of the other layers."""
         return replace(self, parts={node: parts for node, parts in self.parts.items() if node not in nodes})
 
     def with_shares(self, shares: Mapping[str, float]) -> Sensitivities:
-        """Return the same with other scales of some values, whose rounding does something else."""
+        """Return a copy with other scales of some values, given the errors from rounding these."""
         parts = {
             n: replace(p, values={v: shares.get(v, s) for v, s in p.values.items()}) for n, p in self.parts.items()
         }
@@ -85,7 +85,7 @@ class Sensitivities:
 
 
 def together(parts: Iterable[Parts], joints: Mapping[str, Joint]) -> float:
-    """Return the error with several layers quantized, where errors add up: a value is rounded once for all."""
+    """Return the error with several layers quantized, if errors add up; each value is rounded once for all layers."""
     every = [*parts]
     values = {name: share for part in every for name, share in part.values.items()}
     for name, joint in joints.items():
@@ -105,25 +105,25 @@ def sensitivities(
     rivals: Sequence[Plan] = (),
     probes: int | None = None,
 ) -> Sensitivities:
-    """Return of each layer ``||Q - F||^2 / ||F||^2`` at the outputs, were only that layer quantized.
+    """Return ``||Q - F||^2 / ||F||^2`` at the outputs for each layer, if only that layer were quantized.
 
-    What a layer with a rounded weight returns otherwise than in float is computed, and so is what rounding moves in
-    each value that it reads or must return; to first order the Jacobian of all behind it
-    makes of that the error at the outputs. A probe is a direction ``u`` of random normal numbers: one pass backward
-    gives ``u @ J`` behind every layer at once, and the mean of the squares of its products with an error is the square
-    of what the error becomes. So no layer needs a run of its own. Samples of a batch, whose errors are independent, are
-    squared one by one, which makes as many probes of one.
+    Two local errors are computed: the change of a layer's output from its rounded weight, and the change of each value
+    that it reads or must return from rounding. To first order, the Jacobian of the following nodes turns them into the
+    error at the outputs. A probe is a direction ``u`` of random normal numbers: one backward pass gives ``u @ J`` for
+    every layer at once. The mean square of its products with a local error estimates the squared error at the outputs,
+    so that no layer needs a run of its own. Samples of a batch have independent errors and are squared one by one,
+    which makes each of them a probe.
 
     Args:
-        graph: as it is going to be written.
-        placement: which layers there are.
-        plan: with which scales.
+        graph: lowered.
+        placement: the quantized layers.
+        plan: their scales.
         operators: those of the registry.
         inputs: a batch.
-        seen: what values held in all batches, by their names: what integers miss of rare elements counts as often as
-            these come, and not as often as they happen to be in the batch.
-        rivals: other plans for the same placement, whose scales of values are weighed as well.
-        probes: how many; by default as many as make `DRAWS` with the samples of the batch.
+        seen: statistics of all batches by value name; errors of rare elements then count as often as these occur in all
+            data, not in this batch.
+        rivals: other plans for the same placement; the values are also rounded with their scales.
+        probes: number of backward passes; by default enough for `DRAWS` with the samples of the batch.
 
     Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
     """
@@ -149,13 +149,13 @@ def sensitivities(
 
 
 def _rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
-    """Return the values that are rounded where only this layer is quantized."""
+    """Return the values that are rounded if only this layer is quantized."""
     ends = [next(v for v in node.inputs if isinstance(v, Value)), *([tail] if node.kind in plan.scheme.closed else [])]
     return [rounded_as(end, placement) for end in ends]
 
 
 def rounded_as(value: Value, placement: Placement) -> Value:
-    """Return the value that is rounded: the one that a value was moved from, if it was."""
+    """Return the value that is rounded: the source that a value was moved from, if there is one."""
     source = placement.scaled_as.get(value, value)
     return source if source in placement.scaled_as else value
 
@@ -165,7 +165,7 @@ def _operands(node: Node, placement: Placement) -> frozenset[str]:
 
 
 def too_sensitive(sensitivity: float, limit: float) -> str:
-    """Say that a sensitivity is above a threshold."""
+    """Return the reason to keep a layer in float with a sensitivity above a threshold."""
     if sensitivity >= UNKNOWN:
         return (
             "it cannot be weighed: what leads from it to the outputs has no slope, as an argmax or a comparison, or an "
@@ -175,12 +175,12 @@ def too_sensitive(sensitivity: float, limit: float) -> str:
 
 
 def varying_share(*batches: Sequence[Tensor]) -> float:
-    """Return the share of the outputs' energy that varies with the input: those of random weights are mostly constant.
+    """Return the share of the outputs' squared norm that varies with the input; for random weights it is small.
 
-    Of several outputs, the mean of their shares.
+    The shares of several outputs are averaged.
 
     Args:
-        batches: the outputs of each, whose samples lie along side 0; further ones count where their sides agree.
+        batches: the outputs of each, with samples along dim 0; further ones count if their other dims agree.
     """
     parts: list[tuple[float, float]] = []
     for outputs in zip(*batches, strict=True):
@@ -188,7 +188,7 @@ def varying_share(*batches: Sequence[Tensor]) -> float:
         alike = [bounded(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
         samples = torch.cat(alike) if alike else first
         whole, varying = energy(samples), 0.0
-        if alike and len(samples) > 1:  # a mean of few samples takes its share of what varies
+        if alike and len(samples) > 1:  # the mean of few samples absorbs a part of the variance
             varying = energy(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
         parts.append((min(varying, whole), whole))
     return mean_share(parts)
@@ -196,7 +196,7 @@ def varying_share(*batches: Sequence[Tensor]) -> float:
 
 @dataclass(frozen=True)
 class _Layers:
-    """Computes what integers make of layers and values otherwise, on what they held in the float run."""
+    """Computes the quantization errors of layers and values, on the tensors of the float run."""
 
     held: Mapping[Value, Tensor]
     plan: Plan
@@ -204,7 +204,7 @@ class _Layers:
 
     @torch.no_grad()
     def error(self, node: Node, tail: Value) -> Tensor:
-        """Return what a layer, and what it absorbs, returns otherwise with a rounded weight and a corrected bias."""
+        """Return the change in a layer's output after fusion, from a rounded weight and a corrected bias."""
         value = node.output
         found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
         if node.op.trait.bias is not None:
@@ -218,16 +218,16 @@ class _Layers:
 
     @torch.no_grad()
     def missed(self, value: Value) -> Tensor:
-        """Return how far rounding moves a value."""
+        """Return the rounding error of a value."""
         x, scale = self.held[value].detach(), self.plan.activations.get(value.name)
         if scale is None:
             return torch.zeros_like(x)
         return rounded(x, scale, self.plan.scheme.activations, self.operators) - x
 
     def left(self, value: Value, missed: Tensor) -> Tensor:
-        """Return what rounding misses, less what it moves each channel on average where a layer reads it.
+        """Return the rounding error, minus its mean in each channel if a layer with a bias reads the value.
 
-        The bias of such a layer takes that back.
+        The bias correction of the layer removes that mean.
         """
         readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
         if not readers or missed.ndim < 2:
@@ -236,7 +236,7 @@ class _Layers:
         return missed - missed.mean([d for d in range(missed.ndim) if d != channel % missed.ndim], keepdim=True)
 
     def rarity(self, value: Value, missed: Tensor, seen: Statistics | None) -> float:
-        """Return how many times as much rounding misses of all that a value held as of what it holds here."""
+        """Return the ratio of the rounding error over all calibration data to that of this batch."""
         scale, kind = self.plan.activations.get(value.name), self.plan.scheme.activations
         if scale is None or seen is None or not missed.numel():
             return 1.0
@@ -255,13 +255,13 @@ class _Layers:
 
 
 def _given(operand: Any, held: Mapping[Value, Tensor]) -> Any:
-    """Return what a value held in the float run, the elements of a constant, and a number as it is."""
+    """Return the tensor of a value in the float run, the data of a constant, or a number as it is."""
     if not isinstance(operand, Value):
         return operand
     return operand.data if operand.is_constant else held[operand]
 
 
 def rounded(x: Tensor, scale: Scale, kind: Integers, operators: Mapping[str, Operator]) -> Tensor:
-    """Return what integers hold of a tensor."""
+    """Quantize and dequantize a tensor."""
     integers = operators["quantize"](x, scale.scale, scale.zero_point, **attributes_of(kind))
     return operators["dequantize"](integers, scale.scale, scale.zero_point)

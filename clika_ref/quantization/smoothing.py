@@ -1,11 +1,12 @@
-"""Smoothing and equalization: channels much larger than others are divided before they are rounded by one scale.
+"""SmoothQuant and cross-layer equalization: divide channels much larger than others before they share one scale.
 
-The weights behind are multiplied instead, which have a scale for each output channel and so room to spare. Nothing
-changes in float. What layers with a matrix read is smoothed wherever it comes from, by a node that divides where
-nothing before it can take that up; between convolutions, only what the one before takes up is equalized.
+The weights that read them are multiplied instead: they have a scale for each output channel, and so tolerate it. The
+float result does not change. Inputs of layers with a matrix are smoothed wherever they come from, with a separate node
+if no constants before it can absorb the division. Between convolutions, only factors that the preceding layer absorbs
+are used.
 
 Sources: Xiao et al., SmoothQuant (2023); Nagel et al., Data-Free Quantization Through Weight Equalization and Bias
-Correction (2019), section 4.1, by what values held instead of by weights.
+Correction (2019), section 4.1, with activations instead of weights.
 """
 
 from __future__ import annotations
@@ -28,57 +29,57 @@ from clika_ref.quantization.scales import scale_of, weight_scales
 from clika_ref.quantization_scheme import Integers, QuantizationScheme
 
 STRENGTHS = (0.5, 0.65, 0.8)
-"""How far the ranges of channels are moved from what is read into weights: 0 not at all, 1 wholly."""
+"""How far the ranges of channels are moved from activations into weights: 0 not at all, 1 wholly."""
 
 WHOLLY = 1.0
-"""The strength that is tried as well where each channel has weights of its own, which take up any factor."""
+"""Strength that is tried as well if each channel has its own weights, which absorb any factor."""
 
 ROWS = 128
-"""Of what a layer with a matrix reads, on which strengths are compared; of others, one sample."""
+"""Rows of the input of a layer with a matrix that strengths are compared on; for other layers, one sample."""
 
 GAIN = 0.5
-"""A node that divides costs time: it must leave this share of the error at most."""
+"""Largest share of the error that a factor may leave if a separate node must divide, which costs time."""
 
 FREE_GAIN = 0.9
-"""What is taken up before costs none; but what helps on one batch a little may not on the next."""
+"""The same for factors that constants absorb at no cost; a small gain on one batch may not hold on the next."""
 
 FEWEST = 64
-"""Elements of each channel that a batch must hold: of fewer, any factors fit some by chance, and spoil others.
+"""Minimum number of elements of each channel in a batch: with fewer, factors overfit and degrade some outputs.
 
-A trained network of three linear layers lost 4 dB by factors from a batch of 4, or 16, and none by those from 64.
+A trained network of three linear layers lost 4 dB with factors from a batch of 4, or 16, and none with those from 64.
 """
 
 MOST = 1e2
-"""Factors lie between 1 and this. None enlarges: what is small on one batch may be large on the next."""
+"""Largest factor; the smallest is 1. None enlarges: a channel that is small on one batch may be large on the next."""
 
 
 class Strengths(Protocol):
-    """Tries factors of several strengths for the channels of one value."""
+    """Evaluates factors of several strengths for the channels of one value."""
 
     def candidates(self) -> Iterable[Tensor]:
         """Return factors to try, ``float32[channels]``, none of them below 1."""
         ...
 
     def error(self, factor: Tensor) -> float:
-        """Return what is missed of the results of all layers that read the value, were it divided by a factor."""
+        """Return the output error of all layers that read the value, if it is divided by a factor."""
         ...
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """Which factors are looked for, and the share of an error that they must leave at most."""
+    """The factors to search for, and the largest share of the error that they may leave."""
 
     of_matrices: float | None = GAIN
-    """Where a node must divide; None looks for none."""
+    """For factors that need a separate node; None skips them."""
     taken_up: float | None = FREE_GAIN
-    """The same where a layer with a matrix reads what something before takes up."""
+    """For factors of layers with a matrix that a preceding node absorbs; None skips them."""
     between_others: float | None = FREE_GAIN
-    """The same between convolutions."""
+    """For factors between convolutions; None skips them."""
     fewest: int = FEWEST
-    """Elements of each channel below which none are looked for."""
+    """Minimum number of elements of each channel."""
 
     def of(self, channels: Channels) -> float | None:
-        """Return what is asked of the factors of a value; None where they are not wanted."""
+        """Return the largest share of the error that the factors of a value may leave; None skips it."""
         if channels.source is None:
             return self.of_matrices
         return self.taken_up if channels.side == -1 else self.between_others
@@ -92,14 +93,14 @@ def smoothing_factors(
     try_on: Callable[[Channels, Tensor], Strengths],
     wishes: Wishes | None = None,
 ) -> dict[str, Tensor]:
-    """Return what to divide values by that layers read, ``float32[channels]``, by the name of the value.
+    """Return the factors to divide the inputs of layers by, ``float32[channels]`` by value name.
 
     Args:
-        graph: as it is going to be written.
-        kinds: operators whose layers the target quantizes.
-        inputs: a batch, on which each strength is tried.
-        try_on: tries the channels of a value, given what it held.
-        wishes: which are looked for.
+        graph: lowered.
+        kinds: operators with layers that the target quantizes.
+        inputs: a batch, to evaluate each strength on.
+        try_on: returns the evaluation of a value's channels, given its tensor.
+        wishes: the factors to search for.
     """
     wishes = wishes or Wishes()
     wanted = _wanted(graph, kinds, wishes)
@@ -136,7 +137,7 @@ def _wanted(graph: Graph, kinds: Collection[str], wishes: Wishes) -> dict[Value,
 
 
 def _best(strengths: Strengths, none: Tensor, gain: float) -> Tensor | None:
-    """Return the factor that leaves the least error, None where none is so much better than that of ones."""
+    """Return the factor with the least error; None if none is sufficiently better than ones."""
     best, least = None, gain * strengths.error(none)
     for factor in strengths.candidates():
         if (found := strengths.error(factor)) < least:
@@ -145,7 +146,7 @@ def _best(strengths: Strengths, none: Tensor, gain: float) -> Tensor | None:
 
 
 def smooth(graph: Graph, factors: Mapping[str, Tensor], operators: Mapping[str, Operator]) -> None:
-    """Put factors into a graph, and their inverses into the weights behind."""
+    """Divide values of a graph by their factors, and multiply the weights that read them."""
     nodes = list(graph.nodes)
     after = dict(zip(nodes, [*nodes[1:], None], strict=True))
     for value in _values(graph):
@@ -160,7 +161,7 @@ def _values(graph: Graph) -> list[Value]:
 
 
 class QuantizedReading:
-    """Tries factors for layers that read integers, with weights in integers."""
+    """Evaluates factors for layers with quantized inputs and weights."""
 
     def __init__(self, channels: Channels, x: Tensor, scheme: QuantizationScheme) -> None:
         self.channels, self.scheme = channels, scheme
@@ -171,7 +172,7 @@ class QuantizedReading:
         self.wanted = [with_weight(*pair, self.x) for pair in self.weighted]
 
     def candidates(self) -> Iterator[Tensor]:
-        """Return factors that even out what channels hold, and the more of them the less weights suffer."""
+        """Yield factors that equalize the channels of the input, as far as weights tolerate them."""
         reach = torch.maximum(-self.lows, self.highs)
         inward = torch.stack([_inward(*pair) for pair in self.weighted]).amax(0)
         has_own = all(groups_of(node) == len(reach) for node in self.channels.layers)
@@ -179,7 +180,7 @@ class QuantizedReading:
             yield factor_of(reach, inward, strength)
 
     def error(self, factor: Tensor) -> float:
-        """Return the squares of what integers miss of the results, summed over all layers."""
+        """Return the squared error of the outputs, summed over all layers."""
         kind = self.scheme.activations
         chosen = scale_of(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
         sides = [1] * self.x.ndim
@@ -195,13 +196,13 @@ class QuantizedReading:
 
 
 def _inward(node: Node, weight: Tensor) -> Tensor:
-    """Return the largest of the weights that each channel is multiplied with, ``float32[channels]``."""
+    """Return the largest weight of each input channel, ``float32[channels]``."""
     parts = by_input(weight.abs(), groups_of(node))
     return parts.amax((1, *range(3, parts.ndim))).flatten()
 
 
 def factor_of(reach: Tensor, inward: Tensor, strength: float) -> Tensor:
-    """Return ``reach ** strength / inward ** (1 - strength)`` by its median, ``float32[channels]`` from 1 on."""
+    """Return ``reach ** strength / inward ** (1 - strength)`` over its median, ``float32[channels]`` from 1."""
     tiny = torch.finfo(torch.float32).tiny
     factor = reach.clamp(min=tiny).log() * strength - inward.clamp(min=tiny).log() * (1 - strength)
     return (factor - factor.median()).exp().clamp(1, MOST).float()

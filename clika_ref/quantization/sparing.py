@@ -1,4 +1,4 @@
-"""Sparing: layers stay float that cost little there, and make much of the error of integers."""
+"""Mixed precision: keep layers in float that cost little and cause much of the quantization error."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from clika_ref.quantization.layer_weights import weight_of
 from clika_ref.quantization.sensitivity import Sensitivities, together
 
 GAIN = 5
-"""How many times its share of what all layers cost a layer's share of the error must be."""
+"""Minimum ratio of a layer's share of the error to its share of the cost of all layers."""
 
 BUDGET = 0.04
-"""What share of that cost stays float for it at most."""
+"""Largest share of the cost of all layers that is kept in float."""
 
 LEAST = 0.02
-"""The share of the error below which a layer is not looked at."""
+"""Minimum share of the error of a layer that is kept in float."""
 
 TINY = sys.float_info.min
-"""What stands for no error at all, where something is divided by it."""
+"""Replacement for zero in divisions by an error."""
 
 
 def spared(weighed: Sensitivities, results: Mapping[Node, str]) -> dict[Node, str]:
-    """Return the layers to leave float, and why: those first that spoil most for what they cost.
+    """Return the layers to keep in float, with the reason for each; those with the largest error per cost come first.
 
-    What a layer costs is its share of all products, which take time, or of all elements of weights, which take room,
-    whichever is larger. Where others read its result as integers, it would cost more, and is not left.
+    The cost of a layer is its share of all MACs, which take time, or of all weight elements, which take memory,
+    whichever is larger. A layer with a result that others read in quantized form would cost more, and is excluded.
 
     Args:
-        weighed: the layers that are integers otherwise.
-        results: the names of the values that they return, and that may be rounded.
+        weighed: sensitivities of the layers that are quantized otherwise.
+        results: names of the values that they return, and that may be rounded.
     """
     readers = _Readers(weighed)
     costs, errors = _costs(weighed), readers.own_errors()
@@ -48,7 +48,7 @@ def spared(weighed: Sensitivities, results: Mapping[Node, str]) -> dict[Node, st
 
 
 def _costs(weighed: Sensitivities) -> dict[Node, float]:
-    """Return by layer the share of all products, or of all elements of weights."""
+    """Return the share of all MACs, or of all weight elements, by layer."""
     elements = {node: math.prod(map(int, weight_of(node).type.shape)) for node in weighed.parts}
     products = {node: weighed.products.get(node, 0) for node in weighed.parts}
     most = max(sum(elements.values()), 1), max(sum(products.values()), 1)
@@ -56,7 +56,7 @@ def _costs(weighed: Sensitivities) -> dict[Node, float]:
 
 
 class _Readers:
-    """By how many layers each value is rounded."""
+    """Counts the layers that round each value."""
 
     def __init__(self, weighed: Sensitivities) -> None:
         self.weighed = weighed
@@ -64,11 +64,11 @@ class _Readers:
         self.times.update(name for joint in weighed.joints.values() for name in joint.made_of)
 
     def is_alone(self, node: Node, name: str) -> bool:
-        """Whether no layer or sum but this one has to do with a value that it rounds."""
+        """Return whether no other layer or sum uses a value that this layer rounds."""
         return self.times[name] == (name in self.weighed.parts[node].values)
 
     def own_errors(self) -> dict[Node, float]:
-        """Return by layer the share of the error that goes with it: of its weight, and of what it alone rounds."""
+        """Return by layer the share of the error that it causes alone, by its weight and values that only it rounds."""
         parts = self.weighed.parts
         whole = max(together(parts.values(), self.weighed.joints), TINY)
         return {

@@ -1,4 +1,4 @@
-"""Weights that no integers stand for: NaN anywhere, and infinities in what layers and normalizations multiply by."""
+"""Checks for weights that cannot be quantized: NaN anywhere, and infinities in weights of layers and normalizations."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from clika_ref.quantization.placement import COMPUTE
 
 
 def refuse_spoiled_weights(model: Graph) -> None:
-    """Refuse NaN in constants that are read, and infinities in weights, which make NaN of 0; elsewhere these are masks.
+    """Reject NaN in constants that are read, and infinities in weights.
+
+    An infinite weight times 0 is NaN; in other constants, infinities are masks.
 
     Args:
-        model: the graph that has the names of the user's parameters.
+        model: the graph with the names of the user's parameters.
 
     Raises:
-        ModelError: there are such; all are named.
+        ModelError: there are such weights; the message names all of them.
     """
     read = {name: v.data for name, v in model.constants.items() if v.uses and name not in model.state}
     held = {name: data for name, data in read.items() if data is not None}
@@ -34,12 +36,12 @@ def refuse_spoiled_weights(model: Graph) -> None:
 
 
 def _place_of_weight(node: Node) -> int | None:
-    """Return the position of what a layer or a normalization multiplies by; None where there is none."""
+    """Return the position of the weight of a layer or a normalization; None if there is none."""
     if node.op.trait.kind == COMPUTE:
         return position_of(node)
     names = [operand.name for operand in node.op.operands] if node.op.error is NORM else []
     place = names.index("weight") if "weight" in names else len(node.inputs)
-    return place if place < len(node.inputs) else None  # trailing ones may be left out of a call
+    return place if place < len(node.inputs) else None  # trailing operands may be omitted
 
 
 def _named(held: Mapping[str, torch.Tensor]) -> list[str]:
@@ -47,13 +49,13 @@ def _named(held: Mapping[str, torch.Tensor]) -> list[str]:
 
 
 def told_of_nan(tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """Return what to warn of where floats of some names are NaN, which a model that computes in float may have."""
+    """Return a warning that names the tensors with NaN, which a float model may have; None if there are none."""
     spoiled = [name for name in _named(tensors) if has_nan(tensors[name])]
     return f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN" if spoiled else None
 
 
 def has_nan(tensor: torch.Tensor) -> bool:
-    """Whether any element is NaN; of most tensors a sum tells that none is, in a tenth of the time."""
+    """Return whether any element is NaN; for most tensors a sum rules it out in a tenth of the time."""
     return bool(tensor.sum(dtype=torch.float32).isnan()) and bool(tensor.isnan().any())
 
 

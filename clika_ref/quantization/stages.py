@@ -1,4 +1,4 @@
-"""The stages of quantization behind calibration, top to bottom: place, observe, weigh, leave float, correct, report."""
+"""The post-calibration steps of quantization: placement, observers, sensitivity, mixed precision, bias correction."""
 
 from __future__ import annotations
 
@@ -41,29 +41,29 @@ TAIL = "skip_tail_quantization: no other layer lies between it and an output"
 
 @dataclass
 class Stages:
-    """Decides what of one calibrated graph is quantized, and how; what no threshold changes is found out once.
+    """Decides how one calibrated graph is quantized; results that do not depend on the threshold are computed once.
 
-    The first batch of the calibration is what sensitivities and corrections are estimated on, its second, where there
-    is one, what both are tried on.
+    Sensitivities and corrections are estimated on the first calibration batch, and evaluated on the second one if there
+    is one.
 
     Raises:
-        ModelError: a width or a block is asked for that the target does not have.
+        ModelError: a width or block size is requested that the target does not support.
     """
 
     calibration: Calibration
-    """Of the graph as it is going to be written."""
+    """Calibration of the lowered graph."""
     scheme: QuantizationScheme
-    """What the target computes in integers."""
+    """Quantization scheme of the target."""
     chosen: Mapping[Node, Choice]
-    """What the user chose for each node (`clika_ref.quantization.layers.choices`)."""
+    """Settings of the user for each node (`clika_ref.quantization.layers.choices`)."""
     settings: QuantizationSettings
-    """Those of the whole model."""
+    """Settings of the model."""
     operators: Mapping[str, Operator]
-    """Those of the registry."""
+    """Operators of the registry."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
-    """Which algorithms are tried."""
+    """Algorithms to use."""
     slow: Mapping[Node, str] = field(default_factory=dict[Node, str])
-    """Layers that stay float as integers make them slower, and by how much."""
+    """Layers that stay in float because they are slower when quantized, with the slowdown."""
     _began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -74,13 +74,13 @@ class Stages:
             _refuse_widths(self.chosen, self.scheme)
 
     def decided(self, threshold: float | None = None) -> Quantization:
-        """Return what becomes integers.
+        """Return the quantization at a threshold.
 
         Args:
-            threshold: in place of the ``quantization_sensitivity_threshold`` of the settings.
+            threshold: replaces the ``quantization_sensitivity_threshold`` of the settings.
 
         Raises:
-            ModelError: the target holds no weights in the widths or blocks that the settings list.
+            ModelError: the target supports none of the weight widths or block sizes in the settings.
         """
         settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
         found = self._of_weights(settings) if self._is_of_weights else self._of_values(settings)
@@ -134,20 +134,20 @@ class Stages:
         return Quantization(plan, reports, rows, ranging.observers, size, spared_here, observers)
 
     def _without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
-        """Return where integers are with further layers left float, with which scales, and the error on data."""
+        """Return the placement with further layers in float, its plan, and its error on data."""
         placement = self._placed({**self._skipped, **floats})
         plan = self._planner.plan(placement, self._ranging.observer, self._ranging.own)
         return placement, plan, self._trial.error(plan)
 
     def _cheap(self, settings: QuantizationSettings, decided: Collection[Node]) -> Mapping[Node, str]:
-        """Return the layers, of those not decided yet, that spoil much and cost little."""
+        """Return the layers, among those not decided yet, that cause much of the error and cost little."""
         if self.options.sparing == "off" or not settings.automatic_skip_quantization:
             return {}
         weighed, of = self._ranging.weighed.without(decided), self._placement
         return spared(weighed, {node: rounded_as(of.layers[node], of).name for node in weighed.parts})
 
     def _tried(self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a changed plan and its error on data, or those before it where it is switched off, or no better."""
+        """Return a changed plan and its error on data, or those given if the change is off or no improvement."""
         if switch == "off" or plan.is_empty or (switch == "auto" and self._is_late):
             return plan, error
         changed = change(plan)
@@ -155,7 +155,7 @@ class Stages:
         return (changed, found) if switch == "on" or found < error else (plan, error)
 
     def _rounded(self, plan: Plan, left: dict[str, float]) -> Plan:
-        """Return a plan with weights rounded by what layers read; note which share of an error each leaves."""
+        """Return a plan with weights rounded by GPTQ; ``left`` receives the remaining share of each layer's error."""
         only_cheap = self.options.weight_rounding == "auto"
         batches = [self.calibration.reservoir.batches[i] for i in self._fitted[: 1 if only_cheap else None]]
         found = rounded_weights(self._graph, plan, batches, only_cheap=only_cheap)
@@ -163,7 +163,7 @@ class Stages:
         return replace(plan, moved={name: rounded.moved for name, rounded in found.items()})
 
     def _corrected(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan with corrected biases, where one batch tells that they help, by more batches."""
+        """Return a plan with corrected biases, if they help on one batch; further batches then refine them."""
         shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted
 
         def by(batches: Sequence[int]) -> Callable[[Plan], Plan]:
@@ -184,7 +184,7 @@ class Stages:
         seconds = self.options.algorithm_seconds
         return bool(seconds) and time.monotonic() - self._began > seconds
 
-    # What no threshold changes
+    # Results that do not depend on the threshold
 
     @property
     def _graph(self) -> Graph:
@@ -196,25 +196,25 @@ class Stages:
 
     @property
     def _fitted(self) -> list[int]:
-        """Where the batches stand that weights and biases are fitted to; the second one judges."""
+        """Indices of the batches that weights and biases are fitted to; the second batch is for evaluation."""
         first, *others = range(len(self.calibration.reservoir.batches))
         return [first, *others[1:]][:FITTED]
 
     @cached_property
     def _left(self) -> dict[Node, str]:
-        """The nodes that the user leaves float, and by which setting."""
+        """Nodes that the user keeps in float, with the setting for each."""
         return {node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}
 
     @cached_property
     def _skipped(self) -> dict[Node, str]:
-        """The nodes that stay float whatever the threshold is, and why."""
+        """Nodes that stay in float at any threshold, with the reason for each."""
         skipped = {**self.slow, **self._left}
         if self.settings.skip_tail_quantization:
             skipped |= {node: TAIL for node in tail_layers(self._graph) if node not in skipped}
         return skipped
 
     def _forced(self, settings: QuantizationSettings) -> list[Node]:
-        """Return the layers that become integers however sensitive they are."""
+        """Return the layers to quantize regardless of their sensitivity."""
         is_lossless = not settings.quantization_sensitivity_threshold
         return [] if settings.skip_tail_quantization is not False or is_lossless else tail_layers(self._graph)
 
@@ -276,7 +276,7 @@ def _is_negative(table: RangeTable) -> Callable[[Value], bool]:
 
 
 def tail_layers(graph: Graph) -> list[Node]:
-    """Return the layers from which an output is reached without another layer between, in order."""
+    """Return the layers without another layer between them and an output, in graph order."""
     found: list[Node] = []
     reached = set(graph.outputs)
     for node in graph.reversed_nodes():

@@ -1,4 +1,4 @@
-"""What calibration remembers of one value: a fixed number of bytes, however much data there is."""
+"""Statistics of one value over the calibration data, in a fixed amount of memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from clika_ref.quantization.histogram import Histogram
 
 SAMPLED = 4096
-"""Elements of a value that are counted in each batch: all of a small one, of a large one every so many."""
+"""Elements of a value that are counted in each batch: all of a small one, evenly spaced ones of a large one."""
 
 UNBOUNDED = 1e30
-"""What is as large, or as its dtype can be, is no measurement: masks are made of infinity, or of the least number."""
+"""Elements of this magnitude, or the largest of their dtype, are ignored: masks contain infinities or minima."""
 
 
 @dataclass
 class ExactSum:
-    """A sum of floats that no order of adding them changes, as `math.fsum` is, but added to one by one."""
+    """A sum of floats that does not depend on their order, as `math.fsum`, but incremental."""
 
     partials: list[float] = field(default_factory=list[float])
 
@@ -45,20 +45,20 @@ class ExactSum:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one batch of a value held; the ends and the sample are of elements within `UNBOUNDED`."""
+    """Statistics of one batch of a value; min, max and sample only cover elements within `UNBOUNDED`."""
 
     low: float
     high: float
     sample: Tensor
-    """``float[n]``; empty where there is no such element."""
+    """``float[n]``; empty if there is no such element."""
     is_unbounded: bool = False
 
 
 def measured(x: Tensor) -> Measured:
-    """Look at each element of a batch once.
+    """Measure a tensor, reading each element once.
 
     Raises:
-        ValueError: it holds NaN.
+        ValueError: it contains NaN.
     """
     x, limit, is_unbounded = in_memory_order(x.detach()), min(UNBOUNDED, torch.finfo(x.dtype).max), False
     low, high = _ends(x)
@@ -73,9 +73,9 @@ def measured(x: Tensor) -> Measured:
 
 @dataclass
 class Statistics:
-    """What one value held in all batches so far.
+    """Statistics of one value over all batches so far.
 
-    ``low`` and ``high`` are exact; they, the mean extremes and the histogram are of elements within `UNBOUNDED`.
+    ``low`` and ``high`` are exact. They, the averaged min/max and the histogram only cover elements within `UNBOUNDED`.
     """
 
     low: float = math.inf
@@ -94,11 +94,11 @@ class Statistics:
 
     @property
     def mean_extremes(self) -> tuple[float, float]:
-        """The mean over batches of the least and of the greatest element."""
+        """Min and max, each averaged over batches."""
         return self.lows.value / self.batches, self.highs.value / self.batches
 
     def add(self, batch: Measured) -> None:
-        """Take in what a batch held."""
+        """Add the statistics of a batch."""
         self.is_unbounded |= batch.is_unbounded
         if not len(batch.sample):
             return
@@ -109,7 +109,7 @@ class Statistics:
         self.histogram.add(batch.sample)
 
     def merge(self, other: Statistics) -> None:
-        """Take in what was seen elsewhere of the same value."""
+        """Add statistics of the same value from other data."""
         self.low, self.high = min(self.low, other.low), max(self.high, other.high)
         self.batches += other.batches
         for own, others in ((self.lows, other.lows), (self.highs, other.highs)):
@@ -127,10 +127,10 @@ def _ends(x: Tensor) -> tuple[float, float]:
 
 
 def sampled(x: Tensor) -> Tensor:
-    """Return copies of at most `SAMPLED` of ``x[n]``, evenly spread.
+    """Return copies of at most `SAMPLED` elements of ``x[n]``, evenly spaced.
 
-    Their distance has no factor in common with ``n``, nor so with any side: where it had, some columns, or all channels
-    but one, would be left out.
+    The step has no factor in common with ``n``, and hence none with any dim. Otherwise some columns, or all channels
+    but one, would be skipped.
     """
     step = -(-len(x) // SAMPLED) or 1
     while math.gcd(step, len(x)) > 1:
@@ -139,15 +139,15 @@ def sampled(x: Tensor) -> Tensor:
 
 
 def in_memory_order(x: Tensor) -> Tensor:
-    """Return the elements as they lie in memory, ``x[n]``: a view wherever they fill a piece of it.
+    """Return the elements in memory order, ``x[n]``: a view if they fill a block of memory.
 
-    What looks at each element takes several times as long in any other order.
+    Reading each element in any other order takes several times as long.
     """
     return (x if _is_dense(x) else x.contiguous()).as_strided((x.numel(),), (1,))
 
 
 def _is_dense(x: Tensor) -> bool:
-    """Whether the elements fill a piece of memory, in whatever order."""
+    """Return whether the elements fill a block of memory, in any order."""
     sides = sorted(zip(x.stride(), x.shape, strict=True))
     expected = 1
     for stride, side in sides:

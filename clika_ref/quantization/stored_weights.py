@@ -1,4 +1,4 @@
-"""Parameters as files hold them: the integers of the layers that read them, and the steps that lead back from these."""
+"""Parameters as stored in files: quantized weights, and the steps that restore the parameters from them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from clika_ref.core.types import TensorType
 from clika_ref.onnx_emission.packing import BITS, pack_int4, unpack_int4
 
 TIMES, MOVED = "times", "moved"
-"""What steps are in a document."""
+"""Names of the steps in a document."""
 
 FACTORS = "clika/factors/"
-"""Of the names of factors, which no weight has."""
+"""Prefix of the names of factors; no weight has it."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Elements, seen as a tensor of some sides, are multiplied by a factor for each place along some of them."""
+    """Multiplies the elements, viewed in the shape ``sides``, by a factor for each index along some dims."""
 
     sides: tuple[int, ...]
     factor: Tensor
-    """``float32``, as many sides, those along which it is the same being 1."""
+    """``float32`` of the same rank; dims with a common factor have length 1."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply in place."""
@@ -37,14 +37,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Moved:
-    """Elements move into a tensor of other sides, or of the same in another order."""
+    """Moves the elements into a tensor of another shape, or into another order of dims."""
 
     sides: tuple[int, ...]
     strides: tuple[int, ...]
-    """How far apart those lie in it that were neighbours along each side."""
+    """Strides in the result for each dim of the input."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return another tensor."""
+        """Return the new tensor."""
         result = x.new_zeros(self.sides)
         result.as_strided(x.shape, self.strides).copy_(x)
         return result
@@ -52,31 +52,31 @@ class Moved:
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A parameter, of which a file holds integers."""
+    """A parameter that a file stores in quantized form."""
 
     layer: str
-    """The name of the layer that reads them."""
+    """Name of the layer that reads it."""
     integers: Tensor
-    """``int8``, in the sides of the layer's weight."""
+    """``int8`` in the shape of the layer's weight."""
     bits: int
     steps: tuple[Times | Moved, ...]
-    """From floats of the integers to the parameter; the first one is their scale."""
+    """From the integers as floats to the parameter; the first step multiplies by the scales."""
     dtype: torch.dtype
-    """Of the parameter."""
+    """Dtype of the parameter."""
 
     def parameter(self) -> Tensor:
-        """Return the parameter that is read: lowered and rounded, it has these integers."""
+        """Return the restored parameter: lowered and rounded, it has these integers."""
         x = self.integers.to(torch.float32, copy=True)
         for step in self.steps:
             x = step(x)
         return x.to(self.dtype)
 
     def saved(self, name: str, known: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return what `read` takes: a document, and tensors, the integers under the name of the parameter.
+        """Return a JSON document and tensors for `read_parameter`; the integers have the name of the parameter.
 
         Args:
             name: of the parameter.
-            known: tensors of the layer that the file holds anyway, among which may be its scales.
+            known: tensors of the layer that the file contains anyway, possibly with its scales.
         """
         packed = pack_int4(self.integers) if self.bits <= BITS else self.integers
         steps, tensors = list[list[Any]](), {name: packed}
@@ -93,16 +93,16 @@ class StoredWeight:
 
 
 def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor], kind: TensorType) -> Tensor:
-    """Return the parameter that `StoredWeight.saved` was asked of.
+    """Return the parameter that `StoredWeight.saved` converted.
 
     Args:
-        document: as it was returned.
+        document: the JSON document.
         name: of the parameter.
         tensors: those of the file.
-        kind: of the parameter, as the graph has it.
+        kind: type of the parameter in the graph.
 
     Raises:
-        ModelError: it is damaged.
+        ModelError: the data is damaged.
     """
     try:
         bits, sides = int(document["bits"]), tuple(map(int, document["sides"]))
@@ -117,7 +117,7 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
 
 
 def _refuse_other_sizes(steps: Sequence[Times | Moved], elements: int) -> None:
-    """Refuse steps that make more or fewer elements of some: a forged file may name any sides."""
+    """Reject steps that change the number of elements: a forged file may declare any shape."""
     for step in steps:
         if math.prod(step.sides) != elements:
             msg = f"a step is of sides {list(step.sides)}, and there are {elements:,} elements"

@@ -1,4 +1,4 @@
-"""A run of a graph in float that remembers how its outputs follow from what layers returned: slopes at many places."""
+"""Gradient recorder: run a graph in float, and compute gradients of its outputs at many values."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from clika_ref.quantization.products import ProductCounter
 from clika_ref.quantization.running import run
 
 UNKNOWN = 1e6
-"""The sensitivity of what no slope leads to the outputs from."""
+"""Sensitivity where no gradient reaches the outputs."""
 
 DRAWS = 16
-"""Samples times random directions of the output in which their errors are measured; each direction costs one pass back.
+"""Samples times random output directions that errors are measured in; each direction costs a backward pass.
 
-On resnet18 16 draws rank layers as exact runs of one layer after another do, on other images, with Spearman 0.95, and
-64 draws no better.
+On resnet18, 16 draws rank layers as exact runs of single layers do, on other images, with Spearman 0.95; 64 draws are
+no better.
 """
 
 
 @dataclass(frozen=True)
 class Tape:
-    """A run of a graph in float, from whose outputs slopes can be had of what layers returned."""
+    """A recorded run of a graph in float, for gradients of its outputs with respect to layer outputs and values."""
 
     outputs: Sequence[Tensor]
-    """Those that depend on layers."""
+    """Outputs that depend on layers."""
     returned: Sequence[Tensor]
-    """All outputs but integers."""
+    """All outputs except integer tensors."""
     held: Mapping[Value, Tensor]
-    """What layers read and returned."""
+    """Inputs and outputs of layers, and the recorded values."""
     places: Mapping[Node | Value, Value]
-    """Where the results of layers stand, and values."""
+    """The value of each key: the output of a layer, or the value itself."""
     inputs: Sequence[Tensor]
     products: Mapping[Node, int]
-    """How many each layer adds up."""
+    """MACs of each layer."""
 
     def weigh(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
-        """Return what errors at places do to the outputs, each alone, as shares of their energy: `sensitivities`.
+        """Return the effect of each error alone on the outputs, as a share of their squared norm: `sensitivities`.
 
-        Of several outputs, the mean of what becomes of each. `UNKNOWN` where no slope says what becomes of an error, as
-        behind an argmax or a comparison, or one that is infinite.
+        The effects on several outputs are averaged. The effect is `UNKNOWN` if there is no gradient for an error, as
+        before an argmax or a comparison, or if it is infinite.
         """
         probes = probes or -(-DRAWS // sample_count(self.inputs))
         if not self.outputs:
@@ -67,10 +67,10 @@ class Tape:
         return found | {place: UNKNOWN * bool(errors[place].any()) for place in behind_none}
 
     def _square(self, slope: Tensor, error: Tensor) -> float:
-        """Return the squares of what an error becomes along a slope, samples apart where there are some."""
+        """Return the squared effect of an error along a gradient, with samples squared separately if there are any."""
         moved = slope.mul(error)
         square = self._sum_squared(moved)
-        if not math.isfinite(square):  # nothing becomes of nothing, however steep it is
+        if not math.isfinite(square):  # no error has no effect, however steep the gradient
             square = self._sum_squared(moved.masked_fill_(error == 0, 0.0))
         return square if math.isfinite(square) else UNKNOWN
 
@@ -79,9 +79,9 @@ class Tape:
         return float(sums.double().square().sum())
 
     def slopes(self, places: Sequence[Any], probes: int) -> Iterator[Mapping[Any, Tensor]]:
-        """Yield by places the slopes of a sum of all outputs, in so many random directions of these.
+        """Yield the gradients of a sum of all outputs at the given places, for each random direction.
 
-        Without those from which no way leads to the outputs; nothing at all where these are zeros.
+        Places without a path to the outputs are omitted. Nothing is yielded if all outputs are zero.
         """
         found: dict[Any, Tensor] = {}
         for _ in self._backward(places, probes, found.__setitem__):
@@ -89,9 +89,9 @@ class Tape:
             found.clear()
 
     def _backward(self, places: Sequence[Any], probes: int, visit: Callable[[Any, Tensor], None]) -> Iterator[None]:
-        """Go backward in so many random directions, and visit each place as its slope is there, which is then let go.
+        """Run backward passes in random directions, and visit each place with its gradient, which is then released.
 
-        Slopes of all places at once would take as much memory as their values do.
+        Gradients of all places at once would take as much memory as their values.
         """
         weights, at = _weights_of(self.outputs), defaultdict[Value, list[Any]](list)
         for place in places:
@@ -118,7 +118,7 @@ class Tape:
                 hook.remove()
 
     def _directions(self, weights: Sequence[float], seed: int) -> list[Tensor]:
-        """Return a random direction of each output."""
+        """Return a random direction for each output."""
         spread = torch.Generator(self.outputs[0].device).manual_seed(seed)
         return [
             torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) * weight
@@ -127,19 +127,19 @@ class Tape:
 
 
 def _weights_of(outputs: Sequence[Tensor]) -> list[float]:
-    """Return what to multiply outputs by so that the squares of errors become means of shares of their energies."""
+    """Return factors for the outputs that turn squared errors into means of shares of their squared norms."""
     energies = [energy(o) for o in outputs]
     count = sum(map(bool, energies))
     return [1 / math.sqrt(whole * count) if whole else 0.0 for whole in energies]
 
 
 def _has_samples(error: Tensor, inputs: Sequence[Tensor]) -> bool:
-    """Whether the first side is that of the batch, as far as shapes tell."""
+    """Return whether the first dim is that of the batch, judged by shapes."""
     return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
 
 
 def taped(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -> Tape:
-    """Run a graph so that slopes reach places: what layers, by which they are called, return, and values."""
+    """Run a graph and record gradients at places: the outputs of layers, with their nodes as keys, and values."""
     leaves = set(places.values())
     layers = [place for place in places if isinstance(place, Node)]
     wanted = {
@@ -154,7 +154,7 @@ def taped(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -
     def watch(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         counter(node, results)
         if sloped.isdisjoint(v for v in node.inputs if isinstance(v, Value)):
-            results = tuple(r.detach() for r in results)  # parameters may want gradients, and get none here
+            results = tuple(r.detach() for r in results)  # parameters may require gradients, but get none here
         for value, result in zip(node.outputs, results, strict=True):
             if value in leaves and not result.requires_grad:
                 result.requires_grad_()

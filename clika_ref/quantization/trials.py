@@ -1,4 +1,4 @@
-"""Trials: a whole plan is run on data and held against float, as what helps one model spoils another."""
+"""Candidate evaluation: run a whole plan on data and compare it with float, as no algorithm helps every model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clika_ref.quantization.running import run
 
 @dataclass
 class Trial:
-    """One graph, and inputs on which plans for it are compared."""
+    """A graph, and inputs to compare its plans on."""
 
     graph: Graph
     operators: Mapping[str, Operator]
@@ -26,13 +26,13 @@ class Trial:
 
     @cached_property
     def outputs(self) -> list[Tensor]:
-        """What the graph returns in float, but for integers."""
+        """Outputs of the graph in float, without integer tensors."""
         with torch.no_grad():
             return [o for o in run(self.graph, self.inputs) if o.is_floating_point()]
 
     @torch.no_grad()
     def error(self, plan: Plan) -> float:
-        """Return ``||Q - F||^2 / ||F||^2``, the mean of it over all float outputs that are not 0."""
+        """Return ``||Q - F||^2 / ||F||^2``, averaged over all float outputs that are not 0."""
         twin = self.graph.clone()
         quantize_graph(twin, plan, self.operators)
         found = [o for o in run(twin, self.inputs) if o.is_floating_point()]

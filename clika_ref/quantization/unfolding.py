@@ -1,4 +1,4 @@
-"""From what passes have made of a parameter back to it: its batch norm, factors and orders of sides undone."""
+"""Inversion of the changes that passes made to a parameter: batch norm folding, factors, and orders of dims."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from clika_ref.quantization.stored_weights import Moved, Times
 
 
 def way_back(constant: Value) -> tuple[Value, list[Times | Moved]] | None:
-    """Return the parameter that a constant follows from alone, and the steps that lead back to it.
+    """Return the only parameter that a constant is computed from, and the steps that restore it.
 
-    None where no step leads back: it follows from several, something is not undone here, or a factor is 0.
+    None if it is computed from several, a change cannot be inverted, or a factor is 0.
     """
     steps: list[Times | Moved] = []
     while constant.formula is not None:
@@ -33,7 +33,7 @@ def way_back(constant: Value) -> tuple[Value, list[Times | Moved]] | None:
 
 
 def _undone(constant: Value, formula: Formula) -> tuple[Value, Times | Moved | None] | None:
-    """Return what a constant was made of, and the step back to it, None where the elements are the same."""
+    """Return the source of a constant and the step that restores it; the step is None if the elements are the same."""
     source = formula.sources[0]
     if not isinstance(source, Value):
         return None
@@ -55,7 +55,7 @@ def _undone(constant: Value, formula: Formula) -> tuple[Value, Times | Moved | N
 
 
 def _without_norm(constant: Value, factor: Tensor, groups: int | None) -> tuple[tuple[int, ...], Tensor]:
-    """Return the sides in which the channels of a weight lie along one, and the factor along it."""
+    """Return the shape with the channels of a weight along one dim, and the factor along it."""
     sides = _sides(constant)
     if groups is None:
         return sides, factor.reshape(-1, *[1] * (len(sides) - 1))
@@ -64,20 +64,20 @@ def _without_norm(constant: Value, factor: Tensor, groups: int | None) -> tuple[
 
 
 def _by_input(constant: Value, factor: Tensor, groups: int) -> tuple[tuple[int, ...], Tensor]:
-    """Return the sides in which what a weight is multiplied with lies along two, and the factor along them."""
+    """Return the shape with the input channels of a weight along two dims, and the factor along them."""
     sides = _sides(constant)
     return (groups, sides[0] // groups, *sides[1:]), factor.reshape(groups, 1, -1, *[1] * (len(sides) - 2))
 
 
 def _divided(source: Value, seen: tuple[tuple[int, ...], Tensor]) -> tuple[Value, Times] | None:
-    """Return the step that divides by a factor; None where nothing can be divided by it."""
+    """Return the step that divides by a factor; None if the factor has no inverse."""
     sides, factor = seen
     inverse = (1 / factor.detach().double()).float()
     return (source, Times(sides, inverse)) if bool((inverse.isfinite() & (inverse != 0)).all()) else None
 
 
 def _is_masked(formula: Formula, source: Value) -> bool:
-    """Whether a formula takes elements out by a mask, all of which are 0 already."""
+    """Return whether a formula only applies a mask to elements that are 0 already."""
     if not isinstance(formula.function, Operator) or formula.function.name != "mul" or len(formula.sources) != 2:
         return False
     mask: Any = formula.sources[1]
@@ -87,7 +87,7 @@ def _is_masked(formula: Formula, source: Value) -> bool:
 
 
 def _moved(source: Value, constant: Value, formula: Formula) -> Moved | None:
-    """Return the step back from a formula that only moves elements, which it shows on the numbers of their places."""
+    """Return the inverse of a formula that only moves elements, found by applying it to element indices."""
     function = formula.function
     if isinstance(function, Operator) and function.trait is not SAME_SCALE:
         return None
@@ -98,7 +98,7 @@ def _moved(source: Value, constant: Value, formula: Formula) -> Moved | None:
     places = torch.arange(source.data.numel(), dtype=torch.int32, device=device).reshape(source.data.shape)
     try:
         found = function(places, *others, **dict(formula.arguments))
-    except (RuntimeError, TypeError):  # it takes no integers, so it does not merely move what it is given
+    except (RuntimeError, TypeError):  # it takes no integers, so it does not merely move its input
         return None
     found = found if isinstance(found, Tensor) else found[formula.index]
     sides = _sides(constant)

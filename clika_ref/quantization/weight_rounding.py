@@ -1,4 +1,4 @@
-"""Weight rounding: integers of a weight with which a layer's results, not its elements, miss least on data."""
+"""GPTQ: round weights to the integers with the least error of a layer's outputs on data, not of its elements."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from clika_ref.quantization.running import run
 from clika_ref.quantization_scheme import Integers
 
 MOST_INPUTS = 8192
-"""Elements of a row: the products of all pairs of them are held at once."""
+"""Maximum length of a row: the products of all pairs of its elements are kept in memory."""
 
 CHEAP_INPUTS = range(64, 641)
-"""Elements of a row for which rounding is tried unasked: fewer leave it little to choose, more take it longer than
-calibration. On resnet18 these are half of the layers, and give 1.8 of the 2.2 dB that all of them give.
+"""Lengths of rows for which rounding is tried by default.
+
+Shorter ones leave little choice, and longer ones take longer than calibration. On resnet18 these are half of the
+layers, and give 1.8 of the 2.2 dB that all of them give.
 """
 
 FEWEST_ROWS = 4
-"""So many times as a row is long must it be multiplied with data, or rounding unasked learns the data by heart."""
+"""Minimum ratio of data rows to the length of a weight row, by default: with fewer, rounding overfits."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +34,24 @@ class Rounded:
     """How the weight of a layer is rounded."""
 
     moved: Tensor
-    """How far its integers are from the nearest, ``int8`` of its shape."""
+    """Offset of its integers from the nearest ones, ``int8`` of its shape."""
     left: float
-    """The share of the error of products with data that is left, of that of the nearest integers."""
+    """Error of products with data, as a share of that of the nearest integers."""
 
 
 @torch.no_grad()
 def rounded_weights(
     graph: Graph, plan: Plan, batches: Sequence[Sequence[Tensor]], *, only_cheap: bool
 ) -> dict[str, Rounded]:
-    """Return how weights are rounded by what layers read, by the names of the layers.
+    """Return weights rounded to fit the inputs of their layers, by layer name.
 
-    Layers whose weight has no row for each output, or rows too long, are left out.
+    Layers without a weight row for each output, or with too long rows, are omitted.
 
     Args:
-        graph: as it is going to be written.
+        graph: lowered.
         plan: with the scales of the weights.
-        batches: inputs of the graph, from which rounding learns what layers read.
-        only_cheap: whether to leave out layers that take long, or read too little data to learn from.
+        batches: inputs of the graph to fit the rounding to.
+        only_cheap: whether to omit layers that take long, or read too little data to fit.
     """
     lengths = CHEAP_INPUTS if only_cheap else range(1, MOST_INPUTS + 1)
     wanted = [node for node in graph.nodes if node.name in plan.weights and _inputs(node) in lengths]
@@ -74,15 +76,15 @@ def rounded_weights(
 
 
 def _inputs(node: Node) -> int:
-    """Return the length of the rows of a weight; 0 where it has none for each output."""
+    """Return the length of the rows of a weight; 0 if it has no row for each output."""
     weight = numbers_of(weight_of(node))
     return weight[0].numel() if node.op.trait.axis == 0 and len(weight) else 0
 
 
 def _multiplied(node: Node, x: Tensor) -> Tensor:
-    """Return what is multiplied with each element of a row, ``[times, groups, inputs]``.
+    """Return the elements that are multiplied with each element of a row, ``[rows, groups, inputs]``.
 
-    What that is, the operator says itself: a layer whose rows are those of the identity returns it.
+    The operator itself computes them: a layer with the rows of the identity as weight returns its input.
     """
     inputs, groups = _inputs(node), groups_of(node)
     sides = tuple(map(int, weight_of(node).type.shape[1:]))
@@ -105,7 +107,7 @@ def _rounded(node: Node, scales: Tensor, integers: Integers, gram: Tensor) -> Ro
 
 
 def _missed(error: Tensor, gram: Tensor) -> float:
-    """Return the squares of what products with data miss, summed, given what the weight misses."""
+    """Return the squared error of products with data, summed, given the error of the weight."""
     return float(((error @ gram) * error).sum())
 
 

@@ -1,4 +1,4 @@
-"""Weight scaling: what is multiplied with large elements is rounded finer, where something before divides for free."""
+"""AWQ: round weights of large activations more finely, where a preceding node absorbs the division at no cost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from clika_ref.quantization.weights_only import Ways, missed_of, nearest_to_prod
 
 
 class FewBitReading:
-    """Tries factors for layers that read floats, with weights that are rounded to few bits as they will be.
+    """Evaluates factors for layers with float inputs and low-bit weights, rounded as they will be.
 
-    One half of what was read shows how to round, the other what that misses.
+    One half of the input rows fits the rounding, the other half measures the error.
 
     Source: Lin et al., AWQ: Activation-aware Weight Quantization (2024), section 3.2.
     """
@@ -23,14 +23,14 @@ class FewBitReading:
     def __init__(
         self, channels: Channels, x: Tensor, bits: int, blocks: Sequence[int], ways: Ways | None = None
     ) -> None:
-        """Try weights of so many bits, in the first blocks that fit.
+        """Prepare an evaluation with the first block size that fits.
 
         Args:
             channels: of a value that layers with matrices read.
-            x: what the value held.
-            bits: of weights.
-            blocks: sizes of blocks in the order of preference, 0 for one scale in a row.
-            ways: how they are rounded.
+            x: tensor of the value.
+            bits: of the weights.
+            blocks: block sizes in order of preference, 0 for one scale per row.
+            ways: options of the rounding.
         """
         self.weighted, self.bits, self.ways = channels.weighted(), bits, ways or Ways()
         rows = channels.rows(x).float()
@@ -39,12 +39,12 @@ class FewBitReading:
         self.block_size = next((b for b in blocks if not b or len(self.mean) % b == 0), 0)
 
     def candidates(self) -> Iterator[Tensor]:
-        """Return factors that grow with what channels hold on average."""
+        """Yield factors that grow with the mean magnitude of each channel."""
         for strength in STRENGTHS:
             yield factor_of(self.mean, torch.ones_like(self.mean), strength)
 
     def error(self, factor: Tensor) -> float:
-        """Return the squares of what rounded weights miss of products with what was read."""
+        """Return the squared error of products of the rounded weights with the input."""
         fitted, judged = (gram / factor / factor[:, None] for gram in (self.fitted, self.judged))
         missed = 0.0
         for _, weight in self.weighted:

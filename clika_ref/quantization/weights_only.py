@@ -1,4 +1,4 @@
-"""Which layers hold their weights in few bits and compute in float, and in how few: tried from the smallest on."""
+"""Weight-only quantization: find the smallest bit width and block size of each layer that is accurate enough."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from clika_ref.quantization_settings import QuantizationSettings
 from clika_ref.settings import ClikaCompileOptions, Switch
 
 HELD = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes of weights that are held in few bits; what integers stand for has the dtype that the weight had."""
+"""Dtypes of weights that can be quantized; dequantized weights keep the dtype."""
 
 FITTED = 4
-"""Batches from which rounding learns what layers read; the next one judges."""
+"""Maximum number of batches that rounding is fitted to; the last batch is for evaluation."""
 
 
 @dataclass(frozen=True)
 class Ways:
-    """How the weight of a layer may be brought into few bits."""
+    """Options for the quantization of a layer's weight to low bits."""
 
     clips: bool = True
-    """Whether scales may miss the largest elements where that misses less of all."""
+    """Whether scales may clip the largest elements if that lowers the error of the whole."""
     feedback: Switch = "auto"
-    """Whether elements make up for what others miss: where that misses less on data, always or never."""
+    """GPTQ: used if it lowers the error on data, always, or never."""
 
     @classmethod
     def of(cls, options: ClikaCompileOptions, *, is_late: bool = False) -> Ways:
-        """Return what the user chose; what is on auto is not tried once it is late."""
+        """Return the options that the user chose; when late, those on ``"auto"`` are off."""
         is_left = is_late and options.weight_rounding == "auto"
         return cls(options.weight_clipping != "off", "off" if is_left else options.weight_rounding)
 
 
 @dataclass
 class Found:
-    """What became of each layer."""
+    """The result for each layer."""
 
     held: dict[Node, Compressed] = field(default_factory=dict[Node, Compressed])
     floats: dict[Node, str] = field(default_factory=dict[Node, str])
-    """Those that keep their weights, and why."""
+    """Layers that keep their weights, with the reason."""
     weighed: dict[Node, float] = field(default_factory=dict[Node, float])
-    """The sensitivity of each layer as it is held, or as it would be where it keeps its weight."""
+    """Sensitivity of each layer in its chosen form, or in its best one if it keeps its weight."""
     tried: dict[Node, Compressed] = field(default_factory=dict[Node, Compressed])
-    """What that sensitivity is of."""
+    """The form that has this sensitivity."""
     varying: float = 0.0
     """See `varying_share`."""
 
@@ -76,19 +76,19 @@ def compressed_weights(
     forced: Collection[Node] = (),
     ways: Callable[[], Ways] = Ways,
 ) -> Found:
-    """Hold the weight of each layer in the fewest bytes at which it is not too sensitive.
+    """Quantize the weight of each layer to the fewest bytes at which it is not too sensitive.
 
     Args:
-        calibration: of the graph as it is going to be written.
-        kind: what the target takes.
-        chosen: the widths of which each node may take one.
-        settings: those of the whole model.
-        skipped: nodes that stay as they are, and why.
-        forced: nodes that do not, however sensitive they are.
-        ways: how it may be done, asked for anew for each layer, as there may be a limit of time.
+        calibration: of the lowered graph.
+        kind: weight-only support of the target.
+        chosen: settings with the widths that each node can take.
+        settings: those of the model.
+        skipped: nodes that stay unchanged, with the reason.
+        forced: nodes that are quantized regardless of their sensitivity.
+        ways: returns the options; called for each layer, since there may be a time limit.
 
     Raises:
-        ModelError: a width or a block is asked for that the target does not have.
+        ModelError: a width or block size is requested that the target does not support.
     """
     graph, found = calibration.graph, Found()
     waiting: dict[Node, Iterator[tuple[int, int]]] = {}
@@ -109,10 +109,10 @@ def options_of(
     settings: QuantizationSettings,
     skipped: Mapping[Node, str],
 ) -> dict[Node, str | list[tuple[int, int]]]:
-    """Return the widths and blocks of which each layer may take one, those of the fewest bytes first, or why it cannot.
+    """Return the widths and block sizes that each layer can take, fewest bytes first, or the reason that it cannot.
 
     Raises:
-        ModelError: a width or a block is asked for that the target does not have.
+        ModelError: a width or block size is requested that the target does not support.
     """
     found: dict[Node, str | list[tuple[int, int]]] = {}
     blocks = as_list(settings.weights_only_quantization_block_size)
@@ -135,7 +135,7 @@ def _options(
 
 
 def as_list(given: int | list[int]) -> list[int]:
-    """Return a choice of one as a list of it."""
+    """Return a single choice as a list."""
     return [given] if isinstance(given, int) else [*given]
 
 
@@ -151,7 +151,7 @@ def _refuse_widths(node: Node, widths: Sequence[int], kind: WeightsOnly) -> None
 
 
 def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
-    """Say why the weight of a layer stays as it is; nothing where it need not."""
+    """Return the reason to keep the weight of a layer unchanged, empty if there is none."""
     if node.kind not in kind.layers:
         return WHOLE.format(node.kind)
     weight = node.inputs[position_of(node)]
@@ -163,7 +163,7 @@ def _refusal(graph: Graph, node: Node, kind: WeightsOnly) -> str:
 
 
 def _taken(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightsOnly) -> list[tuple[int, int]]:
-    """Return the widths and blocks of the settings that the target takes.
+    """Return the widths and block sizes of the settings that the target supports.
 
     Raises:
         ModelError: there are none.
@@ -182,7 +182,7 @@ def _taken(node: Node, widths: Sequence[int], blocks: Sequence[int], kind: Weigh
 
 
 def _bytes_of(option: tuple[int, int]) -> float:
-    """Return what an element takes in bits, its part of a scale included."""
+    """Return the bits of an element, its part of a scale included."""
     bits, block = option
     return bits + (32 / block if block else 0)
 
@@ -192,7 +192,7 @@ def _inputs(node: Node) -> int:
 
 
 class _Trying:
-    """Tries one option of each layer at a time, all layers in one pass back, until none waits."""
+    """Evaluates one option of each layer at a time, all layers in one backward pass, until each is decided."""
 
     def __init__(
         self,
@@ -235,7 +235,7 @@ class _Trying:
                 del self.waiting[node]
 
     def _give_up(self, node: Node) -> None:
-        """Keep the weight, or the option that was least sensitive where the user wants whatever there is."""
+        """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
         limit = self.settings.quantization_sensitivity_threshold
         if not self.settings.automatic_skip_quantization or node in self.forced:
             self.found.held[node] = self.found.tried[node]
@@ -246,7 +246,7 @@ class _Trying:
 
     @torch.no_grad()
     def _error(self, node: Node, held: Compressed) -> Tensor:
-        """Return what a layer returns otherwise."""
+        """Return the change of a layer's output."""
         rows = _rows(node)
         missed = self.tape.held[_operand(node)].float() @ (held.held(rows) - rows).T
         return missed.to(self.tape.held[node.output].dtype)
@@ -257,18 +257,18 @@ class _Trying:
 
 
 @torch.no_grad()
-def nearest_to_products(  # noqa: PLR0917 - all of it is how one weight is held
+def nearest_to_products(  # noqa: PLR0917 - these arguments describe one weight
     rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, ways: Ways
 ) -> Compressed:
-    """Return a weight in few bits, rounded to the nearest integers or with feedback, whichever misses less.
+    """Quantize a weight to low bits, with rounding to nearest or GPTQ, whichever has the lower error.
 
     Args:
         rows: ``float32[outputs, inputs]``.
         bits: of its integers.
-        block_size: of neighbours that share a scale, 0 where a whole row does.
-        fitted: ``x.T @ x`` of data that shows how to round, ``float32[inputs, inputs]``.
-        judged: the same of data that shows what is missed.
-        ways: how it may be done.
+        block_size: number of neighbors that share a scale, 0 for a whole row.
+        fitted: ``x.T @ x`` of the data to fit, ``float32[inputs, inputs]``.
+        judged: the same of the data for evaluation.
+        ways: options of the rounding.
     """
     blocks = rows.shape[1] // block_size if block_size else 1
     kind = Compressed(bits, block_size, rows.new_empty(0)).integers
@@ -286,7 +286,7 @@ def nearest_to_products(  # noqa: PLR0917 - all of it is how one weight is held
 
 
 def missed_of(rows: Tensor, held: Compressed, gram: Tensor) -> float:
-    """Return the squares of what products with the data of a gram matrix miss, summed."""
+    """Return the squared error of products with the data of a Gram matrix, summed."""
     missed = held.held(rows) - rows
     return float(((missed @ gram) * missed).sum())
 
@@ -301,7 +301,7 @@ def _rows(node: Node) -> Tensor:
 
 @torch.no_grad()
 def _grams(graph: Graph, values: set[Value], batches: Sequence[Sequence[Tensor]]) -> dict[Value, Tensor]:
-    """Return ``x.T @ x`` of some values over batches, ``float32[inputs, inputs]``; of infinities it is not finite."""
+    """Return ``x.T @ x`` of some values over batches, ``float32[inputs, inputs]``; not finite for infinite data."""
     found: dict[Value, Tensor] = {}
 
     def look(value: Value, x: Tensor) -> None:

@@ -1,1 +1,1 @@
-"""What is known of a module, gathered as plain data, and as one HTML file that shows it."""
+"""Reports on a module, as plain data and as one HTML file."""

@@ -1,6 +1,6 @@
-"""What a report says: plain data, of which nothing refers to a graph, and all of which can be written as JSON.
+"""The contents of a report: plain data without references to a graph, all of it serializable as JSON.
 
-A number that is not known, or is none that JSON has, is None. Nodes and values are referred to by their place.
+Unknown numbers, and numbers that JSON lacks, are None. Nodes and values are referred to by index.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any, Literal
 from clika_ref.target_comparison import TargetFacts
 
 VERSION = 1
-"""Of the form of the data, raised whenever a reader of older ones would be misled."""
+"""Version of the data format, increased with each incompatible change."""
 
 State = Literal["integers", "weights", "missed", "kept", "fused", "float"]
-"""What became of a node, as colours show it.
+"""Outcome for a node, shown as a color.
 
-``integers`` compute in integers, ``weights`` in float with a weight of few bits; ``missed`` were planned to and run in
-float, ``kept`` are layers that stay float for a reason; ``fused`` are parts of other nodes; ``float`` are all others.
+``integers``: runs in INT8. ``weights``: runs in float with a low-bit weight. ``missed``: planned as one of these, but
+runs in float. ``kept``: a layer kept in float for a reason. ``fused``: fused into another node. ``float``: all others.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many elements lay where: ``counts[i]`` from ``start + i * width`` up to the next one."""
+    """Element counts: ``counts[i]`` covers ``start + i * width`` up to the next bin."""
 
     start: float
     width: float
@@ -34,19 +34,19 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a value held while data was run: all but the histogram is exact, which is of a sample."""
+    """Observed range of a value during calibration. All fields are exact, except the histogram, which is sampled."""
 
     low: float
     high: float
     batches: int
     histogram: Histogram
     source: str = ""
-    """The value that it was seen of, where this one only has its elements in another order; nothing of its own."""
+    """The observed value, if this one only reorders its elements; empty if the value itself was observed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """What the integers of a value stand for."""
+    """The range that a quantized value can represent."""
 
     low: float
     high: float
@@ -54,28 +54,28 @@ class Covered:
     zero_point: int
     levels: int
     observer: str
-    """What the range was chosen by; nothing where that is not known."""
+    """The observer that chose the range; empty if unknown."""
     outside: float | None
-    """The share of what was seen that lies beyond, and is cut off."""
+    """Share of the observed elements outside the range, which are clipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRecord:
-    """A value between nodes."""
+    """A value (activation) of the graph."""
 
     name: str
     type: str
     """``float32[4, 64, 8, 8]``."""
     maker: int | None
-    """The node that makes it; None of an input."""
+    """Index of the node that computes it; None for an input."""
     seen: Seen | None = None
     covered: Covered | None = None
-    """None where it stays float."""
+    """None if it stays float."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node of the graph as it is written, and what became of it."""
+    """A node of the lowered graph, and its outcome."""
 
     name: str
     scope: str
@@ -84,50 +84,50 @@ class NodeRecord:
     state: State
     planned: str
     runs: str | None
-    """What the runtime runs it in; None where it could not be asked."""
+    """Precision that the runtime reports; None if there is no report."""
     reason: str
-    """Why it is float, where anybody knows."""
+    """Why it is float, if known."""
     products: int
-    """How many numbers it multiplies and adds up in a call on the example; 0 for what is no layer."""
+    """MACs of a call on the example; 0 if the node is not a layer."""
     bits: tuple[int, int] | None
-    """Of its weight and of what it reads; None of what has no weight."""
+    """Bits of its weight and of its input; None without a weight."""
     bytes_before: int
-    """Of its weight in float."""
+    """Size of its weight in float."""
     bytes_after: int
     sensitivity: float | None
-    """The share of their square by which outputs change where this layer alone is quantized; None if not weighed."""
+    """Relative squared error of the outputs if only this layer is quantized; None if not estimated."""
     seconds: float | None
-    """In a call; None where the runtime tells none, as of a part of another node."""
+    """Time in a call; None if the runtime reports none, as for a fused node."""
     reads: Sequence[int]
     makes: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleRecord:
-    """A module of the model, with the sums of all nodes in it and in its modules."""
+    """A module of the model, with sums over its nodes, including those of submodules."""
 
     scope: str
-    """Its path, nothing of the model itself."""
+    """Module path; empty for the model itself."""
     parent: int | None
     nodes: Sequence[int]
-    """Those that no module in it holds."""
+    """Nodes directly in it, not in a submodule."""
     count: int
     layers: int
     integers: int
-    """Layers in integers, or with weights in few bits."""
+    """Number of layers in INT8 or with low-bit weights."""
     bytes_before: int
     bytes_after: int
     products: int
     products_in_integers: int
-    """Those of nodes that run, or where nobody could be asked are planned, in integers or with few bits."""
+    """MACs of nodes in INT8 or with low-bit weights: as the runtime reports, or else as planned."""
     seconds: float | None
     sensitivity: float | None
-    """The largest one in it."""
+    """Maximum over its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIfRecord:
-    """What another threshold would give; ``sqnr`` in dB, None where nothing is changed."""
+    """Outcome of another threshold; ``sqnr`` in dB, None if nothing changes."""
 
     threshold: float
     layers: int
@@ -137,10 +137,10 @@ class WhatIfRecord:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What was chosen of these."""
+    """The configuration that was chosen."""
 
     threshold: float | None
-    """None where there is none, as where whatever can be is quantized."""
+    """None without a threshold, for example if everything supported is quantized."""
     layers: int
     of_layers: int
     bytes: int
@@ -149,48 +149,48 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """What a call takes, as the runtime tells of its own nodes."""
+    """Time of a call, from the runtime's profile of its nodes."""
 
     seconds: float
-    """Of all, those included that belong to no node of the graph."""
+    """Total, including time of nodes that belong to no node of the graph."""
     unnamed: float
-    """Of those that belong to none: changes of layout between them, and from floats to integers and back."""
+    """Time of such nodes: layout changes, and conversions between float and INT8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What the run can be repeated with."""
+    """Data to reproduce the run."""
 
     settings: str
-    """All of them as the YAML that `Settings.load_from_path` reads."""
+    """All settings as YAML for `Settings.load_from_path`."""
     code: str
-    """Python that compiles with these."""
+    """Python code that compiles with these settings."""
     versions: Mapping[str, str]
     machine: Mapping[str, str]
     seconds: Mapping[str, float]
-    """What the stages of compilation took."""
+    """Seconds of each compilation stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """All that a report says."""
+    """The complete contents of a report."""
 
     model: str
     target: str
     made: str
-    """When, with the offset of the clock: ``2026-11-25T20:15:00+00:00``."""
+    """Creation time with UTC offset: ``2026-11-25T20:15:00+00:00``."""
     summary: str
-    """What was decided, in one line; nothing where nothing was."""
+    """The quantization result in one line; empty without one."""
     inputs: Sequence[str]
     outputs: Sequence[str]
     example: Sequence[str]
-    """The sides of the inputs with which products are counted and times taken."""
+    """Dtypes and shapes of the inputs for counting MACs and measuring times."""
     parameters: int
     bytes_before: int
-    """Of all weights and constants in float."""
+    """Size of all weights and constants in float."""
     bytes_after: int
     bytes_of_file: int | None
-    """Of the artifact; None where the target writes none."""
+    """Size of the artifact; None if the target writes none."""
     modules: Sequence[ModuleRecord]
     nodes: Sequence[NodeRecord]
     values: Sequence[ValueRecord]
@@ -201,17 +201,18 @@ class Contents:
     warnings: Sequence[str]
     repeat: Repeat
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Why a part is empty, by its name: ``sensitivity``, ``what_if``, ``values``, ``runtime``, ``latency``,
-    ``targets``; of ``repeat``, what its settings do not say."""
+    """Reasons for empty parts, by name: ``sensitivity``, ``what_if``, ``values``, ``runtime``, ``latency``,
+    ``targets``. For ``repeat``, changes that the settings do not include.
+    """
     version: int = VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as dicts, lists and numbers that JSON has."""
+        """Return the contents as dicts, lists and numbers that JSON supports."""
         return plain(asdict(self))
 
 
 def plain(found: Any) -> Any:
-    """Return nested data with tuples as lists, and None for numbers that JSON does not have.
+    """Return nested data with tuples as lists, and None for numbers that JSON lacks.
 
     >>> plain({"sqnr": (float("inf"), 31.5)})
     {'sqnr': [None, 31.5]}

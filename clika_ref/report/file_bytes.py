@@ -1,4 +1,4 @@
-"""What the constants of a graph take in a file, and what they would take in float."""
+"""Sizes of a graph's constants, in the file and in float."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.explanation import PAIR
 
 EIGHT = 8
-"""Bits of a byte."""
+"""Bits per byte."""
 
 
 def elements_of(value: Value) -> int:
-    """Return how many elements a constant has."""
+    """Return the number of elements of a constant."""
     return math.prod(map(int, value.type.shape))
 
 
 def bits_of(held: Value, reader: Node | None) -> int:
-    """Return how many bits an element of a constant takes, which a node makes floats of, or reads."""
+    """Return the bits per element of a constant, as stored for its reader."""
     told = reader.attrs.get("bits") if reader is not None and reader.kind in PAIR else None
     return told or held.type.dtype.itemsize * EIGHT
 
 
 def constant_bytes(graph: Graph) -> tuple[int, int]:
-    """Return what all constants that anything reads would take in float, without scales, and what they do take.
+    """Return the size in bytes of all used constants: in float without scales, and as stored.
 
     Args:
-        graph: as it is written.
+        graph: the lowered graph.
     """
     before = after = 0
     for value in graph.constants.values():
@@ -43,5 +43,5 @@ def constant_bytes(graph: Graph) -> tuple[int, int]:
 
 
 def _is_scale(use: Use) -> bool:
-    """Whether a constant is read as the scale or the zero point of integers."""
+    """Whether a constant is used as a scale or zero point."""
     return isinstance(use.user, Node) and use.user.kind in PAIR and use.position != 0

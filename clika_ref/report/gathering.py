@@ -1,4 +1,4 @@
-"""From a module to the contents of a report: asks plan, ranges, runtime and clock, each for what it knows."""
+"""Build the contents of a report from the plan, the observed ranges, the runtime and measured times."""
 
 from __future__ import annotations
 
@@ -43,55 +43,55 @@ NO_RANGES = (
 )
 
 PARTS_OF_DECISION = ("sensitivity", "what_if", "targets")
-"""Those that are empty where it is not known what was decided."""
+"""Parts that are empty if the quantization decision is unknown."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A module as a report sees it, which changes nothing of it."""
+    """A read-only view of a module for a report."""
 
     graph: Graph
-    """As it is stored, bound to its weights."""
+    """The stored graph, bound to its weights."""
     target: Target
     registry: Registry
     form: ExportConfiguration
     example: Sequence[torch.Tensor]
-    """Inputs of the graph: products are counted, and times taken, of a call on these."""
+    """Inputs of the graph, for counting MACs and measuring times."""
     settings: Settings
     plan: Plan | None = None
-    """What becomes integers, with scales as they are now; None of a float module."""
+    """The quantization plan with current scales; None for a float module."""
     found: Quantization | None = None
-    """What was decided; None where that is not known."""
+    """The quantization decision; None if unknown."""
     table: RangeTable | None = None
-    """What values held; None where that is not known."""
+    """Observed ranges; None if unknown."""
     warnings: Sequence[str] = ()
-    """That were given on the way."""
+    """Warnings given during compilation."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the stages."""
+    """Seconds of each stage."""
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What the runtime of the target said."""
+    """Results from the target's runtime."""
 
     explanation: Explanation | None = None
     bytes_of_file: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
     row: TargetFacts | None = None
-    """Of the target, beside others; None where it is not known what was decided."""
+    """Row of the target in the comparison; None if the quantization decision is unknown."""
 
 
 def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str], None]) -> Contents:
-    """Return what a report says of a module.
+    """Return the contents of a report on a module.
 
     Args:
         subject: the module.
-        others: rows of further targets, to set beside its own.
-        step: is told what is being done.
+        others: rows of further targets, for comparison.
+        step: callback that receives the name of each step.
 
     Raises:
-        ModelError: the form that is asked for cannot be had.
+        ModelError: the requested form of export is unsupported.
     """
     graph, plan, found = subject.graph, subject.plan, subject.found
     step("writing an artifact")
@@ -131,7 +131,7 @@ def gather(subject: Subject, others: Sequence[TargetFacts], step: Callable[[str]
 
 
 def _asked(subject: Subject, written: Graph, step: Callable[[str], None]) -> _Asked:
-    """Write one artifact, and ask of it what the runtime makes of it and how long it takes, and if not, why not."""
+    """Write an artifact and query the runtime for precisions and times, or return the reasons for missing results."""
     target, found = subject.target, subject.found
     try:
         refuse(written, target)
@@ -162,7 +162,7 @@ def _asked_of(file: Artifact, subject: Subject, written: Graph, step: Callable[[
 
 
 def no_times(target: Target) -> str:
-    """Say why a target tells no times of its nodes; nothing where it does."""
+    """Return why a target reports no node times, or an empty string if it does."""
     if stand_in := stand_in_of(target):
         return f"{target.name} is emulated by {stand_in} here, whose times say nothing of it"
     if profiler_of(target) is None:
@@ -171,7 +171,7 @@ def no_times(target: Target) -> str:
 
 
 def _seconds(target: Target, artifact: Artifact, example: Sequence[torch.Tensor]) -> Mapping[str, float]:
-    """Return the seconds of nodes; nothing of a target that tells none."""
+    """Return the seconds of each node; empty for a target without node times."""
     profile = profiler_of(target)
     return {} if profile is None or no_times(target) else profile(artifact, on_cpu(example))
 
@@ -186,7 +186,7 @@ def _latency(asked: _Asked, nodes: Sequence[NodeRecord]) -> Latency | None:
 def _own_row(
     subject: Subject, file: Artifact, explanation: Explanation | None, missing: str = ""
 ) -> TargetFacts | None:
-    """Return the row of the target itself; None where it is not known what was decided."""
+    """Return the target's own row of the comparison; None if the quantization decision is unknown."""
     target, found = subject.target, subject.found
 
     def in_float() -> Graph:
@@ -201,7 +201,7 @@ def _own_row(
 
 
 def _chosen(found: Quantization, settings: Settings) -> Chosen:
-    """Return what was chosen of what thresholds would give."""
+    """Return the chosen entry of the threshold table."""
     quantization, layers = settings.global_quantization_settings, found.layers
     is_by_threshold = quantization is not None and quantization.automatic_skip_quantization
     count = sum(not layer.reason for layer in layers)
@@ -220,7 +220,7 @@ def _missed(explanation: Explanation | None) -> list[str]:
 
 
 def _unknown(subject: Subject) -> dict[str, str]:
-    """Return which parts say nothing of a module like this one, and why."""
+    """Return the parts that must stay empty for this module, with the reasons."""
     unknown = {"repeat": not_repeated(subject.graph, subject.settings, subject.seconds)}
     if subject.plan is None:
         unknown |= dict.fromkeys((*PARTS_OF_DECISION, "values"), IS_FLOAT)

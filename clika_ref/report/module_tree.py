@@ -1,4 +1,4 @@
-"""The modules of a model as a tree, each with the sums of what lies in it."""
+"""The module tree of a model, with sums over the nodes of each module."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass, field
 from clika_ref.report.contents import ModuleRecord, NodeRecord
 
 QUANTIZED = frozenset({"integers", "weights"})
-"""States of nodes that run in integers, or with weights in few bits."""
+"""States of nodes that run in INT8 or with low-bit weights."""
 
 
 @dataclass
 class _Module:
-    """A module while the tree grows."""
+    """A module of the tree under construction."""
 
     scope: str
     parent: int | None
     nodes: list[int] = field(default_factory=list[int])
     inside: list[NodeRecord] = field(default_factory=list[NodeRecord])
-    """All nodes in it, those of its modules included."""
+    """All nodes in it, including those of submodules."""
 
 
 def module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
-    """Return the model and its modules, each behind the one that holds it, in the order in which they are computed."""
+    """Return the model and its modules in execution order, each after its parent."""
     modules = [_Module("", None)]
     places = {"": 0}
     for place, node in enumerate(nodes):
@@ -38,7 +38,7 @@ def module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
 
 
 def _paths(scope: str) -> list[str]:
-    """Return the paths of the modules that hold another, outermost first, and its own.
+    """Return the paths of a module's ancestors, outermost first, and its own.
 
     >>> _paths("encoder.layers.0")
     ['encoder', 'encoder.layers', 'encoder.layers.0']

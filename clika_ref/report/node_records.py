@@ -1,4 +1,4 @@
-"""Nodes: what was decided of each, what its runtime makes of it, what it takes, and what it reads and makes."""
+"""Records of nodes: decision, runtime precision, cost, inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from clika_ref.report.value_records import before_integers, computed_nodes
 
 @dataclass(frozen=True)
 class Told:
-    """What is known of the nodes of one graph, from wherever; what is not known is empty."""
+    """Known facts about the nodes of a graph; unknown ones are empty."""
 
     scheme: QuantizationScheme | None
-    """Of the target, as configured."""
+    """Scheme of the target, as configured."""
     plan: Plan | None = None
     found: Quantization | None = None
     explanation: Explanation | None = None
@@ -29,12 +29,12 @@ class Told:
 
 
 def node_records(graph: Graph, told: Told, places: Mapping[Value, int]) -> list[NodeRecord]:
-    """Return a record of each node of a graph but the borders of integers, in order.
+    """Return a record for each node of a graph in order, except quantize and dequantize nodes.
 
     Args:
-        graph: as it is written.
-        told: what is known of its nodes.
-        places: of the values between them, among all.
+        graph: the lowered graph.
+        told: known facts about its nodes.
+        places: index of each value among all values.
     """
     planned = planned_precisions(graph, told.scheme)
     facts = {fact.name: fact for fact in told.explanation.nodes} if told.explanation else {}
@@ -72,7 +72,7 @@ def node_records(graph: Graph, told: Told, places: Mapping[Value, int]) -> list[
 
 
 def state_of(planned: str, runs: str | None, *, is_kept: bool) -> State:
-    """Return what became of a node, as colours show it.
+    """Return the state of a node, which selects its color.
 
     >>> state_of("int8", "int8", is_kept=False), state_of("int8", "float", is_kept=False)
     ('integers', 'missed')
@@ -87,7 +87,7 @@ def state_of(planned: str, runs: str | None, *, is_kept: bool) -> State:
 
 
 def _reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan: Plan | None) -> str:
-    """Return why a node is float: as was decided, or else as the runtime tells."""
+    """Return why a node is float: the reason of the decision, or else the one that the runtime reports."""
     if layer is not None and layer.reason:
         return layer.reason
     if fact is not None and fact.reason:
@@ -96,9 +96,9 @@ def _reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan:
 
 
 def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
-    """Return what the weight of a layer takes in float and as they are written, and bits of its weight and input.
+    """Return the bytes of a layer's weight in float and as stored, and the bits of its weight and its input.
 
-    Neither its bias nor scales, a percent of that, count.
+    Bias and scales, about a percent of that, are not counted.
     """
     if node.op.trait.weight is None and node.op.trait.matrices is None:
         return 0, 0, None
@@ -115,14 +115,14 @@ def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
 
 
 def _weights(node: Node) -> list[Value]:
-    """Return what a layer reads as its weight; of one that has several, as recurrent ones, whatever has sides."""
+    """Return the weight of a layer; for one with several, such as a recurrent layer, all operands of rank 2 or more."""
     position = node.op.trait.weight
     operands = node.inputs[1:] if position is None else node.inputs[position : position + 1]
     return [v for v in operands if isinstance(v, Value) and v.type.rank > 1]
 
 
 def _read_bits(node: Node) -> int:
-    """Return how many bits there are of what a layer reads first."""
+    """Return the bits per element of a layer's first input."""
     read = next((v for v in node.inputs if isinstance(v, Value)), None)
     if read is None:
         return 0

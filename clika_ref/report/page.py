@@ -1,4 +1,4 @@
-"""The contents of a report as one HTML file, which loads nothing and needs no library."""
+"""Report contents as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clika_ref.report.contents import Contents
 SUFFIX = ".html"
 
 SCRIPTS = ("formats.js", "drawing.js", "table.js", "hierarchy.js", "charts.js", "details.js", "sections.js")
-"""In this order; each says what it offers to those behind it."""
+"""In load order; later scripts may use the earlier ones."""
 
 
 def report_page(contents: Contents) -> bytes:
     """Return a report as an HTML file.
 
-    Names of modules, files and settings may hold anything: they are data to the page, and never a part of it.
+    Names of modules, files and settings may contain any text, so the page treats them strictly as data.
     """
     page = Template(_read("report.html")).substitute(
         title=escape(f"{contents.model} for {contents.target}"),
@@ -27,11 +27,11 @@ def report_page(contents: Contents) -> bytes:
         data=as_script(contents.to_json()),
         script="\n".join(map(_read, SCRIPTS)),
     )
-    return page.encode(errors="replace")  # half a surrogate, of which a name may consist, has no bytes
+    return page.encode(errors="replace")  # a lone surrogate in a name cannot be encoded
 
 
 def as_script(data: Any) -> str:
-    """Return data as JSON that no parser of HTML takes for the end of a script, or for the beginning of another one.
+    """Return data as JSON that an HTML parser never takes for the end or start of a script.
 
     >>> "<" in as_script({"name": "</script>"})
     False

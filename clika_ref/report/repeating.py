@@ -1,4 +1,4 @@
-"""What a run can be repeated with: settings, versions of what took part, and the machine."""
+"""Data to reproduce a run: settings, versions of the packages involved, and the machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ settings = Settings.load_from_path("settings.yaml")
 module = clika_compile(model, {}, **settings.compile_arguments())
 module.clika_report("report.html")
 """
-"""What compiles a model of the same weights, given the same data, with the settings beside it in a file."""
+"""Code that compiles a model with the settings next to it in a file. Same weights and data give the same module."""
 
 
 def settings_of(
@@ -36,7 +36,7 @@ def settings_of(
     quantization: QuantizationSettings | None,
     layers: Mapping[str, LayerQuantizationSettings],
 ) -> Settings:
-    """Return all settings of a module as one object; those of a pruning before it are not known any more."""
+    """Return all settings of a module as one object. Settings of an earlier pruning are not available any more."""
     return Settings(
         deployment_settings=deployment,
         global_quantization_settings=quantization,
@@ -47,7 +47,7 @@ def settings_of(
 
 
 def not_repeated(graph: Graph, settings: Settings, seconds: Mapping[str, float]) -> str:
-    """Return what was done to a module of which its settings say nothing, in a sentence; empty where they say all."""
+    """Return a sentence on changes to a module that its settings do not include; empty if there are none."""
     done: list[str] = []
     if "Pruning" in seconds and settings.global_pruning_settings is None:
         done.append("it was pruned before, so that sizes before are those of what pruning left")
@@ -57,13 +57,13 @@ def not_repeated(graph: Graph, settings: Settings, seconds: Mapping[str, float])
 
 
 def repeat_of(settings: Settings, target: str, registry: Registry, seconds: Mapping[str, float]) -> Repeat:
-    """Return what a run can be repeated with.
+    """Return the data to reproduce a run.
 
     Args:
-        settings: all of them.
-        target: the name of where the model is to run, the packages of whose plugin are told as well.
+        settings: all settings.
+        target: name of the target; the packages that its plugin requires are listed, too.
         registry: the plugins.
-        seconds: of the stages of compilation.
+        seconds: seconds of each compilation stage.
     """
     given = "tracing_inputs=inputs" if settings.global_quantization_settings is None else "calibration_inputs=batches"
     versions = dict(_versions(target, registry))
@@ -71,7 +71,7 @@ def repeat_of(settings: Settings, target: str, registry: Registry, seconds: Mapp
 
 
 def _versions(target: str, registry: Registry) -> Iterator[tuple[str, str]]:
-    """Yield distributions and their versions: ours, what computes, the plugins, and the runtime of the target."""
+    """Yield distributions with versions: ours, PyTorch, the plugins, and the runtime of the target."""
     yield "Python", platform.python_version()
     for name in ("clika-ref", "torch"):
         yield name, importlib.metadata.version(name)
@@ -82,10 +82,10 @@ def _versions(target: str, registry: Registry) -> Iterator[tuple[str, str]]:
 
 
 def _required(distribution: str) -> Iterator[tuple[str, str]]:
-    """Yield what a distribution needs, its runtime among that, with the versions that are installed."""
+    """Yield the requirements of a distribution, including its runtime, with installed versions."""
     try:
         lines = importlib.metadata.requires(distribution) or []
-    except importlib.metadata.PackageNotFoundError:  # a plugin that is registered without being installed
+    except importlib.metadata.PackageNotFoundError:  # a plugin that is registered but not installed
         return
     for line in lines:
         found = re.match(r"[\w.-]+", line)

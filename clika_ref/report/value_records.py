@@ -1,4 +1,4 @@
-"""Values between nodes: what they held while data was run, and what of that integers stand for."""
+"""Records of values: their observed ranges, and the ranges that their quantization covers."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from clika_ref.quantization_scheme import Integers
 from clika_ref.report.contents import Covered, Histogram, Seen, ValueRecord
 
 MOST_BINS = 64
-"""Of a histogram in a report: as many as can be told apart in the width of a panel."""
+"""Maximum histogram bins in a report: as many as are distinguishable in the width of a panel."""
 
 
 def before_integers(value: Value) -> Value:
-    """Return what was put into integers to be read as a value; the value itself where it was not."""
+    """Return the float value before quantize and dequantize nodes, or the value itself if it is not quantized."""
     while value.producer is not None and value.producer.kind in PAIR:
         value = value.producer.inputs[0]
     return value
 
 
 def computed_nodes(graph: Graph) -> list[Node]:
-    """Return the nodes of a graph but those at the borders of integers, in order."""
+    """Return the nodes of a graph in order, except quantize and dequantize nodes."""
     return [node for node in graph.nodes if node.kind not in PAIR]
 
 
 def value_records(
     graph: Graph, plan: Plan | None, table: RangeTable | None, observers: Mapping[str, str]
 ) -> dict[Value, ValueRecord]:
-    """Return a record of each input of a graph and of whatever its nodes make, in order.
+    """Return a record for each input of a graph and each output of its nodes, in order.
 
     Args:
-        graph: as it is written.
-        plan: whose integers it has; None of a float one.
-        table: what values held; None where that is not known.
-        observers: what their ranges were chosen by, as far as that is known.
+        graph: the lowered graph.
+        plan: the quantization plan of the graph; None for a float one.
+        table: observed ranges; None if unknown.
+        observers: observers that chose the ranges, by value name, as far as known.
     """
     found: dict[Value, ValueRecord] = {}
     for maker, value in _values(graph):
@@ -64,7 +64,7 @@ def _values(graph: Graph) -> Iterator[tuple[int | None, Value]]:
 
 
 def _statistics(value: Value, table: RangeTable | None) -> tuple[Statistics | None, Value]:
-    """Return what is known of a value, or of the one whose elements it has in another order, and which one that is."""
+    """Return the statistics of a value, or of the value that it reorders, and that value."""
     source = value
     while table is not None:
         found = table.values.get(source.name)
@@ -85,16 +85,16 @@ def _covered(scale: Scale, kind: Integers, statistics: Statistics | None, observ
     levels = kind.high - kind.low + 1
     outside = None
     if statistics is not None and statistics.histogram.total:
-        centers, half = statistics.histogram.centers, scale.scale / 2  # what is nearer than that is rounded, not cut
+        centers, half = statistics.histogram.centers, scale.scale / 2  # closer elements are rounded, not clipped
         beyond = (centers < low - half) | (centers > high + half)
         outside = float(statistics.histogram.counts[beyond].sum()) / statistics.histogram.total
     return Covered(low, high, scale.scale, scale.zero_point, levels, observer, outside)
 
 
 def joined(full: FullHistogram) -> Histogram:
-    """Return a histogram of at most `MOST_BINS`: those between the first and the last element, neighbours joined.
+    """Return a histogram with at most `MOST_BINS` bins, made by merging neighbors between the first and last element.
 
-    0 lies between two of them, as it does in the full one.
+    Zero stays a bin boundary, as in the full histogram.
     """
     seen = full.counts.nonzero().squeeze(1)
     if not len(seen):

@@ -1,1 +1,1 @@
-"""What a person sees of a compilation: its log, progress bars and tables."""
+"""Console output of a compilation: log, progress bars and tables."""

@@ -1,4 +1,4 @@
-"""The terminal: one console for progress, which all stages and bars share, and one for results."""
+"""Consoles: a shared one for log and progress on stderr, and one for results on stdout."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from rich.console import Console
 
 QUIET_VARIABLE = "CLIKA_REF_QUIET"
-"""Environment variable that silences log and progress on the console; files and results are written all the same."""
+"""Environment variable that silences log and progress on the console. Files and results are still written."""
 
 
 _in_command = ContextVar("in_command", default=False)
@@ -19,7 +19,7 @@ _in_command = ContextVar("in_command", default=False)
 
 @contextlib.contextmanager
 def in_command() -> Iterator[None]:
-    """Leave out, in the block, what tells callers in Python what to call next: a command shows that itself."""
+    """Suppress hints for Python callers in the block, because a command prints its own."""
     token = _in_command.set(True)
     try:
         yield
@@ -28,26 +28,26 @@ def in_command() -> Iterator[None]:
 
 
 def is_in_command() -> bool:
-    """Whether a command runs, and not a program in Python."""
+    """Whether a command is running rather than a Python program."""
     return _in_command.get()
 
 
 def is_quiet() -> bool:
-    """Whether the environment asks for a silent console."""
+    """Whether the environment variable requests a silent console."""
     return os.environ.get(QUIET_VARIABLE, "0") not in {"", "0"}
 
 
 @functools.cache
 def progress_console() -> Console:
-    """Return the console for log and progress, on stderr, so that stdout carries results only.
+    """Return the shared console for log and progress, on stderr, so that stdout carries only results.
 
-    It is one object, as the terminal is one: two that animate would overwrite each other's lines.
+    It is a single object, since two live displays would overwrite each other's lines.
     """
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def result_console() -> Console:
-    """Return a console for results, on stdout; wide where nobody sees its edge, so that a pipe gets whole cells."""
+    """Return a console for results on stdout; wide if stdout is no terminal, so that pipes get complete cells."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1000
@@ -55,7 +55,7 @@ def result_console() -> Console:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes for people.
+    """Format a number of bytes.
 
     >>> [size(count) for count in (0, 999, 13_512, 999_960, 102_500_000, 4_560_000_000)]
     ['0 bytes', '999 bytes', '13.5 KB', '1.0 MB', '102.5 MB', '4,560.0 MB']
@@ -66,7 +66,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration for people.
+    """Format a duration.
 
     >>> [duration(s) for s in (0.0004, 0.034, 2.44, 7384)]
     ['< 1 ms', '34 ms', '2.4 s', '2 h 03 min']

@@ -1,4 +1,4 @@
-"""The log of one compilation: calm on the console, in full in a file."""
+"""The log of one compilation: brief on the console, complete in a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from clika_ref.reporting.console import duration, is_quiet, progress_console
 from clika_ref.reporting.tables import Table
 
 BUFFER_BYTES = 1 << 16
-"""Written to disk at the end of each stage anyway; in between, one system call for some 1,000 lines."""
+"""Buffer of the file: one system call per about 1,000 lines. Each stage flushes it at its end."""
 
 
 BAR = 30
@@ -35,18 +35,18 @@ BAR = 30
 
 
 class CompilationLog:
-    """What happened while a model was compiled; a context manager that closes the file.
+    """The log of a compilation; a context manager that closes the file.
 
-    All of it also goes to the standard ``logging``, to the logger of the module that tells it, such as
-    ``clika_ref.road``: what the console shows at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
+    All text also goes to the standard ``logging``, under the logger of the calling module, such as ``clika_ref.road``:
+    console output at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
 
-    ``timings`` holds the seconds of each stage in the order in which the stages began; a stage that ran twice counts
-    the sum. ``warnings`` holds the text of each. Made by `open`; without arguments, a log that only keeps these.
+    ``timings`` holds the seconds of each stage, in the order of their starts; repeated stages are summed. ``warnings``
+    holds the text of each warning. Use `open` to create a log; without arguments, only these are recorded.
 
     Args:
-        path: of the file, for messages.
-        file: where everything is written.
-        console: where stages and warnings are shown.
+        path: path of the file, for messages.
+        file: receives everything.
+        console: receives stages and warnings.
     """
 
     def __init__(self, path: Path | None = None, file: TextIO | None = None, console: Console | None = None) -> None:
@@ -64,10 +64,10 @@ class CompilationLog:
     def open(cls, logs_dir: Path | str | None, *, console: bool = True) -> CompilationLog:
         """Start a log, with a file ``clika_<date>_<time>.log`` in ``logs_dir`` unless that is None.
 
-        Without ``console`` nothing is shown.
+        Without ``console``, nothing is shown.
 
         Raises:
-            ModelError: the file cannot be made.
+            ModelError: the file cannot be created.
         """
         shown = progress_console() if console and not is_quiet() else None
         if logs_dir is None:
@@ -88,14 +88,14 @@ class CompilationLog:
         self.close()
 
     def close(self) -> None:
-        """Close the file; the log may still be used, for the console only."""
+        """Close the file. The log remains usable for the console."""
         file, self._file = self._file, None
         if file is not None:
-            with contextlib.suppress(OSError):  # what could not be written was reported when the buffer ran over
+            with contextlib.suppress(OSError):  # the failed write was reported when the buffer was flushed
                 file.close()
 
     def detail(self, text: str) -> None:
-        """Write text to the file, each of its lines under the time of the system clock."""
+        """Write text to the file, with a timestamp on each line."""
         _hand_on(logging.DEBUG, text)
         self._write(text)
 
@@ -114,7 +114,7 @@ class CompilationLog:
             self._lose_file(error)
 
     def say(self, text: str) -> None:
-        """Write text to the console and to the file."""
+        """Write text to the console and the file."""
         _hand_on(logging.INFO, text)
         self._write(text)
         self._print(text)
@@ -127,10 +127,10 @@ class CompilationLog:
         self._print(f"Warning: {text}", style="yellow")
 
     def header(self, settings: Mapping[str, Mapping[str, object]]) -> None:
-        """Write the versions and all settings to the file: one block for each title, one line for each setting."""
+        """Write the versions and all settings to the file: a block for each title, a line for each setting."""
         self.detail(f"clika-ref Version: {importlib.metadata.version('clika-ref')}")
         self.detail(f"'torch' Version: {torch.__version__}")
-        self.detail(f"Python Version: {' '.join(sys.version.split())}")  # some builds break it into two lines
+        self.detail(f"Python Version: {' '.join(sys.version.split())}")  # some builds contain a line break
         for title, block in settings.items():
             lines = [f"+ {name} = {value}" for name, value in block.items()]
             self.detail("\n".join(["", f"{title}:", *lines]))
@@ -138,7 +138,7 @@ class CompilationLog:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[Stage]:
-        """Time one stage, show it while it runs on a terminal, and leave one line when it ends."""
+        """Time a stage, show it on a terminal while it runs, and print one line at its end."""
         stage = Stage(name)
         self._begin(stage)
         try:
@@ -149,11 +149,11 @@ class CompilationLog:
         self._end(stage, None)
 
     def table(self, title: str, table: Table[Any]) -> None:
-        """Write a table under its title to the file."""
+        """Write a table with a title to the file."""
         self.detail(f"{title}:\n{table}")
 
     def removed(self, reports: Iterable[PassReport]) -> None:
-        """Write what passes removed: a line for each run to the file, the sums in one line to the console."""
+        """Log the nodes that passes removed: a line per run to the file, the sums in one line to the console."""
         sums: Counter[str] = Counter()
         for report in reports:
             if report.removed > 0:
@@ -166,7 +166,7 @@ class CompilationLog:
 
     def _print(self, text: str, style: str | None = None) -> None:
         if self._console is not None:
-            self._console.print(text, style=style, markup=False, highlight=False)  # float32[b, 3] is no markup
+            self._console.print(text, style=style, markup=False, highlight=False)  # float32[b, 3] is not markup
 
     def _flush(self) -> None:
         if self._file is not None:
@@ -180,8 +180,8 @@ class CompilationLog:
         self.warning(f"the log {self.path} ends here ({error.strerror}); the compilation goes on without it")
 
     def _write_error(self, error: Exception) -> None:
-        # The error passes every open stage on its way up, and is written once. The mark is on the error, as the error
-        # kept here would keep its frames, and with them the model, alive.
+        # The error passes every open stage on its way up, and is written once. The mark is on the error: a reference to
+        # the error here would keep its frames alive, and with them the model.
         if "clika_logged" not in error.__dict__:
             error.__dict__["clika_logged"] = True
             self.detail("".join(traceback.format_exception(error)).rstrip())
@@ -192,8 +192,8 @@ class CompilationLog:
         self.detail(f"Starting {stage.name}")
         if self._live is None and self._console is not None and self._console.is_terminal:
             spinner = Spinner("dots", style="cyan")
-            # print() of the user's own forward is lifted above the moving line, but only where it goes to the same
-            # terminal: rich would send it to stderr although stdout is a file.
+            # rich prints output of the user's forward above the live line. Only redirect stdout if it is a terminal:
+            # rich would otherwise send it to stderr, even if stdout is a file.
             self._live = Live(
                 get_renderable=lambda: self._moving_line(spinner),
                 console=self._console,
@@ -226,7 +226,7 @@ class CompilationLog:
         self._flush()
 
     def _moving_line(self, spinner: Spinner) -> RenderableType:
-        if not self._stages:  # the terminal is painted once more while the last stage ends
+        if not self._stages:  # one more refresh happens while the last stage ends
             return ""
         stage = self._stages[-1]
         text = columns(stage.name, stage.text, time.perf_counter() - stage.started)
@@ -234,11 +234,11 @@ class CompilationLog:
         return spinner
 
 
-logging.getLogger("clika_ref").addHandler(logging.NullHandler())  # else Python prints warnings that the console has
+logging.getLogger("clika_ref").addHandler(logging.NullHandler())  # otherwise Python prints warnings a second time
 
 
 def _hand_on(level: int, text: str) -> None:
-    """Give text to the logger of the module that tells it: the innermost one on the way here but for this one."""
+    """Send text to the logger of the calling module: the innermost one outside this file."""
     frame, depth = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
         frame, depth = frame.f_back, depth + 1
@@ -248,7 +248,7 @@ def _hand_on(level: int, text: str) -> None:
 
 
 class Stage:
-    """One stage of a compilation; made by `CompilationLog.stage`."""
+    """A stage of a compilation; created by `CompilationLog.stage`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -256,21 +256,21 @@ class Stage:
         self.started = time.perf_counter()
 
     def update(self, text: str) -> None:
-        """Show text beside the spinner from its next turn on: cheap enough to call for every node."""
+        """Set the text next to the spinner, shown on its next refresh. Cheap enough to call for every node."""
         self.text = text
 
     def progress(self, count: int, total: int | None, rate: float) -> None:
-        """Show how many of how many elements are done, and how many there are in a second."""
+        """Show the number of finished elements, the total, and the rate per second."""
         share = "" if total is None else f"{'━' * round(BAR * count / max(total, count)):<{BAR}}  "
         self.update(f"{share}{count:,}{'' if total is None else f'/{total:,}'}  {rate:,.2f}/s")
 
     def done(self, text: str) -> None:
-        """Set what the line says that the stage leaves when it ends, beside its name and its time."""
+        """Set the text of the final line, next to name and time."""
         self.text = text
 
 
 def columns(name: str, text: str, seconds: float | None = None) -> str:
-    """Return the line of a stage; the time stands before the text, which may be of any length.
+    """Return the line of a stage. The time precedes the text, which may have any length.
 
     >>> columns("Capturing", "1,018 nodes", 2.41)
     'Capturing      2.4 s  1,018 nodes'
@@ -283,9 +283,9 @@ def _create(folder: Path) -> tuple[Path, TextIO]:
         folder.mkdir(parents=True, exist_ok=True)
         while True:
             now = dt.datetime.now().astimezone()
-            path = folder / f"clika_{now:%Y-%m-%d_%H-%M-%S.%f}.log"  # no colons: Windows refuses them
+            path = folder / f"clika_{now:%Y-%m-%d_%H-%M-%S.%f}.log"  # no colons, which Windows rejects
             with contextlib.suppress(FileExistsError):  # another process, in the same microsecond
-                # A name with half a surrogate must not end a compilation: hence the error handler.
+                # backslashreplace: a path with a lone surrogate must not end a compilation.
                 return path, path.open("x", BUFFER_BYTES, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         msg = (

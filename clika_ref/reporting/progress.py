@@ -22,10 +22,10 @@ BAR_WIDTH = 40
 
 
 class SimpleProgressBar(Generic[T]):
-    """A progress bar over an iterable, or one that is moved by hand.
+    """A progress bar over an iterable, or one that is updated manually.
 
-    On a terminal it shows description, bar, count, rate in elements per second, and time; elsewhere it writes one line
-    when it ends. The argument order is that of tqdm.
+    On a terminal it shows description, bar, count, rate in elements per second, and time. Elsewhere it prints one line
+    at the end. The argument order is that of tqdm.
 
     ```python
     for batch in SimpleProgressBar(loader, desc="Calibrating"): ...
@@ -35,14 +35,14 @@ class SimpleProgressBar(Generic[T]):
     ```
 
     Args:
-        iterable: what to iterate over; may be left out, with `update` called by hand.
-        desc: what is being done.
+        iterable: the iterable; may be omitted if `update` is called manually.
+        desc: the description.
         total: the number of elements; by default ``len(iterable)``, and unknown for a generator.
-        unit: what one element is called in the rate.
+        unit: name of one element in the rate.
         disable: whether to show nothing.
 
     Raises:
-        ModelError: ``iterable`` cannot be iterated over, or ``total`` is negative.
+        ModelError: ``iterable`` is not iterable, or ``total`` is negative.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class SimpleProgressBar(Generic[T]):
     def __len__(self) -> int:
         if self.total is None:
             msg = f"the iterable of SimpleProgressBar({self.desc!r}) has no length; pass total= if you know it"
-            raise TypeError(msg)  # what len() of a generator raises, and list() of this bar expects
+            raise TypeError(msg)  # len() of a generator raises TypeError too, and list() of this bar expects it
         return self.total
 
     def __iter__(self) -> Iterator[T]:
@@ -87,13 +87,13 @@ class SimpleProgressBar(Generic[T]):
                 self.count += 1
 
     def update(self, n: int = 1) -> None:
-        """Move on by ``n`` elements."""
+        """Advance by ``n`` elements."""
         if self._started is None:
             self.start()
         self.count += n
 
     def start(self) -> None:
-        """Show the bar and start its clock; a bar that was closed starts anew."""
+        """Show the bar and start its clock. A closed bar starts again from 0."""
         if self._started is not None and self._ended is None:
             return
         self.count, self._started, self._ended = 0, time.perf_counter(), None
@@ -104,7 +104,7 @@ class SimpleProgressBar(Generic[T]):
             self._live.start(refresh=True)
 
     def close(self) -> None:
-        """Stop the clock and leave the last line."""
+        """Stop the clock and print the final line."""
         if self._started is None or self._ended is not None:
             return
         self._ended = time.perf_counter()
@@ -125,7 +125,7 @@ class SimpleProgressBar(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start until the end, or until now."""
+        """Seconds from the start to the end, or to now."""
         if self._started is None:
             return 0.0
         return (time.perf_counter() if self._ended is None else self._ended) - self._started
@@ -142,7 +142,7 @@ class SimpleProgressBar(Generic[T]):
 
     def _line(self) -> RenderableType:
         total = self.count if self.total is None and self._ended is not None else self.total
-        bar = ProgressBar(total=total, completed=self.count, width=BAR_WIDTH)  # moves to and fro without a total
+        bar = ProgressBar(total=total, completed=self.count, width=BAR_WIDTH)  # pulses without a total
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_row(*([Text(self.desc)] if self.desc else []), bar, Text(self._facts()))
         return row
@@ -151,5 +151,5 @@ class SimpleProgressBar(Generic[T]):
 def _length(iterable: Any) -> int | None:
     try:
         return len(iterable)
-    except TypeError:  # generators, None, and loaders over iterable datasets, which have __len__ but refuse
+    except TypeError:  # generators, None, and DataLoaders over iterable datasets, whose __len__ raises
         return None

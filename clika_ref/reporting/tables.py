@@ -1,4 +1,4 @@
-"""Tables: on the console, in notebooks, and as records for whoever computes with them."""
+"""Tables for the console and notebooks, also available as records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CELL = "padding: 2px 10px; white-space: nowrap; text-align: {}"
 
 
 class Table(Sequence[Row], Generic[Row]):
-    """Facts of one kind, in order: a sequence of them that prints as a table, in notebooks as one of HTML.
+    """A sequence of rows that prints as a table, and as HTML in notebooks.
 
     >>> from fractions import Fraction
     >>> table = Table([Fraction(1, 2), Fraction(3)], {"above": lambda f: f.numerator, "below": lambda f: f.denominator})
@@ -33,9 +33,9 @@ class Table(Sequence[Row], Generic[Row]):
     (2, Fraction(3, 1))
 
     Args:
-        rows: the facts: instances of one dataclass.
-        columns: headings, and what stands below each of them for a fact.
-        is_shown: whether a fact is printed; records are of all of them.
+        rows: instances of one dataclass.
+        columns: headings, each with a function from a row to its cell.
+        is_shown: whether to print a row; `to_dict` includes all rows.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Table(Sequence[Row], Generic[Row]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        """Return a fact, or some."""
+        """Return a row, or a slice of rows."""
         return self._rows[index]
 
     def __len__(self) -> int:
@@ -64,11 +64,11 @@ class Table(Sequence[Row], Generic[Row]):
         return str(self)
 
     def cells(self) -> list[Sequence[object]]:
-        """Return what is printed, line by line."""
+        """Return the cells of the printed rows."""
         return [[tell(row) for tell in self.columns.values()] for row in self._rows if self._is_shown(row)]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """Return a record for each fact, its numbers in the units that the fact states: ``DataFrame(t.to_dict())``."""
+        """Return a record for each row, with numbers in the units of its fields: ``DataFrame(t.to_dict())``."""
         return [record_of(row) for row in self._rows]
 
     def _repr_html_(self) -> str:
@@ -78,7 +78,7 @@ class Table(Sequence[Row], Generic[Row]):
 
 
 def record_of(fact: Any) -> dict[str, Any]:
-    """Return fields and properties of a dataclass by their names, but for those that hold facts of their own."""
+    """Return the fields and properties of a dataclass by name, except nested dataclasses."""
     names = [field.name for field in fields(fact)]
     names += [name for name, member in vars(type(fact)).items() if isinstance(member, property)]
     found = {name: getattr(fact, name) for name in names}
@@ -86,7 +86,7 @@ def record_of(fact: Any) -> dict[str, Any]:
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_right: Sequence[bool] = ()) -> str:
-    """Return cells under their headings as HTML; columns of numbers may stand to the right."""
+    """Return cells with headings as HTML; numeric columns may be right-aligned."""
     sides = ["right" if right else "left" for right in to_the_right] or ["left"] * len(columns)
     styles = [CELL.format(side) for side in sides]
     head, *body = (
@@ -98,9 +98,9 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_rig
 
 
 class Told:
-    """What was found, told in tables and lines below each other: by print, at a prompt, and in a notebook.
+    """A result that is shown as a series of tables and lines: by print, at a prompt, and in a notebook.
 
-    A dataclass that is one of these says ``repr=False``: fields are what a program reads, not a person.
+    Dataclasses that inherit from it need ``repr=False``: their fields are for programs rather than for people.
     """
 
     __slots__ = ()
@@ -116,7 +116,7 @@ class Told:
         return str(self)
 
     def _repr_html_(self) -> str:
-        told = [part for part in self.parts() if part != ""]  # which leaves a line free elsewhere
+        told = [part for part in self.parts() if part != ""]  # an empty string is a blank line in text output
         return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in told)
 
 
@@ -127,14 +127,13 @@ def print_table(
     title: str | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print rows under their columns on stdout; columns of numbers stand to the right.
+    """Print rows with headings on stdout; numeric columns are right-aligned.
 
     Args:
         columns: the heading of each column.
-        rows: one cell for each column; strings as they are, numbers as `cell` writes them.
-        title: a line above.
+        rows: one cell for each column; strings are printed unchanged, numbers formatted by `cell`.
+        title: a line above the table.
         console: where to print instead of stdout.
-
     """
     table = rich.table.Table(box=box.SIMPLE_HEAD)
     lines = [list(row) for row in rows]
@@ -150,7 +149,7 @@ def print_table(
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as plain text, of whatever width it needs.
+    """Return a table as plain text, of any width.
 
     >>> print(table_text(["layer", "bits"], [("conv1", 8), ("fc", 32)]))
     layer  bits
@@ -168,7 +167,7 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def cell(value: object) -> str:
-    """Return what a cell shows: integers with separators, floats with four digits, nothing for None.
+    """Format a cell: integers with separators, floats with four digits, None as an empty string.
 
     >>> [cell(v) for v in (1234567, 0.98765, None, "as it is", True)]
     ['1,234,567', '0.9877', '', 'as it is', 'yes']

@@ -1,1 +1,1 @@
-"""What is written and read back: graphs and signatures as JSON, of which nothing is executed."""
+"""Serialization of graphs and signatures as JSON. Reading never executes code."""

@@ -1,4 +1,4 @@
-"""Booleans, eight to a byte."""
+"""Booleans packed as bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BYTE = 8
 
 
 def packed_bits(x: Tensor) -> Tensor:
-    """Return ``bool[...]`` as ``uint8[ceil(n / 8)]``, the first of eight in the lowest bit; what is left over is 0.
+    """Pack ``bool[...]`` into ``uint8[ceil(n / 8)]``, lowest bit first; the last byte is padded with zeros.
 
     >>> packed_bits(torch.tensor([True, False, True]))
     tensor([5], dtype=torch.uint8)
@@ -19,10 +19,10 @@ def packed_bits(x: Tensor) -> Tensor:
 
 
 def unpacked_bits(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return what `packed_bits` was given.
+    """Unpack the result of `packed_bits`.
 
     Raises:
-        ValueError: the bytes are not as many as the shape needs.
+        ValueError: the number of bytes does not match the shape.
 
     >>> unpacked_bits(torch.tensor([5], dtype=torch.uint8), (3,))
     tensor([ True, False,  True])

@@ -1,4 +1,4 @@
-"""A document and tensors as the bytes of one safetensors file, with a digest by which damage is seen."""
+"""A document and tensors as one safetensors file, with a digest to detect damage."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from clika_ref.core.errors import ModelError
 from clika_ref.saving.deflating import deflated, inflated
 
 FORMAT = 3
-"""Of files. Raised whenever what is written can no longer be read by the code before; that of before is read."""
+"""Version of the file format, increased whenever older code cannot read new files. Older files stay readable."""
 
 HEAD, DIGEST = "clika", "clika_digest"
-"""Entries of the metadata: JSON that says the format, and the digest of that and of all tensors."""
+"""Metadata entries: JSON with the format, and the digest of it and of all tensors."""
 
 CHECKED_BY_CRC = 3
-"""The first format whose digest is a CRC-32, as zip and PNG files have: it finds accidents in a quarter of the time."""
+"""First format with a CRC-32 digest, as in zip and PNG files: it detects accidents in a quarter of the time."""
 
 DOCUMENT = "clika/document"
-"""The name of a tensor: JSON that says everything but tensors, deflated. Before format 2, it was in the metadata."""
+"""Name of the tensor with the document as deflated JSON. Before format 2, the document was in the metadata."""
 
 LARGEST = 2**30
-"""Bytes of a document, more of which are not unpacked, whatever a forged file says."""
+"""Maximum bytes of a document; more are not unpacked, whatever a forged file claims."""
 
 LENGTH = ALIGNMENT = 8
-"""Bytes that say how long the header is, and of which its length is a multiple.
+"""Bytes of the header length field; the header length is a multiple of it.
 
 Source: safetensors, README, "Format".
 """
@@ -39,13 +39,13 @@ Source: safetensors, README, "Format".
 ZIP = b"PK\x03\x04"
 
 Table = dict[str, Any]
-"""Dtype, shape and place of each tensor, by its name."""
+"""Dtype, shape and offsets of each tensor, by name."""
 
 
 def packed(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
-    """Return the bytes of a file in parts; the same document and tensors give the same ones.
+    """Serialize a document and tensors into the parts of a file. Equal contents give equal bytes.
 
-    The digest tells accidents, and no forger: who alters a file can alter that as well.
+    The digest detects accidents but no forgery, since anyone who alters a file can also recompute it.
     """
     text = deflated(json.dumps(document, separators=(",", ":")).encode())
     table, data = _split(memoryview(safetensors.torch.save(_apart({**tensors, DOCUMENT: text}))))
@@ -58,12 +58,12 @@ def packed(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> 
 
 
 def unpacked(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the document and the tensors of a file; nothing of it is executed.
+    """Return the document and the tensors of a file, without executing anything in it.
 
-    What has neither a format nor a digest is older than these.
+    Files without a format and a digest predate both.
 
     Raises:
-        ModelError: the bytes are no such file, are cut off, altered, or of a newer format; the message begins with
+        ModelError: the bytes are no such file, are truncated, altered, or of a newer format; the message begins with
             "it".
     """
     _refuse_others(blob)
@@ -99,7 +99,7 @@ def _read_document(text: torch.Tensor) -> dict[str, Any]:
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return tensors on the CPU as safetensors takes them: dense, and no two of one memory."""
+    """Return tensors as safetensors requires them: on the CPU, dense, and without shared memory."""
     found: dict[str, torch.Tensor] = {}
     seen = set[int]()
     for name, tensor in tensors.items():
@@ -111,13 +111,13 @@ def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _split(blob: memoryview) -> tuple[Table, memoryview]:
-    """Return the header of a safetensors file, and its data."""
+    """Split a safetensors file into header and data."""
     start = LENGTH + int.from_bytes(blob[:LENGTH], "little")
     return json.loads(bytes(blob[LENGTH:start])), blob[start:]
 
 
 def _digest(form: int, text: str, table: Table, data: memoryview) -> str:
-    """Return the hexadecimal digits of the CRC-32 of all, or of BLAKE2 in formats before `CHECKED_BY_CRC`."""
+    """Return the CRC-32 of all parts in hexadecimal, or BLAKE2 for formats before `CHECKED_BY_CRC`."""
     parts = (text.encode(errors="surrogatepass"), json.dumps(table, sort_keys=True).encode(), data)
     pieces = [piece for part in parts for piece in (len(part).to_bytes(LENGTH, "little"), part)]
     if form < CHECKED_BY_CRC:

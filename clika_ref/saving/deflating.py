@@ -1,4 +1,4 @@
-"""Bytes in fewer bytes, as tensors, and back."""
+"""Compression of bytes into tensors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 THOROUGH = 9
-"""The level of compression, of which the highest is quick enough: documents repeat themselves, most counts are 0."""
+"""Compression level. The highest is fast enough: documents are repetitive, and most counts are 0."""
 
 
 def deflated(held: bytes) -> Tensor:
-    """Return bytes as ``uint8[bytes]``, of zlib.
+    """Compress bytes with zlib into ``uint8[bytes]``.
 
     >>> inflated(deflated(b"graph"), 5)
     b'graph'
@@ -21,14 +21,14 @@ def deflated(held: bytes) -> Tensor:
 
 
 def inflated(squeezed: Tensor, most: int) -> bytes:
-    """Return what `deflated` was given.
+    """Decompress the result of `deflated`.
 
     Args:
-        squeezed: what that returned.
-        most: bytes, beyond which nothing is unpacked: few bytes of a forged file may stand for any number.
+        squeezed: the compressed bytes.
+        most: maximum size of the result, because a small forged file may expand without limit.
 
     Raises:
-        ValueError: it is more.
+        ValueError: the result is larger.
         zlib.error: the bytes are damaged.
     """
     found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), most + 1)

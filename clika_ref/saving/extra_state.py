@@ -1,4 +1,4 @@
-"""The ``_extra_state`` of a ClikaModule: what its state dict holds beside weights, as bytes of a safetensors file."""
+"""The ``_extra_state`` of a ClikaModule: its state dict entries other than weights, as bytes of a safetensors file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from clika_ref.saving.container import packed, unpacked
 
 
 def write_extra_state(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Return a document and tensors as ``uint8[bytes]``."""
+    """Serialize a document and tensors as ``uint8[bytes]``."""
     return torch.frombuffer(bytearray(b"".join(packed(document, tensors))), dtype=torch.uint8)
 
 
 def read_extra_state(state: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """Return the document and the tensors; nothing of them is executed.
+    """Return the document and the tensors, without executing anything in them.
 
     Raises:
-        ModelError: the bytes are no such file, or are none.
+        ModelError: the state is no tensor of such a file.
     """
     is_tensor = isinstance(state, torch.Tensor)
     if not is_tensor or state.dtype != torch.uint8 or state.layout != torch.strided or state.is_meta:

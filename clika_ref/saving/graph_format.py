@@ -1,4 +1,4 @@
-"""A graph as JSON and back: nothing that is read is executed, tensors live elsewhere by name."""
+"""Graphs as JSON. Reading executes no code; tensors are stored elsewhere by name."""
 
 from __future__ import annotations
 
@@ -19,31 +19,28 @@ from clika_ref.core.types import Origin, TensorType
 from clika_ref.saving.imported import decode_member, encode_member
 
 VERSION = 1
-"""Raised whenever files written before cannot be read by the code as it is."""
+"""Increased whenever the current code can no longer read older files."""
 
 EXPRESSIONS: dict[str, type] = {kind.__name__: kind for kind in FUNCTIONS if kind.__module__.startswith("sympy")} | {
     f"torch.{kind.__name__}": kind for kind in FUNCTIONS if kind.__module__.startswith("torch")
 }
-"""The functions that an expression in a file may apply; any other name is refused."""
+"""Functions allowed in expressions of a file; all others are rejected."""
 
 LARGEST_EXPONENT = 64
-"""Of a size in an expression; a forged file may name any."""
+"""Maximum exponent of a size in an expression, since a forged file may contain any."""
 
 _NAMES = {kind: name for name, kind in EXPRESSIONS.items()}
 
 DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
-# Values of attributes
-
-
 def encode(item: Any) -> Any:
-    """Return an attribute as JSON; everything that JSON lacks becomes a one-entry object.
+    """Return an attribute as JSON; types that JSON lacks become objects with one entry.
 
     Raises:
-        ModelError: its type has no form.
+        ModelError: the type cannot be serialized.
     """
-    if isinstance(item, enum.Enum):  # first: one may be an int or a string, too
+    if isinstance(item, enum.Enum):  # first: an enum may also be an int or a string
         return {"enum": encode_member(item)}
     if item is None or isinstance(item, bool | str):
         return item
@@ -68,7 +65,7 @@ def encode(item: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """Return what `encode` was given.
+    """Decode the result of `encode`.
 
     Raises:
         ModelError: the form is unknown.
@@ -125,7 +122,7 @@ def _decode_expression(item: Any) -> sympy.Basic:
 
 
 def _refuse_large_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
-    """Refuse a power of numbers, in whose place its value stands, and a high one of a size: both may take forever."""
+    """Reject powers of numbers, which are saved as their value, and high powers of sizes: both may take forever."""
     most = 1 if base.is_number else LARGEST_EXPONENT
     if exponent.is_number and abs(exponent) > most:  # type: ignore[arg-type, operator]
         msg = f"a saved size expression is a power {exponent} of {base}, which no model has"
@@ -152,11 +149,8 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# Graphs
-
-
 def graph_to_json(graph: Graph) -> dict[str, Any]:
-    """Return a graph without its tensors, which are found by the names of its constants."""
+    """Return a graph as JSON without its tensors, which are stored under the names of its constants."""
     return {
         "version": VERSION,
         "name": graph.name,
@@ -173,7 +167,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
 
 
 def same_graph(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two graphs as JSON compute the same: where their nodes come from makes no difference."""
+    """Whether two serialized graphs compute the same; origins of nodes are ignored."""
 
     def essence(graph: Mapping[str, Any]) -> list[Any]:
         return [[node[:4] for node in graph["nodes"]], graph["inputs"], graph["outputs"], graph["state"]]
@@ -195,11 +189,11 @@ def _node(node: Node) -> list[Any]:
 def graph_from_json(
     document: Mapping[str, Any], find: Callable[[str], Operator | None], tensors: Mapping[str, torch.Tensor]
 ) -> Graph:
-    """Rebuild a graph around given tensors; ``find`` returns the operator of a name.
+    """Rebuild a graph with given tensors; ``find`` returns an operator by name.
 
     Raises:
-        ModelError: it was written by a newer version, uses an operator that no plugin declares or other attributes than
-            that has, or lacks a tensor.
+        ModelError: the graph is of a newer version, uses an operator that no plugin declares or attributes that the
+            operator lacks, or a tensor is missing.
     """
     if document["version"] > VERSION:
         msg = (
@@ -217,7 +211,7 @@ def graph_from_json(
     for name, kind in document["inputs"]:
         values[name] = graph.add_input(read_type(kind), name)
     for name, kind in zip(document["constants"], document["constant_types"], strict=True):
-        # Typed as it was traced: a weight that was cast since is refused in a copy as in the module itself.
+        # The traced type: a weight that was cast later is then rejected here as in the module itself.
         values[name] = graph.add_constant(tensors[name], name, read_type(kind))
         _require_shape(values[name], tensors[name])
     for name, low, high, source, dim, example in document["symbols"]:
@@ -243,7 +237,7 @@ def read_type(kind: list[Any]) -> TensorType:
     """Return the type of a value.
 
     Raises:
-        ModelError: this PyTorch does not have the dtype.
+        ModelError: this PyTorch lacks the dtype.
     """
     return TensorType(_decode_dtype(kind[0]), tuple(decode(d) for d in kind[1]))
 

@@ -1,4 +1,4 @@
-"""The user's classes by name: looked up among the modules that are imported, which nothing read adds to."""
+"""Classes of the user by name, looked up in imported modules. Reading a file never imports a module."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from clika_ref.core.errors import ModelError
 
 
 def class_name(cls: type[Any]) -> str:
-    """Return ``module:Outer.Inner``, by which `find_imported` finds a class again."""
+    """Return ``module:Outer.Inner``, the name that `find_imported` looks up."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def find_imported(name: str) -> Any:
-    """Return what an imported module holds under a name; None where there is nothing, or the module is not imported."""
+    """Return the object with this name, or None if its module is not imported or lacks it."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
@@ -25,7 +25,7 @@ def find_imported(name: str) -> Any:
 
 
 def unknown_class(what: str, name: str) -> ModelError:
-    """Return the error for a saved model that needs a class which this process does not have."""
+    """Return the error for a saved model that needs a class unknown to this process."""
     return ModelError(
         f"the saved model {what} a {name.replace(':', '.')}, which this process does not know: "
         f"import the module that defines it first (here {name.partition(':')[0]})"
@@ -33,10 +33,10 @@ def unknown_class(what: str, name: str) -> ModelError:
 
 
 def encode_member(member: enum.Enum) -> list[str]:
-    """Return a member of an enumeration by the names of its class and its own.
+    """Return an enum member as the names of its class and of itself.
 
     Raises:
-        ModelError: nothing would find it under them.
+        ModelError: the member cannot be found again by these names.
     """
     name = class_name(type(member))
     if find_imported(name) is not type(member) or type(member).__members__.get(member.name) is not member:
@@ -49,7 +49,7 @@ def encode_member(member: enum.Enum) -> list[str]:
 
 
 def decode_member(saved: list[str]) -> enum.Enum:
-    """Return what `encode_member` was given.
+    """Decode the result of `encode_member`.
 
     Raises:
         ModelError: the class is not imported, or lacks the member.

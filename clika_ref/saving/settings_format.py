@@ -1,4 +1,4 @@
-"""What the user has chosen, as JSON and back: the fields of settings, and of which class those of a deployment are."""
+"""The user's settings as JSON: their fields, and for deployment settings also their class."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from clika_ref.settings import BaseDeploymentSettings, ClikaCompileOptions
 S = TypeVar("S", QuantizationSettings, LayerQuantizationSettings, ClikaCompileOptions, LoraSettings)
 
 OF_THIS_MACHINE = frozenset({"ranges_file"})
-"""Options that name files, which another machine does not have."""
+"""Options with file names, which another machine does not have."""
 
 NESTED = {"global_lora_settings": LoraSettings}
-"""Options that are settings in turn."""
+"""Options that are settings themselves."""
 
 
 def settings_to_json(settings: Any) -> dict[str, Any]:
-    """Return the fields of settings, but for those that name files."""
+    """Return the fields of settings, except those that name files."""
     fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     nested = {name: settings_to_json(fields.pop(name)) for name in NESTED if fields.get(name) is not None}
     return nested | {name: encode(value) for name, value in fields.items() if name not in OF_THIS_MACHINE}
 
 
 def settings_from_json(kind: type[S], saved: Mapping[str, Any]) -> S:
-    """Return what `settings_to_json` was given; what it did not have yet is as it is by default.
+    """Decode the result of `settings_to_json`; fields added since then get their defaults.
 
     Raises:
-        ModelError: settings of this kind have no such field, or do not take its value.
+        ModelError: these settings lack a field, or reject its value.
     """
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(saved.keys() - known)
@@ -48,10 +48,10 @@ def settings_from_json(kind: type[S], saved: Mapping[str, Any]) -> S:
 
 
 def deployment_to_json(settings: BaseDeploymentSettings) -> list[Any]:
-    """Return deployment settings: their class by name, and their fields.
+    """Return deployment settings as their class name and their fields.
 
     Raises:
-        ModelError: nothing would find the class under its name.
+        ModelError: the class cannot be found again by its name.
     """
     name = class_name(type(settings))
     if find_imported(name) is not type(settings):
@@ -64,10 +64,10 @@ def deployment_to_json(settings: BaseDeploymentSettings) -> list[Any]:
 
 
 def deployment_from_json(saved: list[Any]) -> BaseDeploymentSettings:
-    """Return what `deployment_to_json` was given. Its class is looked up among those that are imported.
+    """Decode the result of `deployment_to_json`. The class must already be imported.
 
     Raises:
-        ModelError: the class is not there.
+        ModelError: the class is not found.
     """
     name, fields = saved
     found = find_imported(name)

@@ -1,4 +1,4 @@
-"""The signature of a graph as JSON and back: parameters, leaves, and the nested structures around them."""
+"""Graph signatures as JSON: parameters, leaves, and nested structures."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CONTAINERS: dict[str, Any] = {
 }
 
 LOST = "lost default"
-"""Key of a default that has no form: a function, a tensor."""
+"""Key of a default that cannot be serialized: a function, a tensor."""
 
 FACTORIES: dict[str, Any] = {"None": None, **{kind.__name__: kind for kind in (list, dict, set, int, float, tuple)}}
-"""What a saved defaultdict may make of a missing key."""
+"""Allowed default factories of a saved defaultdict."""
 
 
 def signature_to_json(signature: Signature) -> dict[str, Any]:
-    """Return a signature; of defaults that have no form only the text is kept."""
+    """Return a signature as JSON; defaults that cannot be serialized become their text."""
     return {
         "parameters": [
             [p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()
@@ -46,7 +46,7 @@ def signature_to_json(signature: Signature) -> dict[str, Any]:
 
 
 def signature_from_json(document: Mapping[str, Any]) -> Signature:
-    """Return what `signature_to_json` was given."""
+    """Decode the result of `signature_to_json`."""
     kinds = {int(k): k for k in inspect._ParameterKind}
     parameters = [
         inspect.Parameter(name, kinds[kind], default=_decode_default(default))
@@ -82,7 +82,7 @@ def _decode_default(saved: list[Any]) -> Any:
         return LostDefault(default[LOST])
     try:
         return decode(default)
-    except ModelError:  # such as an enumeration that is not imported: only a call that gives one needs it
+    except ModelError:  # such as an enum that is not imported: only a call that passes one needs it
         return LostDefault(str(default))
 
 
@@ -91,14 +91,11 @@ def _leaf(leaf: Leaf) -> list[Any]:
     return [kind, leaf.name, *([encode(leaf.value)] if isinstance(leaf, ConstantLeaf) else [])]
 
 
-# Structures: of containers, and of the user's own classes by name
-
-
 def structure_to_json(spec: pytree.TreeSpec) -> Any:
-    """Return a nested structure; "*" is a leaf.
+    """Return a nested structure as JSON; "*" is a leaf.
 
     Raises:
-        ModelError: it holds something that has no form.
+        ModelError: a part of it cannot be serialized.
     """
     if spec.is_leaf():
         return "*"
@@ -109,16 +106,16 @@ def structure_to_json(spec: pytree.TreeSpec) -> Any:
         context = [getattr(factory, "__name__", str(factory)), keys]
     if kind in CONTAINERS.values():
         return [kind.__name__, encode(context), children]
-    named = kind is namedtuple or _is_named_tuple(kind)  # noqa: PYI024 - what PyTorch calls all of them
+    named = kind is namedtuple or _is_named_tuple(kind)  # noqa: PYI024 - PyTorch's key for all named tuples
     cls = context if named and isinstance(context, type) else kind
     return [class_name(cls), None if named else encode(context), children]
 
 
 def structure_from_json(item: Any) -> pytree.TreeSpec:
-    """Return what `structure_to_json` was given. A class is looked up among those that are imported, never imported.
+    """Decode the result of `structure_to_json`. Classes must already be imported.
 
     Raises:
-        ModelError: the class is not there.
+        ModelError: a class is not found.
     """
     if item == "*":
         return pytree.treespec_leaf()

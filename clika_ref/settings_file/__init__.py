@@ -1,1 +1,1 @@
-"""Settings as YAML: a file as a tree that knows its lines, what of it becomes settings, and the way back."""
+"""Settings as YAML: parsing with line numbers, conversion to settings, and writing."""

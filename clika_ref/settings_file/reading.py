@@ -1,4 +1,4 @@
-"""A settings file, section by section: the schema of the record's releases of 2024, and what this project adds."""
+"""Read a settings file by section: the schema of clika-ace's releases of 2024, and the additions of this project."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FRAMEWORKS: Mapping[str, type[BaseDeploymentSettings]] = {
     "tflite": DeploymentSettings_TFLite,
     "qnn": DeploymentSettings_QNN,
 }
-"""What the record calls targets; another one is called as its plugin calls it."""
+"""Names of targets in clika-ace. Other targets use their plugin's name."""
 
 DEPLOYMENT, QUANTIZATION, LAYERS = "deployment_settings", "global_quantization_settings", "layer_settings"
 LORA, OPTIONS = "global_lora_settings", "clika_compile_options"
@@ -45,14 +45,14 @@ WHOLE: Mapping[str, type] = {
     "training_settings": TrainingSettings,
     OPTIONS: ClikaCompileOptions,
 }
-"""Sections that are always there."""
+"""Sections that always exist."""
 
 OPTIONAL: Mapping[str, type] = {
     QUANTIZATION: QuantizationSettings,
     "global_pruning_settings": PruningSettings,
     LORA: LoraSettings,
 }
-"""Sections of what is done to a model, which ``null`` switches off."""
+"""Sections for changes to a model; ``null`` disables them."""
 
 OF_LAYER: Mapping[str, type] = {
     "quantization_settings": LayerQuantizationSettings,
@@ -61,31 +61,31 @@ OF_LAYER: Mapping[str, type] = {
 """Sections of one layer."""
 
 TRAINED = "qat"
-"""The one method of the record: calibration first, training then, in the user's own loop."""
+"""The only method of clika-ace: calibration first, then training in the user's own loop."""
 
 SATURATES = ("openvino", "onnxruntime")
-"""Of these alone the record heeds whether weights use the full range of integers, which it keeps beside the target."""
+"""The only targets with ``weights_utilize_full_int_range`` in clika-ace, where it is a deployment setting."""
 
 OLD_SCALE = 1000.0
-"""Thresholds of the record's releases of 2024 were 5,000 or 10,000, of an error that was not divided by anything."""
+"""clika-ace's thresholds of 2024 were 5,000 or 10,000, for an error that was not normalized."""
 
 SECTIONS = (DEPLOYMENT, LAYERS, *OPTIONAL, *WHOLE)
 
 NAMES: Mapping[str, tuple[str, ...]] = {
     DEPLOYMENT: (FRAMEWORK,),
     **{
-        name: tuple(f.name for f in dataclasses.fields(kind) if f.name != LORA)  # which is a section of its own
+        name: tuple(f.name for f in dataclasses.fields(kind) if f.name != LORA)  # LORA is a section of its own
         for name, kind in {**OPTIONAL, **WHOLE}.items()
     },
 }
-"""What stands in which section."""
+"""Field names of each section."""
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """Return the sections of a file as settings, by their names; what is not in it is left out.
+    """Return the sections of a file as settings, by name; absent sections are omitted.
 
     Raises:
-        ModelError: the file cannot be read, or something in it is no setting; all of it is told, with its lines.
+        ModelError: the file cannot be read, or has invalid settings; the message lists all of them with their lines.
     """
     problems = Problems(file)
     root = read_tree(file, problems)
@@ -106,7 +106,7 @@ class _Reader:
     problems: Problems
 
     def read(self, name: str, entry: Entry) -> Any:
-        is_off = entry.value is None and bool(entry.text)  # nothing at all is a section of defaults
+        is_off = entry.value is None and bool(entry.text)  # an empty section means defaults
         if name == LAYERS:
             return self._layers(entry)
         if is_off and name not in WHOLE:
@@ -138,7 +138,7 @@ class _Reader:
         name = entry.text
         try:
             if name in FRAMEWORKS:
-                FRAMEWORKS[name]()  # those that retired refuse
+                FRAMEWORKS[name]()  # raises for retired frameworks
                 return FRAMEWORKS[name]
             targets = load_registry().targets
             if name in targets:
@@ -151,7 +151,7 @@ class _Reader:
         return None
 
     def _without_record(self, entry: Entry) -> Entry:
-        """Return what holds global quantization settings without what only the record has."""
+        """Return the entry of quantization settings without the fields that only clika-ace has."""
         if not isinstance(entry.value, dict):
             return entry
         fields = dict(entry.value)
@@ -171,7 +171,7 @@ class _Reader:
         return Entry(fields, entry.line, entry.text, entry.is_quoted)
 
     def _without_adapters(self, entry: Entry) -> Entry:
-        """Return what holds options without settings of adapters, which have a section of their own."""
+        """Return the entry of options without adapter settings, which have a section of their own."""
         if not isinstance(entry.value, dict) or LORA not in entry.value:
             return entry
         fields = dict(entry.value)
@@ -185,7 +185,7 @@ class _Reader:
 
     def _layer(self, layer: str, entry: Entry) -> dict[str, Any]:
         where, found = f"{LAYERS}.{layer}", dict[str, Any]()
-        is_empty = entry.value is None and not entry.text  # which has nothing that is otherwise
+        is_empty = entry.value is None and not entry.text  # an empty layer has only defaults
         if is_empty or not is_mapping(entry, where, self.problems) or entry.value is None:
             return found
         names = {section: tuple(f.name for f in dataclasses.fields(kind)) for section, kind in OF_LAYER.items()}
@@ -200,13 +200,13 @@ class _Reader:
 
 
 def _flag(entry: Entry) -> Any:
-    """Return a switch that is true or false, also in the words of YAML 1.1."""
+    """Return the value of a switch, including the booleans of YAML 1.1."""
     word = None if entry.is_quoted else WORDS.get(entry.text.lower())
     return entry.value if word is None else word
 
 
 def _take_full_range(found: dict[str, Any], deployment: Entry | None) -> None:
-    """Let quantization settings have what the record keeps beside the target, unless they say so themselves."""
+    """Copy clika-ace's deployment setting ``weights_utilize_full_int_range`` to quantization settings without it."""
     fields = deployment.value if deployment is not None and isinstance(deployment.value, dict) else {}
     given, framework = fields.get(FULL_RANGE), fields.get(FRAMEWORK)
     if given is None or (framework is not None and full_name(framework.text) not in SATURATES):

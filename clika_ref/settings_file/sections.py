@@ -1,4 +1,4 @@
-"""One section of a settings file: from entries to the fields of a dataclass, each checked as the dataclass does."""
+"""Convert one section of a settings file into a dataclass, with the dataclass's own checks on each field."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from clika_ref.settings import without_default
 from clika_ref.settings_file.tree import Entry, Problems, scalar
 
 WORDS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
-"""What YAML 1.1 takes for true and false, where a field is one of these; other fields have such words themselves."""
+"""Booleans of YAML 1.1, used for boolean fields only: other fields accept such words as text."""
 
 UNQUOTED = "; write it without quotes"
 
 
 def is_mapping(entry: Entry, where: str, problems: Problems) -> bool:
-    """Whether an entry holds names and values; what else it holds is a problem."""
+    """Whether an entry is a mapping; adds a problem if not."""
     if isinstance(entry.value, dict):
         return True
     problems.add(entry.line, f"{where} is {shown(entry)}; it takes names and values below it, further to the right")
@@ -27,20 +27,20 @@ def is_mapping(entry: Entry, where: str, problems: Problems) -> bool:
 
 
 def shown(entry: Entry) -> str:
-    """Return what stands in an entry, in few words: aliases make few lines stand for more than any memory holds."""
+    """Return an entry in short form: with aliases, its full text could exceed any memory."""
     if isinstance(entry.value, list | dict):
         return "a list" if isinstance(entry.value, list) else "a mapping"
     return repr(entry.value)
 
 
 def unknown(name: str, where: str, known: Iterable[str], elsewhere: Mapping[str, Collection[str]]) -> str:
-    """Return what to say of a name that a section does not have: what is near, or where it belongs.
+    """Return the message for an unknown name, with similar names or the section that it belongs to.
 
     Args:
-        name: that is not known.
+        name: the unknown name.
         where: the section.
-        known: what it has.
-        elsewhere: what other sections have, by their names.
+        known: names of this section.
+        elsewhere: names of other sections, by section.
     """
     known = [*known]
     near = difflib.get_close_matches(name, known, n=2)
@@ -57,14 +57,14 @@ def unknown(name: str, where: str, known: Iterable[str], elsewhere: Mapping[str,
 def read_section(
     kind: type, entry: Entry, where: str, problems: Problems, elsewhere: Mapping[str, Collection[str]]
 ) -> Any:
-    """Return settings of a kind, None where something is wrong with them.
+    """Return the settings of a section, or None if they are invalid.
 
     Args:
         kind: the dataclass.
-        entry: what holds its fields; nothing for all defaults.
-        where: the section, in words.
-        problems: takes what is wrong.
-        elsewhere: which names other sections have.
+        entry: the entry with its fields; empty for all defaults.
+        where: the section, for messages.
+        problems: receives all errors.
+        elsewhere: names of other sections, by section.
     """
     if entry.value is None and not entry.is_quoted:
         return kind()
@@ -95,10 +95,10 @@ def read_section(
 
 
 def _value(entry: Entry, hint: Any) -> Any:
-    """Return what an entry is to a field of a type."""
+    """Return the value of an entry for a field of the given type."""
     if isinstance(entry.value, dict):
         flat = {name: _flat(held) for name, held in entry.value.items()}
-        return {name: tuple(held) if isinstance(held, list) else held for name, held in flat.items()}  # sizes of sides
+        return {name: tuple(held) if isinstance(held, list) else held for name, held in flat.items()}  # sizes of dims
     if isinstance(entry.value, list):
         return _flat(entry)
     word = None if entry.is_quoted else WORDS.get(entry.text.lower())
@@ -106,11 +106,11 @@ def _value(entry: Entry, hint: Any) -> Any:
 
 
 def _wrong(kind: type, where: str, name: str, value: Any) -> str:
-    """Return what is wrong with the value of one field, whatever the others are; nothing where it is right."""
+    """Return the error in one field, regardless of the others; empty if it is valid."""
     if issubclass(kind, CheckedSettings):
         wanted = kind._checks[name](value)
         return f"{where}.{name} is {value!r}; it takes {wanted}" if wanted else ""
-    if {*without_default(kind)} - {name}:  # which says what is wrong when it is made, not by which line
+    if {*without_default(kind)} - {name}:  # constructing it reports the error, but without the line
         return ""
     try:
         kind(**{name: value})
@@ -120,7 +120,7 @@ def _wrong(kind: type, where: str, name: str, value: Any) -> str:
 
 
 def _flat(entry: Entry) -> Any:
-    """Return a scalar or a list of scalars; no field takes what is deeper, which is told in words."""
+    """Return a scalar or a list of scalars. No field accepts deeper values, so these become a description."""
     if isinstance(entry.value, list):
         return [shown(held) if isinstance(held.value, list | dict) else held.value for held in entry.value]
     return shown(entry) if isinstance(entry.value, dict) else entry.value

@@ -1,6 +1,6 @@
-"""A YAML file as a tree of entries that know their lines; nothing of it is executed, and no word of it is guessed.
+"""A YAML file as a tree of entries with line numbers. Reading executes no code and guesses no types.
 
-Scalars are those of YAML 1.2: ``1e-3`` is a number, ``2:4`` none, and ``on`` is a word, which YAML 1.1 takes for true.
+Scalars follow YAML 1.2: ``1e-3`` is a number, ``2:4`` is not, and ``on`` is a string, unlike in YAML 1.1.
 
 Source: YAML Ain't Markup Language, version 1.2.2, section 10.3 (core schema).
 """
@@ -19,45 +19,45 @@ from clika_ref.core.errors import ModelError
 
 NOTHING = {"", "~", "null", "Null", "NULL"}
 FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-WHOLE = re.compile(r"[-+]?[0-9]{1,20}")  # as many digits as an integer of 64 bits; Python refuses thousands
+WHOLE = re.compile(r"[-+]?[0-9]{1,20}")  # 20 digits cover 64-bit integers; Python rejects thousands of digits
 NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 INFINITE = re.compile(r"([-+]?)\.(inf|Inf|INF)")
 
 MERGE = "<<"
-"""What YAML 1.1 takes for a key whose value is merged into the mapping."""
+"""The merge key of YAML 1.1, which inserts its value into the mapping."""
 
 PLAIN_TAGS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
-"""What a node has that states no tag, where no scalar is resolved."""
+"""Tags of nodes without an explicit tag, if scalars are not resolved."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What stands somewhere in a file: a scalar, a list of entries, or a mapping from names to entries."""
+    """A node of the file: a scalar, a list of entries, or a mapping from names to entries."""
 
     value: Any
     line: int
-    """From 1."""
+    """Starts at 1."""
     text: str = ""
-    """Of a scalar, as it is written."""
+    """Source text of a scalar."""
     is_quoted: bool = False
 
 
 @dataclass
 class Problems:
-    """What is wrong in a file, told at once."""
+    """All errors of a file, raised together."""
 
     path: Path
     found: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
 
     def add(self, line: int, text: str) -> None:
-        """Remember what is wrong in a line."""
+        """Record an error in a line."""
         self.found.append((line, text))
 
     def refuse(self) -> None:
-        """Raise what is wrong, in the order of the lines.
+        """Raise all recorded errors, in the order of lines.
 
         Raises:
-            ModelError: there is something.
+            ModelError: there are errors.
         """
         if len(self.found) == 1:
             ((line, text),) = self.found
@@ -68,10 +68,10 @@ class Problems:
 
 
 def read_tree(path: Path, problems: Problems) -> Entry:
-    """Return the one document of a YAML file.
+    """Return the root of a YAML file with a single document.
 
     Raises:
-        ModelError: the file cannot be read, is empty, or is no YAML.
+        ModelError: the file cannot be read, is empty, or is not valid YAML.
     """
     try:
         root = yaml.compose(path.read_bytes(), Loader=yaml.BaseLoader)
@@ -97,9 +97,9 @@ def read_tree(path: Path, problems: Problems) -> Entry:
 class _Reading:
     problems: Problems
     known: dict[int, Entry] = field(default_factory=dict[int, Entry])
-    """By the node that was read, which aliases share."""
+    """Entries by the id of their node, which aliases share."""
     open: set[int] = field(default_factory=set[int])
-    """Nodes that are being read: an alias for one of them would never end."""
+    """Nodes being read: an alias for one of them would recurse forever."""
 
     def entry(self, node: yaml.Node) -> Entry:
         if id(node) not in self.known:
@@ -144,7 +144,7 @@ def _line(node: yaml.Node) -> int:
 
 
 def scalar(text: str) -> Any:
-    """Return what a scalar without quotes is in YAML 1.2.
+    """Return the value of an unquoted scalar in YAML 1.2.
 
     >>> scalar("1e-3"), scalar("8"), scalar("2:4"), scalar("off"), scalar("True"), scalar("~")
     (0.001, 8, '2:4', 'off', True, None)

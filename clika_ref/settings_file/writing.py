@@ -1,4 +1,4 @@
-"""Settings as the YAML that reads back as the same."""
+"""Write settings as YAML that reads back as equal settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WIDTH = 120
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts quotes around each text that would be no text without them."""
+    """A dumper that quotes each string that would otherwise be read as another type."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -38,7 +38,7 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(sections: Mapping[str, Any]) -> str:
-    """Return sections, which are settings, mappings of them, or None, as a document of YAML."""
+    """Return sections as a YAML document. Each is a settings object, a mapping of them, or None."""
     document = {name: _section(name, settings) for name, settings in sections.items()}
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH)
 
@@ -50,7 +50,7 @@ def _section(name: str, settings: Any) -> Any:
     if name == DEPLOYMENT:
         return {FRAMEWORK: _framework(settings), **fields}
     if name == OPTIONS:
-        del fields[LORA]  # which is a section of its own
+        del fields[LORA]  # LORA is a section of its own
     return {METHOD: TRAINED, **fields} if name == QUANTIZATION else fields
 
 
@@ -60,7 +60,7 @@ def _framework(settings: BaseDeploymentSettings) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in Python's own types: settings may hold numbers of numpy, and paths."""
+    """Return a value as built-in types: settings may hold NumPy numbers and paths."""
     if dataclasses.is_dataclass(value):
         return {of.name: _plain(getattr(value, of.name)) for of in dataclasses.fields(value)}
     if isinstance(value, Mapping):

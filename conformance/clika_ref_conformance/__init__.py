@@ -1,1 +1,1 @@
-"""The conformance suite: proves operators, passes and targets right, or shows where they are not."""
+"""Conformance suite: checks operators, passes and targets against eager PyTorch and reports each failure."""

@@ -1,4 +1,4 @@
-"""What the suite runs: tasks, the checks that they consist of, cases (a graph and inputs), and outcomes."""
+"""Data types of a run: tasks, checks, cases (a graph and inputs) and outcomes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 @dataclass(frozen=True)
 class Task:
-    """A piece of the plan that one worker does at a time: one row of a level, such as one operator in one dtype."""
+    """Unit of work of one worker: one row of a level, such as one operator in one dtype."""
 
     level: str
     subject: str
-    """The row of the matrix: an operator, a pass, a pair ``a+b``, a block."""
+    """Row of the matrix: an operator, a pass, a pair ``a+b``, a block."""
     dtype: str = ""
-    """The column: the dtype of the drawn tensors, without ``torch.``."""
+    """Column of the matrix: dtype of the drawn tensors, without ``torch.``."""
     dynamic: bool = False
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Run:
-    """One set of inputs for a compiled graph; ``name`` says what is special about them (``typical``, ``nan-first``)."""
+    """One set of inputs for a compiled graph. ``name`` describes them (``typical``, ``nan-first``)."""
 
     name: str
     inputs: tuple[torch.Tensor, ...]
@@ -42,19 +42,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Case:
-    """A graph that is compiled once, and the inputs that it is run on."""
+    """Graph that is compiled once, and the inputs that it is run on."""
 
     name: str
     graph: Graph
     runs: Sequence[Run]
     facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What a deviation may be matched by and a report shows: attributes, shapes."""
+    """Attributes and shapes, for matching deviations and for reports."""
     passes: bool = False
-    """Whether the passes of the standard pipeline and of the target come before compiling, as in an export."""
+    """Whether to run the passes of the standard pipeline and of the target before compiling, as in an export."""
 
     @cached_property
     def tensors(self) -> Mapping[Value, torch.Tensor]:
-        """What each value holds on the first inputs; leaves alone where eager refuses these."""
+        """Tensor of each value for the first inputs; only the leaves if eager rejects these inputs."""
         constants = {v: v.data for v in self.graph.constants.values() if v.data is not None}
         found = {**dict(zip(self.graph.inputs, self.runs[0].inputs, strict=True)), **constants}
         with suppress(ClikaError), torch.no_grad():
@@ -64,40 +64,40 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """An artifact with its files, as their folder goes with the check that has compiled it."""
+    """Artifact and the content of its files. The folder is removed with the check that compiled it."""
 
     artifact: Artifact
     files: Mapping[str, bytes]
-    """The content of all files of its folder, by their names."""
+    """Content of all files of the artifact's folder, by name."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check."""
+    """Result of one check."""
 
     name: str
     comparison: Comparison
     run: str = ""
-    """The inputs that decided: the first that failed, or the worst that passed."""
+    """Inputs that decided: the first that failed, or the worst that passed."""
     case: Case | None = None
-    """What failed, made as small as possible, for the reproducer; None where only the check itself shows it."""
+    """Failing case, reduced as far as possible, for the reproducer; None if only the check itself shows the failure."""
     deviations: Sequence[str] = ()
-    """Identifiers of the declared deviations that were seen in it."""
+    """Identifiers of the declared deviations that it shows."""
     watched: Sequence[str] = ()
-    """Identifiers of the declared deviations that could have been seen in it."""
+    """Identifiers of the declared deviations that it could have shown."""
     seconds: float = 0.0
     compiled: Compiled | None = None
-    """The artifact that failed; None where nothing was compiled, or not as files of one folder."""
+    """Artifact that failed; None if nothing was compiled, or if its files are not all in one folder."""
 
     @property
     def verdict(self) -> Verdict:
-        """What became of it."""
+        """Verdict of the comparison."""
         return self.comparison.verdict
 
 
 @dataclass(frozen=True)
 class Check:
-    """One item of the plan: its name, unique within its task, and what to do. A check raises nothing on purpose."""
+    """One item of the plan: a name, unique within its task, and the function to run, which never raises on purpose."""
 
     name: str
     run: Callable[[], Outcome]

@@ -1,4 +1,4 @@
-"""The commands ``clika-ref conformance ...``; everything heavy is imported when a command needs it."""
+"""Commands ``clika-ref conformance ...``. Heavy modules are imported only by the command that needs them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clika_ref_conformance.execution.interrupting import interruptible
 
 app = typer.Typer(
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # what escapes is a bug of ours: its whole traceback, in a form to paste
+    pretty_exceptions_enable=False,  # an unexpected error is our bug: print the full traceback, ready to paste
     help="Prove operators, passes and targets right, or show where they are not.",
 )
 
@@ -123,7 +123,7 @@ def mutants(
 
 
 SOUND = ["identity", "onnxruntime", "clika_ref_onnxruntime.target:UNOPTIMIZED"]
-"""Targets that are right, in which any failure is a false alarm or a finding."""
+"""Correct targets: a failure on one is a false alarm or a bug that nobody knew of."""
 
 
 @app.command()
@@ -145,5 +145,5 @@ def alarms(
 
 
 def _late(name: str) -> Any:
-    """Import a module of the suite: torch takes a second, for which ``--help`` should not wait."""
+    """Import a module of the suite on demand: torch takes a second to import, and ``--help`` should not wait for it."""
     return importlib.import_module(f"clika_ref_conformance.{name}")

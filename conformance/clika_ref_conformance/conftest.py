@@ -1,4 +1,4 @@
-"""One test for every task of a conformance run: parametrization, and the run that all of them share."""
+"""Parametrize one test per task of a conformance run; all tests share one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHOLE_RUN = "test_the_run_proves_enough"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of every task; one that is skipped where no target is given."""
+    """Parametrize the tests by task, or with one skipped placeholder if no target is given."""
     if "task" not in metafunc.fixturenames:
         return
     if not metafunc.config.getoption("--target"):
@@ -31,7 +31,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Keep the test of the run as a whole, last, wherever a task of it is selected: ``-k softmax`` does not name it."""
+    """Run the whole-run test last if any task is selected, although ``-k softmax`` does not match its name."""
     whole = [item for item in items if item.name == WHOLE_RUN]
     items[:] = [item for item in items if item not in whole]
     yield
@@ -41,15 +41,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
-    """Run the tasks of all tests that are selected; workers go on with the next while results are looked at.
+    """Run the tasks of all selected tests. Workers continue with the next task while tests look at results.
 
-    When all are done, what a worker died of is run once more, to be written down, and the report is written
-    (``--conformance-out``).
+    After the last test, a check that killed its worker is run once more to write its reproducer. Then the report is
+    written (``--conformance-out``).
     """
     plan, start = plan_of(request.config), time.perf_counter()
     wanted = _tasks_of(request.session.items)
     tasks = [task for task in plan.tasks if task in wanted]
-    which = f"{zlib.crc32(' '.join(map(str, tasks)).encode()):08x}"  # of other tasks, as many are another part
+    which = f"{zlib.crc32(' '.join(map(str, tasks)).encode()):08x}"  # distinguishes selections with equally many tasks
     chosen = f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest: {which}"
     part = "" if len(tasks) == len(plan.tasks) else chosen
     with execution(plan, tasks) as running:
@@ -59,6 +59,6 @@ def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
 
 
 def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:
-    """Return the tasks whose tests are selected."""
+    """Return the tasks of the selected tests."""
     functions = [item for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     return {task for f in functions if isinstance(task := f.callspec.params.get("task"), Task)}

@@ -1,15 +1,15 @@
-"""What a target does otherwise than eager, as it declares it: ``deviations.toml``, read and checked.
+"""Read and check ``deviations.toml``, the deviations from eager that a target declares.
 
-The file lies beside the module of the target, or that of its class, or where the target's attribute ``deviations``
-says. Each ``[[deviation]]`` says which nodes and inputs it concerns and what happens instead, in one of four forms:
+The file is next to the module of the target or of its class, or at the path in the target's attribute ``deviations``.
+Each ``[[deviation]]`` states the nodes and inputs that it concerns, and the behavior, in one of four forms:
 
-- ``replace = { inf = "max" }``: elements of the result of one kind become another;
-- ``free = ["nan"]``: elements of the result of these kinds may become anything, with the same elements of other results
-  of that shape, such as indices; with ``"operand-nan"`` the whole result may where an operand holds a NaN;
-- ``replica = "package.module:function"``: what the target computes, as a function of the operator's arguments;
-- ``error = "regular expression"``: compiling, loading or running raises, with words that match.
+- ``replace = { inf = "max" }``: elements of one kind in the result become another;
+- ``free = ["nan"]``: elements of these kinds in the result may become anything. So may the same elements of other
+  results of that shape, such as indices. With ``"operand-nan"``, the whole result is free if an operand holds a NaN;
+- ``replica = "package.module:function"``: a function of the operator's arguments that computes the target's result;
+- ``error = "regular expression"``: compiling, loading or running raises an error with matching text.
 
-Each ``[[xfail]]`` names checks that fail for a reason that is known and none of the target's, and when to look again.
+Each ``[[xfail]]`` names checks that fail for a known reason outside the target, and when to look again.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from clika_ref_conformance.profiles import ALL_DTYPES, Profile
 FILE = "deviations.toml"
 
 KINDS = ("nan", "inf", "-inf", "0", "-0", "subnormal")
-"""Kinds of elements that ``replace`` and ``free`` may name."""
+"""Kinds of elements that ``replace`` and ``free`` accept."""
 
 SUBSTITUTES = ("nan", "inf", "-inf", "0", "-0", "max", "-max")
-"""What an element may become; ``max`` is the largest finite number of the dtype."""
+"""Replacement elements; ``max`` is the largest finite number of the dtype."""
 
 FORMS = ("replace", "free", "replica", "error")
 
@@ -54,20 +54,20 @@ DTYPES = frozenset(str(d).removeprefix("torch.") for d in vars(torch).values() i
 
 @dataclass(frozen=True)
 class Deviation:
-    """One declared deviation: which calls it concerns, and what happens instead."""
+    """One declared deviation: the calls that it concerns, and the target's behavior there."""
 
     id: str
     operators: tuple[str, ...]
     reason: str
     link: str
-    """Where it is reported or documented, or the sentence that says why there is no such place."""
+    """Link to the report or documentation, or a sentence that explains why there is none."""
     expires: str
     """When to look again: a date, or a requirement such as ``onnxruntime>=1.40``."""
     since: str = ""
     dtypes: tuple[str, ...] = ()
-    """One of the node's tensors has one of these; any dtype where empty."""
+    """At least one tensor of the node has one of these dtypes; any dtype if empty."""
     runs: tuple[str, ...] = ()
-    """Patterns of the names of inputs; any inputs where empty."""
+    """Patterns of the names of inputs; any inputs if empty."""
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     dynamic: bool | None = None
     targets: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class Deviation:
     error: str = ""
 
     def concerns(self, node: Node) -> bool:
-        """Whether it may show in a node."""
+        """Return whether the deviation may occur in a node."""
         if node.op.name not in self.operators:
             return False
         values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
@@ -89,15 +89,15 @@ class Deviation:
         )
 
     def is_reachable(self, profile: Profile) -> bool:
-        """Whether a profile plans calls in a dtype that it names, if it names any that the suite judges."""
+        """Return whether a profile plans calls in one of its dtypes; True if it names none, or an unjudged one."""
         return not self.dtypes or any(d in profile.dtypes or d not in ALL_DTYPES for d in self.dtypes)
 
     def concerns_run(self, name: str) -> bool:
-        """Whether it may show with the inputs of this name."""
+        """Return whether the deviation may occur for the inputs of this name."""
         return not self.runs or any(fnmatchcase(name, pattern) for pattern in self.runs)
 
     def matches(self, error: BaseException) -> bool:
-        """Whether an error, or one that caused it, is the declared one."""
+        """Return whether an error, or one in its chain of causes, is the declared one."""
         found: BaseException | None = error
         while found is not None:
             if self.error and re.search(self.error, str(found)):
@@ -111,25 +111,25 @@ class ExpectedFailure:
     """Checks that fail for a known reason: ``[[xfail]]``."""
 
     task: str
-    """A pattern of tasks, such as ``operators/sort/*``."""
+    """Pattern of tasks, such as ``operators/sort/*``."""
     reason: str
     link: str
     expires: str
     check: str = "*"
-    """A pattern of checks; a number in it that counts what is drawn stands for any number."""
+    """Pattern of checks. A number in it that counts draws matches any number."""
     targets: tuple[str, ...] = ()
 
     def concerns(self, task: Task, check: str) -> bool:
-        """Whether a check of a task, by its name, is one that is expected to fail."""
+        """Return whether a check of a task, given by name, is expected to fail."""
         return self.is_of(task) and _is_like(check, self.check)
 
     def is_of(self, task: Task) -> bool:
-        """Whether a task is one of which some check is expected to fail."""
+        """Return whether any check of a task is expected to fail."""
         return fnmatchcase(str(task), self.task)
 
     @property
     def counts_draws(self) -> bool:
-        """Whether it names draws by their numbers: other profiles and seeds draw other calls under these."""
+        """Whether it names draws by number. Other profiles and seeds draw other calls under the same number."""
         return bool(COUNTER.search(self.check))
 
     def __str__(self) -> str:
@@ -137,27 +137,28 @@ class ExpectedFailure:
 
 
 Scopes = Mapping[ExpectedFailure, frozenset[Task]]
-"""Of each expected failure all tasks that it concerns, in whichever profile and with whichever seed."""
+"""All tasks that each expected failure concerns, for any profile and seed."""
 
 
 @dataclass(frozen=True)
 class Declarations:
-    """All that a target declares."""
+    """Everything that a target declares."""
 
     deviations: tuple[Deviation, ...] = ()
     xfails: tuple[ExpectedFailure, ...] = ()
 
 
 def declarations_of(target: Target, registry: Registry, given: str = "") -> Declarations:
-    """Read what a target declares; nothing where it has no file.
+    """Read the declarations of a target; empty if it has no file.
 
     Args:
-        target: it was loaded.
-        registry: what plugins provide.
-        given: how the user named it: of ``package.module:TARGET``, the module may hold an object of another's class.
+        target: loaded target.
+        registry: operators, passes and targets that plugins provide.
+        given: text that the user gave for the target. The module in ``package.module:TARGET`` may differ from that of
+            the class.
 
     Raises:
-        TargetError: the file cannot be read, or entries of it make no sense; all of them are named.
+        TargetError: the file cannot be read, or entries are invalid; the message lists all of them.
     """
     modules = _modules_of(target, given)
     path = _file_of(target, modules)
@@ -184,14 +185,14 @@ def declarations_of(target: Target, registry: Registry, given: str = "") -> Decl
 
 
 def _modules_of(target: Target, given: str) -> list[ModuleType]:
-    """Return the module that a target was taken from, and that of its class."""
+    """Return the module that the target was loaded from, and the module of its class."""
     place, colon, _ = given.partition(":")
     names = [place, type(target).__module__] if colon else [type(target).__module__]
     return [sys.modules[name] for name in names]
 
 
 def _targets_known(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
-    """Return the targets that a file may name: installed ones, and those of the modules beside which it may lie."""
+    """Return the target names that a file may use: installed targets, and those in the modules next to the file."""
     beside = [v for module in modules for v in vars(module).values()]
     named = [getattr(v, "name", None) for v in beside if hasattr(v, "compile") and hasattr(v, "refusal")]
     return {target.name, *registry.targets, *(name for name in named if isinstance(name, str))}
@@ -207,7 +208,7 @@ def _file_of(target: Target, modules: Sequence[ModuleType]) -> Path | None:
 
 
 class _Reader:
-    """Makes entries of tables, and gathers what is wrong with them."""
+    """Parses tables into entries and collects all problems."""
 
     def __init__(self, registry: Registry, targets: Collection[str]) -> None:
         self.registry = registry
@@ -287,7 +288,7 @@ class _Reader:
     def _check_replica(self, d: Deviation) -> None:
         try:
             found = replica_of(d)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a module raises as it is imported
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - importing a module may raise anything
             self.problems.append(f"{d.id}: replica = {d.replica!r} cannot be imported: {type(error).__name__}: {error}")
         else:
             if not callable(found):
@@ -295,13 +296,13 @@ class _Reader:
 
 
 def replica_of(deviation: Deviation) -> Callable[..., Any]:
-    """Import the function that computes what a target does."""
+    """Import the function that reproduces the target's result."""
     place, _, name = deviation.replica.partition(":")
     return getattr(importlib.import_module(place), name)
 
 
 def is_expired(text: str, today: dt.date | None = None) -> bool:
-    """Whether a date has passed, or an installed distribution has come to a version.
+    """Return whether a date has passed, or whether the installed version of a distribution meets a requirement.
 
     Raises:
         ValueError: the text is neither a date nor a requirement.
@@ -318,7 +319,7 @@ def is_expired(text: str, today: dt.date | None = None) -> bool:
 
 
 COUNTER = re.compile(r"(?<=[a-z*?])-\d+(?![\w*?\[])")
-"""Where a name counts what was drawn (``drawn-17``): no operator, ``conv2d``, and no number of a format, ``int4-7``."""
+"""Draw counter in a name (``drawn-17``), but no number of an operator (``conv2d``) or a format (``int4-7``)."""
 
 
 @functools.cache
@@ -327,12 +328,12 @@ def _with_any_number(name: str) -> str:
 
 
 def _is_like(name: str, pattern: str) -> bool:
-    """Whether a name matches a pattern as it is, or with every counter taken for the same: seeds count other draws."""
+    """Return whether a name matches a pattern, literally or with all counters treated as equal: seeds change them."""
     return fnmatchcase(name, pattern) or fnmatchcase(_with_any_number(name), _with_any_number(pattern))
 
 
 def _form_of(annotation: str) -> str:
-    """Return what TOML calls the values of a field."""
+    """Return the TOML type of a field's values."""
     forms = {"tuple": "an array of strings", "Mapping": "a table", "bool": "true or false", "str": "a string"}
     return next(form for start, form in forms.items() if annotation.startswith(start))
 
@@ -344,7 +345,7 @@ def _is_of_form(form: str, value: Any) -> bool:
 
 
 def _same(actual: Any, stated: Any) -> bool:
-    """Compare an attribute with what TOML can hold: lists stand for tuples, ``"None"`` for None, dtypes by name."""
+    """Compare an attribute with its TOML form: lists stand for tuples, ``"None"`` for None, names for dtypes."""
     if isinstance(stated, list):
         return isinstance(actual, list | tuple) and [*actual] == stated
     if isinstance(stated, str) and not isinstance(actual, str):

@@ -1,4 +1,4 @@
-"""Which dtypes the suite judges, and what it says of an operator or a graph that needs another one."""
+"""Dtypes that the suite judges, and the outcome for operators and graphs that need other dtypes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from clika_ref_conformance.profiles import ALL_DTYPES
 from clika_ref_conformance.verdicts import Comparison, Reason, not_run
 
 JUDGED = tuple(getattr(torch, name) for name in (*ALL_DTYPES, "int16"))
-"""Those that profiles have columns of, and int16, which is drawn where samples list it beside others."""
+"""Columns of the profiles, and int16, which is drawn when samples list it together with others."""
 
 
 def is_judged(dtype: torch.dtype) -> bool:
-    """Whether vectors, bounds and comparisons are made for a dtype."""
+    """Return whether the suite has vectors, bounds and comparisons for a dtype."""
     return dtype in JUDGED
 
 
 def unjudged(operator: str, dtype: torch.dtype) -> Comparison:
-    """Return what stands for a check of an operator that takes or returns a dtype that is not judged."""
+    """Return the not-run comparison for an operator with an operand or result of a dtype that is not judged."""
     known = ", ".join(_name(d) for d in JUDGED)
     message = (
         f"{operator} takes or returns {_name(dtype)}, which the suite does not judge: let its samples draw calls that "
@@ -28,7 +28,7 @@ def unjudged(operator: str, dtype: torch.dtype) -> Comparison:
 
 
 def unjudged_in(graph: Graph) -> Comparison | None:
-    """Return the same of the first node of a graph that reads or makes such a value; None where none does."""
+    """Return the not-run comparison for the first node with a dtype that is not judged; None if there is none."""
     for node in graph.nodes:
         for value in (*node.inputs, *node.outputs):
             if isinstance(value, Value) and not is_judged(value.type.dtype):

@@ -1,4 +1,4 @@
-"""How much of everything: the profiles ``quick``, ``ci`` and ``nightly``."""
+"""Profiles ``quick``, ``ci`` and ``nightly``: how thorough a run is."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from clika_ref.core.errors import ClikaError
 
 @dataclass(frozen=True)
 class Profile:
-    """How thorough a run is. Generation is seeded, so two runs of one profile and seed plan the same checks."""
+    """How thorough a run is. Generation is seeded, so two runs with the same profile and seed plan the same checks."""
 
     name: str
     seed: int = 0
     dtypes: tuple[str, ...] = ("float32", "int64")
-    """Columns of the operator level; an operator that takes none of them is run in what it takes."""
+    """Columns of the operator level. An operator that takes none of them is run in the dtypes that it takes."""
     rows: int = 12
-    """Covering rows of an operator and dtype at most."""
+    """Maximum number of covering rows per operator and dtype."""
     drawn: int = 20
     """Drawn calls of an operator in its first dtype, after the covering rows with their mandatory vectors."""
     drawn_further: int = 20
-    """The same in each further dtype, where few faults are that the first does not show."""
+    """Drawn calls in each further dtype: few bugs appear there and not in the first."""
     pair_operators: int = 50
-    """The operators in most demand of which every pair is run."""
+    """Number of most-used operators to run in every pair."""
     graphs: int = 200
     pass_graphs: int = 200
-    """Random graphs per pass, besides its motifs."""
+    """Random graphs per pass, in addition to its motifs."""
     shape_profiles: int = 20
     trusts_eager: bool = False
-    """Whether what a target returns is right where it is eager's to the last bit, however far from exact that is."""
+    """Whether a result that is bit-identical to eager's passes, whatever its distance from the exact result."""
     share_of_artifacts: float = 0.1
-    """The share of cases that is also saved and loaded in a fresh process."""
+    """Share of cases that is also saved and loaded in a fresh process."""
     most_failures: int = 0
-    """Failures of one verdict after which the rest of a task is not run, as it would tell no more; 0 for no limit."""
+    """Failures with one verdict after which the rest of a task is skipped as redundant; 0 for no limit."""
     shrink_seconds: float = 20.0
     case_seconds: float = 30.0
-    """After so long a case is a hang."""
+    """Time in seconds after which a case counts as a hang."""
     memory_bytes: int = 4 * 2**30
-    """What a worker may hold of its own; 0 for no limit."""
+    """Limit on the private memory of a worker; 0 for no limit."""
 
 
 ALL_DTYPES = ("float32", "float16", "bfloat16", "float64", "int8", "uint8", "int32", "int64", "bool")
@@ -76,7 +76,7 @@ MOST_THOROUGH = "nightly"
 
 
 def chosen_profile(name: str, seed: int | None = None) -> Profile:
-    """Return a profile with a seed: 0, or for ``nightly`` one that is drawn, where none is given.
+    """Return a profile with a seed. Without ``seed``, it is 0, or drawn at random for ``nightly``.
 
     Raises:
         ClikaError: there is no such profile.
@@ -90,7 +90,7 @@ def chosen_profile(name: str, seed: int | None = None) -> Profile:
 
 
 def limited(profile: Profile, memory_gib: float | None = None, case_seconds: float | None = None) -> Profile:
-    """Return a profile with limits of the user's; where one is None, with its own."""
+    """Return a profile with the user's limits. A limit of None keeps the profile's own."""
     memory_bytes = profile.memory_bytes if memory_gib is None else int(memory_gib * 2**30)
     seconds = profile.case_seconds if case_seconds is None else case_seconds
     return replace(profile, memory_bytes=memory_bytes, case_seconds=seconds)

@@ -1,4 +1,4 @@
-"""The plan of a run that pytest is asked for."""
+"""Plan of the run that pytest's options request."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PLAN = pytest.StashKey[Plan]()
 
 
 def plan_of(config: pytest.Config) -> Plan:
-    """Return the plan of the run that the options ask for, made once.
+    """Return the plan of the run that the options request; it is made once.
 
     Raises:
-        pytest.UsageError: the options make no sense.
+        pytest.UsageError: the options are invalid.
     """
     if PLAN not in config.stash:
         option = cast("Callable[[str], Any]", config.getoption)

@@ -1,4 +1,4 @@
-"""What ``pytest --pyargs clika_ref_conformance --target NAME`` understands: loaded by every pytest, so it is light."""
+"""Options of ``pytest --pyargs clika_ref_conformance --target NAME``; kept light, as every pytest run loads it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Plan before anything is collected, where wrong options still end pytest as wrong usage."""
+    """Plan before collection, so that invalid options still end pytest as a usage error."""
     if config.getoption("--target"):
-        # Only now: the suite imports torch, for which other runs of pytest should not wait.
+        # Imported here, since the suite imports torch: other pytest runs should not wait for it.
         importlib.import_module("clika_ref_conformance.pytest_plan").plan_of(config)

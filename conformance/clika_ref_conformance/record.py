@@ -1,4 +1,4 @@
-"""What a run leaves: its environment, its plan, one result for every planned check, and whether the accounts add up."""
+"""Record of a run: its environment, its plan and one result for every planned check."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
 @dataclass(frozen=True)
 class Result:
-    """An `Outcome` as it leaves its worker: without tensors, and made of what JSON can hold."""
+    """`Outcome` as sent by its worker: without tensors, JSON-serializable."""
 
     task: Task
     name: str
-    """The name of the check, unique within its task."""
+    """Name of the check, unique within its task."""
     comparison: Comparison
     run: str = ""
-    """The inputs that decided."""
+    """Inputs that decided."""
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Attributes and shapes of the case that decided, as text."""
     deviations: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
     seconds: float = 0.0
     reproducer: str = ""
-    """The path of the zip relative to the folder of the report, with ``/``; empty where there is none."""
+    """Path of the zip relative to the folder of the report, with ``/``; empty if there is none."""
 
     @property
     def verdict(self) -> Verdict:
-        """What became of the check."""
+        """Verdict of the check."""
         return self.comparison.verdict
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the run, or what it tried of the task, had ended before: nothing follows from it."""
+        """Whether the run, or its attempts at the task, ended before this check; such a result proves nothing."""
         return self.comparison.reason == Reason.GIVEN_UP
 
     @property
     def is_of_too_many(self) -> bool:
-        """Whether it was not run, as its task had failed often enough."""
+        """Whether the check was skipped because its task had failed often enough."""
         return self.comparison.reason == Reason.ENOUGH_FAILURES
 
     @classmethod
     def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> Result:
-        """Return the result of an outcome; facts are written out."""
+        """Return the result of an outcome, with facts converted to text."""
         facts = {} if outcome.case is None else {k: str(v) for k, v in outcome.case.facts.items()}
         return cls(
             task,
@@ -63,49 +63,49 @@ class Result:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A whole run. Reports are written from it, and from nothing else."""
+    """Record of a whole run, and the only input of reports."""
 
     target: str
     profile: str
     seed: int
     environment: Mapping[str, str]
-    """Versions, processor, limits, variables that change numbers."""
+    """Versions, processor, limits, and environment variables that affect numerics."""
     plan: Mapping[Task, Sequence[str]]
-    """The names of the checks of every task, known before the task ran."""
+    """Names of the checks of every task, known before the task ran."""
     results: Sequence[Result]
-    """In order of the plan."""
+    """Results in the order of the plan."""
     seconds: float = 0.0
     deviations: Sequence[Mapping[str, Any]] = ()
     """Each declared deviation: ``id``, ``reason``, ``link``, and how often it was ``seen`` and ``watched``."""
     problems: Sequence[str] = ()
-    """What is wrong with the run as a whole: deviations that match nothing, or are gone. Each fails the run."""
+    """Problems of the run as a whole, such as deviations that match nothing or no longer occur. Each fails the run."""
     doubts: Sequence[str] = ()
-    """Why the run proves too little, whatever it found: its own references are off, or nothing was proven."""
+    """Reasons why the run proves too little: its own references are wrong, or nothing was proven."""
     is_given_up: bool = False
-    """Whether it ended before all of its tasks had."""
+    """Whether the run ended before all of its tasks had."""
     part: str = ""
-    """What of the profile was asked for, as options (``-k softmax``); empty where all of it was."""
+    """Requested part of the profile, as options (``-k softmax``); empty if all of it was requested."""
     target_folder: str = ""
-    """Where the module of ``package.module:TARGET`` was found; empty where a target is installed."""
+    """Folder of the module of ``package.module:TARGET``; empty for an installed target."""
 
     @property
     def planned(self) -> int:
-        """The number of planned checks."""
+        """Number of planned checks."""
         return sum(map(len, self.plan.values()))
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How many checks ended with each verdict; verdicts that did not occur are left out."""
+        """Number of checks per verdict, without verdicts that did not occur."""
         found = Counter(result.verdict for result in self.results)
         return {verdict: found[verdict] for verdict in Verdict if found[verdict]}
 
     @property
     def failures(self) -> list[Result]:
-        """The results that fail the run."""
+        """Results that fail the run."""
         return [result for result in self.results if result.verdict.is_failure]
 
     def imbalance(self) -> list[str]:
-        """Return what is wrong with the accounts: every planned check has one result, and no other has any."""
+        """Return the accounting errors: each planned check must have exactly one result, and no other check any."""
         planned = Counter((task, name) for task, names in self.plan.items() for name in names)
         found = Counter((result.task, result.name) for result in self.results)
         return [
@@ -116,7 +116,7 @@ class RunRecord:
 
     @property
     def exit_code(self) -> int:
-        """0 all is fine, 1 something failed, 3 the run proves too little (2 is left to wrong usage)."""
+        """0 if all is fine, 1 if something failed, 3 if the run proves too little (2 is reserved for wrong usage)."""
         if self.doubts or self.imbalance():
             return 3
         return 1 if self.failures or self.problems else 0

@@ -1,4 +1,4 @@
-"""What every level is given: the operators and passes in force, the target under test, the profile."""
+"""Context of every level: the operators and passes in force, the target under test, the profile."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from clika_ref_conformance.deviations import Deviation, ExpectedFailure
 from clika_ref_conformance.profiles import Profile
 
 
-@dataclass(frozen=True, eq=False)  # two suites are never asked whether they are equal, and other things belong to one
+@dataclass(frozen=True, eq=False)  # suites are keys: compared and hashed by identity
 class Suite:
-    """What is tested, against what, and how thoroughly."""
+    """Target under test, its declarations, the registry and the profile."""
 
     registry: Registry
     target: Target
     profile: Profile
     folder: Path
-    """A folder of this process for artifacts, removed when it ends."""
+    """Folder of this process for artifacts, removed when it ends."""
     subjects: Sequence[str] = field(default=())
-    """Words of which a task must contain one (``-k``); all tasks where empty."""
+    """Words to select tasks (``-k``): a task must contain at least one. All tasks if empty."""
     deviations: Sequence[Deviation] = field(default=())
-    """What the target declares to do otherwise than eager."""
+    """Deviations from eager that the target declares."""
     xfails: Sequence[ExpectedFailure] = field(default=())
-    """What it declares to fail."""
+    """Failures that the target declares as expected."""
     setup: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """What another process makes this suite from, as JSON; empty where it was made by hand."""
+    """Setup that lets another process create this suite, as JSON; empty if it was created by hand."""
 
     @property
     def arithmetic(self) -> tuple[Arithmetic, ...]:
-        """The formats in which the target declares to compute, where they are not those of the dtypes."""
+        """Formats that the target declares for its arithmetic, if they differ from the dtypes."""
         return arithmetic_of(self.target)
 
     def lowered(self, case: Case) -> Graph:
-        """Return what is compiled for a case: a clone, after the export's own passes where the case asks for them.
+        """Return the graph to compile for a case: a clone, after the export's own passes if the case requests them.
 
-        Outputs are results of nodes, each another one, as in an export: else a runtime returns its input, and twice
-        the same.
+        As in an export, each output is the result of a node, and no two outputs are the same value. Otherwise, a
+        runtime could return its input, or one tensor twice.
         """
         graph = case.graph.clone()
         if case.passes:
@@ -57,14 +57,14 @@ class Suite:
 
 
 class Level(Protocol):
-    """A module of `clika_ref_conformance.levels`."""
+    """Interface of a module in `clika_ref_conformance.levels`."""
 
     def tasks(self, suite: Suite) -> list[Task]:
-        """Return the tasks of the plan; cheap, and the same in every process."""
+        """Return the tasks of the plan. Must be cheap and give the same result in every process."""
         ...
 
     def checks(self, task: Task, suite: Suite) -> Sequence[Check]:
-        """Return the checks of a task in a fixed order; drawing happens here, running in `Check.run`."""
+        """Return the checks of a task in a fixed order. Drawing happens here, execution in `Check.run`."""
         ...
 
 

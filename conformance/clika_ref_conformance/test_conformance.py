@@ -1,4 +1,4 @@
-"""The conformance suite as tests: ``pytest --pyargs clika_ref_conformance --target NAME``."""
+"""Conformance suite as tests: ``pytest --pyargs clika_ref_conformance --target NAME``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from clika_ref_conformance.execution.run import Execution
 from clika_ref_conformance.verdicts import PROVING, Verdict
 
 SHOWN = 5
-"""Failures of a task that are shown."""
+"""Maximum number of failures shown per task."""
 
 
 def test_the_target_computes_what_eager_computes(task: Task, conformance_run: Execution) -> None:
-    """Fail with the first failures of a task; skip it where nothing of it proves anything."""
+    """Fail with the first failures of a task; skip it if none of its checks proves anything."""
     results = conformance_run.results_of(task)
     failures = [r for r in results if r.verdict.is_failure]
     if failures:
@@ -29,7 +29,7 @@ def test_the_target_computes_what_eager_computes(task: Task, conformance_run: Ex
 
 
 def test_the_run_proves_enough(conformance_run: Execution) -> None:
-    """Fail with what is wrong with the run as a whole, as the command line does with its exit status."""
+    """Fail with the problems of the run as a whole, as the command line does with its exit status."""
     conformance_run.go()
     record = conformance_run.record(0.0)
     passed = [f"{r.task}: {r.name}: {r.comparison.message}" for r in record.results if r.verdict is Verdict.XPASS]

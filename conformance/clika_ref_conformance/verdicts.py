@@ -1,4 +1,4 @@
-"""What can become of one item of the plan, and what the judge found out on the way."""
+"""Verdicts on the items of the plan, and the measurements of the judge."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What became of one item of the plan. Every item gets exactly one, so that the counts add up to the plan."""
+    """Outcome of one item of the plan. Every item gets exactly one, so that the counts add up to the plan."""
 
-    PASS = "pass"  # noqa: S105 - a verdict, no secret
+    PASS = "pass"  # noqa: S105 - a verdict, not a secret
     DEVIATION = "deviation:declared"
-    """The target differs in a way that it declares, and in exactly that way."""
+    """The target differs from eager exactly as it declares."""
     UNSUPPORTED = "unsupported:declared"
-    """The target refuses the node, and says why, before anything is compiled."""
+    """The target rejects the node with a reason, before anything is compiled."""
     XFAIL = "xfail"
     UNSTABLE = "reference_unstable"
-    """Eager itself leaves the bound: there is nothing to hold the target against."""
+    """Eager itself exceeds the bound, so there is no reference to compare the target with."""
     NOT_RUN = "not-run"
-    """Not tried; the message says why, and its `Reason` which kind of reason it is."""
+    """The check was not run. The message gives the reason, and its `Reason` the category."""
 
     VALUE = "fail:value"
     PRECISION = "fail:precision"
@@ -30,11 +30,11 @@ class Verdict(StrEnum):
     CONTRACT = "fail:contract"
     """A declaration, a pass or a target breaks a rule: an invariant, a mutated input, an attribute never read."""
     SAMPLE = "fail:sample"
-    """The samples of an operator raise, draw another call from the same seed, or one that eager refuses."""
+    """The samples of an operator raise, draw another call from the same seed, or draw a call that eager rejects."""
     UNDECLARED = "unsupported:undeclared"
-    """The target fails on what it did not refuse."""
+    """The target fails on a node that it did not reject."""
     XPASS = "xpass"
-    """Expected to fail or declared to deviate, and does not any more."""
+    """A check that was expected to fail, or to deviate, now passes."""
     CRASH = "crash"
     HANG = "hang"
     MEMORY = "memory"
@@ -42,7 +42,7 @@ class Verdict(StrEnum):
 
     @property
     def is_failure(self) -> bool:
-        """Whether a run that holds this verdict has failed."""
+        """Whether this verdict fails a run."""
         return self not in _HARMLESS
 
 
@@ -52,7 +52,7 @@ _HARMLESS = frozenset(
 
 
 class Reason(StrEnum):
-    """The kind of reason for which a check was not run: reports count by it, as messages quote calls."""
+    """Category of the reason why a check was not run. Reports count by it, since messages quote individual calls."""
 
     NO_KERNEL = "eager has no kernel for it"
     UNNAMED_DTYPE = "eager refuses a dtype that the samples do not name"
@@ -73,18 +73,18 @@ class Reason(StrEnum):
 
 
 PROVING = frozenset({Verdict.PASS, Verdict.DEVIATION})
-"""Verdicts that prove something of the target."""
+"""Verdicts that prove something about the target."""
 
 COUNTS = ("elements", "ambiguous", "unstable", "strayed")
-"""What a comparison counts, in the order of its fields."""
+"""Element counts of a comparison, in the order of its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The judge's answer to one run of one case: the verdict, and the worst element of all outputs.
+    """Result of judging one run of one case: the verdict, and the worst element of all outputs.
 
-    ``error`` and ``bound`` are those of the element whose ``error / bound`` (the ``ratio``) is largest, in the unit of
-    the output. ``quality`` is ``RMS(T - R) / RMS(E - R)``: how much coarser than eager the target is in the mean.
+    ``error`` and ``bound`` are those of the element with the largest ``error / bound`` (the ``ratio``), in the unit of
+    the output. ``quality`` is ``RMS(T - R) / RMS(E - R)``: how much coarser than eager the target is on average.
     """
 
     verdict: Verdict
@@ -95,13 +95,13 @@ class Comparison:
     quality: float = 0.0
     elements: int = 0
     ambiguous: int = 0
-    """Elements of which rounding decides the class, such as ``floor(x / x)``: either is right."""
+    """Elements with a class that rounding decides, such as ``floor(x / x)``: either result is correct."""
     unstable: int = 0
-    """Elements at which eager itself leaves the bound: judged against eager alone."""
+    """Elements where eager itself exceeds the bound; they are compared with eager only."""
     strayed: int = 0
-    """Those among them of which eager and exact arithmetic make numbers, so that no overflow or NaN excuses them."""
+    """Unstable elements where eager and exact arithmetic give numbers, so that no overflow or NaN explains them."""
     reason: str = ""
-    """The `Reason` of what was not run; empty for all else."""
+    """`Reason` why the check was not run; empty for all other verdicts."""
 
     @property
     def grade(self) -> str:
@@ -110,5 +110,5 @@ class Comparison:
 
 
 def not_run(reason: Reason, message: str) -> Comparison:
-    """Return what stands for a check that was not run."""
+    """Return the comparison of a check that was not run."""
     return Comparison(Verdict.NOT_RUN, message, reason=reason)

@@ -1,1 +1,1 @@
-"""Small blocks of real architectures, in plain PyTorch, with weights of a fixed seed."""
+"""Small blocks of real architectures, in plain PyTorch, with weights from a fixed seed."""

@@ -1,4 +1,4 @@
-"""What a block is: a module, the inputs that it takes for a batch, and whether its result chooses classes."""
+"""Description of a block: its module, its inputs for a batch size, and whether its result selects classes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ MakeInputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 
 @dataclass(frozen=True)
 class Block:
-    """A block under its name; ``inputs`` makes those of one call for a batch size, whose first side is the batch."""
+    """Named block. ``inputs`` creates the inputs of one call; their first dim is the batch."""
 
     name: str
     module: Callable[[], nn.Module]
     inputs: MakeInputs
     chooses: bool = False
-    """Whether the last side of its first result holds the scores of classes, or of experts."""
+    """Whether the last dim of its first result holds scores of classes, or of experts."""
 
     def build(self) -> nn.Module:
-        """Return the module in evaluation mode, with the same weights every time and batch norms that do something."""
+        """Return the module in evaluation mode, with the same weights every time and non-trivial batch norms."""
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
             module = self.module().eval()
@@ -36,5 +36,5 @@ class Block:
 
 
 def normal(*shape: int) -> MakeInputs:
-    """Return a maker of one input of normal elements, ``[batch, *shape]``."""
+    """Return a function that creates one input of normally distributed elements, ``[batch, *shape]``."""
     return lambda batch, generator: (torch.randn(batch, *shape, generator=generator),)

@@ -10,7 +10,7 @@ from clika_ref_conformance.blocks.block import Block, normal
 
 
 class CachedAttention(nn.Module):
-    """Attention of grouped queries over a cache that it lengthens, with rotary positions (Llama, one step)."""
+    """Grouped-query attention with rotary positions that appends to a key-value cache (Llama, one step)."""
 
     def __init__(self, width: int = 16, heads: int = 4, groups: int = 2) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class CachedAttention(nn.Module):
         return x * cos + torch.cat([-second, first], -1) * sin
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Map ``x[b, t, 16]`` and a cache to the result and the longer cache."""
+        """Map ``x[b, t, 16]`` and a cache to the result and the extended cache."""
         batch, length, width = x.shape
         past = keys.shape[2]
         positions = torch.arange(past, past + length)
@@ -53,7 +53,7 @@ def _with_cache(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
 
 
 class GatedLayer(nn.Module):
-    """RMSNorm, written out, before a SiLU gate (the MLP of Llama)."""
+    """RMSNorm, written out, followed by a SiLU-gated MLP (Llama)."""
 
     def __init__(self, width: int = 12) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class GatedLayer(nn.Module):
 
 
 class ExpertGate(nn.Module):
-    """Scores of experts, of which the best two are mixed with weights that add up to one."""
+    """Mixture of the two best experts, with weights that sum to one."""
 
     def __init__(self, width: int = 8, experts: int = 4) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ExpertGate(nn.Module):
         self.experts = nn.Parameter(torch.randn(experts, width, width) / width**0.5)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Map ``x[b, t, 8]`` to the scores of experts and their mixture."""
+        """Map ``x[b, t, 8]`` to the scores of the experts and their mixture."""
         scores = self.gate(x)
         weights, chosen = scores.softmax(-1).topk(2, -1)
         weights = weights / weights.sum(-1, keepdim=True)
@@ -86,7 +86,7 @@ class ExpertGate(nn.Module):
 
 
 class RecurrentCell(nn.Module):
-    """A cell of an LSTM or a GRU, unrolled over three steps."""
+    """LSTM or GRU cell, unrolled over three steps."""
 
     def __init__(self, cell: type[nn.LSTMCell | nn.GRUCell]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class RecurrentCell(nn.Module):
 
 
 class TextClassifier(nn.Module):
-    """Embedded words with positions, averaged over those that are no padding, to classes."""
+    """Word and position embeddings, averaged over the tokens that are not padding, and classified."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class TextClassifier(nn.Module):
 
 
 class WindowWrite(nn.Module):
-    """A row that is written to the last two places but those behind the third, as rings of caches do."""
+    """Write a row to the slice ``[-2:3]``, as ring buffers of caches do."""
 
     def __init__(self) -> None:
         super().__init__()

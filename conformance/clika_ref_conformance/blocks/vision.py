@@ -15,7 +15,7 @@ def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: i
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a strided shortcut (ResNet-18)."""
+    """Two 3x3 convolutions in parallel with a strided shortcut (ResNet-18)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, grouped 3x3 and 1x1 convolutions beside the identity (ResNeXt), with a head of classes."""
+    """1x1, grouped 3x3 and 1x1 convolutions in parallel with the identity (ResNeXt), with a classification head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class DepthwiseSeparable(nn.Module):
-    """Depthwise and pointwise convolution, a strided one in between, pooled to classes (MobileNetV1)."""
+    """Depthwise and pointwise convolutions, the first one strided, pooled to classes (MobileNetV1)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class DepthwiseSeparable(nn.Module):
 
 
 class UpBlock(nn.Module):
-    """Transposed convolution joined with a skip that is cropped to it, then group norm (U-Net)."""
+    """Transposed convolution concatenated with a cropped skip connection, then group norm (U-Net)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,14 +95,14 @@ class UpBlock(nn.Module):
         self.norm = nn.GroupNorm(2, 8)
 
     def forward(self, x: Tensor, skip: Tensor) -> Tensor:
-        """Join ``x[b, 8, h, w]`` and ``skip[b, 6, 2h+1, 2w+1]`` to ``[b, 8, 2h, 2w]``."""
+        """Map ``x[b, 8, h, w]`` and ``skip[b, 6, 2h+1, 2w+1]`` to ``[b, 8, 2h, 2w]``."""
         y = self.up(x)
         y = torch.cat([y, skip[:, :, : y.shape[2], : y.shape[3]]], dim=1)
         return F.leaky_relu(self.norm(self.conv(y)), 0.1)
 
 
 class DetectionHead(nn.Module):
-    """Scores, and boxes decoded from distances on a grid; features of two strides, the coarser one enlarged."""
+    """Scores, and boxes decoded from distances on a grid, from features of two strides; the coarser is upsampled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class DetectionHead(nn.Module):
         self.scores, self.boxes = nn.Conv2d(8, 3, 1), nn.Conv2d(8, 4, 1)
 
     def forward(self, fine: Tensor, coarse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Map ``fine[b, 8, 2h, 2w]`` and ``coarse[b, 8, h, w]`` to scores, boxes and labels of each place."""
+        """Map ``fine[b, 8, 2h, 2w]`` and ``coarse[b, 8, h, w]`` to scores, boxes and labels per grid cell."""
         enlarged = F.interpolate(coarse, scale_factor=2.0, mode="nearest")
         x = F.silu(self.fuse(torch.cat([fine, enlarged], 1)))
         height, width = x.shape[2:]
@@ -160,7 +160,7 @@ class WindowAttention(nn.Module):
 
 
 class VisionTransformer(nn.Module):
-    """Patches, a class token, positions, one pre-norm block, and a head of classes (ViT)."""
+    """Patches, a class token, positions, one pre-norm block, and a classification head (ViT)."""
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
@@ -179,7 +179,7 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.block(x))[:, 0])
 
 
-def _two_maps(*shapes: tuple[int, ...]):  # noqa: ANN202 - a MakeInputs, as the others
+def _two_maps(*shapes: tuple[int, ...]):  # noqa: ANN202 - a MakeInputs, like `normal`
     return lambda batch, generator: tuple(torch.randn(batch, *s, generator=generator) for s in shapes)
 
 

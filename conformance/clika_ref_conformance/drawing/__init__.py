@@ -1,1 +1,1 @@
-"""From the samples of operators to calls, tensors and graphs: three drivers that read one description."""
+"""Generation of calls, tensors and graphs from the samples of operators, by three drivers."""

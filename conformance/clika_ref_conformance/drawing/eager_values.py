@@ -1,4 +1,4 @@
-"""What eager computes at every value of a graph, and whether what it computes is defined at all."""
+"""Eager results for every value of a graph, and a check that they are well defined."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clika_ref.core.types import TensorType
 
 
 def eager_values(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Value, torch.Tensor]:
-    """Return the tensor at each value of a graph: inputs, constants and every result.
+    """Return the tensor of each value of a graph: inputs, constants and all results.
 
     Raises:
-        ClikaError: eager refuses a call.
+        ClikaError: eager rejects a call.
     """
     values: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     values.update({v: v.data for v in graph.constants.values() if v.data is not None})
@@ -30,14 +30,15 @@ def eager_values(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Value, to
 
 
 def type_of(tensor: torch.Tensor) -> TensorType:
-    """Return dtype and shape of a tensor."""
+    """Return the dtype and shape of a tensor."""
     return TensorType(tensor.dtype, tuple(tensor.shape))
 
 
 def is_undefined(operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
-    """Whether a call casts floats to integers that cannot hold them (NaN, infinities, negatives to uint8).
+    """Return whether a call casts floats to an integer dtype that cannot hold them.
 
-    Casts are `to`, and reductions that are told a ``dtype`` (``sum(x, dtype=torch.int32)``).
+    NaN, infinities and negative numbers cast to uint8 are examples. Casts are `to`, and reductions with a ``dtype``
+    argument (``sum(x, dtype=torch.int32)``).
     """
     dtype = attrs.get("dtype")
     if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype == torch.bool or dtype.is_complex:
@@ -50,7 +51,7 @@ def is_undefined(operands: Sequence[Any], attrs: Mapping[str, Any], results: Seq
 
 
 def has_undefined(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
-    """Whether any call of a graph is undefined on these values."""
+    """Return whether any call of a graph is undefined on these values."""
     return any(
         is_undefined(
             [values[v] if isinstance(v, Value) else v for v in n.inputs], n.attrs, [values[v] for v in n.outputs]
@@ -60,7 +61,10 @@ def has_undefined(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
 
 
 def reads_signs_of_zeros(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
-    """Whether an output depends on the sign of a zero, which every error class leaves open (``1 / relu(-0.0)``)."""
+    """Return whether an output depends on the sign of a zero (``1 / relu(-0.0)``).
+
+    Every error class leaves that sign unspecified.
+    """
 
     def unsigned(_: Node, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(r + 0.0 if r.is_floating_point() else r for r in results)

@@ -1,4 +1,4 @@
-"""Hypothesis as a generator: values of a strategy, the same for a seed, and the smallest of them that fails."""
+"""Hypothesis as a generator: reproducible values of a strategy, and shrinking of values that fail."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hypothesis.strategies import SearchStrategy
 T = TypeVar("T")
 
 BEFORE_MUTATION = 10
-"""So many valid values a health check of Hypothesis wants to see first."""
+"""Number of valid examples that a Hypothesis health check requires before it mutates any."""
 
 
 def collect(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
-    """Return ``count`` values of a strategy, the same for the same seed, or fewer where it has no more to give."""
+    """Return ``count`` values of a strategy, or fewer if it has no more; the same seed gives the same values."""
     found: list[T] = []
     if count > 0:
         _generate(strategy, count, seed, found.append, (Phase.generate,))
@@ -27,10 +27,10 @@ def collect(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
 
 
 def collect_apart(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
-    """Return ``count`` values as `collect` does, none of which is made of another one by few changes.
+    """Return ``count`` values like `collect`, but no value is a small mutation of another one.
 
-    Behind `BEFORE_MUTATION` values Hypothesis draws half of what follows in that way, so it starts again there; each
-    time it starts with the plainest value, which is wanted once.
+    After `BEFORE_MUTATION` examples, Hypothesis creates half of the examples by mutation. Generation therefore restarts
+    there with another seed. Each restart begins with the simplest value, which is kept only once.
     """
     found: list[T] = []
     for turn in range(count):
@@ -41,10 +41,9 @@ def collect_apart(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]
 
 
 def shrink(strategy: SearchStrategy[T], count: int, seed: int, fails: Callable[[T], bool], seconds: float) -> T | None:
-    """Return the smallest value found that fails: `collect` is run again, and what fails is made smaller.
+    """Run `collect` again and return the smallest failing value found, or None if no value fails.
 
-    None where none of the ``count`` values fails any more. After ``seconds`` nothing is tried any more, and the
-    smallest so far is returned.
+    The search stops after ``seconds`` and returns the smallest value so far.
     """
     smallest: list[T] = []
     end = time.monotonic() + seconds
@@ -54,14 +53,14 @@ def shrink(strategy: SearchStrategy[T], count: int, seed: int, fails: Callable[[
             smallest[:] = [value]
             raise _Found
 
-    # A value that stops failing because time is up is "flaky" to Hypothesis.
+    # Hypothesis reports a value as flaky if it stops failing because the time is up.
     with contextlib.suppress(_Found, HypothesisException, ExceptionGroup):
         _generate(strategy, count, seed, check, (Phase.generate, Phase.shrink))
     return smallest[0] if smallest else None
 
 
-class _Found(Exception):  # noqa: N818 - no error: what is looked for
-    """Tells Hypothesis that a value fails."""
+class _Found(Exception):  # noqa: N818 - a signal, not an error
+    """Signals to Hypothesis that a value fails."""
 
 
 def _generate(

@@ -1,4 +1,4 @@
-"""A graph in the making that is computed as it grows, so that every call that it takes is a legal one."""
+"""A graph builder that executes each call eagerly, so that it only accepts legal calls."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from clika_ref_conformance.drawing.sampling import described
 from clika_ref_conformance.judged_dtypes import is_judged
 
 NOT_JUDGED = "of a dtype that is not judged"
-"""Why a call is not taken of which a tensor has such a dtype."""
+"""Reason for rejecting a call with a tensor of such a dtype."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A tensor that becomes an input of the graph, or a constant where ``constant`` holds."""
+    """A tensor to add to the graph as an input, or as a constant if ``constant`` is set."""
 
     tensor: torch.Tensor
     constant: bool = False
     type: TensorType | None = None
-    """The type of an input with dynamic sides."""
+    """Type of an input with dynamic dims."""
     name: str = ""
 
 
 class Tried(NamedTuple):
-    """A call that eager takes, before it is part of a graph."""
+    """A call that eager accepts, before it is added to a graph."""
 
     node: Node
-    """It reads types, numbers and None."""
+    """Its operands are types, numbers and None."""
     operands: Sequence[Any]
     results: tuple[torch.Tensor, ...]
     types: Sequence[TensorType]
 
 
 class Growth:
-    """A graph, and the tensor that each of its values holds on one set of inputs.
+    """A graph under construction, with the tensor of each of its values on one set of inputs.
 
     Args:
-        objection: says why a call that eager takes shall not be part of the graph, or returns None.
+        objection: returns the reason to leave a call out of the graph although eager accepts it, or None.
 
     """
 
@@ -61,7 +61,7 @@ class Growth:
         self.tensors: dict[Value, torch.Tensor] = {}
         self.sizes: dict[str, int] = {}
         self.rejected: list[tuple[Operator, str]] = []
-        """Calls that were not taken, and why."""
+        """Calls that were not added, with the reason for each."""
 
     def leaf(self, leaf: Leaf) -> Value:
         """Add an input or a constant."""
@@ -75,7 +75,7 @@ class Growth:
         return value
 
     def place(self, op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> Node | None:
-        """Add a call on values, leaves, numbers and None; return None, and add nothing, where it is not legal."""
+        """Add a call on values, leaves, numbers and None; return None and add nothing if it is illegal."""
         tensors = [self._tensor(o) for o in operands]
         given = resolve_attrs(op, attrs, self.sizes)
         kinds = [_type(o) for o in operands]
@@ -85,7 +85,7 @@ class Growth:
             results = (result,) if isinstance(result, torch.Tensor) else tuple(result)
             types = _types(op, kinds, attrs, results, dynamic=bool(self.sizes))
             is_alien = not all(is_judged(r.dtype) for r in results)
-        except Exception as error:  # noqa: BLE001 - whatever eager or inference refuses is no legal call
+        except Exception as error:  # noqa: BLE001 - a call is illegal if eager or inference rejects it
             return self.reject(op, str(error).partition("\n")[0])
         tried = Tried(Node(op, kinds, dict(attrs)), tensors, results, types)
         problem = NOT_JUDGED if is_alien else self.objection(tried)
@@ -95,17 +95,20 @@ class Growth:
         return self.add(Node(op, [leaves.get(id(o), o) for o in operands], dict(attrs)), types, results)
 
     def add(self, node: Node, types: Sequence[TensorType], results: Sequence[torch.Tensor]) -> Node:
-        """Add a legal call of which the results are known."""
+        """Add a legal call with known results."""
         self.graph.insert(node, types)
         self.tensors.update(zip(node.outputs, results, strict=True))
         return node
 
     def reject(self, op: Operator, problem: str) -> None:
-        """Note that a call was not taken."""
+        """Record that a call was not added."""
         self.rejected.append((op, problem))
 
     def finish(self, name: str, outputs: Sequence[Value] = ()) -> Case:
-        """Return the case: the graph returns ``outputs``, or every value that a node makes and nobody reads."""
+        """Return the graph as a case.
+
+        The graph returns ``outputs``, or all node results without a reader if ``outputs`` is empty.
+        """
         unread = [v for node in self.graph.nodes for v in node.outputs if not v.uses]
         for value in outputs or unread:
             self.graph.add_output(value)
@@ -118,15 +121,16 @@ class Growth:
 
 
 SAMPLED = 4
-"""Sampled calls by which it is found whether the sizes of an operator's results may depend on elements."""
+"""Number of sampled calls that decide whether result shapes of an operator may depend on the data."""
 
 
 @cache
 def _is_always_inferable(op: Operator) -> bool:
-    """Whether types can be inferred of sampled calls: a fact of the operator, so that every process draws alike.
+    """Return whether types can be inferred for all sampled calls of an operator.
 
-    Of an operator with a type rule it is not asked: it may infer most calls and refuse the few whose sizes depend on
-    elements, as `one_hot` without a number of classes.
+    This depends on the operator alone, so that every process draws the same calls. It is only called for operators
+    without a type rule. A type rule may infer most calls and reject the few with data-dependent sizes, such as
+    `one_hot` without a number of classes.
     """
     for seed in range(SAMPLED):
         draw = random_draw(Random(seed))  # noqa: S311 - no secret
@@ -142,14 +146,17 @@ def _is_always_inferable(op: Operator) -> bool:
 def _types(
     op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], results: Sequence[torch.Tensor], *, dynamic: bool
 ) -> Sequence[TensorType]:
-    """Infer the types of a call, or read them off: without a type rule, inference takes longer than eager."""
+    """Return the result types of a call.
+
+    Without a type rule, inference takes longer than eager, so the types are read from the results if possible.
+    """
     if dynamic or op.type_rule is not None or op.sampler is None or not _is_always_inferable(op):
         return infer(op, operands, attrs)
     return [type_of(r) for r in results]
 
 
 def resolve_attrs(op: Operator, attrs: Mapping[str, Any], sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Return attributes as eager takes them: sizes as numbers, and a device where the operator needs one."""
+    """Return attributes for an eager call: sizes as numbers, and a device if the operator needs one."""
     given = {name: resolve(value, sizes) for name, value in attrs.items()}
     if op.takes_device and given["device"] is None:
         given["device"] = torch.device("cpu")
@@ -157,7 +164,7 @@ def resolve_attrs(op: Operator, attrs: Mapping[str, Any], sizes: Mapping[str, in
 
 
 def _type(operand: Any) -> Any:
-    """Return what is known of an operand before it is computed; a number is what it is."""
+    """Return the type of an operand before it is computed; numbers are returned unchanged."""
     if isinstance(operand, Leaf):
         return operand.type or type_of(operand.tensor)
     return operand.type if isinstance(operand, Value) else operand

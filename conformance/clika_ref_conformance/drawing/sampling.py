@@ -1,4 +1,4 @@
-"""Asking the samples of an operator for a call; what they raise is their fault, and said in one line anywhere."""
+"""Sampled calls of an operator, with errors in its samples reported in one consistent way."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 T = TypeVar("T")
 
 PASSED_ON = ("hypothesis", "clika_ref_conformance")
-"""Packages whose exceptions are no faults: a driver asks by them for another draw."""
+"""Packages whose exceptions are not errors of the samples: drivers raise them to request another draw."""
 
 FRAGILE = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
-"""Recurrences end the process, in eager and in ONNX Runtime, on operands that do not fit or are empty."""
+"""Recurrent operators; operands that are empty or do not fit crash the process, in eager and ONNX Runtime."""
 
 
 class SampleError(ClikaError):
-    """The samples of an operator break their rules; ``details`` say where and how, for the level that blames them."""
+    """The samples of an operator break their rules; ``details`` has the location for the contract level."""
 
     def __init__(self, op: Operator, problem: str, details: str = "") -> None:
         super().__init__(f"the samples of {op.name} {problem}; see contract/{op.name}")
@@ -35,12 +35,12 @@ class SampleError(ClikaError):
 
     @property
     def comparison(self) -> Comparison:
-        """What becomes of a check that needs the samples."""
+        """The comparison result of a check that needs the samples."""
         return Comparison(Verdict.SAMPLE, str(self))
 
 
 class UnjudgedError(SampleError):
-    """The samples draw a tensor of a dtype that the suite does not judge, which is no fault of theirs."""
+    """The samples draw a tensor of a dtype that the suite does not judge, which is not an error of theirs."""
 
     def __init__(self, op: Operator, dtype: torch.dtype) -> None:
         super().__init__(op, f"draw {dtype}")
@@ -49,31 +49,31 @@ class UnjudgedError(SampleError):
 
     @property
     def comparison(self) -> Comparison:
-        """What becomes of a check that has no other calls: it is not run."""
+        """The comparison result of a check that has no other calls: it is not run."""
         return unjudged(self.op.name, self.dtype)
 
 
 class JudgedDescriptions(Descriptions):
-    """Descriptions that leave out dtypes that are not judged, where that leaves any option."""
+    """Descriptions limited to judged dtypes, unless that leaves no option."""
 
     def tensor(self, **settings: Any) -> TensorDescription:
-        """Describe a tensor, of the judged ones of its dtypes."""
+        """Describe a tensor with those of its dtypes that are judged."""
         found = super().tensor(**settings)
         judged = tuple(d for d in found.dtypes if is_judged(d))
         return found if len(judged) in (0, len(found.dtypes)) else replace(found, dtypes=judged)
 
     def choice(self, *options: Any) -> Choice:
-        """Describe one of the options, of which a dtype may be that of the result."""
+        """Describe a choice; options that are unjudged dtypes are left out, as the result may have them."""
         judged = tuple(o for o in options if not isinstance(o, torch.dtype) or is_judged(o))
         return Choice(judged or options)
 
 
 @contextlib.contextmanager
 def blaming(op: Operator) -> Iterator[None]:
-    """Blame the samples of an operator for what is raised within the block.
+    """Convert exceptions raised within the block to a `SampleError` of an operator.
 
     Raises:
-        SampleError: anything was.
+        SampleError: the block raised an exception.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def blaming(op: Operator) -> Iterator[None]:
 
 
 def _place(op: Operator, error: BaseException) -> str:
-    """Say in which line of the samples an error came up, or else where they begin, as their call was not possible."""
+    """Return the line of the samples that raised, or their first line if their return value was rejected."""
     code = getattr(op.sampler, "__code__", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     own = [f for f in frames if code is not None and f.filename == code.co_filename]
@@ -96,11 +96,11 @@ def _place(op: Operator, error: BaseException) -> str:
 
 
 def sampled(op: Operator, draw: Draw) -> Call:
-    """Return a call that an operator's sampler made, every attribute spelled out.
+    """Return a call drawn by an operator's sampler, with all attributes filled in.
 
     Raises:
-        UnjudgedError: a tensor of it has a dtype that is not judged.
-        SampleError: the sampler raises, or returns no call of the operator.
+        UnjudgedError: a tensor of the call has a dtype that is not judged.
+        SampleError: the sampler raises, or does not return a call of the operator.
     """
     call = described(op, draw)
     dtype = unjudged_operand(call)
@@ -110,10 +110,10 @@ def sampled(op: Operator, draw: Draw) -> Call:
 
 
 def described(op: Operator, draw: Draw, s: Descriptions | None = None) -> Call:
-    """Return the same whatever the dtypes of its tensors are; they are `JudgedDescriptions` where ``s`` is not given.
+    """Return a call like `sampled`, with tensors of any dtype; ``s`` defaults to `JudgedDescriptions`.
 
     Raises:
-        SampleError: the sampler raises, or returns no call of the operator.
+        SampleError: the sampler raises, or does not return a call of the operator.
     """
     assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
     with blaming(op):
@@ -131,10 +131,10 @@ def unjudged_operand(call: Call) -> torch.dtype | None:
 
 
 def judged(draws: Iterable[Callable[[], T]]) -> list[T]:
-    """Return what is drawn, without calls of dtypes that are not judged.
+    """Return the results of the draws, leaving out calls of dtypes that are not judged.
 
     Raises:
-        UnjudgedError: there are no others.
+        UnjudgedError: no other calls are left.
         SampleError: a sampler raises.
     """
     found: list[T] = []

@@ -1,1 +1,1 @@
-"""Doing what is planned: one check, a task in a worker of its own, a whole run with its accounts."""
+"""Execution of a plan: one check, one task in its own worker, a whole run with its accounting."""

@@ -1,4 +1,4 @@
-"""What a run says of declarations: deviations that were never seen, expected failures that pass, both that expired."""
+"""Accounting of declarations: deviations never seen, expected failures that pass, and expired entries of both."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from clika_ref_conformance.verdicts import PROVING, Comparison, Verdict
 
 
 def with_expected_failures(results: Sequence[Result], scopes: Scopes) -> list[Result]:
-    """Return the results with those that were expected to fail as XFAIL, or as XPASS where none of an entry failed.
+    """Return the results with expected failures as XFAIL, or as XPASS if no check of an entry failed.
 
-    Where some of what an entry names was not run, it may have failed there: tasks of another profile or part, draws of
-    another profile or seed, and checks of a task that failed too often.
+    There is no XPASS if checks of an entry were not run, as they may have failed: tasks of another profile or part,
+    draws of another profile or seed, and checks of a task that failed too often.
 
     Args:
-        results: of a run.
-        scopes: what is expected, and which tasks it concerns.
+        results: results of a run.
+        scopes: expected failures and the tasks that they concern.
     """
     changed = list(results)
     ran = _tasks_done(results)
@@ -42,7 +42,7 @@ def with_expected_failures(results: Sequence[Result], scopes: Scopes) -> list[Re
 
 
 def _tasks_done(results: Sequence[Result]) -> set[Task]:
-    """Return the tasks that were planned and run to their end: of others nothing follows."""
+    """Return the tasks that were planned and run to their end; the others prove nothing."""
     undone = {r.task for r in results if r.is_given_up or r.name == BROKEN_PLAN}
     return {r.task for r in results} - undone
 
@@ -52,7 +52,7 @@ def _with(result: Result, verdict: Verdict, message: str) -> Result:
 
 
 def deviation_accounts(deviations: Sequence[Deviation], results: Sequence[Result]) -> list[Mapping[str, Any]]:
-    """Return each deviation with how many checks saw it and how many could have."""
+    """Return each deviation with the number of checks that saw it and that could have seen it."""
     seen = Counter(name for r in results for name in r.deviations)
     watched = Counter(name for r in results for name in r.watched)
     return [
@@ -73,11 +73,11 @@ def deviation_accounts(deviations: Sequence[Deviation], results: Sequence[Result
 def problems_of(
     record: RunRecord, declarations: Declarations, scopes: Scopes, profile: Profile, *, is_full: bool
 ) -> list[str]:
-    """Return what is wrong with the declarations, as far as a run shows it.
+    """Return the problems of the declarations that a run shows.
 
-    Only a whole run tells of a deviation that it was not seen: in a part of one it may stay unseen by chance, as few
-    checks could show it. That an expected failure concerns nothing is told by the most thorough profile, after all of
-    its tasks: the others may have no check of that name.
+    Only a full run reports that a deviation was not seen. In a partial run, few checks could show it, so it may be
+    missed by chance. Only the most thorough profile reports that an expected failure concerns nothing, after all of its
+    tasks: other profiles may have no check of that name.
     """
     counts = {account["id"]: account for account in record.deviations}
     problems: list[str] = []
@@ -105,22 +105,22 @@ def problems_of(
 
 
 MOST_STRAYED = 0.01
-"""Share of the elements of a subject and dtype of which eager may make a number beyond the bound of the suite."""
+"""Maximum share of strayed elements per subject and dtype: eager gives a number beyond the suite's bound."""
 
 FEWEST_STRAYED = 10
-"""So many elements are more than a slip of PyTorch at one place, such as the memory that it returns as an empty sum."""
+"""More strayed elements than this are no single slip of PyTorch, such as undefined memory returned for an empty sum."""
 
 NARROW_RANGE = "float16"
-"""Sums of squares leave its range on the way to results that do not: what eager makes of these is no bound's fault."""
+"""Sums of squares may overflow this dtype although the result does not: such elements do not refute the bound."""
 
 WITHOUT_TARGET = ("contract/", "passes/", "quantization/packing")
-"""Tasks that run no target, by how their names begin."""
+"""Prefixes of the names of tasks that run no target."""
 
 
 def doubts_of(record: RunRecord) -> list[str]:
-    """Return why a run proves too little: eager leaves the bounds of the suite, or the target passed no check at all.
+    """Return why a run proves too little: eager exceeds the suite's bounds, or the target passed no check at all.
 
-    What fails proves something, too.
+    Failures prove something, too.
     """
     counted: dict[tuple[str, str], list[Comparison]] = {}
     for result in record.results:

@@ -1,4 +1,4 @@
-"""Cases of one task, of which those that fail are made small."""
+"""Checks of the cases of one task, with reduction of failing cases."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Reason, not_run
 
 NO_NODES = "the target refuses every call that was drawn for the graph"
-"""Why a case without nodes is not run."""
+"""Reason why a case without nodes is not run."""
 
 
 class Batch:
-    """The checks of one task, of which few failures are made small: what fails later is most often the same again."""
+    """Checks of one task. Reduction has a time budget: later failures are mostly repetitions of earlier ones."""
 
     def __init__(self, suite: Suite) -> None:
         self.suite = suite
         self.seconds = suite.profile.shrink_seconds
-        """What is left for all reductions of the task."""
+        """Seconds left for all reductions of the task."""
 
     def check(self, case: Case) -> Check:
         """Return the check of a case."""
         return Check(case.name, functools.partial(self.outcome, case))
 
     def outcome(self, case: Case) -> Outcome:
-        """Judge a case, and cut it to the nodes that fail; a graph without nodes would only pass its inputs on."""
+        """Judge a case, and reduce a failure to the failing nodes.
+
+        A graph without nodes is not run, as it would only return its inputs.
+        """
         if not len(case.graph):
             return Outcome(case.name, not_run(Reason.NO_NODES, NO_NODES))
         found = run_case(case, self.suite)

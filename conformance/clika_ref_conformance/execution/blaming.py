@@ -1,4 +1,4 @@
-"""Which exceptions are the fault of the code that was called, so that they cost its check alone."""
+"""Exceptions that are the fault of the code under test, and therefore fail only its check."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import signal
 
 
 def blamed() -> tuple[type[BaseException], ...]:
-    """Return what to catch of code under test: what it raises to end the process, too.
+    """Return the exceptions to catch around code under test, including those meant to end the process.
 
-    A KeyboardInterrupt is among it only where no person can have made it: in processes of a run, which turn no signal
-    into one (`heed_no_keyboard`).
+    KeyboardInterrupt is included only in processes of a run, where no user can cause it: they turn no signal into an
+    exception (`heed_no_keyboard`).
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         return Exception, SystemExit, KeyboardInterrupt
@@ -17,5 +17,5 @@ def blamed() -> tuple[type[BaseException], ...]:
 
 
 def heed_no_keyboard() -> None:
-    """Let SIGINT end this process, which no person sees, without an exception: the run that it works for is told."""
+    """Let SIGINT end this process without an exception: no user sees it, and the parent run handles it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""A case as a check: compile it, load it, run it on every set of inputs, and let the judge compare."""
+"""Check of a case: compile it, load it, run it on every set of inputs, and judge the results."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
 
 OUT_OF_MEMORY = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
-"""What libraries say, in place of a `MemoryError`, of memory that they did not get."""
+"""Messages of libraries that run out of memory without raising a `MemoryError`."""
 
 
 def case_check(name: str, suite: Suite, make: Callable[[], Case]) -> Check:
-    """Return the check that makes a case and holds the target against eager on it."""
+    """Return a check that creates a case and compares the target with eager on it."""
     return Check(name, lambda: replace(run_case(make(), suite), name=name))
 
 
 def run_case(case: Case, suite: Suite) -> Outcome:
-    """Compile a case for the target, run it on all its inputs and judge what comes back.
+    """Compile a case for the target, run it on all its inputs and judge the results.
 
-    The first failure is the verdict, or that another run on the same inputs gives something else. Otherwise it is a
-    deviation where one was seen, and the worst comparison is kept.
+    The first failure is the verdict, or nondeterminism if a second run on the same inputs gives another result.
+    Otherwise, the verdict is a deviation if any was seen, with the worst comparison.
     """
     other = unjudged_in(case.graph)
     if other is not None:
@@ -56,10 +56,10 @@ def run_case(case: Case, suite: Suite) -> Outcome:
 
 
 def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
-    """Return the run, with its name, that speaks for all runs of a case, none of which failed.
+    """Return the run, with its name, that represents all runs of a case; none of them failed.
 
-    A deviation, or else the largest ratio among those that passed; one that could not be judged where none was. Its
-    elements are counted with those of all others.
+    This is a deviation, or else the passing run with the largest ratio, or else one that could not be judged. Its
+    element counts are the totals of all runs.
     """
     totals = {count: sum(getattr(c, count) for _, c in found) for count in COUNTS}
     for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
@@ -71,9 +71,9 @@ def most_telling(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparis
 
 
 def refusal_of(graph: Graph, suite: Suite) -> Comparison | None:
-    """Return what the target says against a node of a lowered graph, before anything is compiled; None where nothing.
+    """Return why the target rejects a node of a lowered graph, before anything is compiled; None if it accepts all.
 
-    A refusal that raises is the target's fault.
+    If `refusal` raises, the target violates its contract.
     """
     for node in graph.nodes:
         try:
@@ -89,12 +89,12 @@ def refusal_of(graph: Graph, suite: Suite) -> Comparison | None:
 
 
 def is_reason(reason: Any) -> bool:
-    """Whether a target's refusal says something."""
+    """Return whether a target's refusal contains a reason."""
     return isinstance(reason, str) and bool(reason.strip())
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, in whatever words."""
+    """Return whether an error reports, in any wording, that memory ran out."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, MemoryError) or any(words in str(found) for words in OUT_OF_MEMORY):
@@ -103,40 +103,40 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
-class _Stop(Exception):  # noqa: N818 - no error: the verdict is found
+class _Stop(Exception):  # noqa: N818 - control flow, not an error: the verdict is known
     def __init__(self, verdict: Verdict, message: str) -> None:
         super().__init__(message)
         self.comparison = Comparison(verdict, message)
 
 
 class Trial:
-    """One case on its way through the target. Steps raise `_Stop` as soon as the verdict is known."""
+    """Execution of one case on the target. Steps raise `_Stop` as soon as the verdict is known."""
 
     def __init__(self, case: Case, suite: Suite, folder: Path) -> None:
         self.case = case
         self.suite = suite
         self.folder = folder
         self.run = ""
-        """The inputs that decide."""
+        """Name of the inputs that decide."""
         self.found: list[tuple[str, Comparison]] = []
         self.artifact: Artifact | None = None
-        """What was compiled last."""
+        """Artifact of the last compilation."""
         self.seen: set[str] = set()
         self.watched: set[str] = set()
         self._weights = {n: v.data for n, v in case.graph.constants.items() if v.formula is None and v.data is not None}
         self._held = [weight.detach().clone() for weight in self._weights.values()]
 
     def go(self) -> None:
-        """Take every step; return where none found a failure."""
+        """Take every step; return if none finds a failure."""
         graph = self._lowered()
         self._refuse(graph)
         references = {id(run): self._reference(run) for run in self.case.runs}
         self.run_all(graph, lambda run, results: self._judge(run, references[id(run)], results))
 
     def run_all(self, graph: Graph, judge: Callable[[Run, list[torch.Tensor]], None]) -> None:
-        """Compile and run a lowered graph on all inputs, with every check but that of the numbers, which ``judge`` is.
+        """Compile and run a lowered graph on all inputs, with all checks except the numeric one.
 
-        It is called with the results of each run, but of those that fail as declared.
+        ``judge`` checks the numbers. It is called with the results of each run that does not fail as declared.
         """
         runner = self._runner(graph, "model.onnx")
         is_random = any(node.is_random for node in graph.nodes)
@@ -150,7 +150,7 @@ class Trial:
                 try:
                     judge(run, results)
                 except _Stop as wrong:
-                    if not is_random:  # what changes by itself is not wrong by its numbers
+                    if not is_random:  # results that change by themselves are nondeterministic, not wrong
                         self._refuse_change(runner, run, copies, wrong)
                     raise
                 kept.append((run, results, copies))
@@ -158,14 +158,14 @@ class Trial:
             self._repeat(runner, graph, kept)
 
     def worst(self) -> Comparison:
-        """Return the comparison that speaks for all runs."""
+        """Return the comparison that represents all runs."""
         self.run, worst = most_telling(self.found)
         return worst
 
     def compiled(self) -> Compiled | None:
-        """Return what was compiled last with its files; None where it lies elsewhere, or where a folder is among them.
+        """Return the last artifact with its files; None if it is in another folder, or if its folder has subfolders.
 
-        Compiled anew it may be another one, as targets choose kernels by how fast they are just then.
+        Compiling again may give another artifact, as targets select kernels by measured speed.
         """
         paths = sorted(self.folder.iterdir())
         is_whole = isinstance(self.artifact, Artifact) and self.artifact.path in paths
@@ -198,7 +198,7 @@ class Trial:
         return reference
 
     def _runner(self, graph: Graph, file: str) -> Runner:
-        """Compile and load; an error in either is a deviation where the target declares it."""
+        """Compile and load; an error in either is a deviation if the target declares it."""
         target, verdict = self.suite.target, Verdict.UNDECLARED
         self.run = ""
         try:
@@ -213,7 +213,7 @@ class Trial:
             raise self._error(error, None, verdict, doing) from error
 
     def _results(self, runner: Runner, run: Run, count: int) -> list[torch.Tensor] | None:
-        """Run the target once and check everything but the numbers; return None where it fails as declared."""
+        """Run the target once and check everything except the numbers; return None if it fails as declared."""
         before = [t.clone() for t in run.inputs]
         try:
             results: Any = runner(run.inputs)
@@ -246,7 +246,7 @@ class Trial:
         return list(results)
 
     def _refuse_written_weights(self) -> None:
-        """Refuse a target that wrote into the weights that the graph shares with the model, before they are read."""
+        """Fail a target that wrote into the weights, which are shared with the model, before anything reads them."""
         with torch.no_grad():
             written = put_back([*self._weights.values()], self._held)
         if written:
@@ -275,7 +275,7 @@ class Trial:
     def _repeat(
         self, runner: Runner, graph: Graph, kept: Sequence[tuple[Run, list[torch.Tensor], list[torch.Tensor]]]
     ) -> None:
-        """Run again, and for a share of the cases compile again: the results must be the same to the last bit."""
+        """Run again, and compile a share of the cases again: the results must be bit-identical."""
         for run, results, copies in kept:
             self.run = run.name
             if not all(map(same_bits, results, copies)):
@@ -287,7 +287,7 @@ class Trial:
             self._same(self._runner(graph, "again.onnx"), run, results, "after a second compilation")
 
     def _refuse_change(self, runner: Runner, run: Run, results: list[torch.Tensor], wrong: _Stop) -> None:
-        """Run once more what is wrong; refuse it as a change where it gives something else, or fails."""
+        """Repeat a failing run once; report nondeterminism if the second result differs or the second run fails."""
         try:
             self._same(runner, run, results, "on a second run")
         except _Stop as other:
@@ -313,11 +313,11 @@ class _Found(_Stop):
 
 
 AS_INTEGER = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""By how many bytes an element takes: the integers that have the same bits."""
+"""Integer dtype with the same bits, by element size in bytes."""
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are the same in dtype, shape and every bit, but for the payload of NaN."""
+    """Return whether two tensors agree in dtype, shape and every bit, apart from the payload of NaN."""
     if not same_type(a, b):
         return False
     if not a.is_floating_point():
@@ -332,29 +332,29 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def same_type(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors agree in dtype and shape: all that two runs of a random call have in common."""
+    """Return whether two tensors agree in dtype and shape, the only invariants of two runs of a random call."""
     return a.dtype == b.dtype and a.shape == b.shape
 
 
 def put_back(tensors: Sequence[torch.Tensor], before: Sequence[torch.Tensor]) -> list[int]:
-    """Return which tensors were written into, and let them hold what they held: other checks run on them too."""
+    """Return the indices of modified tensors and restore their contents, as other checks use the tensors too."""
     written = [i for i, (tensor, held) in enumerate(zip(tensors, before, strict=True)) if not same_bits(held, tensor)]
     for tensor, held in ((tensors[i], before[i]) for i in written):
         if tensor.shape != held.shape:
             tensor.data = held
             continue
         once = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride())
-        tensor[once].copy_(held[once])  # elements that are one in memory are written once
+        tensor[once].copy_(held[once])  # broadcast elements share memory: write them once
     return written
 
 
 def is_chosen(name: str, share: float) -> bool:
-    """Whether something belongs to a share of all that is like it: decided by its name, the same in every process."""
+    """Return whether a name belongs to a pseudo-random share of all names; the same in every process."""
     return zlib.crc32(name.encode()) % 1000 < share * 1000
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the memory of a tensor begins and ends: that of an array's view begins within the array's."""
+    """Return the start and end address of a tensor's storage; a view of an array starts within the array's storage."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
@@ -364,7 +364,7 @@ def _described(error: BaseException) -> str:
 
 
 def _change(index: int, old: torch.Tensor, new: torch.Tensor, when: str) -> str:
-    """Say where an output is another one, with digits enough to tell the two apart."""
+    """Describe how an output changed, with enough digits to distinguish the two values."""
     if not same_type(old, new):
         now, before = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (new, old))
         return f"output {index} is {now} {when}, and was {before}"

@@ -1,4 +1,4 @@
-"""Tasks planned and checks run so that whatever they raise fails them alone."""
+"""Plan tasks and run checks so that an exception fails only its own task or check."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 BROKEN_PLAN = "plan"
-"""The one check of a task that cannot be planned."""
+"""The only check of a task that cannot be planned."""
 
 
 def planned(task: Task, suite: Suite, levels: Mapping[str, str] = LEVELS) -> Sequence[Check]:
-    """Return the checks of a task; one that fails where its level, or a sampler, raises."""
+    """Return the checks of a task, or one failing check if its level or a sampler raises."""
     try:
         return level_at(levels[task.level]).checks(task, suite)
     except SampleError as error:
         found = Outcome(BROKEN_PLAN, error.comparison)
         return [Check(BROKEN_PLAN, lambda: found)]
-    except blamed() as error:  # whatever a level or a sampler raises fails its task alone
+    except blamed() as error:  # an error of a level or sampler fails only its task
         shown = _traceback(error)
         text = f"planning the task failed:\n{shown}"
         return [Check(BROKEN_PLAN, lambda: Outcome(BROKEN_PLAN, Comparison(Verdict.CONTRACT, text)))]
 
 
 def run_check(check: Check) -> Outcome:
-    """Run one check; what it raises becomes its verdict."""
+    """Run one check; an exception becomes its verdict."""
     try:
         outcome = replace(check.run(), name=check.name)
     except SampleError as error:
         outcome = Outcome(check.name, error.comparison)
-    except blamed() as error:  # one check may cost no other
+    except blamed() as error:  # an error fails only this check
         verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.CONTRACT
         outcome = Outcome(check.name, Comparison(verdict, f"the check raised:\n{_traceback(error)}"))
-    if outcome.verdict is Verdict.MEMORY:  # which may be full of graphs, and they refer to themselves
+    if outcome.verdict is Verdict.MEMORY:  # free graphs, which are reference cycles
         gc.collect()
     return settled(outcome)
 
 
 def settled(outcome: Outcome) -> Outcome:
-    """Undo what a target did to torch itself; where it did anything, that is what became of the check."""
+    """Undo changes that a target made to torch's global state; if there are any, they decide the check."""
     altered = settle_torch()
     if not altered:
         return outcome
@@ -58,7 +58,7 @@ def settled(outcome: Outcome) -> Outcome:
 
 
 def settle_torch() -> str:
-    """Undo what a target did to torch itself, and say what that was; nothing where it did nothing."""
+    """Undo changes that a target made to torch's global state, and describe them; empty if there are none."""
     found: list[str] = []
     if torch.get_default_dtype() is not torch.float32:
         torch.set_default_dtype(torch.float32)
@@ -70,7 +70,7 @@ def settle_torch() -> str:
 
 
 def flushes_denormals() -> bool:
-    """Whether this thread takes numbers below the smallest normal float32 for zero."""
+    """Return whether this thread treats numbers below the smallest normal float32 as zero."""
     return bool((torch.full((1,), 1e-39, dtype=torch.float32) * 1.0 == 0.0).item())
 
 

@@ -1,4 +1,4 @@
-"""Whether what eager returns is of the type that the graph declares, at the sizes at hand."""
+"""Check that eager's outputs have the types that the graph declares, at the actual sizes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from clika_ref.core.symbols import evaluate
 
 
 def mistyped(graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
-    """Say which output of a graph is not of its declared type, or return nothing.
+    """Describe the first output of a graph that does not have its declared type; empty if all have it.
 
-    A wrong type rule computes nothing wrong by itself: it misleads whatever reads the type later. Left out are outputs
-    with a side that the data decide: nothing infers their types, whoever adds the node gives them.
+    A wrong type rule computes nothing wrong itself, but misleads whatever reads the type later. Outputs with a
+    data-dependent dim are skipped: their types are not inferred but given with the node.
 
     Args:
-        graph: what was compiled.
+        graph: graph that was compiled.
         inputs: one tensor for each input.
-        outputs: what eager returns for them.
-
+        outputs: results of eager for the inputs.
     """
     sizes = read_sizes(graph, inputs)
     for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=True)):

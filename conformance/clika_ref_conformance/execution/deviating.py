@@ -1,7 +1,7 @@
-"""Whether what a target returned, or raised, is what it declares to do otherwise than eager, and exactly that.
+"""Check whether a target's result or error is exactly a deviation that it declares.
 
-A deviation belongs to a node, but what is judged are the outputs of a graph. So the graph is made to deviate: its
-nodes that a declaration concerns compute what the target is said to compute, and the judge is asked again.
+A deviation belongs to a node, but the judge compares outputs of a graph. So the graph is changed: the nodes that a
+declaration concerns compute the declared result, and the outputs are judged again.
 """
 
 from __future__ import annotations
@@ -25,29 +25,33 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 Tensors = Sequence[torch.Tensor]
 Alter = Callable[[Node, tuple[Any, ...], dict[str, Any], tuple[torch.Tensor, ...]], Tensors]
-"""What a node returns instead: the node, its arguments, and what eager returns."""
+"""Function that returns the node's new results, given the node, its arguments and eager's results."""
 
 FILLS = (1.0, 3.5)
-"""Two values that an element which may be anything is given, to see what depends on it."""
+"""Two values for free elements, to find the results that depend on them."""
 
 UNLIKELY_FILLS = (-2.5, math.nan)
-"""Two more that not every graph takes: one below what graphs compare with, and what a softmax of one element shows."""
+"""Two more fill values, invalid in some graphs.
+
+The first is below usual comparison thresholds. NaN propagates even through a softmax over one element.
+"""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judge's answer to one run, with the identifiers of the deviations in it."""
+    """Result of judging one run, with the identifiers of the deviations in it."""
 
     comparison: Comparison
     seen: tuple[str, ...] = ()
     watched: tuple[str, ...] = ()
-    """Those that could have been seen: with them the outputs of the graph are others."""
+    """Deviations that could have been seen: they change the outputs of the graph."""
 
 
 def judge_run(reference: Reference, run: Run, actual: Tensors, deviations: Sequence[Deviation]) -> Judgement:
-    """Judge what a target returned for a run by its reference; where it fails, once more with what it declares.
+    """Judge the results of a target for a run; if they fail, judge them again with the declared deviations.
 
-    Each deviation is tried alone and then all together; the first with which the target is right is the verdict.
+    Each deviation is tried alone, and then all of them together. The first that makes the results correct is the
+    verdict.
     """
     graph, found = reference.graph, reference.judge(actual)
     concerned = [d for d in deviations if d.concerns_run(run.name) and any(map(d.concerns, graph.nodes))]
@@ -75,7 +79,7 @@ def expected_error(
 
 
 def errors_expected(graph: Graph, run: Run | None, deviations: Sequence[Deviation]) -> list[Deviation]:
-    """Return the deviations by which a graph, or a run of it, may raise an error."""
+    """Return the deviations that allow a graph, or a run of it, to raise an error."""
     return [
         d
         for d in deviations
@@ -84,7 +88,7 @@ def errors_expected(graph: Graph, run: Run | None, deviations: Sequence[Deviatio
 
 
 def _judge_deviating(reference: Reference, run: Run, actual: Tensors, group: Sequence[Deviation]) -> Comparison | None:
-    """Judge as if eager deviated; None where a later node of the graph refuses what it then gets."""
+    """Judge as if eager deviated; None if a later node of the graph rejects the changed values."""
     try:
         return _judged_by(reference, run, actual, group)
     except _Refused:
@@ -105,9 +109,9 @@ def _judged_by(reference: Reference, run: Run, actual: Tensors, group: Sequence[
 def _with_free_elements_right(
     graph: Graph, run: Run, actual: Tensors, eager: Tensors, free: Sequence[Deviation]
 ) -> Tensors:
-    """Put eager's elements where the output depends on elements that may be anything.
+    """Replace elements of the output that depend on free elements by eager's.
 
-    Where all of them do, and the size of the output depends on the data, it may have another size, too.
+    If all of them do, and the size of the output depends on the data, the output may also have another size.
     """
 
     def filled(fill: float) -> Tensors:
@@ -115,7 +119,7 @@ def _with_free_elements_right(
 
     variants = [filled(fill) for fill in FILLS]
     for fill in UNLIKELY_FILLS:
-        with contextlib.suppress(_Refused):  # as positions are computed of what is free
+        with contextlib.suppress(_Refused):  # indices may be computed from free elements
             variants.append(filled(fill))
     result = list(actual)
     for index, (a, e) in enumerate(zip(actual, eager, strict=True)):
@@ -131,7 +135,7 @@ def _with_free_elements_right(
 
 
 def _shows(graph: Graph, run: Run, deviation: Deviation) -> bool:
-    """Whether the outputs of a graph are others where it deviates."""
+    """Return whether a deviation changes the outputs of a graph."""
     alter = _filling(deviation, FILLS[0]) if deviation.free else _alteration(deviation)
     try:
         others = _outputs(_deviating(graph, [(deviation, alter)]), run)
@@ -149,7 +153,7 @@ def _outputs(graph: Graph, run: Run) -> Tensors:
         raise _Refused from error
 
 
-class _Refused(Exception):  # noqa: N818 - no error: an index that may be anything may lie outside, too
+class _Refused(Exception):  # noqa: N818 - control flow, not an error: a free index may be out of range
     pass
 
 
@@ -160,7 +164,7 @@ def _differs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _deviating(graph: Graph, changes: Sequence[tuple[Deviation, Alter]]) -> Graph:
-    """Return a clone whose nodes that deviations concern compute something else."""
+    """Return a clone with changed computations in the nodes that deviations concern."""
     clone = graph.clone()
     for node in clone.nodes:
         for deviation, alter in changes:
@@ -171,7 +175,7 @@ def _deviating(graph: Graph, changes: Sequence[tuple[Deviation, Alter]]) -> Grap
 
 def _altered(node: Node, alter: Alter) -> Operator:
     original = node.op
-    op = object.__new__(type(original))  # copying an operator returns it, as there is only one of each
+    op = object.__new__(type(original))  # `copy.copy` returns the operator itself, as operators are singletons
     op.__dict__.update(original.__dict__)
 
     @functools.wraps(original.reference)
@@ -229,7 +233,7 @@ def _nowhere(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _of_shape(masks: Sequence[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """Join the masks of the outputs that stand side by side: where a maximum is NaN, its index is free too."""
+    """Join the masks of outputs with the same shape: if a maximum is NaN, its index is free, too."""
     return functools.reduce(torch.logical_or, (m for m in masks if m.shape == tensor.shape))
 
 
@@ -251,7 +255,7 @@ def _is_of(kind: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _number(name: str, dtype: torch.dtype) -> float:
-    """Return what an element becomes; the largest number is that of the declared dtype, also in a run in float64."""
+    """Return a replacement element. The largest number is that of the declared dtype, also in a run in float64."""
     if name.endswith("max"):
         largest = torch.finfo(dtype).max
         return -largest if name.startswith("-") else largest

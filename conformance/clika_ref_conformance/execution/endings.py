@@ -1,4 +1,4 @@
-"""What the end of a worker says: the verdict on the check that it was running, and how the process ended."""
+"""Interpret the end of a worker: the verdict on the check that it was running, and how the process ended."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from clika_ref_conformance.execution.process import START_SECONDS, WorkerProcess
 from clika_ref_conformance.verdicts import Verdict
 
 OTHERS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGHUP})
-"""Signals that others send: a person, or a system without memory."""
+"""Signals that are sent from outside: by a user, or by a system without memory."""
 
 EXIT_STATUS = "exit status"
-"""How a verdict says that a worker ended by itself rather than by a signal."""
+"""Words in a verdict for a worker that exited by itself instead of by a signal."""
 
 
 def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
-    """Return the verdict on the check that a worker died of, and a message that quotes what it had written."""
+    """Return the verdict on the check that ended a worker, and a message that quotes the worker's output."""
     quoted = f"; it had written:\n{words}" if words else ""
     if worker.overdue:
         said = f"no end within {worker.seconds:g} s (--case-seconds, and what makes a failure small)"
@@ -27,12 +27,12 @@ def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
 
 
 def tells_of_memory(words: str) -> bool:
-    """Whether what a process wrote says that it ended for want of memory."""
+    """Return whether the output of a process reports that it ran out of memory."""
     return any(phrase in words for phrase in (*OUT_OF_MEMORY, "MemoryError"))
 
 
 def manner_of(worker: WorkerProcess) -> str:
-    """Say how a process ended."""
+    """Describe how a process ended."""
     code = worker.process.returncode
     if worker.overdue:
         return f"SIGKILL of this run, as it was not heard of for {START_SECONDS:g} s"
@@ -43,10 +43,10 @@ def manner_of(worker: WorkerProcess) -> str:
 
 
 def was_ended_by_others(worker: WorkerProcess) -> bool:
-    """Whether a worker may have been ended from outside, so that nothing follows for the check that it was running."""
+    """Return whether a worker may have been ended from outside, so that its running check has no verdict."""
     return was_killed(worker) and -worker.process.returncode in OTHERS
 
 
 def was_killed(worker: WorkerProcess) -> bool:
-    """Whether a signal ended a worker, and not this run, nor the worker itself."""
+    """Return whether a signal ended a worker, and neither this run nor the worker itself."""
     return worker.process.returncode < 0 and not worker.overdue

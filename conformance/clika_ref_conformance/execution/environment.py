@@ -1,4 +1,4 @@
-"""What a run depends on beside the suite itself: versions, the processor, variables that change numbers."""
+"""Environment of a run: versions, the processor, and environment variables that affect numerics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environment_of(suite: Suite) -> dict[str, str]:
 
 
 def suite_hash() -> str:
-    """Return a hash of the suite's own sources: two reports with one hash ran the same checks."""
+    """Return a hash of the suite's own sources: two reports with the same hash ran the same checks."""
     digest = hashlib.sha256()
     root = Path(__file__).parent.parent
     for file in sorted(root.rglob("*.py")):
@@ -45,7 +45,7 @@ def suite_hash() -> str:
 
 
 def _runtimes(suite: Suite) -> list[str]:
-    """Return the libraries that the plugin of the target needs."""
+    """Return the libraries that the target's plugin requires."""
     module = type(suite.target).__module__.partition(".")[0]
     names = [module]
     for found in distributions():

@@ -1,6 +1,6 @@
-"""Another process that compiles graphs and runs artifacts: with other hashes of strings, in another folder.
+"""Second process that compiles graphs and runs artifacts, with another hash seed and in another folder.
 
-As a module it is that process: one request a line on standard input, one answer a line on standard output.
+Run as a module, it is that process: one request per line on standard input, one answer per line on standard output.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from clika_ref_conformance.execution.worker import make_suite
 from clika_ref_conformance.suite import Suite
 
 HASH_SEED = "20011"
-"""Any but the one of this process, which most often is random: sets of strings are then walked in another order."""
+"""Any seed but this process's, which is usually random, so that sets of strings iterate in another order."""
 
 START_SECONDS = 120.0
-"""Until the process has imported torch and a runtime, on a busy machine."""
+"""Time limit for the process to import torch and a runtime, on a busy machine."""
 
 
 class FreshProcessError(ClikaError):
@@ -49,7 +49,7 @@ class FreshProcessError(ClikaError):
 
 
 def digest_of(folder: Path) -> str:
-    """Return the hash of the names and bytes of all files in a folder."""
+    """Return the hash of the names and contents of all files in a folder."""
     found = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         data = path.read_bytes()
@@ -59,7 +59,7 @@ def digest_of(folder: Path) -> str:
 
 
 class FreshProcess:
-    """The other process, as this one sees it; started with the first request, and again after a crash."""
+    """Client of the other process, which starts with the first request, and again after a crash."""
 
     def __init__(self, suite: Suite) -> None:
         self.setup = _setup(suite)
@@ -70,7 +70,7 @@ class FreshProcess:
         self._end: Callable[[], Any] | None = None
 
     def compile(self, graph: Graph, folder: Path, options: Mapping[str, Any]) -> str:
-        """Compile a graph there into a folder, and return the digest of what was written.
+        """Compile a graph into a folder in the other process, and return the digest of the written files.
 
         Raises:
             FreshProcessError: it failed.
@@ -81,7 +81,7 @@ class FreshProcess:
         return self.ask({"do": "compile", **request, "options": dict(options)})["digest"]
 
     def run(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Load an artifact there, run it, and return the outputs.
+        """Load and run an artifact in the other process, and return the outputs.
 
         Raises:
             FreshProcessError: it failed.
@@ -103,11 +103,11 @@ class FreshProcess:
         """Send one request and return the answer.
 
         Raises:
-            FreshProcessError: it failed, there or on the way.
+            FreshProcessError: the request or the communication failed.
         """
         process = self.process or self._start()
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is read below
+        with contextlib.suppress(BrokenPipeError):  # a dead process is detected below
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
         answer = self._answer(self.seconds)
@@ -152,7 +152,7 @@ _STARTED: weakref.WeakKeyDictionary[Suite, FreshProcess] = weakref.WeakKeyDictio
 
 
 def fresh_process(suite: Suite) -> FreshProcess:
-    """Return the other process of a suite: one for all its checks, as starting it takes seconds."""
+    """Return the other process of a suite. All its checks share one, as starting it takes seconds."""
     if suite not in _STARTED:
         _STARTED[suite] = FreshProcess(suite)
     return _STARTED[suite]
@@ -170,12 +170,12 @@ def _end(process: subprocess.Popen[str], listener: threading.Thread) -> None:
     listener.join()  # it ends with the process
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with contextlib.suppress(OSError):  # what was not read there any more
+            with contextlib.suppress(OSError):  # unread data in the pipe
                 stream.close()
 
 
 def _setup(suite: Suite) -> Setup:
-    """Return what the other process makes the same suite from."""
+    """Return the setup that lets the other process create the same suite."""
     if suite.setup:
         return Setup.of_json(suite.setup)
     return Setup(suite.target.name, suite.profile, {}, str(suite.folder), path=tuple(map(os.path.abspath, sys.path)))
@@ -186,12 +186,12 @@ class _Server:
     suite: Suite
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what a request asks; errors become answers."""
+        """Handle a request; errors become answers."""
         try:
             return self._compile(request) if request["do"] == "compile" else self._run(request)
         except ClikaError as error:
             return {"kind": "typed", "error": f"{type(error).__name__}: {error}"}
-        except blamed() as error:  # the point is to tell which kind of error it is
+        except blamed() as error:  # the caller needs the kind of error
             return {"kind": "raw", "error": f"{type(error).__name__}: {error}"}
 
     def _compile(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,16 +209,16 @@ class _Server:
         given = load_file(request["given"])
         outputs = runner(
             [given[name].clone() for name in sorted(given)]
-        )  # kernels add in an order that alignment decides
+        )  # alignment decides the summation order of kernels
         save_file({f"{i:03}": t.clone().contiguous() for i, t in enumerate(outputs)}, request["taken"])
         return {}
 
 
 def main() -> None:
-    """Read the setup, then answer one request a line, until standard input ends."""
+    """Read the setup, then answer one request per line, until standard input ends."""
     heed_no_keyboard()
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
-    os.dup2(2, 1)  # what a target prints must not end among the answers
+    os.dup2(2, 1)  # output of a target must not mix with the answers
     setup = Setup.of_json(json.loads(sys.stdin.readline()))
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
     torch.set_num_threads(1)

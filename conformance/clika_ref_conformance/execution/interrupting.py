@@ -1,4 +1,4 @@
-"""Signals that ask a run to end, as Ctrl-C does: it ends its workers, frees its folder and says what it had done."""
+"""Signals that request a run to end, as Ctrl-C does. It ends its workers, removes its folder and reports results."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from types import FrameType
 from clika_ref.core.errors import ClikaError
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""What a system sends that wants a process to end, and a terminal that closes: it does not reach the workers."""
+"""Signals of a system that ends the process, and of a terminal that closes. They do not reach the workers."""
 
 
 class Interruption(KeyboardInterrupt):
-    """Someone asked the run to end; a plain KeyboardInterrupt is raised by code under test."""
+    """A user or the system requested the run to end. Code under test raises a plain KeyboardInterrupt instead."""
 
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let Ctrl-C and the signals of `ENDING` raise an `Interruption` in the block; those that are ignored stay so.
+    """Let Ctrl-C and the signals in `ENDING` raise an `Interruption` in the block; ignored signals stay ignored.
 
     Raises:
-        ClikaError: code under test raised a KeyboardInterrupt, though nobody asked the run to end.
+        ClikaError: code under test raised a KeyboardInterrupt, and nobody requested the run to end.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, *ENDING)}
     for number, handler in before.items():
@@ -43,7 +43,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """Interrupt, by signals of `ENDING` only once: what sends them sends them again while the run tidies up."""
+    """Raise an `Interruption`; only once for signals in `ENDING`, as senders repeat them while the run cleans up."""
     if number in ENDING:
         signal.signal(number, signal.SIG_IGN)
     raise Interruption

@@ -1,4 +1,4 @@
-"""Kinds of failures of a task: by their verdicts, and by the expected failures that cover the checks."""
+"""Group the failures of a task by verdict and by the expected failures that cover the check."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from clika_ref_conformance.deviations import ExpectedFailure
 from clika_ref_conformance.verdicts import Verdict
 
 Kind = tuple[Verdict, tuple[ExpectedFailure, ...]]
-"""A verdict, and the expected failures that cover the check; none where its failure would be news."""
+"""Verdict, and the expected failures that cover the check; none if its failure is unexpected."""
 
 
 class FailuresOfTask:
-    """Counts the failures of a task by kind: those that are expected say nothing of the checks that should pass."""
+    """Count the failures of a task by kind: expected failures predict nothing about checks that should pass."""
 
     def __init__(self, task: Task, xfails: Sequence[ExpectedFailure], done: Mapping[str, Verdict]) -> None:
-        """Begin with the verdicts of checks that other processes have run."""
+        """Start with the verdicts of checks that other processes have run."""
         self.task = task
         self.xfails = tuple(entry for entry in xfails if entry.is_of(task))
         self.counts: Counter[Kind] = Counter()
@@ -31,7 +31,7 @@ class FailuresOfTask:
         return self.counts[kind] == 1 and verdict.is_failure
 
     def most(self, check: str) -> tuple[Verdict, int]:
-        """Return the most frequent kind of failure of those that tell what a check will do, and how often it was."""
+        """Return the most frequent kind of failure among those that predict the result of a check, and its count."""
         telling = {(), self._covering(check)}
         told = [(verdict, count) for (verdict, covering), count in self.counts.items() if covering in telling]
         return max(told, key=lambda item: item[1], default=(Verdict.PASS, 0))

@@ -1,4 +1,4 @@
-"""The levels of the suite by name, and the tasks of a plan: those of the levels and subjects that are asked for."""
+"""Levels of the suite by name, and the tasks of a plan: those of the requested levels and subjects."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LEVELS: Mapping[str, str] = {
         "quantization",
     )
 }
-"""The modules of the levels, in the order in which they run."""
+"""Modules of the levels, in execution order."""
 
 
 def chosen_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> dict[str, str]:
-    """Return the levels that are wanted, in the order of the plan; all of them where ``wanted`` is empty.
+    """Return the requested levels, in the order of the plan; all of them if ``wanted`` is empty.
 
     Raises:
         ClikaError: a level is unknown.
@@ -52,10 +52,10 @@ def level_at(module: str) -> Level:
 
 
 def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
-    """Return the tasks of the plan: those of the given levels whose name contains a word of ``suite.subjects``.
+    """Return the tasks of the plan: those of the given levels with a name that contains a word of ``suite.subjects``.
 
     Raises:
-        ClikaError: a word is in the name of no task, or two tasks have one name.
+        ClikaError: no task name contains a word, or two tasks have the same name.
     """
     every = [task for module in levels.values() for task in level_at(module).tasks(suite)]
     twice = sorted({str(task) for task in every if every.count(task) > 1}) if len(set(every)) < len(every) else []
@@ -73,10 +73,10 @@ def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
 
 
 def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> Scopes:
-    """Return which tasks expected failures concern; those that no profile holds are refused, whatever is run.
+    """Return the tasks that each expected failure concerns; reject entries that concern no task of any profile.
 
     Raises:
-        TargetError: there are such; all of them are named.
+        TargetError: there are such entries, in the selected tasks or not; the message lists all of them.
     """
     tasks = _tasks_of_any_profile(suite, catalogue) if xfails else []
     scopes = {entry: frozenset(filter(entry.is_of, tasks)) for entry in xfails}
@@ -90,7 +90,7 @@ def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mappin
 
 
 def _tasks_of_any_profile(suite: Suite, catalogue: Mapping[str, str]) -> list[Task]:
-    """Return the tasks of all profiles, 2 s of work; of artifacts all, which seeds leave out by chance."""
+    """Return the tasks of all profiles, in 2 s, with all artifact tasks, as the seed selects only a share of them."""
     profiles = [replace(profile, share_of_artifacts=1.0) for profile in (suite.profile, *PROFILES.values())]
     suites = [replace(suite, profile=profile) for profile in profiles]
     levels = [level_at(module) for module in catalogue.values()]

@@ -1,4 +1,4 @@
-"""What another process says, line by line, until it is gone: what it has started may hold the pipe for longer."""
+"""Read the output of another process line by line until it exits: its children may keep the pipe open for longer."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import subprocess
 from collections.abc import Iterator
 
 LOOK_SECONDS = 0.2
-"""Between two looks whether a process that is silent still lives; the end of its pipe, where it comes, needs none."""
+"""Interval between liveness checks of a silent process. The end of its pipe, if it comes, is noticed at once."""
 
 CHUNK_BYTES = 2**16
-"""What a pipe holds."""
+"""Capacity of a pipe."""
 
 
 def lines_of(process: subprocess.Popen[str]) -> Iterator[str]:
-    """Yield whole lines of what a process writes to its standard output, until that ends or the process has."""
+    """Yield whole lines of a process's standard output, until the pipe closes or the process exits."""
     assert process.stdout is not None
     descriptor, rest = process.stdout.fileno(), b""
     pipe = select.poll()
     pipe.register(descriptor, select.POLLIN)
     while True:
-        is_gone = process.poll() is not None  # asked first: all that it said is in the pipe by then
+        is_gone = process.poll() is not None  # checked first: all of its output is in the pipe by then
         if pipe.poll(0 if is_gone else LOOK_SECONDS * 1000):
             said = os.read(descriptor, CHUNK_BYTES)
             if not said:

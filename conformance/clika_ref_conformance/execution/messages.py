@@ -1,4 +1,4 @@
-"""What a run and its workers say to each other: lines of JSON, so that nothing that is read is executed."""
+"""Messages between a run and its workers: lines of JSON, so that reading a message executes nothing."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 @dataclass(frozen=True)
 class Setup:
-    """The first line that a worker reads: what to test, how thoroughly, and where to put files."""
+    """First line that a worker reads: the target, the profile, and the folders for files."""
 
     target: str
     profile: Profile
     levels: Mapping[str, str]
-    """Names of levels and their modules."""
+    """Names of the levels and their modules."""
     folder: str
-    """A folder of the run, for artifacts."""
+    """Folder of the run, for artifacts."""
     out: str = ""
-    """The folder of the report, for reproducers; none are written where empty."""
+    """Folder of the report, for reproducers; none are written if empty."""
     path: tuple[str, ...] = field(default=())
     """``sys.path`` of the run."""
     arrange: str = ""
-    """``package.module:function`` that changes the suite before anything is planned, such as one that seeds a fault."""
+    """``package.module:function`` that changes the suite before planning, such as one that seeds a fault."""
     argument: str = ""
-    """What ``arrange`` is called with, after the suite."""
+    """Argument of ``arrange``, after the suite."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON."""
@@ -37,23 +37,23 @@ class Setup:
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> Setup:
-        """Return what `as_json` was called on."""
+        """Return the setup that `as_json` was called on."""
         profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document["profile"].items()}
         return cls(**{**document, "profile": Profile(**profile), "path": tuple(document["path"])})
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
-    """Return a result as JSON; floats that are not finite stay what Python's JSON calls them."""
+    """Return a result as JSON; floats that are not finite keep the names of Python's JSON."""
     return {**_fields(result), "task": _fields(result.task), "comparison": _fields(result.comparison)}
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as they are; `asdict` copies each, for a run of thousands of checks."""
+    """Return the fields of a dataclass without copies; `asdict` copies each, which is slow for thousands of checks."""
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
 
 
 def result_of_json(document: Mapping[str, Any]) -> Result:
-    """Return what `result_to_json` was given."""
+    """Return the result that `result_to_json` was called on."""
     comparison = {**document["comparison"], "verdict": Verdict(document["comparison"]["verdict"])}
     lists = {name: tuple(document[name]) for name in ("deviations", "watched")}
     return Result(
@@ -62,5 +62,5 @@ def result_of_json(document: Mapping[str, Any]) -> Result:
 
 
 def task_of_json(document: Mapping[str, Any]) -> Task:
-    """Return the task whose fields these are."""
+    """Return the task with these fields."""
     return Task(**document)

@@ -1,4 +1,4 @@
-"""Random calls as a check: what the target draws on the same inputs, many times, is distributed as what eager draws."""
+"""Check of random calls: repeated results of the target must have the same distribution as eager's."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 DRAWS = 700
-"""How often a call is run: a mean off by half its deviation is found, one over 32 elements that is off by a tenth."""
+"""Number of runs per call. Finds a mean that is off by half its deviation, or one over 32 elements off by a tenth."""
 
 MOST_CALLS = 3
-"""Calls of one check: those of the same attributes, but for sizes, draw from the same distribution."""
+"""Maximum number of calls per check: calls with equal attributes, apart from sizes, have the same distribution."""
 
 MOST_ELEMENTS = 32
-"""Elements of each result that are compared: the first ones."""
+"""Number of elements of each result that are compared: the first ones."""
 
 
 def run_moments(name: str, cases: Sequence[Case], suite: Suite) -> Outcome:
-    """Draw from calls that chance decides, and hold each against eager; the first that differs decides."""
+    """Compare the distributions of random calls with eager's; the first that differs decides."""
     found = [_compared(case, suite) for case in varied(cases)]
     if not found:
         return Outcome(name, not_run(Reason.NOTHING_TO_LOOK_AT, "no call that was drawn depends on chance"))
@@ -39,7 +39,7 @@ def run_moments(name: str, cases: Sequence[Case], suite: Suite) -> Outcome:
 
 
 def varied(cases: Sequence[Case]) -> list[Case]:
-    """Return the calls to draw from: of those with the same attributes, sizes aside, the one with most elements."""
+    """Return the calls to run: the one with most elements among those with equal attributes, apart from sizes."""
     largest: dict[str, tuple[int, Case]] = {}
     for case in cases:
         (node,) = case.graph.nodes
@@ -78,7 +78,7 @@ def _compared(case: Case, suite: Suite) -> Comparison:
 
 
 def _eager(case: Case) -> Callable[[], Sequence[torch.Tensor]]:
-    """Return the call alone: what interprets graphs takes longer than most draws."""
+    """Return the call without the interpreter, which would take longer than most calls."""
     (node,) = case.graph.nodes
     operands = [case.tensors[v] if isinstance(v, Value) else v for v in node.inputs]
 
@@ -90,6 +90,6 @@ def _eager(case: Case) -> Callable[[], Sequence[torch.Tensor]]:
 
 
 def _sample(draw: Callable[[], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-    """Return the first elements of each output of many runs: ``[draw, element]``."""
+    """Return the first elements of each output for many runs: ``[draw, element]``."""
     runs = [[t.flatten()[:MOST_ELEMENTS].clone() for t in draw()] for _ in range(DRAWS)]
     return [torch.stack(each) for each in zip(*runs, strict=True)]

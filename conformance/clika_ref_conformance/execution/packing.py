@@ -1,7 +1,7 @@
-"""Packs: many small cases as one graph, so that a target compiles and loads once for all of them.
+"""Packs: many small cases in one graph, so that a target compiles and loads only once for all of them.
 
-A pack only ever speaks of success: where it cannot be compiled, run or judged right, each case is run by itself. That
-inputs stay as they are and that a second run returns the same is checked once for all of it.
+A pack only ever reports success. If it cannot be compiled, run or judged correct, each case is run by itself.
+Unmodified inputs and repeatable results are checked once for the whole pack.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 Results = Sequence[Sequence[torch.Tensor]]
-"""The outputs of each run."""
+"""Outputs of each run."""
 
 SIZE = 25
-"""Cases in a pack: a session costs ONNX Runtime 0.35 ms, and other runtimes a hundred times that."""
+"""Number of cases in a pack: a session costs ONNX Runtime 0.35 ms, and other runtimes a hundred times that."""
 
 
 def packed_checks(cases: Sequence[Case], suite: Suite) -> list[Check]:
-    """Return one check for each case, and before those of a pack one for the pack itself.
+    """Return one check for each case, preceded by one check for each pack.
 
-    That one tries the pack. If it takes the process with it, the cases are run one by one in the next process, so that
-    each has a verdict of its own.
+    The check of a pack tries it. If it kills the process, the next process runs the cases one by one, so that each gets
+    its own verdict.
     """
     found: list[Check] = []
     for index in range(0, len(cases), SIZE):
@@ -53,10 +53,10 @@ class Pack:
     cases: Sequence[Case]
     suite: Suite
     found: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
-    """What was judged right in the pack, by the name of the case."""
+    """Outcomes of cases that passed in the pack, by the name of the case."""
 
     def run(self) -> Outcome:
-        """Run the pack; it passes where it shows a case to be right, and fails never: its cases are checks too."""
+        """Run the pack. It passes if any case passes in it, and never fails, as its cases are checks too."""
         cases = [c for c in self.cases if not any(self.suite.target.refusal(n) is not None for n in c.graph.nodes)]
         if not cases:
             if self.cases:
@@ -69,14 +69,14 @@ class Pack:
         return Outcome(self.name, Comparison(Verdict.PASS, message))
 
     def outcome(self, case: Case) -> Outcome:
-        """Return the outcome of a case: from the pack where it passed there, or else by itself."""
+        """Return the outcome of a case: from the pack if it passed there, or else from a separate run."""
         return self.found.get(case.name) or run_case(case, self.suite)
 
     def _try(self, cases: Sequence[Case]) -> str:
-        """Run cases together, or in two halves where that fails."""
+        """Run cases together, or in two halves if that fails."""
         try:
             self._together(cases)
-        except blamed() as error:  # the cases are then tried with fewer
+        except blamed() as error:  # retried with fewer cases
             if len(cases) == 1:
                 return str(error)
             half = len(cases) // 2
@@ -91,7 +91,7 @@ class Pack:
         with TemporaryDirectory(dir=self.suite.folder) as folder:
             trial = Trial(Case(self.name, graph, runs), self.suite, Path(folder))
             trial.run_all(graph, lambda _, found: results.append(found))
-        if trial.found:  # each case is to say itself which declared error it raises
+        if trial.found:  # the declared error must be attributed to a case
             raise TargetError(trial.found[0][1].message)
         start = 0
         before: tuple[Case, Results] | None = None
@@ -131,7 +131,7 @@ class Pack:
 
 
 def _is_part(case: Case, results: Results, whole: Case, more: Results) -> bool:
-    """Whether a case returns the first outputs of another, and the target returned the same bits for both."""
+    """Return whether a case returns the first outputs of another, with bit-identical results of the target."""
     if (
         case.runs is not whole.runs
         or str(case.graph).rpartition("return")[0] != str(whole.graph).rpartition("return")[0]
@@ -143,7 +143,7 @@ def _is_part(case: Case, results: Results, whole: Case, more: Results) -> bool:
 
 
 def _joint_inputs(cases: Sequence[Case]) -> list[list[torch.Tensor]]:
-    """Return the inputs of the whole for each round; a case that has fewer runs than others repeats its first."""
+    """Return the inputs of the joint graph for each round; a case with fewer runs than others repeats its first."""
     rounds = max(len(case.runs) for case in cases)
     return [
         [t for case in cases for t in (case.runs[i] if i < len(case.runs) else case.runs[0]).inputs]
@@ -152,7 +152,7 @@ def _joint_inputs(cases: Sequence[Case]) -> list[list[torch.Tensor]]:
 
 
 def merged(graphs: Sequence[Graph]) -> Graph:
-    """Return graphs side by side as one: inputs and outputs in order, names made unique."""
+    """Return one graph of several graphs in parallel: inputs and outputs in order, with unique names."""
     whole = Graph("pack")
     for graph in graphs:
         mapping: dict[Value, Value] = {v: whole.add_input(v.type, v.name) for v in graph.inputs}

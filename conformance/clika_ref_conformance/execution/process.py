@@ -1,4 +1,4 @@
-"""One worker as the run sees it: a spawned process, the task it is doing, and when it must next be heard of."""
+"""Worker process as seen by the run: the spawned process, its current task, and its deadline for the next message."""
 
 from __future__ import annotations
 
@@ -24,57 +24,57 @@ from clika_ref_conformance.execution.messages import Setup
 from clika_ref_conformance.record import Result
 
 START_SECONDS = 120.0
-"""Until a worker has started: importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
+"""Time limit for a worker to start: importing torch and a runtime takes 3 s, or tens of them on a busy machine."""
 
 PLAN_SECONDS = 600.0
-"""Until a task is planned, and between its checks: drawing a thousand calls takes seconds."""
+"""Time limit for planning a task, and between its checks: drawing a thousand calls takes seconds."""
 
 END_SECONDS = 10.0
-"""Until a worker that has no more to do has ended: it may wait for what a target has started."""
+"""Time limit for an idle worker to exit: it may wait for processes that a target has started."""
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder is made with a name of its own and for its owner only
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder gets a unique name and is private to its owner
 
 ROOM_BYTES = 2**30
-"""What must be free there: artifacts of cases are small, and removed with their case."""
+"""Space that must be free there: artifacts of cases are small, and removed with their case."""
 
 MODULES = "Extension modules: "
-"""What faulthandler writes behind a crash, in one line that may have thousands of characters."""
+"""Prefix of the line that faulthandler writes after a crash; it may have thousands of characters."""
 
 TAIL = 30
-"""Lines that are quoted of what a process wrote; a traceback of `faulthandler` takes about so many."""
+"""Number of lines quoted from the output of a process, about the length of a traceback of `faulthandler`."""
 
 
 def end_of(text: str) -> str:
-    """Return the last lines of what a process wrote, which say how it ended."""
+    """Return the last lines of a process's output, which show how it ended."""
     lines = [line for line in text.splitlines() if not line.startswith(MODULES)]
     return "\n".join(lines[-TAIL:])
 
 
 @dataclass
 class Progress:
-    """How far a task has come: it outlives the workers that die of it."""
+    """Progress of a task. It outlives the workers that the task kills."""
 
     task: Task
     plan: list[str] | None = None
     results: dict[str, Result] = field(default_factory=dict[str, Result])
     started: str | None = None
-    """The check that a worker is running now."""
+    """Check that a worker is running now."""
     spared: set[str] = field(default_factory=set[str])
-    """Checks that are run a second time, as someone else may have ended the worker of the first."""
+    """Checks that get a second run, as the worker of the first may have been ended from outside."""
     fruitless: int = 0
-    """How many workers died in a row without having run a check."""
+    """Number of workers that died in a row without having run a check."""
     is_ended: bool = False
     """Whether every check has its result."""
 
 
 Event = tuple["WorkerProcess", str, Any]
-"""Who says it, what (``ended`` where the process is gone), and the content."""
+"""Sender, type (``ended`` if the process is gone) and content of a message."""
 
 
 class WorkerProcess:
-    """A spawned worker. A thread of its own puts what it says into the queue of the run, and sees it end.
+    """Spawned worker. Its own thread puts its messages into the queue of the run, and detects its end.
 
-    It leads a session, so that what a target starts ends with it. What is typed at the terminal reaches the run alone.
+    It leads a session, so that processes started by a target end with it. Terminal input reaches only the run.
     """
 
     def __init__(self, setup: Setup, events: queue.Queue[Event]) -> None:
@@ -84,7 +84,7 @@ class WorkerProcess:
         self.is_ready = False
         self.expect(START_SECONDS)
         self.overdue = False
-        """Whether it was killed because it was not heard of in time."""
+        """Whether it was killed because it missed its deadline."""
         self.stderr = tempfile.TemporaryFile("w+b", dir=setup.folder)  # noqa: SIM115 - closed with the process
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -105,38 +105,38 @@ class WorkerProcess:
             for line in lines_of(self.process):
                 kind, content = json.loads(line)
                 events.put((self, kind, content))
-        except (ValueError, TypeError):  # something else has written there: nothing that follows can be believed
+        except (ValueError, TypeError):  # foreign output in the channel: no later message can be trusted
             self.kill()
         self.process.wait()
-        self.kill()  # what it leaves behind; its number stays taken as long as a process is in its group
+        self.kill()  # its children; the group id stays reserved while the group has a process
         events.put((self, "ended", None))
 
     def _tell(self, line: str) -> None:
         assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # it is gone already, which the thread that listens reports
+        with contextlib.suppress(OSError):  # it has exited, which the listener thread reports
             self.process.stdin.write(line)
             self.process.stdin.flush()
 
     def give(self, progress: Progress) -> None:
-        """Let it do what is left of a task."""
+        """Let the worker run the remaining checks of a task."""
         self.progress = progress
         self.expect(PLAN_SECONDS)
         done = {name: result.verdict for name, result in progress.results.items()}
         self._tell(json.dumps({"task": asdict(progress.task), "done": done}) + "\n")
 
     def expect(self, seconds: float) -> None:
-        """Allow it so long until it is heard of again."""
+        """Set the deadline for its next message."""
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
 
     def kill(self) -> None:
-        """End it at once, and whatever it has started."""
+        """Kill it at once, with all processes that it has started."""
         if self.listener.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Let it end, or kill it where it does not."""
+        """Let it exit, or kill it if it does not."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
@@ -145,7 +145,7 @@ class WorkerProcess:
         self.close()
 
     def close(self) -> str:
-        """Free what it held, once it is gone; return the end of what it wrote to standard error."""
+        """Free its resources after it has exited; return the end of its standard error."""
         self.listener.join()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
@@ -160,9 +160,9 @@ class WorkerProcess:
 
 
 def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
-    """Make the folder of a run, in memory where there is room; it is removed with all that killed workers left in it.
+    """Create the folder of a run, in memory if there is space. It is removed with all leftovers of killed workers.
 
-    Targets flush what they write: on a disk that takes longer than compiling and running a case.
+    Targets flush written files, which takes longer on a disk than compiling and running a case.
     """
     if parent is None and os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > ROOM_BYTES:
         parent = SHARED_MEMORY
@@ -170,6 +170,6 @@ def folder_for(parent: Path | None = None) -> tempfile.TemporaryDirectory[str]:
 
 
 def seconds_to_wait(workers: Sequence[WorkerProcess], at_most: float) -> float:
-    """Return the seconds until the next worker is overdue; those that are have been killed already."""
+    """Return the seconds until the next worker is overdue; workers that are overdue have been killed already."""
     now = time.monotonic()
     return max(0.0, min([at_most, *(worker.deadline - now for worker in workers if not worker.overdue)]))

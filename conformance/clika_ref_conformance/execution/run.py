@@ -1,4 +1,4 @@
-"""A whole run: tasks go to workers, a worker that dies costs one check, and every planned check gets one result."""
+"""Whole run: distribute tasks to workers, lose at most one check with a dead worker, collect one result per check."""
 
 from __future__ import annotations
 
@@ -38,61 +38,61 @@ from clika_ref_conformance.targets.loading import folder_of, load_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 
 RECYCLE_CHECKS = 20_000
-"""Checks after which a worker is replaced, if its memory has not asked for it before: starting one takes 3 s."""
+"""Checks after which a worker is replaced, unless its memory required it before: starting one takes 3 s."""
 
 FRUITLESS = 3
-"""Workers that may die in a row of one task without having run a check of it, or before they are ready at all."""
+"""Limit on workers in a row that die without having run a check of a task, or before they are ready."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run."""
+    """Request for a run: target, profile, and selection of tasks."""
 
     target: str
-    """The name of an installed target, or ``package.module:TARGET``."""
+    """Name of an installed target, or ``package.module:TARGET``."""
     profile: Profile = PROFILES["quick"]
     subjects: Sequence[str] = ()
-    """Words of which the name of a task must contain one."""
+    """Words to select tasks: the name of a task must contain at least one."""
     levels: Sequence[str] = ()
-    """Names of levels; all of them where empty."""
+    """Names of levels; all of them if empty."""
     out: Path | None = None
-    """The folder of the report, for reproducers."""
+    """Folder of the report, for reproducers."""
     workers: int = 2
     catalogue: Mapping[str, str] = field(default_factory=lambda: LEVELS)
-    """All levels there are: their names and modules."""
+    """Names and modules of all available levels."""
     arrange: str = ""
     argument: str = ""
     """See `clika_ref_conformance.execution.messages.Setup`."""
 
     @property
     def part(self) -> str:
-        """What of the profile is asked for, as options; empty where all of it is."""
+        """Requested part of the profile, as options; empty if all of it is requested."""
         asked = [*(("-k", word) for word in self.subjects), *(("--level", name) for name in self.levels)]
         return shlex.join(text for option in asked for text in option)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A request that was found sensible: its tasks, and what the target declares."""
+    """Validated request: its tasks, and the declarations of the target."""
 
     request: RunRequest
     levels: Mapping[str, str]
     tasks: Sequence[Task]
     declarations: Declarations
     scopes: Scopes = field(default_factory=dict[ExpectedFailure, frozenset[Task]])
-    """Of the failures that are declared as expected."""
+    """Tasks of the failures that are declared as expected."""
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing of the profile is left out."""
+        """Whether the run covers all of the profile."""
         return not self.request.subjects and not self.request.levels
 
 
 def plan_run(request: RunRequest) -> Plan:
-    """Find out what a request asks for; nothing is run yet.
+    """Resolve a request into a plan, without running any check.
 
     Raises:
-        ClikaError: there is no such target, level or subject, or the target's declarations make no sense.
+        ClikaError: there is no such target, level or subject, or the target's declarations are invalid.
     """
     try_target(request.target)
     registry = load_registry()
@@ -105,14 +105,16 @@ def plan_run(request: RunRequest) -> Plan:
 
 
 Notice = Callable[[Result | None, "Execution"], None]
-"""Called after each result, and with None when a task has ended and when nothing was heard of for a while."""
+"""Called after each result, and with None when a task ends and when no message arrived for a while."""
 
 QUIET_SECONDS = 5.0
-"""The while."""
+"""Length of that while."""
 
 
 def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
-    """Run a plan and return what came of it; one that is interrupted proves too little, and has what it had done.
+    """Run a plan and return its record.
+
+    The record of an interrupted run has the results so far, and proves too little.
 
     Raises:
         ClikaError: no worker can start.
@@ -128,7 +130,7 @@ def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
 
 @contextlib.contextmanager
 def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -> Iterator[Execution]:
-    """Start the workers on tasks of a plan, and end them at the end of the block."""
+    """Start the workers on tasks of a plan, and end them when the block exits."""
     with folder_for() as folder:
         running = Execution(plan, setup_of(plan, folder), tasks, notice)
         try:
@@ -139,14 +141,14 @@ def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -
 
 
 def setup_of(plan: Plan, folder: str = "") -> Setup:
-    """Return what the workers of a plan are told."""
+    """Return the setup of a plan's workers."""
     asked, out = plan.request, str(plan.request.out or "")
     places = folder, out, tuple(sys.path)
     return Setup(asked.target, asked.profile, plan.levels, *places, asked.arrange, asked.argument)
 
 
 class Execution:
-    """The state of a run while it goes on."""
+    """State of a run in progress."""
 
     def __init__(self, plan: Plan, setup: Setup, tasks: Sequence[Task], notice: Notice | None) -> None:
         self.plan = plan
@@ -160,9 +162,9 @@ class Execution:
         self.problems: list[str] = []
         self.doubts: list[str] = []
         self.ended = 0
-        """Tasks that are done with."""
+        """Number of finished tasks."""
         self.stillborn = 0
-        """Workers in a row that ended before they were ready."""
+        """Number of workers in a row that ended before they were ready."""
 
     def start(self) -> None:
         """Start the workers."""
@@ -175,14 +177,14 @@ class Execution:
             self._wait()
 
     def results_of(self, task: Task) -> list[Result]:
-        """Go on until a task is done, and return its results."""
+        """Continue until a task is done, and return its results."""
         progress = self.every[task]
         while not progress.is_ended and self.workers:
             self._wait()
         return with_expected_failures([*progress.results.values()], self.plan.scopes)
 
     def abandon(self, reason: str) -> None:
-        """Enter everything that has no result as not run, so that the run proves too little."""
+        """Enter every missing result as not run, so that the run proves too little."""
         left = sum(not progress.is_ended for progress in self.every.values())
         if left:
             self.doubts.append(f"{left:,} of {len(self.every):,} tasks are not done: {reason}")
@@ -190,7 +192,7 @@ class Execution:
             self._give_up(progress, reason)
 
     def close(self) -> None:
-        """End the workers at once."""
+        """Kill the workers at once."""
         for worker in self.workers:
             worker.kill()
             worker.close()
@@ -199,7 +201,7 @@ class Execution:
         self.workers.append(WorkerProcess(self.setup, self.events))
 
     def _wait(self) -> None:
-        """Handle what the workers say next, or kill those that have not said anything for too long."""
+        """Handle the next message of a worker, or kill the workers that missed their deadline."""
         try:
             worker, kind, content = self.events.get(timeout=seconds_to_wait(self.workers, QUIET_SECONDS))
         except queue.Empty:
@@ -226,7 +228,7 @@ class Execution:
             self._let_go(worker)
 
     def _let_go(self, worker: WorkerProcess) -> None:
-        """End a worker; should the run be interrupted meanwhile, it is still one of those that are killed then."""
+        """End a worker. It stays in the list until then, so that an interruption meanwhile still kills it."""
         worker.end()
         self.workers.remove(worker)
 
@@ -246,7 +248,7 @@ class Execution:
             worker.kill()
 
     def _expect_check(self, worker: WorkerProcess, name: str | None) -> None:
-        """Allow a worker the time for the check that it starts now; None where its task has no more."""
+        """Set a worker's deadline for the check that it starts now; None if its task has no more checks."""
         profile = self.plan.request.profile
         _progress(worker).started = name
         worker.expect(PLAN_SECONDS if name is None else profile.case_seconds + profile.shrink_seconds)
@@ -287,7 +289,7 @@ class Execution:
         self.notice(None, self)
 
     def _on_ended(self, worker: WorkerProcess, _: None) -> None:
-        """Blame the check that was running, and let another worker go on behind it."""
+        """Attribute the end of a worker to the check that was running, and let another worker continue after it."""
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
@@ -300,10 +302,10 @@ class Execution:
             self._hire()
 
     def _hire_again(self, worker: WorkerProcess, end: str) -> None:
-        """Start another worker for one that never was ready, unless too many have failed, or none can be ready at all.
+        """Replace a worker that never was ready, unless too many have failed, or none can become ready.
 
         Raises:
-            ClikaError: it ended by itself, and no worker was ready before.
+            ClikaError: it exited by itself, and no worker was ready before.
         """
         self.stillborn += 1
         if not self.environment and not was_killed(worker):
@@ -324,7 +326,7 @@ class Execution:
             self._enter(progress, _result(progress.task, progress.started, verdict, message))
             progress.started, progress.fruitless = None, 0
         elif progress.plan is None and not progress.fruitless and not worker.overdue:
-            progress.fruitless = 1  # it may have been killed from outside
+            progress.fruitless = 1  # may have been killed from outside
         elif progress.plan is None:
             progress.plan = [BROKEN_PLAN]
             self._enter(
@@ -337,7 +339,7 @@ class Execution:
         self._put_back(progress)
 
     def _put_back(self, progress: Progress) -> None:
-        """Let another worker do what is left of a task, before all others."""
+        """Let another worker do the rest of a task, before all other tasks."""
         if progress.plan is not None and set(progress.plan) <= progress.results.keys():
             self._finish(progress)
         else:
@@ -351,7 +353,7 @@ class Execution:
                 self._enter(progress, Result(progress.task, name, not_run(Reason.GIVEN_UP, reason)))
 
     def record(self, seconds: float) -> RunRecord:
-        """Return what came of it."""
+        """Return the record of the run."""
         request = self.plan.request
         every = self.every.values()
         planned = {p.task: tuple(p.plan or ()) for p in every}

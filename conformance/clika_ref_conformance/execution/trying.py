@@ -1,6 +1,6 @@
-"""A target of the user's is loaded in a process of its own first, as what it does there may end the process.
+"""Load a user's target in a separate process first, as loading it may end the process.
 
-As a module it is that process.
+Run as a module, it is that process.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from clika_ref_conformance.execution.process import START_SECONDS, end_of
 from clika_ref_conformance.targets.loading import load_target
 
 ANSWERED = 64
-"""The status of a trial that came to its end, whether the target was loaded or refused; others are its own doing."""
+"""Exit status of a trial that finished, whether the target was loaded or rejected. The target causes all others."""
 
 
 def try_target(text: str) -> None:
-    """Load ``package.module:TARGET`` in another process; `load_target` may follow in this one, and refuse it there.
+    """Load ``package.module:TARGET`` in another process. `load_target` may follow in this one, and may still reject it.
 
     Installed targets are not tried: it takes 3 s, and they are in use.
 
     Raises:
-        TargetError: the process did not come to its end, or not in time.
+        TargetError: the process did not finish, or not in time.
     """
     if ":" not in text:
         return
@@ -62,7 +62,7 @@ def try_target(text: str) -> None:
 
 
 def main() -> None:
-    """Load the target of the command line, and what it declares; what is refused is refused again in the run."""
+    """Load the target of the command line, and its declarations. Errors are ignored: the run raises them again."""
     faulthandler.enable()
     try:
         given, registry = sys.argv[1], load_registry()

@@ -1,6 +1,6 @@
-"""A worker process: reads tasks, plans each before it runs it, and reports every check as it starts and ends.
+"""Worker process: reads tasks, plans each before running it, and reports the start and end of every check.
 
-Standard output is the channel to the run; what a target prints there goes to standard error instead.
+Standard output is the channel to the run; output of a target goes to standard error instead.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Reason, Verdict, not_run
 
 COLLECTED_SHARE = 0.25
-"""Of the memory limit; below it the interpreter decides itself when it looks for garbage."""
+"""Share of the memory limit above which a task ends with a garbage collection; below it, the interpreter decides."""
 
 GARBAGE = 100_000
-"""Objects made after which the interpreter looks for garbage; at its own 700, that takes a twentieth of all time."""
+"""Allocations between garbage collections. With the interpreter's default of 700, they take a twentieth of the time."""
 
 
 def main() -> None:
-    """Read the setup, then one task a line, until standard input ends."""
+    """Read the setup, then one task per line, until standard input ends."""
     faulthandler.enable()
     heed_no_keyboard()
     channel = _channel()
     setup = Setup.of_json(json.loads(sys.stdin.readline()))
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
-    torch.set_num_threads(1)  # two workers share the cores, and kernels round by how they split work
+    torch.set_num_threads(1)  # two workers share the cores, and the split of work affects rounding
     suite = make_suite(setup)
     limit_memory(setup.profile.memory_bytes)
-    gc.freeze()  # what is loaded stays: to search it for garbage time and again took a twentieth of all time
+    gc.freeze()  # loaded modules stay: scanning them for garbage took a twentieth of the time
     gc.set_threshold(GARBAGE)
     worker = Worker(suite, setup, channel)
     worker.say("ready", environment_of(suite))
@@ -63,9 +63,9 @@ def main() -> None:
 
 
 def limit_memory(limit: int) -> None:
-    """Refuse this process more memory of its own than so many bytes; 0 sets no limit.
+    """Limit the private memory of this process to so many bytes; 0 sets no limit.
 
-    Addresses that a runtime reserves and cannot write to are none; those of GPUs reserve more than any machine has.
+    Reserved address space that is not writable does not count; runtimes of GPUs reserve more than any machine has.
     Source: getrlimit(2), RLIMIT_DATA: private writable mappings since Linux 4.7.
     """
     if limit:
@@ -75,7 +75,7 @@ def limit_memory(limit: int) -> None:
 
 
 def _channel() -> TextIO:
-    """Take standard output for the run alone, and point the descriptor at standard error."""
+    """Reserve standard output for messages to the run, and redirect the descriptor to standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(kept, "w", encoding="utf-8", buffering=1)
@@ -87,7 +87,7 @@ def make_suite(setup: Setup) -> Suite:
     target = load_target(setup.target, registry)
     folder = Path(tempfile.mkdtemp(dir=setup.folder))
     declared = declarations_of(target, registry, setup.target)
-    trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager is what is on trial there
+    trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager itself is under test there
     profile = replace(setup.profile, trusts_eager=trusts_eager)
     suite = Suite(registry, target, profile, folder, (), declared.deviations, declared.xfails, setup.as_json())
     if setup.arrange:
@@ -97,7 +97,7 @@ def make_suite(setup: Setup) -> Suite:
 
 
 class Worker:
-    """Does the tasks that it is given, one after the other."""
+    """Runs the tasks that it receives, one after the other."""
 
     def __init__(self, suite: Suite, setup: Setup, channel: TextIO) -> None:
         self.suite = suite
@@ -106,20 +106,20 @@ class Worker:
         self.number = os.getpid()
 
     def say(self, kind: str, content: Any = None) -> None:
-        """Send one line to the run; a process that a target has forked off and that comes back here ends instead."""
+        """Send one line to the run. A process that a target forked and that returns here exits instead."""
         if os.getpid() != self.number:
             os._exit(0)
         self.channel.write(json.dumps([kind, content]) + "\n")
 
     def do(self, task: Task, done: Mapping[str, str]) -> None:
-        """Plan a task, say the plan, and run those of its checks that are not done yet; with each say which is next.
+        """Plan a task, report the plan, and run the checks that are not done yet.
 
-        Where memory ran out, say so instead, and leave the rest to another: what is not given back would fail it.
+        Each report of a result names the next check. If memory ran out, report that instead, and leave the rest to
+        another worker: memory that is not freed would fail it.
 
         Args:
-            task: what to do.
-            done: the verdicts of its checks that other workers have run.
-
+            task: task to run.
+            done: verdicts of the checks that other workers have run.
         """
         checks = planned(task, self.suite, self.setup.levels)
         left = [check for check in checks if check.name not in done]
@@ -138,7 +138,7 @@ class Worker:
         self.say("done", self._settle())
 
     def _enough(self, check: Check, failures: FailuresOfTask) -> Outcome | None:
-        """Return why a check is not run, where its task has failed often enough."""
+        """Return a not-run outcome if the task has failed often enough."""
         most = self.setup.profile.most_failures
         verdict, count = failures.most(check.name)
         if not most or count < most:
@@ -146,9 +146,9 @@ class Worker:
         return Outcome(check.name, not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}"))
 
     def _settle(self) -> int:
-        """Free memory where much is in use, and return how many bytes still are.
+        """Free memory if much is in use, and return the bytes that are still in use.
 
-        Looking through all objects takes a sixth of a second, as long as most tasks do.
+        A garbage collection takes a sixth of a second, as long as most tasks.
         """
         resident, limit = _resident_bytes(), self.setup.profile.memory_bytes
         if limit and resident > COLLECTED_SHARE * limit:
@@ -157,12 +157,12 @@ class Worker:
         return resident
 
     def _result(self, task: Task, outcome: Outcome, *, is_reproduced: bool) -> Result:
-        """Return what becomes of an outcome, with a reproducer where one is wanted and there is a folder for it."""
+        """Return the result of an outcome, with a reproducer if one is requested and there is a folder for it."""
         path = ""
         if self.setup.out and is_reproduced:
             try:
                 path = write_reproducer(outcome, task, self.suite, self.setup.target, Path(self.setup.out))
-            except blamed() as error:  # a failure is reported even where it cannot be written down
+            except blamed() as error:  # report a failure even if its reproducer cannot be written
                 comparison = outcome.comparison
                 message = f"{comparison.message}\n(no reproducer: {type(error).__name__}: {error})"
                 outcome = replace(outcome, comparison=replace(comparison, message=message))

@@ -1,1 +1,1 @@
-"""The judge: a float64 reference, bounds by error class, jitter through graphs, and steps 0 to 5 in order."""
+"""Judge results by a float64 reference, bounds by error class and jitter through graphs, in steps 0 to 5."""

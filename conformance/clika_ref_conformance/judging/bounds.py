@@ -1,4 +1,4 @@
-"""Bounds of one call: how far a correct result in a given dtype may lie from the exact one, by its error class."""
+"""Error bounds of one call: the largest distance of a correct result from the exact one, by dtype and error class."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from clika_ref_conformance.judging.formats import Formats
 from clika_ref_conformance.judging.rounding import AnyFormat, Call, limits_of, mapped, step_of, ulp_of, unit_of
 
 COORDINATE_ULPS = 4
-"""Roundings in a coordinate of an interpolation: scale, shift, product."""
+"""Rounding errors in a coordinate of an interpolation: scale, shift, product."""
 TAPS = 16
-"""Neighbours that the widest interpolation (cubic, two sides) weighs."""
+"""Number of neighbors in the widest interpolation (cubic, two dims)."""
 EXP_ULPS = 8
-"""Of an exponential or a logarithm, as in the class ``ulp``."""
+"""Error of an exponential or a logarithm, as in the class ``ulp``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Products:
-    """What the statistics of a sum of products need: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``.
+    """Data for the statistics of a sum of products: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``.
 
-    ``beside[...]`` is how far roundings of operands and of the result move it, where those have formats of their own.
+    ``beside[...]`` is the error from rounding operands and results, if they have formats of their own.
     """
 
     terms: torch.Tensor
@@ -34,14 +34,14 @@ class Products:
 
     @property
     def variance(self) -> torch.Tensor:
-        """Variance of the sum over that of one rounding, ``(u weight)^2``: one for each term."""
+        """Variance of the sum relative to that of one rounding, ``(u weight)^2``: one for each term."""
         if self.beside is None:
             return self.terms
         return self.terms + (self.beside / (unit_of(self.formats.accumulate) * self.weight)).square()
 
 
 def ulps(call: Call, result: torch.Tensor, dtype: AnyFormat, error: ErrorClass) -> torch.Tensor:
-    """``n * ulp(max(|y|, companion))``, the companion being a number or the first operand."""
+    """Compute ``n * ulp(max(|y|, companion))``; the companion is a number or the first operand."""
     at = result.abs()
     if error.companion == "x":
         at = torch.maximum(at, _companion(call, result))
@@ -51,7 +51,7 @@ def ulps(call: Call, result: torch.Tensor, dtype: AnyFormat, error: ErrorClass) 
 
 
 def _companion(call: Call, result: torch.Tensor) -> torch.Tensor:
-    """Return ``|x|`` of the first operand per element of the result, or its maximum where the shapes do not fit."""
+    """Return ``|x|`` of the first operand per element of the result, or its maximum if the shapes do not fit."""
     x = _finite(call.first.abs())
     try:
         return x.expand_as(result)
@@ -62,10 +62,10 @@ def _companion(call: Call, result: torch.Tensor) -> torch.Tensor:
 def products(call: Call, results: list[torch.Tensor], formats: Formats) -> list[Products]:
     """Run the call on absolute values, for ``sum |x| |w|``, and on ones, for the number of terms.
 
-    Where operands are rounded, it is run once more on absolute values that are an ulp larger. An average of ones is
-    one, however many there are: it has as many terms as elements fall on one result. Integers that are summed to floats
-    weigh as the floats that they become. Infinities and NaN weigh nothing: what they make of a sum, rounding leaves as
-    it is, while an infinite weight says that a sum of finite terms may overflow.
+    If operands are rounded, the call runs again on absolute values that are one ulp larger. An average of ones is one
+    for any number of terms, so there are at least as many terms as operand elements per result element. Integers that
+    are summed to floats count as the floats that they are converted to. Infinities and NaN count as zero, as rounding
+    does not change their effect on a sum. An infinite weight therefore means that a sum of finite terms may overflow.
     """
     if not call.floats:
         call = _of_floats(call)
@@ -86,14 +86,14 @@ def products(call: Call, results: list[torch.Tensor], formats: Formats) -> list[
 
 
 def _of_floats(call: Call) -> Call:
-    """Return a call on integers with those in float64 that may be: all, or else the last that is no index."""
+    """Return a call with its integer tensors in float64: all of them, or else the last one that is not an index."""
     places = [i for i, o in enumerate(call.operands) if isinstance(o, torch.Tensor)]
     for chosen in (places, *([i] for i in reversed(places))):
         operands = tuple(o.double() if i in chosen else o for i, o in enumerate(call.operands))
         changed = Call(call.name, call.function, operands, call.attrs)
         try:
             changed.run()
-        except (RuntimeError, TypeError, ValueError):  # an index must be an integer
+        except (RuntimeError, TypeError, ValueError):  # the operand is an index
             continue
         return changed
     return call
@@ -114,20 +114,20 @@ def _averaged(call: Call, result: torch.Tensor) -> float:
 
 
 def dot(found: Products, result: torch.Tensor) -> torch.Tensor:
-    """``K u sum |x| |w|`` and the rounding of operands and result; no limit where a partial sum may overflow."""
+    """Compute ``K u sum |x| |w|`` plus the rounding of operands and result; infinite if a partial sum may overflow."""
     formats = found.formats
     bound = found.terms * unit_of(formats.accumulate) * found.weight
     bound += ulp_of(result, formats.stored) / 2 if found.beside is None else found.beside
-    if not formats.are_plain:  # terms below the smallest number vanish
+    if not formats.are_plain:  # terms below the smallest number underflow
         bound += found.terms * step_of(formats.accumulate)
     return torch.where(found.weight > limits_of(formats.accumulate).max, math.inf, bound)
 
 
 def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
-    """Bound ``exp(x - max x)``, a sum of ``K`` of them, and a quotient or a logarithm.
+    """Bound the error of ``exp(x - max x)``, a sum of ``K`` such terms, and a quotient or a logarithm.
 
     Relative for a softmax: ``8 + K + |x - max x|`` units and as many again for the sum. Absolute for a logarithm:
-    ``K + 8`` units and 8 ulp of the largest element of the row, from which the logarithm is subtracted.
+    ``K + 8`` units and 8 ulp of the largest element of the row, since the logarithm is subtracted from it.
     """
     x, u = _finite(call.first), unit_of(dtype)
     dim: Any = call.attribute("dim", 1)
@@ -145,7 +145,7 @@ def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
 
 
 def interpolation(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
-    """``K u max |x|`` over the image, and what coordinates that are 4 ulp off move the result by."""
+    """Compute ``K u max |x|`` over the image, plus the effect of coordinate errors of 4 ulp."""
     x = _finite(call.first)
     if x.numel() == 0 or result.numel() == 0:
         return torch.zeros_like(result)
@@ -157,10 +157,10 @@ def interpolation(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.T
 
 
 def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[torch.Tensor]:
-    """Bounds of ``var``, ``std``, ``var_mean`` and ``std_mean``: ``2 K u mean(x^2)``, also where done in one pass.
+    """Bound ``var``, ``std``, ``var_mean`` and ``std_mean``: ``2 K u mean(x^2)``, also valid for one-pass algorithms.
 
-    The mean squared enters as both are subtracted; a deviation is bounded by the roots of the ends of that interval.
-    The mean itself has no limit beside an infinity, of which eager makes NaN as it subtracts it.
+    The squared mean is part of the bound because it is subtracted. A standard deviation is bounded by the square roots
+    of the interval's limits. The mean has no limit if there is an infinity: eager subtracts it and returns NaN.
     """
     x, u = call.first, unit_of(dtype)
     first = _finite(results[0].abs())
@@ -182,7 +182,7 @@ def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[
 
 
 def sides_of(call: Call) -> tuple[int, ...]:
-    """Return the sides that a variance goes over, as its operator or ATen's overloads name them."""
+    """Return the dims that a variance reduces, from the arguments of its operator or of ATen's overloads."""
     dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
     return tuple(range(call.first.ndim)) if dim is None or dim in ((), []) else dim
 

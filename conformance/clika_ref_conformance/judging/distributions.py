@@ -1,12 +1,12 @@
-"""Whether two samples of random results come from one distribution: bounds that hold for any, and for every size.
+"""Compare two samples of random results, with bounds that hold for any distribution and any sample size.
 
-Draw ``i`` of the target is held against draw ``i`` of eager. Where both come from one distribution, the two may change
-places without anything becoming more or less likely: so every difference ``d[i]`` has its sign by chance, and
+Draw ``i`` of the target is compared with draw ``i`` of eager. If both have the same distribution, exchanging the two
+changes no probability. So every difference ``d[i]`` has a random sign, and
 
     P(|sum d| >= z * sqrt(sum d**2)) <= 2 * exp(-z**2 / 2)
 
-whatever the distribution and however few the draws. By the same symmetry the ``k`` draws of one side that lie beyond
-all of the other's have a chance of at most ``2**-k``.
+for any distribution and any number of draws. By the same symmetry, the probability that ``k`` draws of one sample are
+all beyond every draw of the other is at most ``2**-k``.
 
 Source: Hoeffding, Probability Inequalities for Sums of Bounded Random Variables (1963), theorem 2, given every ``|d|``;
 Efron, Student's t-Test Under Symmetry Conditions (1969), section 2.
@@ -24,47 +24,47 @@ from clika_ref_conformance.judging.rounding import is_float, ulp_of
 from clika_ref_conformance.judging.special_values import EAGER_ULPS
 
 FALSE_ALARM = 1e-10
-"""The chance that two samples of one distribution are told apart: once in a million runs of a hundred comparisons."""
+"""Probability of a false alarm for equal distributions: once in a million runs of a hundred comparisons."""
 
 TESTS = 5
-"""Of each number: its mean, and at both ends either side beyond the other."""
+"""Tests per number: its mean, and at both tails either sample beyond the other."""
 
 FEW_VALUES = 16
-"""Integers are counted value by value where there are no more different ones."""
+"""Integers are counted by value if they have at most this many distinct values."""
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """What is compared of a sample, ``values[draw, n]`` in float64, and how far rounding may take each."""
+    """Numbers to compare from a sample, ``values[draw, n]`` in float64, and the rounding error of each."""
 
     values: torch.Tensor
     off: torch.Tensor
 
     def times(self, other: Numbers) -> Numbers:
-        """Return the products."""
+        """Return the elementwise products."""
         off = self.values.abs() * other.off + other.values.abs() * self.off
         return Numbers(self.values * other.values, off)
 
     def flattened(self) -> Numbers:
-        """Return ``asinh`` of the numbers: of a heavy tail the logarithm, which has moments that few draws show."""
+        """Return ``asinh`` of the numbers: about the logarithm of heavy tails, with moments that few draws show."""
         return Numbers(self.values.asinh(), self.off / (1 + self.values.square()).sqrt())
 
     def beside(self) -> Numbers:
-        """Return every number in the place of the one before it."""
+        """Return every number shifted to the position of its predecessor."""
         return Numbers(self.values.roll(-1, 1), self.off.roll(-1, 1))
 
     def chosen(self, columns: torch.Tensor) -> Numbers:
-        """Return some columns only."""
+        """Return a selection of columns."""
         return Numbers(self.values[:, columns], self.off[:, columns])
 
     def pooled(self, signs: torch.Tensor) -> Numbers:
-        """Return one more column: the mean of each draw, every number times a sign."""
+        """Append one column: the mean of each draw, with every number multiplied by a sign."""
         values, off = (self.values * signs).mean(1, keepdim=True), self.off.mean(1, keepdim=True)
         return Numbers(torch.cat([self.values, values], 1), torch.cat([self.off, off], 1))
 
 
 def difference(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str:
-    """Say how two samples of the outputs of one call differ, each ``[draw, element]``; nothing where they do not."""
+    """Describe how two samples of one call's outputs, each ``[draw, element]``, differ; empty if they do not."""
     compared = [(name, *_prepared(t, e)) for name, t, e in _compared(target, eager)]
     columns = sum(t.values.shape[1] for _, t, _ in compared)
     chance = FALSE_ALARM / max(TESTS * columns, 1)
@@ -72,10 +72,10 @@ def difference(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) ->
 
 
 def _prepared(target: Numbers, eager: Numbers) -> tuple[Numbers, Numbers]:
-    """Leave out what is not finite in any draw; add the mean over all elements, which strays less than each.
+    """Drop elements that are not finite in every draw; append their mean, which has less variance.
 
-    Elements are turned to a positive sum before, so that they do not cancel. Both follow from the two samples together,
-    so that exchanging draws changes neither.
+    Elements first get the sign that makes their sum positive, so that they do not cancel. Both steps are symmetric in
+    the two samples, so exchanging draws changes neither.
     """
     finite = (target.values.isfinite() & eager.values.isfinite()).all(0)
     target, eager = target.chosen(finite), eager.chosen(finite)
@@ -86,7 +86,7 @@ def _prepared(target: Numbers, eager: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _told_apart(name: str, target: Numbers, eager: Numbers, chance: float) -> str:
-    """Say which mean or end of some numbers differs by more than a chance explains."""
+    """Describe the first mean or tail that differs by more than chance explains."""
     t, e, off = target.values, eager.values, torch.maximum(target.off, eager.off)
     z = math.sqrt(2 * math.log(2 / chance))
     step = t - e
@@ -109,7 +109,7 @@ def _told_apart(name: str, target: Numbers, eager: Numbers, chance: float) -> st
 
 
 def _compared(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> Iterator[tuple[str, Numbers, Numbers]]:
-    """Yield numbers that tell distributions apart, of both sides: moments, neighbours, extremes, counts, outputs."""
+    """Yield numbers of both samples that distinguish distributions: moments, neighbors, min/max, counts, outputs."""
     beside: list[tuple[Numbers, Numbers]] = []
     for index, pair in enumerate(zip(target, eager, strict=True)):
         name = f"output {index}"
@@ -123,7 +123,7 @@ def _compared(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> 
         yield f"asinh of {name} squared", t.times(t), e.times(e)
         if t.values.shape[1] > 1:
             yield f"extremes of each {name}", _extremes(t), _extremes(e)
-        centre = (t.values + e.values).mean(0) / 2  # of both, so that exchanging draws does not move it
+        centre = (t.values + e.values).mean(0) / 2  # of both samples, so that exchanging draws does not change it
         t, e = Numbers(t.values - centre, t.off), Numbers(e.values - centre, e.off)
         if t.values.shape[1] > 1:
             yield f"products of neighbours in {name}", t.times(t.beside()), e.times(e.beside())
@@ -143,13 +143,13 @@ def _numbers(results: torch.Tensor) -> Numbers:
 
 
 def _extremes(numbers: Numbers) -> Numbers:
-    """Return the least and the largest number of each draw."""
+    """Return the minimum and the maximum of each draw."""
     ends = [numbers.values.amin(1), numbers.values.amax(1)]
     return Numbers(torch.stack(ends, 1), numbers.off.amax(1, keepdim=True).expand(-1, 2))
 
 
 def _counted(name: str, target: torch.Tensor, eager: torch.Tensor) -> Iterator[tuple[str, Numbers, Numbers]]:
-    """Yield where integers are one value, of few, and where neighbours are equal: in a permutation none are."""
+    """Yield indicators of integers with few distinct values, and of equal neighbors: a permutation has none."""
     few = torch.cat([target, eager]).unique()
     if len(few) <= FEW_VALUES:
         for value in few:

@@ -1,4 +1,4 @@
-"""A graph in float64: what it returns where no operation rounds, with the casts that it spells out still rounding."""
+"""Evaluate a graph in float64, where no operation rounds except the graph's explicit casts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref.core.symbols import resolve
 from clika_ref_conformance.judging.rounding import Call, as_list, flattened, is_float, mapped, rounded
 
 Compute = Callable[[Node, Call], Sequence[torch.Tensor]]
-"""Computes one node from its call."""
+"""Function that computes one node from its call."""
 
 WIDE = torch.float64
 
@@ -29,16 +29,15 @@ def walk(
 ) -> dict[Value, torch.Tensor]:
     """Run a graph node by node with ``compute``; return every value.
 
-    Every result is contiguous, since kernels round by layout, and make NaN or an infinity by it: eager's ``gelu`` of
-    an infinity is NaN where vectors of 512 bits are computed, and the infinity where the elements lie apart.
+    Every result is contiguous, since rounding, NaN and infinities in kernels depend on the layout. For example, eager's
+    ``gelu`` of an infinity is NaN in 512-bit vector code, and infinite for strided elements.
 
     Args:
-        graph: what to run.
+        graph: graph to run.
         inputs: one tensor for each input of the graph, in order.
         compute: returns the results of a node.
         wide: whether floating inputs and constants become float64.
-        nodes: those that are run, with all that they need; all of them where none are named.
-
+        nodes: nodes to run, with all their dependencies; all nodes by default.
     """
     constants = {v: v.data.detach() for v in graph.constants.values() if v.data is not None}
     given = {**dict(zip(graph.inputs, inputs, strict=True)), **constants}
@@ -61,7 +60,7 @@ def walk(
 
 
 def needed_for(graph: Graph, outputs: Collection[Value]) -> set[Node]:
-    """Return the nodes that some values of a graph depend on; all of them where sizes are read from results."""
+    """Return the nodes that values of a graph depend on; all nodes if sizes are read from results."""
     made = {v.name for node in graph.nodes for v in node.outputs}
     if any(symbol.side.name in made for symbol in graph.symbols.values()):
         return set(graph.nodes)
@@ -74,13 +73,13 @@ def needed_for(graph: Graph, outputs: Collection[Value]) -> set[Node]:
 
 
 def eagerly(_node: Node, call: Call) -> list[torch.Tensor]:
-    """Compute a node as eager does, in the dtypes that it declares."""
+    """Compute a node as eager does, in its declared dtypes."""
     return call.run()
 
 
 @contextmanager
 def float64_by_default() -> Iterator[None]:
-    """Make float64 what integers become where they are divided."""
+    """Make float64 the default dtype, the result of dividing integers."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(WIDE)
     try:
@@ -90,12 +89,12 @@ def float64_by_default() -> Iterator[None]:
 
 
 def widened(node: Node, call: Call) -> Call:
-    """Return a call on float64 operands as one that computes in float64.
+    """Convert a call on float64 operands to one that computes in float64.
 
-    A cast stays one: where an attribute names a floating dtype that is coarser than the first operand's, that operand
-    is rounded to it; the scale of `dequantize` is not. Numbers of an operator that rounds nothing (a bound of
-    ``clamp``) are rounded as eager rounds them, and so are integers of which a function is computed in floats: the
-    sine of a number of which float32 does not hold the last digits is any other number.
+    Casts are kept: if an attribute names a floating dtype coarser than the first operand's, that operand is rounded to
+    it. The scale of `dequantize` is not rounded. Numbers of an operator that does not round (a bound of ``clamp``) are
+    rounded as in eager. So are integer operands of functions that compute in floats: the sine of an integer that
+    float32 cannot represent exactly is arbitrary.
     """
     asked = [d for d in call.attrs.values() if isinstance(d, torch.dtype) and d.is_floating_point]
     operands = call.operands
@@ -105,9 +104,7 @@ def widened(node: Node, call: Call) -> Call:
     attrs = {k: WIDE if isinstance(v, torch.dtype) and v.is_floating_point else v for k, v in call.attrs.items()}
     dtype = declared_dtype(node)
     if node.op.error.kind == "norm" and attrs.get("eps", 0) is None and dtype is not None:
-        attrs["eps"] = torch.finfo(
-            torch.promote_types(dtype, torch.float32)
-        ).eps  # what eager takes where it is left out
+        attrs["eps"] = torch.finfo(torch.promote_types(dtype, torch.float32)).eps  # eager's default for `eps`
     if node.op.error.kind == "exact" and dtype is not None and dtype is not WIDE:
         operands = tuple(_as_in(o, dtype) for o in operands)
         attrs = {k: _as_in(v, dtype) for k, v in attrs.items()}
@@ -125,13 +122,13 @@ def _as_in(item: Any, dtype: torch.dtype) -> Any:
 
 
 def declared_dtype(node: Node) -> torch.dtype | None:
-    """Return the floating dtype that a node computes in: that of its result, or else of its first floating operand."""
+    """Return the floating dtype that a node computes in: its result's, or else that of its first floating operand."""
     values = (*node.outputs, *(v for v in node.inputs if isinstance(v, Value)))
     return next((v.type.dtype for v in values if v.type.dtype.is_floating_point), None)
 
 
 def computing_dtype(node: Node) -> torch.dtype:
-    """Return the floating dtype whose rounding bounds a node: of a composition, the coarsest that takes part."""
+    """Return the floating dtype with the rounding that bounds a node; for a composition, the coarsest one involved."""
     dtype = declared_dtype(node) or torch.float32
     if node.op.error.kind in ("compose", "norm"):
         every = [v.type.dtype for v in node.inputs if isinstance(v, Value) and v.type.dtype.is_floating_point]
@@ -142,8 +139,8 @@ def computing_dtype(node: Node) -> torch.dtype:
 def computed(node: Node, call: Call, eager: Mapping[Value, torch.Tensor]) -> tuple[Call, list[torch.Tensor]]:
     """Return a node's call in float64, and its results.
 
-    What is made from nothing (``arange``) is a constant and has eager's elements. Where the reference does not know
-    float64, or draws at random, it is run in the declared dtypes.
+    Random results, and results without tensor operands (``arange``), have eager's elements. If the reference does not
+    support float64, it runs in the declared dtypes.
     """
     if node.is_random or not any(isinstance(o, torch.Tensor) for o in call.operands):
         return call, [_wide(eager[v]) for v in node.outputs]

@@ -1,4 +1,4 @@
-"""The formats in which a target computes a node: those of the declared dtype, unless it declares others."""
+"""Number formats of a target's arithmetic for a node: the declared dtype, unless the target declares others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref_conformance.judging.rounding import AnyFormat, limits_of, ulp_of
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """What results are declared in, what operands are rounded to, and what partial sums are rounded to."""
+    """Dtype of the results, and formats that operands and partial sums are rounded to."""
 
     dtype: torch.dtype
     compute: AnyFormat
@@ -22,41 +22,41 @@ class Formats:
 
     @property
     def are_plain(self) -> bool:
-        """Whether all is computed in the declared dtype."""
+        """Whether everything is computed in the declared dtype."""
         return self.compute is self.dtype and self.accumulate is self.dtype
 
     @property
     def rounds_operands(self) -> bool:
-        """Whether operands lose digits that their dtype holds."""
+        """Whether rounding operands loses precision of their dtype."""
         return limits_of(self.compute).eps > limits_of(self.dtype).eps
 
     @property
     def are_as_fine(self) -> bool:
-        """Whether nothing is rounded to a coarser format than the declared dtype."""
+        """Whether no format is coarser than the declared dtype."""
         return not self.rounds_operands and limits_of(self.accumulate).eps <= limits_of(self.dtype).eps
 
     @property
     def stored(self) -> AnyFormat:
-        """What results are rounded to."""
+        """Format that results are rounded to."""
         return self.compute if self.rounds_operands else self.dtype
 
     def of(self, kind: str) -> AnyFormat:
-        """Return the format whose rounding bounds an error class that has one unit.
+        """Return the format with the rounding that bounds an error class with a single unit.
 
-        A function of one element sums up nothing; of anything else, the coarsest format that takes part.
+        An elementwise function accumulates nothing; all other classes use the coarsest format involved.
         """
         taking_part = (self.compute,) if kind == "ulp" else (self.compute, self.accumulate)
         return max(taking_part, key=lambda f: limits_of(f).eps)
 
     def raised(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return ``|x|`` an ulp of ``compute`` larger, infinite where that overflows."""
+        """Return ``|x|`` increased by one ulp of ``compute``, infinite if that overflows."""
         larger = tensor.abs() + ulp_of(tensor, self.compute)
         return torch.where(larger > limits_of(self.compute).max, math.inf, larger)
 
     def rounded(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return elements moved by up to an ulp of ``compute``, infinite where that overflows.
+        """Return elements changed by up to one ulp of ``compute``, infinite if that overflows.
 
-        An ulp and not half of one: hardware may cut off digits instead of rounding.
+        One ulp instead of half, since hardware may truncate instead of round.
         """
         uniform = torch.empty(tensor.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
         moved = tensor + uniform * ulp_of(tensor, self.compute)

@@ -1,7 +1,7 @@
-"""Monte-Carlo arithmetic in float64: rounding errors drawn at random show what a composition makes of them."""
+"""Monte Carlo arithmetic in float64: random rounding errors show how a composition amplifies them."""
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
-# torch._ops and torch._decomp are where PyTorch keeps overloads and what they consist of.
+# PyTorch keeps overloads and their decompositions in torch._ops and torch._decomp.
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from clika_ref_conformance.judging.rounding import (
 )
 
 RUNS = 8
-"""Jittered runs; the largest of so many uniform draws falls short of half the bound once in 256."""
+"""Number of jittered runs. The largest of so many uniform draws is below half the bound once in 256."""
 SAFETY = 2
-"""Factor on the largest deviation among the runs: they sample the worst case and rarely hit it."""
+"""Factor on the largest deviation of the runs, which sample the worst case and rarely reach it."""
 FINAL_ULPS = 2
-"""Added to what jitter gives: the last rounding, of the target and of eager."""
+"""Added to the jitter bound for the last rounding, of the target and of eager."""
 GAP = 0.9
-"""Share of the largest deviation among the runs that is free of deviations where a step lies between them."""
+"""Minimum gap between the deviations of runs that indicates a step, as a share of the largest deviation."""
 LEAST_JUMP_ULPS = 64
-"""Smaller steps are rounding itself: of a cast to a coarser dtype, for instance, judged in the finer."""
+"""Smaller steps are rounding itself, for instance of a cast to a coarser dtype, judged in the finer one."""
 VARIANCES = frozenset({"var", "std", "var_mean", "std_mean"})
 # fmt: off
 MOVES = frozenset({
@@ -49,12 +49,12 @@ MOVES = frozenset({
     "transpose", "unbind", "unsqueeze", "view", "view_of", "where", "zeros", "zeros_like",
 })
 # fmt: on
-"""Overloads that no operator claims and that only move elements; every other unclaimed one is taken to round."""
+"""Undeclared overloads that only move elements; all other undeclared overloads are assumed to round."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Errors drawn at random: from what, and in how many runs."""
+    """Random errors: their generator, and the number of runs."""
 
     generator: torch.Generator
     runs: int = RUNS
@@ -62,11 +62,11 @@ class Noise:
 
 @dataclass(slots=True)
 class Local:
-    """What is known of one call: a bound per result (None where nothing rounds), and what they come from."""
+    """Results of analyzing one call: a bound per result (None if nothing rounds), and the data they are based on."""
 
     bounds: list[torch.Tensor | None]
     runs: list[list[torch.Tensor]] = field(default_factory=list[list[torch.Tensor]])
-    """Jittered results, where the bounds come from such."""
+    """Jittered results, if the bounds are based on them."""
     products: list[formulas.Products] = field(default_factory=list[formulas.Products])
 
 
@@ -94,9 +94,10 @@ def _rounding(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], fo
 
 
 def _with_plain_means(call: Call, results: Sequence[torch.Tensor], runs: int) -> list[list[torch.Tensor]]:
-    """Return runs in which a mean beside an infinity is that infinity, as a sum says; none where all are finite.
+    """Return runs with a mean that is infinite if a term is infinite, as in a sum; none if all results are finite.
 
-    Eager makes NaN of it, or the infinity, as it comes early or late. Either is right, and so is what follows of it.
+    Depending on the position of the infinity, eager returns NaN or the infinity. Both are correct, and so are results
+    computed from them.
     """
     if len(results) == 1 or bool(results[1].isfinite().all()):
         return []
@@ -106,7 +107,7 @@ def _with_plain_means(call: Call, results: Sequence[torch.Tensor], runs: int) ->
 
 
 def _add_operands(found: Local, call: Call, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> None:
-    """Add to the bounds of a call what rounding its operands moves its results by."""
+    """Increase the bounds of a call by the effect of rounding its operands."""
     runs = [call.run(lambda t: formats.rounded(t, noise.generator)) for _ in range(noise.runs)]
     for i, (bound, result) in enumerate(zip(found.bounds, results, strict=True)):
         if bound is not None:
@@ -115,12 +116,12 @@ def _add_operands(found: Local, call: Call, results: Sequence[torch.Tensor], for
 
 
 def _overflowing(bound: torch.Tensor | None, result: torch.Tensor, stored: AnyFormat) -> torch.Tensor | None:
-    """Take away the bound of elements that may overflow in the format which results are rounded to."""
+    """Make the bound infinite for elements that may overflow in the format of the results."""
     return bound if bound is None else torch.where(result.abs() + bound > limits_of(stored).max, math.inf, bound)
 
 
 def _simple(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats) -> Local:
-    """Bound a call of a class with a formula; anything else is taken to round once per element that it sums up."""
+    """Bound a call by the formula of its class; other calls are assumed to round once per summed element."""
     if error.kind == "dot":
         found = formulas.products(call, list(results), formats)
         limits = [formulas.dot(p, r) if is_float(r) else None for p, r in zip(found, results, strict=True)]
@@ -138,7 +139,7 @@ def _summed(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
 
 
 def noisy(tensor: torch.Tensor, bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor with an error drawn uniformly from ``[-bound, bound]`` added to every finite element."""
+    """Add an error drawn uniformly from ``[-bound, bound]`` to every finite element of a tensor."""
     if bound is None or not tensor.numel():
         return tensor
     return tensor + noise_within(bound, generator)
@@ -151,7 +152,7 @@ def noise_within(bound: torch.Tensor, generator: torch.Generator) -> torch.Tenso
 
 
 def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: AnyFormat) -> torch.Tensor:
-    """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs in which an element is finite; no limit where none is."""
+    """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs with a finite element; infinite if there are none."""
     worst = torch.zeros_like(exact)
     lost = exact.isfinite() & bool(runs)
     for run in runs:
@@ -165,12 +166,15 @@ def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: AnyForma
 def clustered(
     exact: torch.Tensor, runs: Sequence[torch.Tensor], bound: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tell a jump from an error: what `floor` makes of jitter lies at either of two values and never between.
+    """Distinguish jumps from errors: `floor` of jittered values is one of two values and never between them.
 
-    An element jumps where the deviations of the runs leave a gap of nine tenths of the largest; in eight uniform draws
-    that happens once in ten million. Where all runs lie beyond the gap, they must agree: a step leads to one value, but
-    noise that drowns what it acts on to nearly one. Return the bound, narrowed there to the errors on this side of the
-    gap, and how far from a run on the other side is right (NaN for elements that do not jump, None where none does).
+    An element jumps if the deviations of its runs have a gap of nine tenths of the largest. Eight uniform draws have
+    such a gap once in ten million. If all runs are beyond the gap, they must also agree: a step leads to one value, but
+    noise larger than its operand leads to nearly one value.
+
+    Returns:
+        The bound, reduced at jumps to the errors on the near side of the gap, and the tolerance around runs on the far
+        side (NaN for elements that do not jump, None if none does).
     """
     if not runs or not exact.numel():
         return bound, None
@@ -180,7 +184,7 @@ def clustered(
     if not bool(((off > least) & ~special).any()):
         return bound, None
     usual = torch.where(special, math.nan, off).nanmedian(0).values
-    off = torch.where(special, usual, off).nan_to_num_(0.0)  # a special run says nothing of steps
+    off = torch.where(special, usual, off).nan_to_num_(0.0)  # infinities and NaN carry no information on steps
     off = torch.cat([torch.zeros_like(exact)[None], off.sort(0).values])
     gap, at = off.diff(dim=0).max(0)
     below, above = off.gather(0, at[None])[0], off.gather(0, at[None] + 1)[0]
@@ -194,7 +198,7 @@ def clustered(
 
 
 def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
-    """Record the ATen calls that a reference consists of, and repeat them with jitter."""
+    """Record the ATen calls that a reference consists of, and replay them with jitter."""
     tape = Tape(formats, noise.generator)
     with tape:
         base = call.run()
@@ -204,15 +208,15 @@ def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, noi
         runs += [tape.replay(base, with_variances=False) for _ in range(count)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
     found = _by_runs(call, results, base, runs, formats.of("compose"))
-    runs = runs[:count]  # with and without errors of variances, results would seem to jump
+    runs = runs[:count]  # mixing runs with and without variance errors would look like jumps
     found.runs = [[_around(r, *pair) for r, *pair in zip(results, base, run, strict=True)] for run in runs]
     return found
 
 
 def _around(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torch.Tensor:
-    """Move a run around what the parts return to what the whole does: parts may compute something else.
+    """Shift a run from the result of the parts to that of the whole call, as parts may compute something else.
 
-    Those of `multilabel_margin_loss` count the first class once more for each place behind the first -1.
+    The parts of `multilabel_margin_loss` count the first class once more for each position after the first -1.
     """
     if not is_float(result):
         return run
@@ -220,7 +224,7 @@ def _around(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torc
 
 
 def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: AnyFormat, noise: Noise) -> Local:
-    """Bound a sampling at points that are themselves rounded: rounding decides which neighbour is nearest."""
+    """Bound sampling at points that are themselves rounded: rounding decides which neighbor is nearest."""
     x, points, *rest = call.operands
     sides = max(x.shape[2:])
     off = 2 * formulas.COORDINATE_ULPS * unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
@@ -239,7 +243,7 @@ def _by_runs(
     runs: list[list[torch.Tensor]],
     dtype: AnyFormat,
 ) -> Local:
-    """Bound results by jittered runs around ``base``; where that is special and a result is not, by the terms."""
+    """Bound results by jittered runs around ``base``; by the number of terms where only one of the two is finite."""
     limits: list[torch.Tensor | None] = []
     for i, (result, centre) in enumerate(zip(results, base, strict=True)):
         if not is_float(result):
@@ -261,13 +265,13 @@ class _Entry:
 
     @functools.cached_property
     def is_flat(self) -> bool:
-        """Whether every tensor is an argument itself: none stands in a list or behind a name."""
+        """Whether every tensor is a positional argument itself, and none is in a list or a keyword argument."""
         nested = [*(a for a in self.args if isinstance(a, list | tuple)), *self.kwargs.values()]
         return not any(isinstance(item, torch.Tensor) for item in flattened(nested))
 
 
 class Tape(TorchDispatchMode):
-    """Records every ATen call made within it, with its bound in ``formats``; `replay` repeats them with errors."""
+    """Records every ATen call in its context, with its bound in ``formats``; `replay` repeats them with errors."""
 
     def __init__(self, formats: Formats, generator: torch.Generator) -> None:
         super().__init__()
@@ -287,7 +291,7 @@ class Tape(TorchDispatchMode):
             try:
                 with self:
                     return parts(*args, **(kwargs or {}))
-            except RuntimeError:  # of what the whole call takes: the size of a result without elements
+            except RuntimeError:  # parts may reject sizes without elements that the whole call accepts
                 del self.entries[known:]
         kwargs = {k: torch.float64 if _is_floating(v) else v for k, v in (kwargs or {}).items()}
         mutates = func._schema.is_mutable and error.kind != "exact"  # noqa: SLF001 - of an overload
@@ -301,7 +305,7 @@ class Tape(TorchDispatchMode):
 
     @functools.cached_property
     def _limits(self) -> tuple[list[int], torch.Tensor]:
-        """All bounds of the record one after another, and how many elements each has: noise is drawn at once."""
+        """Number of elements of each recorded bound, and all bounds concatenated, to draw the noise at once."""
         every = [b.reshape(-1) for entry in self.entries for b in entry.bounds if b is not None]
         return [b.numel() for b in every], torch.cat([torch.zeros(0, dtype=torch.float64), *every])
 
@@ -309,15 +313,15 @@ class Tape(TorchDispatchMode):
         results = [r for r in flattened([result]) if isinstance(r, torch.Tensor)]
         if error.kind == "norm" and call.name in VARIANCES:
             return list(formulas.variance(call, results, self.formats.of(error.kind)))
-        if mutates:  # a second call on the operands would change them, so a formula that needs none
+        if mutates:  # a second call would change the operands: use a formula that makes none
             error = error if error.kind == "ulp" else _UNCLAIMED
         return _simple(call, error, results, self.formats).bounds
 
     def replay(self, wanted: Sequence[torch.Tensor], *, with_variances: bool = True) -> list[torch.Tensor]:
-        """Repeat the record, with an error after every call that rounds; return what ``wanted`` has become.
+        """Repeat the recorded calls, with an error after every call that rounds; return the new tensors of ``wanted``.
 
-        Far from zero a variance may be lost in its error. A large one then divides the error of the mean away: runs
-        without an error of variances show that.
+        If the mean is far from zero, the error of a variance may exceed the variance itself. Dividing by such an
+        overestimate hides the error of the mean; runs without variance errors show it.
         """
         now: dict[int, Any] = {}
         sizes, limits = self._limits
@@ -339,14 +343,14 @@ class Tape(TorchDispatchMode):
 
 
 def _has_elements(args: tuple[Any, ...]) -> bool:
-    """Whether there is anything to round; without, parts may refuse what the whole call takes."""
+    """Return whether there are elements to round; without any, parts may reject operands of a legal call."""
     tensors = [item for item in flattened(args) if isinstance(item, torch.Tensor)]
     return not tensors or any(tensor.numel() for tensor in tensors)
 
 
 @functools.cache
 def _parts_of(func: Any) -> Callable[..., Any] | None:
-    """Return a function that makes the other calls which an overload consists of, or None where it is one piece."""
+    """Return a function that makes the calls that an overload decomposes into; None if it is primitive."""
     if func in decomposition_table:
         return decomposition_table[func]
     is_composite = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")  # noqa: SLF001
@@ -358,7 +362,7 @@ def _is_floating(item: Any) -> bool:
 
 
 def _current(items: Any, now: Mapping[int, Any]) -> Any:
-    """Return recorded arguments with each tensor replaced by what it is in this run."""
+    """Return recorded arguments with each tensor replaced by its counterpart of this run."""
     if isinstance(items, dict):
         return {k: _current(v, now) for k, v in cast("dict[str, Any]", items).items()}
     if isinstance(items, list | tuple):
@@ -379,7 +383,7 @@ def _declared() -> tuple[Mapping[Any, ErrorClass], Mapping[str, ErrorClass]]:
 
 @functools.cache
 def _facts_of(func: Any) -> tuple[str, ErrorClass]:
-    """Return the plain name of an overload and the class of the operator that declares it, or a sister of it."""
+    """Return an overload's plain name, and the error class of the operator that declares it or a related overload."""
     by_overload, by_name = _declared()
     name = _plain(func)
     exact = func.is_view or name in MOVES
@@ -387,6 +391,6 @@ def _facts_of(func: Any) -> tuple[str, ErrorClass]:
 
 
 def _plain(func: Any) -> str:
-    """Return the name of an overload without namespace, overload, ``native_`` and underscores."""
+    """Return the name of an overload without namespace, overload name, ``native_`` and underscores."""
     name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - of an overload
     return name if name in MOVES else name.strip("_").removeprefix("native_")

@@ -1,4 +1,4 @@
-"""Whether what a target returned is right: eager on the same inputs, exact arithmetic, and a bound between the two."""
+"""Judge a target's results by eager on the same inputs, exact arithmetic, and a bound between the two."""
 
 from __future__ import annotations
 
@@ -20,32 +20,31 @@ from clika_ref_conformance.judging.special_values import Expected, equal
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
 CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
-"""Operators whose ``dtype`` is that of a plain cast, which saturates nothing."""
+"""Operators with a ``dtype`` that is a plain cast and does not saturate."""
 
 
 FEW_RUNS = 3
-"""Jittered runs that may show a result to be right: each further one can only widen a bound without steps."""
+"""Number of jittered runs that can prove a result correct: without steps, further runs can only widen a bound."""
 
 MOST_AMBIGUOUS = 0.05
-"""Share of ambiguous elements beyond which inputs tell nothing: to be right on them proves too little."""
+"""Share of ambiguous elements above which a correct result proves too little."""
 
 
 class Reference:
-    """What a graph must return for one set of inputs, computed once and then held against any number of targets.
+    """Expected results of a graph for one set of inputs, computed once and compared with any number of targets.
 
-    Eager is run in the declared dtypes and the graph in float64. A graph of one node is judged by the bound that the
-    error class of its operator gives. In a larger one every node's bound becomes the size of an error drawn at random,
-    and eight such runs show what the graph makes of them. What is declared in float64 has no wider arithmetic to
-    be held against: there the bound, in units of float64, lies around the same run, and is doubled.
+    Eager runs in the declared dtypes, and the graph in float64. A graph of one node is judged by the bound of its
+    operator's error class. In a larger graph, the bound of every node becomes the size of a random error, and eight
+    such runs show its effect on the results. Results declared in float64 have no wider reference: their bound, in units
+    of float64, is around the same run, and is doubled.
 
     Args:
-        graph: what was compiled.
+        graph: graph that was compiled.
         inputs: one tensor for each input of the graph, in order; they are copied.
-        seed: of the errors drawn at random.
-        trusting: whether what eager returns is right without asking how far from exact it is. Then exact arithmetic
-            is needed only where a target returns anything else.
-        arithmetic: in which formats the target computes, where it declares others than those of the dtypes.
-
+        seed: seed of the random errors.
+        trusting: whether a result equal to eager's passes, whatever its distance from the exact result. Then exact
+            arithmetic is needed only if a target returns another result.
+        arithmetic: formats of the target's arithmetic, if it declares others than the dtypes.
     """
 
     def __init__(
@@ -67,18 +66,18 @@ class Reference:
 
     @property
     def eager(self) -> list[torch.Tensor]:
-        """What eager returns."""
+        """Results of eager."""
         return [self._eager[v] for v in self.graph.outputs]
 
     @cached_property
     def expected(self) -> list[Expected]:
-        """What each output may be."""
+        """Expected values of each output."""
         return self._expected_of(self.graph.outputs)
 
     def _expected_of(
         self, outputs: Sequence[Value], actual: Mapping[Value, torch.Tensor] | None = None
     ) -> list[Expected]:
-        """Return what outputs may be; as soon as that shows ``actual`` to be right, where it is given."""
+        """Return the expected values of outputs, from few runs if these already prove ``actual`` correct."""
         if actual is not None:
             found = self._bounded(outputs, FEW_RUNS)
             if all(e.is_plainly(actual[v]) for e, v in zip(found, outputs, strict=True)):
@@ -86,7 +85,7 @@ class Reference:
         return self._bounded(outputs, jitter.RUNS)
 
     def _bounded(self, outputs: Sequence[Value], count: int) -> list[Expected]:
-        """Return what outputs may be by so many jittered runs."""
+        """Return the expected values of outputs, from so many jittered runs."""
         with torch.no_grad(), exact_arithmetic.float64_by_default():
             noise = jitter.Noise(torch.Generator().manual_seed(self.seed), count)
             same, drawn = self._exact_values()
@@ -102,7 +101,7 @@ class Reference:
             return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]
 
     def judge(self, actual: Sequence[torch.Tensor]) -> Comparison:
-        """Hold the outputs of a target against eager, exact arithmetic and the bound between them."""
+        """Compare the outputs of a target with eager and with exact arithmetic, within the bound."""
         problem = self._structure(actual)
         if problem:
             return Comparison(Verdict.STRUCTURE, problem)
@@ -131,7 +130,7 @@ class Reference:
         return ""
 
     def _exact_values(self) -> tuple[set[Value], set[Value]]:
-        """Return the values that no rounding has touched, and those that depend on chance or are left undefined."""
+        """Return the values without any rounding, and the values that are random or undefined."""
         same = {*self.graph.inputs, *self.graph.constants.values()}
         drawn: set[Value] = set()
         for node in self.graph.nodes:
@@ -149,9 +148,9 @@ class Reference:
         return depends_on_chance(node, self._eager, read_sizes(self.graph, self.inputs))
 
     def _is_undefined(self, node: Node, operands: Sequence[Value]) -> bool:
-        """Whether a node casts to integers what none of them stands for: C++ leaves open what becomes of it.
+        """Return whether a node casts values outside the range of an integer dtype: the result is undefined in C++.
 
-        An operator that saturates (`quantize`) says itself what becomes of all but NaN.
+        A saturating operator (`quantize`) defines the result for every value except NaN.
         """
         dtype = node.attrs.get("dtype")
         if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype in (torch.bool, torch.complex64):
@@ -172,12 +171,12 @@ class Reference:
             return Expected(eager, eager, bound, same=True, random=random, label="exact")
         node, centre = value.producer, exact.values[value]
         assert node is not None, "an input is exact"
-        if centre.shape != eager.shape:  # a size depends on an element that rounding decides
+        if centre.shape != eager.shape:  # a size depends on an ambiguous element
             return Expected(eager, eager, None, same=True, random=True)
         if runs:
             varied = [run[value] for run in runs if run[value].shape == eager.shape]
             bound, alone = None, exact.local[node].bounds[value.index]
-            if alone is not None:  # what has no limit by itself has none in a graph
+            if alone is not None:  # an infinite bound of the node stays infinite in a graph
                 bound = jitter.deviation(centre, varied, eager.dtype).where(~alone.isposinf(), math.inf)
             found = Expected(eager, centre, bound, varied, label="jitter")
         else:
@@ -203,15 +202,18 @@ class Reference:
         return _compared(index, expected, tensor, right, self.inputs)
 
     def _has_alien_nan(self, eager: torch.Tensor, actual: torch.Tensor) -> bool:
-        """Whether a single random call made NaN of numbers; in a larger graph chance may bring it, as in ``0 / 0``."""
+        """Return whether a single random call returned NaN for finite inputs.
+
+        In a larger graph, NaN may occur by chance, as in ``0 / 0``.
+        """
         if len(self.graph) > 1 or not actual.is_floating_point() or not bool(actual.isnan().any()):
             return False
         return not bool(eager.isnan().any()) and all(bool(t.isfinite().all()) for t in self.inputs)
 
     def _chosen(self, index: int, actual: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return where the index of an operator that may choose among equal elements is as right as eager's.
+        """Return a mask of indices as correct as eager's, if the operator may choose any of several equal elements.
 
-        In a graph, of operands that are exact: equal elements of others are told apart by jitter.
+        Within a graph, this requires exact operands: jitter distinguishes equal elements of other operands.
         """
         value, eager = self.graph.outputs[index], self.eager
         node = value.producer
@@ -227,9 +229,9 @@ class Reference:
 
 
 def combined(found: Sequence[Comparison]) -> Comparison:
-    """Join the comparisons of all outputs: the first failure or the worst ratio, and the totals.
+    """Combine the comparisons of all outputs: the first failure or the worst ratio, and the totals.
 
-    Where more than a twentieth of all elements are ambiguous, nothing passes; what is wrong beside them is wrong.
+    If more than a twentieth of all elements are ambiguous, nothing passes; failures of other elements still count.
     """
     if not found:
         return Comparison(Verdict.PASS)
@@ -267,9 +269,9 @@ def _compared(
     unstable = int(expected.unstable.sum())
     strayed = int((expected.unstable & expected.eager.isfinite() & expected.exact.isfinite()).sum()) if unstable else 0
     error, bound = expected.error(actual).flatten(), expected.allowed().flatten()
-    error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or a special value that may be
+    error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or an allowed special value
     ratio = torch.where(error == 0, 0.0, error / bound)
-    rank = ratio.nan_to_num(0.0)  # an error over an infinite or missing bound may be NaN where it is wrong, too
+    rank = ratio.nan_to_num(0.0)  # wrong elements may have NaN, for an infinite or missing bound
     at = int((rank if bool(right.all()) else torch.where(right.flatten(), -1.0, rank)).argmax())
     worst = float(ratio[at])
     grade = statistics.quality(expected, actual)
@@ -288,7 +290,7 @@ def _compared(
 
 
 def _blame(index: int, expected: Expected, actual: torch.Tensor, at: int, wrong: int) -> tuple[Verdict, str]:
-    """Return the verdict on the worst element, and where it is, what it is and what it should be."""
+    """Return the verdict on the worst element, with its position, its value and its expected value."""
     place = [int(i) for i in torch.unravel_index(torch.tensor(at), actual.shape)] if actual.ndim else []
     got, eager, exact = (t.flatten()[at].item() for t in (actual, expected.eager, expected.exact))
     special = actual.is_floating_point() and not bool(torch.isfinite(torch.tensor([float(got), float(eager)])).all())
@@ -301,10 +303,10 @@ def _blame(index: int, expected: Expected, actual: torch.Tensor, at: int, wrong:
 
 
 def _held_at(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) -> str:
-    """Say what those inputs hold at an element that reach it when they are broadcast; most often it is made of them."""
+    """Quote the elements at a position of inputs that broadcast to the output, as it usually depends on them."""
     found: list[float] = []
     for tensor in inputs:
-        with contextlib.suppress(RuntimeError):  # it is no operand of each element by itself
+        with contextlib.suppress(RuntimeError):  # does not broadcast to the output
             found.append(tensor.expand(shape).flatten()[at].item())
     return f"; the inputs hold {', '.join(map(repr, found))} there" if found else ""
 

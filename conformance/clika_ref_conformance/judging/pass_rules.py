@@ -1,4 +1,4 @@
-"""What every pass must keep: structure, interface, weights and numbers; checked on one graph."""
+"""Check the rules for passes on one graph: structure, interface, weights and numerics are preserved."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Operators = Mapping[str, Operator]
 
 
 class BrokenRuleError(PassError):
-    """A pass broke a rule; says which, and what it made."""
+    """A pass broke a rule; the message names the rule and shows the result."""
 
     def __init__(self, verdict: Verdict, message: str) -> None:
         super().__init__(message)
@@ -35,22 +35,22 @@ class BrokenRuleError(PassError):
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of a pass on a case: a verdict, the inputs that decided, and whether the pass changed anything."""
+    """Result of a pass on a case: a verdict, the inputs that decided, and whether the pass changed anything."""
 
     comparison: Comparison
     run: str = ""
     fired: bool = False
     compared: int = 0
-    """Runs whose numbers were compared; 0 where the pass changed nothing."""
+    """Number of runs with compared results; 0 if the pass changed nothing."""
 
 
 def check_pass(p: Pass, operators: Operators, case: Case) -> Finding:
-    """Run a pass alone on a clone of a graph, and hold the result against all rules."""
+    """Run one pass on a clone of a graph, and check the result by all rules."""
     return check_passes([p], operators, case)
 
 
 def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Finding:
-    """Run passes one after another on a clone of a graph, and hold what each makes against all rules."""
+    """Run passes one after another on a clone of a graph, and check each result by all rules."""
     graph, fired, compared, worst, decided = case.graph, False, 0, Comparison(Verdict.PASS), ""
     for place, p in enumerate(passes):
         name = f"{p.name}, run behind {', '.join(other.name for other in passes[:place])}" if place else p.name
@@ -74,12 +74,12 @@ def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Fi
 
 @contextmanager
 def _constants_kept(graph: Graph) -> Iterator[None]:
-    """Fail where a constant was written to, by a pass or by what it left to compute later, and undo it.
+    """Fail if a pass, or a deferred computation that it left, wrote to a constant, and restore the constant.
 
-    Clones share the tensors, so that whatever comes after it would start from damaged ones, reproducers too.
+    Clones share the tensors, so everything that follows, including reproducers, would start from damaged ones.
 
     Raises:
-        BrokenRuleError: a constant was changed in place, whatever other rule that made the pass break.
+        BrokenRuleError: a constant was changed in place. Replaces the error of any other broken rule.
     """
     tensors = {name: v.data for name, v in graph.constants.items() if v.data is not None}
     kept = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -101,14 +101,14 @@ def _with_message(found: Comparison, message: str) -> Comparison:
 
 
 def _run_checked(p: Pass, operators: Operators, graph: Graph, before: Graph) -> bool:
-    """Run a pass on a graph, a clone of ``before``, and check all but numbers; say whether it changed it.
+    """Run a pass on ``graph``, a clone of ``before``, and check all but numerics; return whether it changed.
 
     Raises:
-        BrokenRuleError: with the first rule that it breaks.
+        BrokenRuleError: the pass broke a rule; reports the first one.
     """
     revision, attributes = graph.revision, [repr(node.attrs) for node in before.nodes]
     _call(p, graph, operators)
-    kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # 1 is equal to True, and no such attribute
+    kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # by repr, since 1 == True
     _require(kept_as_is, "the pass changed a node in place: attributes are shared with the stored graph")
     changed = graph.revision != revision
     unchanged = changed or _objects_of(graph) == _objects_of(before) or str(graph) == str(before)
@@ -129,7 +129,7 @@ def _run_checked(p: Pass, operators: Operators, graph: Graph, before: Graph) -> 
 
 
 def _objects_of(graph: Graph) -> list[Any]:
-    """Return what a clone shares with its original, of all that the text of a graph says, which takes long to write."""
+    """Return the parts of a graph's text that a clone shares with its original, as writing the full text is slow."""
     nodes = [
         (
             node.op,
@@ -157,7 +157,7 @@ def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as an a
 
 
 def _check_settled(p: Pass, made: Graph, operators: Operators) -> None:
-    """A pass changes nothing in what it made itself; that graph is changed where it does."""
+    """Require that a pass changes nothing in its own result. Otherwise, the graph is left changed."""
     if not getattr(p, "idempotent", True):
         return
     revision = made.revision
@@ -168,7 +168,7 @@ def _check_settled(p: Pass, made: Graph, operators: Operators) -> None:
 
 
 def _check_interface(before: Graph, after: Graph) -> None:
-    """Names and types of inputs and outputs, state, guards and symbols stay as they were."""
+    """Require that names and types of inputs and outputs, state, guards and symbols are unchanged."""
     for what, old, new in (
         ("inputs", before.inputs, after.inputs),
         ("outputs", before.outputs, after.outputs),
@@ -192,7 +192,7 @@ def _check_interface(before: Graph, after: Graph) -> None:
 
 
 def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
-    """Constants under an old name are the old tensors; a weight that several nodes share has no copy."""
+    """Require that constants under an existing name keep their tensors, and that shared weights are not copied."""
     if p.phase == Phase.CLEAN:
         lost = sorted(n for n in before.constants.keys() - after.constants.keys() if not n.startswith(LITERALS))
         _require(not lost, f"a pass of phase CLEAN keeps every parameter, but {lost} are gone")
@@ -210,13 +210,13 @@ def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
 
 
 def copies(before: Graph, after: Graph, *, may_replace: bool = False) -> Iterator[str]:
-    """Yield what is wrong with each weight that several nodes share and that has a copy of its own after a pass.
+    """Yield a message for each weight shared by several nodes that has its own copy after a pass.
 
     Args:
-        before: the graph as it was.
-        after: what passes made of it.
-        may_replace: whether one copy may take the place of the weight, as where a node that changes nothing at these
-            sizes was computed beforehand.
+        before: original graph.
+        after: result of the passes.
+        may_replace: whether one copy may replace the weight, as after folding a node that is the identity at these
+            sizes.
     """
     added = [v for name, v in after.constants.items() if name not in before.constants]
     for name, old in before.constants.items():
@@ -230,7 +230,7 @@ def copies(before: Graph, after: Graph, *, may_replace: bool = False) -> Iterato
 
 
 def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> None:
-    """The graph does not grow, and consists of complete calls of known operators."""
+    """Require that the graph does not grow, and consists of complete calls of known operators."""
     grown = len(after) > len(before) and not getattr(p, "may_grow", False)
     _require(not grown, f"{len(before)} nodes became {len(after)}: a pass that makes more states `may_grow = True`")
     known = {node.op for node in before.nodes}
@@ -240,23 +240,21 @@ def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> 
 
 
 LITERALS = "clika."
-"""Constants that no module of the user's owns: numbers written in its code."""
-
-# Numbers
+"""Prefix of constants without a module: numbers written in the user's code."""
 
 
 def _numbers(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[tuple[str, Comparison]]:
-    """Compare the results of two graphs on all inputs on which the first one is legal."""
+    """Compare the results of two graphs on all inputs that are legal for the first one."""
     went = False
     if any(node.is_random for node in before.nodes):
         try:
             counts = [random_nodes(graph, runs[0].inputs) for graph in (before, after)]
         except ClikaError:
-            return []  # what is drawn at random is not always what the next node takes: no case
+            return []  # random values may be invalid for the next node: skip the case
         first, then = counts[0][1], counts[1][1]
         is_same = first == then or len({deciding_nodes(graph, runs[0].inputs) for graph in (before, after)}) == 1
         _require(is_same, f"{first} nodes that make results random became {then}")
-        went = counts[0] != counts[1]  # random nodes, and with them their part of the stream of numbers
+        went = counts[0] != counts[1]  # removed random nodes shift the stream of random numbers
         if counts[0][1] and (went or p.error.kind != "exact"):
             return []
     found: list[tuple[str, Comparison]] = []
@@ -265,11 +263,11 @@ def _numbers(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[
             expected = _called_twice(before, run.inputs)
             if went and _differs(expected, _called_twice(before, run.inputs, seed=1)) is not None:
                 continue
-        except Exception:  # noqa: BLE001, S112 - eager refuses these sizes or elements: no case
+        except Exception:  # noqa: BLE001, S112 - eager rejects these sizes or elements: skip the case
             continue
         try:
             actual = _called_twice(after, run.inputs, known=expected)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the graph ran before
+        except Exception as error:  # noqa: BLE001 - any error is a failure, as the graph ran before
             return [(run.name, Comparison(Verdict.VALUE, f"ran on {run.name} before, now: {error}"))]
         found.append((run.name, _compare(p, (before, after), run, expected, actual)))
     return found
@@ -282,11 +280,11 @@ def _compare(
     if p.error.kind != "exact":
         try:
             return _judged(before, run.inputs, expected, actual)
-        except RuntimeError as error:  # a convolution in float32 takes a dilation of 0, one in float64 does not
+        except RuntimeError as error:  # convolutions accept a dilation of 0 in float32, but not in float64
             return Comparison(Verdict.UNSTABLE, f"eager refuses to compute this in wider arithmetic: {error}")
     found = _differs(expected, actual)
     if found is not None and found.verdict is Verdict.VALUE:
-        # The class EXACT leaves the sign of a zero open, and 1 / -0.0 is not 1 / 0.0: compare without signs of zeros.
+        # The class EXACT does not define the sign of zero, but 1 / -0.0 != 1 / 0.0: compare without signs of zeros.
         unsigned = Run(run.name, tuple(map(_unsigned, run.inputs)))
         found = _differs(*(_called_twice(_unsigned_graph(g), unsigned.inputs, unsigned=True) for g in graphs))
     if found is not None and _differs(expected, _called_twice(before, run.inputs)) is not None:
@@ -297,7 +295,7 @@ def _compare(
 def _judged(
     before: Graph, inputs: Sequence[Tensor], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> Comparison:
-    """Judge what one or two calls returned, each by the reference of its own; return the worse comparison."""
+    """Judge the results of one or two calls, each by its own reference; return the worse comparison."""
     size = len(before.outputs) + len(before.state)
     found = Reference(_stateless(before), inputs, trusting=True).judge(actual[:size])
     if not before.state or found.verdict.is_failure:
@@ -322,10 +320,10 @@ def _differs(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Comparison
 def _called_twice(
     graph: Graph, inputs: Sequence[Tensor], *, known: Sequence[Tensor] = (), unsigned: bool = False, seed: int = 0
 ) -> list[Tensor]:
-    """Return outputs and new state of a call, and where there is state, those of a second call that starts from it.
+    """Return outputs and new state of a call; with state, also those of a second call that starts from it.
 
-    Where the results of another graph are ``known``, the second starts from the state in these: so that a difference
-    in the first is not seen again in the second.
+    If the results of another graph are ``known``, the second call starts from their state, so that a difference in the
+    first call is not reported again in the second.
     """
     first = _computed(graph, inputs, unsigned=unsigned, seed=seed)
     if not graph.state:
@@ -335,7 +333,7 @@ def _called_twice(
 
 
 def _later(graph: Graph, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Graph, list[Tensor]]:
-    """Return graph and inputs of a second call, which starts from the state among the results of the first."""
+    """Return graph and inputs of a second call that starts from the state in the results of the first."""
     outputs = len(graph.outputs)
     state = dict(zip(graph.state, results[outputs : outputs + len(graph.state)], strict=True))
     later = graph.clone()
@@ -345,10 +343,10 @@ def _later(graph: Graph, inputs: Sequence[Tensor], results: Sequence[Tensor]) ->
 
 
 def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool, seed: int) -> list[Tensor]:
-    """Run a graph with a seed, every result contiguous, since kernels round by layout.
+    """Run a graph with a seed, with contiguous results, since kernels round by layout.
 
     Raises:
-        BrokenRuleError: a node made another type than the graph states.
+        BrokenRuleError: a result of a node does not have the type that the graph states.
     """
     types = StatedTypes(graph, inputs)
 
@@ -360,13 +358,13 @@ def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool, seed: i
     random = any(node.is_random for node in graph.nodes)
     with torch.random.fork_rng(devices=(), enabled=random), torch.no_grad():
         if random:
-            torch.default_generator.manual_seed(seed)  # alone, as in `random_nodes`
+            torch.default_generator.manual_seed(seed)  # CPU generator only, as in `random_nodes`
         outputs, state = interpret(graph, inputs, hook)
     return [t.detach() for t in (*outputs, *state.values())]
 
 
 def _unsigned(tensor: Tensor) -> Tensor:
-    """Return a tensor whose zeros are all positive."""
+    """Return a tensor with only positive zeros."""
     return tensor.detach().contiguous() + 0 if tensor.is_floating_point() else tensor.contiguous()
 
 
@@ -378,7 +376,7 @@ def _unsigned_graph(graph: Graph) -> Graph:
 
 
 def _stateless(graph: Graph) -> Graph:
-    """Return a graph that returns its new state behind its outputs."""
+    """Return a graph that returns its new state after its outputs."""
     copy = graph.clone()
     for value in copy.state.values():
         copy.add_output(value)

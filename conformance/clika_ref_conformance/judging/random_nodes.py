@@ -1,4 +1,4 @@
-"""Which nodes of a graph make its results random: a pass may drop what is dead, but draws for nobody else."""
+"""Find the nodes that make a graph's results random: a pass may remove dead ones, but must keep the others."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.symbols import resolve
 
 SEEDS = range(4)
-"""A call that gives the same for each of these is not random: dropout of probability 0."""
+"""A call with the same result for each of these seeds is not random, such as dropout of probability 0."""
 
 FILLS = (0.5, -0.5, 3.0)
-"""An operand of which a node reads no more than the type may hold each of these, and the results are the same."""
+"""Fill values for an operand: if the results are the same for each, a node reads only the operand's type."""
 
 DRAWS = 256
-"""Draws of a call after which it depends on chance no longer: what changes 1 element in 10 is missed once in 5e11."""
+"""Equal draws that make a call count as deterministic; a change of 1 element in 10 is missed once in 5e11."""
 
 Values = Mapping[Value, Tensor]
 
 
 def random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
-    """Return how many nodes of a graph are random, and how many of these make its results so."""
+    """Return the number of random nodes of a graph, and the number of those that make its results random."""
     values: dict[Value, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     values.update((v, v.data) for v in graph.constants.values() if v.data is not None)
     with torch.no_grad():
@@ -38,9 +38,9 @@ def random_nodes(graph: Graph, inputs: Sequence[Tensor]) -> tuple[int, int]:
 
 
 def deciding_nodes(graph: Graph, inputs: Sequence[Tensor]) -> int:
-    """Return how many random nodes change what a graph returns if they alone draw something else.
+    """Return the number of random nodes that change the results of a graph if only they get another seed.
 
-    That of ``noise / noise`` does not, though either operand of the quotient is read.
+    The random node of ``noise / noise`` does not, although the quotient reads both operands.
     """
     same = _returned(graph, inputs, None, 0)
     random = [node for node in graph.nodes if node.is_random]
@@ -48,7 +48,7 @@ def deciding_nodes(graph: Graph, inputs: Sequence[Tensor]) -> int:
 
 
 def _returned(graph: Graph, inputs: Sequence[Tensor], other: Node | None, seed: int) -> bytes:
-    """Return the bytes of all that a graph returns, where one node draws with a seed and all others with 0."""
+    """Return the bytes of all results of a graph, with one node drawing from ``seed`` and all others from 0."""
     nodes = [*graph.nodes]
     seeds = [seed if node is other else 0 for node in nodes]
     following = dict(zip(nodes, [*seeds[1:], 0], strict=True))
@@ -63,14 +63,14 @@ def _returned(graph: Graph, inputs: Sequence[Tensor], other: Node | None, seed: 
 
 
 def depends_on_chance(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
-    """Whether a random call may give two runs different results: it does not with a dropout of probability 0.
+    """Return whether a random call may give two runs different results, unlike a dropout of probability 0.
 
-    Floating operands are one half and its negative, as `rrelu` draws for what is below zero only: what `bernoulli`
-    does with probabilities of 0 and 1, which these very operands may hold, is not seen.
+    Floating operands are replaced by 0.5 and -0.5, as `rrelu` draws only for elements below zero. So determinism that
+    depends on the actual elements, such as `bernoulli` of probabilities 0 and 1, is not detected.
     """
     for fill in FILLS[:2]:
         filled = {v: _filled(values[v], fill) for v in node.inputs if isinstance(v, Value)}
-        with torch.random.fork_rng(devices=()), suppress(RuntimeError, ValueError):  # not every element is legal
+        with torch.random.fork_rng(devices=()), suppress(RuntimeError, ValueError):  # the fill value may be illegal
             torch.default_generator.manual_seed(0)
             if _differ(_computed(node, filled, sizes) for _ in range(DRAWS)):
                 return True
@@ -78,16 +78,17 @@ def depends_on_chance(node: Node, values: Values, sizes: Mapping[str, int]) -> b
 
 
 def _varies(node: Node, values: Values, sizes: Mapping[str, int]) -> bool:
-    """Whether a call gives one seed something else than another.
+    """Return whether a call gives different results for different seeds.
 
-    Floating operands are one half: what is dropped out already, in one of two graphs, is not seen to be dropped again.
+    Floating operands are replaced by 0.5: zeros from an earlier dropout, in one of two graphs, would hide a further
+    one.
     """
     halves = {v: _filled(values[v], 0.5) for v in node.inputs if isinstance(v, Value)}
     return _differ(_result(node, halves, sizes, seed) for seed in SEEDS)
 
 
 def _live(graph: Graph, values: Values, sizes: Mapping[str, int]) -> list[Node]:
-    """Return the nodes whose results are read, from the last to the first."""
+    """Return the nodes with results that are read, from the last to the first."""
     chance: set[Value] = set()
     for node in graph.nodes:
         if node.is_random or not chance.isdisjoint(v for v in node.inputs if isinstance(v, Value)):
@@ -103,25 +104,25 @@ def _live(graph: Graph, values: Values, sizes: Mapping[str, int]) -> list[Node]:
 
 
 def _is_read(node: Node, operand: Value, values: Values, sizes: Mapping[str, int]) -> bool:
-    """Whether the result of a node depends on the elements of an operand, and not on its type alone."""
+    """Return whether the result of a node depends on the elements of an operand, and not only on its type."""
     if not operand.type.dtype.is_floating_point:
         return True
     try:
         return _differ(_result(node, {**values, operand: _filled(values[operand], f)}, sizes, 0) for f in FILLS)
-    except (RuntimeError, ValueError):  # some elements are not legal: it reads them
+    except (RuntimeError, ValueError):  # it rejects a fill value, so it reads the elements
         return True
 
 
 def _differ(results: Iterator[bytes]) -> bool:
-    """Whether one of some results is not like the first; those behind it are not computed."""
+    """Return whether any result differs from the first; stops at the first difference."""
     first = next(results)
     return any(result != first for result in results)
 
 
 def _result(node: Node, values: Values, sizes: Mapping[str, int], seed: int) -> bytes:
-    """Return the bytes of all results of a call, computed under a seed."""
+    """Return the bytes of all results of a call, computed with a seed."""
     with torch.random.fork_rng(devices=()):
-        torch.default_generator.manual_seed(seed)  # alone, as `torch.manual_seed` formats a stack for each other device
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` would format a stack for each other device
         return _computed(node, values, sizes)
 
 
@@ -144,5 +145,5 @@ def _filled(tensor: Tensor, value: float) -> Tensor:
 def bits(tensor: Tensor | None) -> Tensor:
     """Return the bytes of a tensor."""
     assert tensor is not None
-    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a single element may have any stride, which view refuses
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)  # a single element may have any stride, which `view` rejects
     return flat.copy_(tensor.detach().reshape(-1)).view(torch.uint8)

@@ -1,4 +1,4 @@
-"""The runs of a whole graph: one in float64 with every call and its bounds, and repetitions of it with errors."""
+"""Runs of a whole graph: one in float64 with every call and its bounds, and repetitions of it with errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Values = dict[Value, torch.Tensor]
 
 @dataclass(slots=True)
 class ExactRun:
-    """A run in float64: every value, and for every node its call, as given and in float64, and its bounds."""
+    """Run in float64: every value and, for every node, its original call, its call in float64, and its bounds."""
 
     values: Values = field(default_factory=Values)
     given: dict[Node, Call] = field(default_factory=dict[Node, Call])
@@ -38,7 +38,7 @@ def run_exactly(
     nodes: Collection[Node] | None = None,
     arithmetic: Sequence[Arithmetic] = (),
 ) -> ExactRun:
-    """Run a graph, or some nodes of it, in float64 and bound every node on the way, as the arithmetic allows."""
+    """Run a graph, or some of its nodes, in float64 and bound every node, for the declared arithmetic."""
     run = ExactRun()
 
     def compute(node: Node, call: Call) -> list[torch.Tensor]:
@@ -59,9 +59,9 @@ def repeat(
     eager: Mapping[Value, torch.Tensor],
     noise: Noise,
 ) -> Iterator[Values]:
-    """Yield repetitions of a run with an error drawn at random after every node that rounds; ties are broken so too.
+    """Yield repetitions of a run with a random error after every node that rounds, and with ties broken at random.
 
-    ``noise`` is that of the run.
+    ``noise`` is the one of the run.
     """
     generator = noise.generator
     if all(s.name in read_sizes(graph, inputs) for s in graph.symbols.values()):
@@ -71,7 +71,7 @@ def repeat(
         return
 
     def compute(node: Node, call: Call) -> list[torch.Tensor]:
-        """Compute a node of a graph whose sizes depend on elements, and so on errors."""
+        """Compute a node of a graph with sizes that depend on elements, and therefore on errors."""
         call = ties.broken(call, generator) if ties.is_open(node) else call
         _, results = exact_arithmetic.computed(node, call, eager)
         pairs = zip(results, node.outputs, exact.local[node].bounds, strict=True)
@@ -84,19 +84,19 @@ def repeat(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A node to repeat: which operands differ from run to run, and the errors of each output in each run."""
+    """Node to repeat: operands that differ between runs, and the errors of each output in each run."""
 
     node: Node
     moved: tuple[int, ...]
     errors: tuple[torch.Tensor | None, ...]
-    """Of shape ``[runs, ...]`` each."""
+    """Each of shape ``[runs, ...]``."""
     parts: tuple[tuple[torch.Tensor, torch.Tensor] | None, ...]
-    """Of each output the elements that another order of computation makes special, ``bool[runs, ...]``, and as what."""
+    """Per output: elements that another computation order makes special, ``bool[runs, ...]``, and their values."""
     casts: bool
 
 
 def _steps(exact: ExactRun, noise: Noise) -> list[_Step]:
-    """Return the nodes that errors reach; what comes before all of them is the same in every run."""
+    """Return the nodes that errors reach; the nodes before them are the same in every run."""
     reached: set[Value] = set()
     steps: list[_Step] = []
     for node in exact.local:
@@ -119,9 +119,9 @@ def _errors(bound: torch.Tensor | None, noise: Noise) -> torch.Tensor | None:
 
 
 def _parts(local: Local, index: int, result: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return where and as what the parts of a node are special otherwise than the whole: either is right.
+    """Return the elements where the parts of a node are special and the whole is not, or reversed, with their values.
 
-    ``-inf * (x - mean)`` is an infinity, and NaN where it is computed as ``-inf * x + inf * mean``.
+    Both are correct: ``-inf * (x - mean)`` is an infinity, and NaN if computed as ``-inf * x + inf * mean``.
     """
     if not local.runs or not is_float(result):
         return None
@@ -170,5 +170,5 @@ def _computed(
         try:
             return [r.double() if is_float(r) else r for r in as_list(call.function(*call.operands, **call.attrs))]
         except (RuntimeError, TypeError, ValueError):
-            pass  # a reference that does not know float64
+            pass  # the reference does not support float64
     return exact_arithmetic.computed(node, call, eager)[1]

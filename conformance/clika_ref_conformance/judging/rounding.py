@@ -1,4 +1,4 @@
-"""Rounding units of a dtype, and one call of an operator or an ATen overload as the bounds look at it."""
+"""Rounding units of a dtype, and the form of a call of an operator or ATen overload that the bounds use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AnyFormat = torch.dtype | Format
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function and the arguments that it is called with, floating tensors in float64."""
+    """Function and its arguments, with floating tensors in float64."""
 
     name: str
     function: Callable[..., Any]
@@ -24,40 +24,40 @@ class Call:
 
     @property
     def floats(self) -> list[torch.Tensor]:
-        """The operands that are floating tensors, in order."""
+        """Operands that are floating tensors, in order."""
         return [t for t in flattened(self.operands) if is_float(t)]
 
     @property
     def first(self) -> torch.Tensor:
-        """The first operand that is a tensor, in float64; a number where there is none."""
+        """First tensor operand, in float64; the largest absolute number if there is none."""
         tensors = [t for t in flattened(self.operands) if isinstance(t, torch.Tensor)]
         numbers = [abs(float(o)) for o in self.operands if isinstance(o, int | float)]
         return tensors[0].double() if tensors else torch.tensor(max(numbers, default=0.0), dtype=torch.float64)
 
     def run(self, change: Callable[[torch.Tensor], torch.Tensor] | None = None) -> list[torch.Tensor]:
-        """Compute the call, with ``change`` applied to every operand that is a floating tensor."""
+        """Compute the call, with ``change`` applied to every floating tensor among the operands."""
         operands = self.operands if change is None else mapped(self.operands, change)
         return as_list(self.function(*operands, **self.attrs))
 
     def attribute(self, name: str, position: int, default: Any = None) -> Any:
-        """Return an attribute, which an ATen overload takes by ``position``."""
+        """Return an attribute; an ATen overload takes it by ``position``."""
         if name in self.attrs:
             return self.attrs[name]
         return self.operands[position] if position < len(self.operands) else default
 
 
 def is_float(item: Any) -> bool:
-    """Whether an operand is a floating tensor."""
+    """Return whether an operand is a floating tensor."""
     return isinstance(item, torch.Tensor) and item.is_floating_point()
 
 
 def as_list(result: Any) -> list[torch.Tensor]:
-    """Return what a call returned as a list of tensors."""
+    """Return the result of a call as a list of tensors."""
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
 def flattened(items: Any) -> list[Any]:
-    """Return operands with lists of operands spread out."""
+    """Return operands with nested lists of operands flattened."""
     return [i for item in items for i in (flattened(item) if isinstance(item, list | tuple) else [item])]
 
 
@@ -74,7 +74,7 @@ def limits_of(dtype: AnyFormat) -> torch.finfo | Format:
 
 
 def step_of(dtype: AnyFormat) -> float:
-    """Return the distance from 0 to the next number: what may be lost of any result, however small."""
+    """Return the distance from 0 to the next number: the absolute error that any result may have."""
     limits = limits_of(dtype)
     return limits.step if isinstance(limits, Format) else limits.smallest_normal * limits.eps
 
@@ -85,11 +85,11 @@ def unit_of(dtype: AnyFormat) -> float:
 
 
 EXPONENT = 0x7FF0 << 48
-"""The bits of a float64 that, alone, are the largest power of 2 which is no larger than it."""
+"""Mask of the exponent bits of a float64: alone, they are the largest power of 2 not above its absolute value."""
 
 
 def ulp_of(values: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
-    """Return the distance between neighbours of ``dtype`` at each of the ``values``, in float64; NaN counts as zero."""
+    """Return the distance between neighbors of ``dtype`` at each of the ``values``, in float64; NaN counts as zero."""
     info = limits_of(dtype)
     magnitude = values.double().abs().nan_to_num(0.0, info.max).clamp(info.smallest_normal, info.max)
     power = (magnitude.view(torch.int64) & EXPONENT).view(torch.float64)
@@ -98,5 +98,5 @@ def ulp_of(values: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
 
 
 def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return float64 values as the nearest ones of another floating dtype, still in float64."""
+    """Round float64 values to another floating dtype, and return them in float64."""
     return values if dtype is torch.float64 else values.to(dtype).double()

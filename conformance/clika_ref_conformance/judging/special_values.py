@@ -1,4 +1,4 @@
-"""What one output may be: for each element the exact value, how far from it is right, and which special values are."""
+"""Expected values of one output: the exact value, the bound and the allowed special values of each element."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from clika_ref_conformance.judging.bounds import Products
 from clika_ref_conformance.judging.rounding import ulp_of
 
 EAGER_ULPS = 8
-"""How far from eager a target may lie where eager itself is all that there is to hold it against."""
+"""Distance from eager that is allowed where eager is the only reference."""
 
 
 @dataclass
 class Expected:
-    """One output as it should be: by eager, by exact arithmetic, and by runs with errors drawn at random."""
+    """Expected values of one output: from eager, from exact arithmetic, and from runs with random errors."""
 
     eager: torch.Tensor
     exact: torch.Tensor
-    """In float64, or an integer or bool as ``eager`` is."""
+    """In float64, or in the integer or bool dtype of ``eager``."""
     bound: torch.Tensor | None
     """None for integers; zero where nothing may differ."""
     runs: Sequence[torch.Tensor] = ()
     same: bool = False
-    """Whether nothing on the way rounds, so that every element must be eager's."""
+    """Whether no operation rounds, so that every element must equal eager's."""
     products: Products | None = None
     label: str = ""
-    """What decided on the bound."""
+    """Origin of the bound."""
     jumps: torch.Tensor | None = None
-    """How far from a run the result may lie where it steps from one value to another; NaN elsewhere."""
+    """Tolerance around a run, for elements that step from one value to another; NaN elsewhere."""
     random: bool = field(default=False, kw_only=True)
 
     @cached_property
     def ambiguous(self) -> torch.Tensor:
-        """Where rounding decides the integer, or whether an element is special: more than one answer is right."""
+        """Mask of elements with several correct answers: rounding decides the integer, or whether it is special."""
         if self.same or not self.runs:
             return torch.zeros(self.eager.shape, dtype=torch.bool)
         if self.bound is None:
@@ -49,23 +49,23 @@ class Expected:
 
     @cached_property
     def unstable(self) -> torch.Tensor:
-        """Where eager itself leaves the bound."""
+        """Mask of elements where eager itself exceeds the bound."""
         return ~self._within(self.eager)
 
     def accepts(self, actual: torch.Tensor) -> torch.Tensor:
-        """Return for every element whether it is right: within the bound, or, where eager is not, as eager is."""
+        """Return a mask of correct elements: within the bound or, where eager exceeds it, close to eager."""
         right = self._within(actual)
         return right | (self.unstable & self._like_eager(actual)) if bool(self.unstable.any()) else right
 
     def is_plainly(self, actual: torch.Tensor) -> bool:
-        """Whether a result is right in every element, and eager too, and nowhere a matter of which way one rounds."""
+        """Return whether a result and eager are correct in every element, and no element is ambiguous."""
         if self.random:
             return True
         settled = not bool(self.ambiguous.any()) and not bool(self.unstable.any())
         return settled and bool(self._within(actual).all())
 
     def error(self, actual: torch.Tensor) -> torch.Tensor:
-        """Return ``|T - R|`` in float64, infinite where only one is finite; against eager where it is unstable."""
+        """Return ``|T - R|`` in float64, infinite if only one is finite; relative to eager where that is unstable."""
         centre = self.eager if self.same else torch.where(self.unstable, self.eager.double(), self.exact.double())
         actual = actual.double()
         alike = (actual == centre) | (actual.isnan() & centre.isnan())
@@ -91,7 +91,7 @@ class Expected:
         return self._near(actual.double(), self.bound)
 
     def _near(self, actual: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
-        """Apply the bound, with the special values that the exact value, or a run, or overflow allows."""
+        """Apply the bound, with the special values that the exact value, a run, or overflow allows."""
         largest = torch.finfo(self.eager.dtype).max
         near = (actual - self.exact).abs() <= bound
         near |= equal(actual, self.exact)
@@ -100,7 +100,7 @@ class Expected:
         near |= bound == math.inf
         if bool(self.ambiguous.any()):
             for run in self.runs:
-                infinite = (run.abs() > largest) | (run.isfinite() & self.exact.isinf())  # beside a pole: which side?
+                infinite = (run.abs() > largest) | (run.isfinite() & self.exact.isinf())  # a pole: either sign
                 special = torch.where(infinite, torch.full_like(run, math.inf).copysign(run), run)
                 near |= equal(actual, special) & ~special.isfinite()
                 near |= False if self.jumps is None else (actual - run).abs() <= self.jumps
@@ -117,11 +117,11 @@ class Expected:
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Return where two tensors agree, NaN with NaN and -0 with 0."""
+    """Return a mask of equal elements, with NaN equal to NaN and -0 to 0."""
     same = a == b
     return same | (a.isnan() & b.isnan()) if a.is_floating_point() else same
 
 
 def special_class(tensor: torch.Tensor) -> torch.Tensor:
-    """Return 0 where finite, 1 and -1 at the infinities, 2 at NaN."""
+    """Return 0 for finite elements, 1 and -1 for the infinities, 2 for NaN."""
     return torch.where(tensor.isnan(), 2.0, torch.where(tensor.isinf(), tensor.sign(), 0.0))

@@ -1,4 +1,4 @@
-"""Judgement of an output as a whole: statistics of a sum of products, and how much coarser than eager it is."""
+"""Judge an output as a whole: statistics of a sum of products, and its coarseness relative to eager."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from clika_ref_conformance.judging.special_values import Expected
 VARIANCE = 1.6
 """``sum z^2 <= 1.6 sum K`` for ``z = error / (u sum |x| |w|)``. Source: TOSA reference model, dot product test."""
 LARGEST_QUALITY = 20.0
-"""Correct runtimes in float32 reach 19.9; the mildest cheat, TF32 inputs, starts at 82."""
+"""Limit on the quality: correct runtimes in float32 reach 19.9; the mildest violation, TF32 inputs, starts at 82."""
 WIDEST = 30
-"""Bounds of elementwise functions are 8 ulp of their companion, and even rounding is off by 0.29 ulp."""
+"""Elementwise bound over RMS rounding error: bounds are 8 ulp of the companion, and rounding is off by 0.29 ulp."""
 FEWEST_TERMS = 16
-"""Below so many terms a sum is too short for its quality to tell."""
+"""Minimum number of terms of a sum for its quality to be significant."""
 FEWEST_ELEMENTS = 8
-"""Below so many elements one lucky rounding of eager decides on its quality."""
+"""Minimum number of elements; with fewer, one lucky rounding of eager decides the quality."""
 
 
 def quality(expected: Expected, actual: torch.Tensor) -> float:
     """Return ``RMS(T - R) / RMS(E - R)`` over the finite elements.
 
-    The divisor has a floor, the error of evenly distributed rounding (0.29 ulp), and for sums of products
-    ``u sum |x| |w| / sqrt(K)``, so that eager being exact by luck makes no target look bad.
+    The divisor has a minimum: the error of evenly distributed rounding (0.29 ulp), and for sums of products
+    ``u sum |x| |w| / sqrt(K)``. So a target does not look bad because eager is exact by luck.
     """
     if expected.bound is None or not actual.numel():
         return 0.0
@@ -43,7 +43,7 @@ def quality(expected: Expected, actual: torch.Tensor) -> float:
 
 
 def coarseness(expected: Expected, actual: torch.Tensor, grade: float) -> str:
-    """Say why an output within its bounds is too coarse for the dtype it is declared in, or return nothing."""
+    """Describe why an output within its bounds is too coarse for its declared dtype; empty if it is not."""
     found, dtype = expected.products, expected.eager.dtype
     if found is None or not actual.numel():
         return ""

@@ -1,4 +1,4 @@
-"""Operators that leave open which of several equal elements they choose, and what is right then."""
+"""Operators that may choose any of several equal elements, and the correctness of their results."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from clika_ref_conformance.judging.rounding import Call, is_float
 from clika_ref_conformance.judging.special_values import equal
 
 CHOOSERS = frozenset({"topk", "sort", "argsort", "kthvalue", "median_dim", "nanmedian_dim", "mode"})
-"""The others (argmax, max along a side) promise the first."""
+"""Operators that may choose any of several equal elements; others (argmax, max along a dim) return the first."""
 ORDERED = frozenset({"topk", "sort", "argsort"})
-"""These give every index at most once."""
+"""Operators that return every index at most once."""
 TIE_BREAK = 2.0**-45
-"""Relative size of what tells equal elements apart: far below the dtypes under test, far above float64's own unit."""
+"""Relative size of the noise that breaks ties: far below the dtypes under test, far above float64's own unit."""
 
 
 def is_open(node: Node) -> bool:
-    """Whether a node may choose among equal elements as it likes."""
+    """Return whether a node may choose any of several equal elements."""
     return node.op.name in CHOOSERS and not node.attrs.get("stable", False)
 
 
 def broken(call: Call, generator: torch.Generator) -> Call:
-    """Return the call on an operand whose equal elements are told apart at random."""
+    """Return the call with random noise on its operand that breaks ties."""
     x, *rest = call.operands
     if not is_float(x) or not x.numel():
         return call
@@ -32,7 +32,7 @@ def broken(call: Call, generator: torch.Generator) -> Call:
 
 
 def same_choice(call: Call, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Return for every chosen index whether it stands for an element equal to the one that eager chose."""
+    """Return a mask of chosen indices with an element equal to the one that eager chose."""
     x, dim = call.operands[0], call.attrs.get("dim", -1)
     if x.ndim == 0:
         return chosen == indices

@@ -1,4 +1,4 @@
-"""Whether eager does what an operator's quantization trait claims of it: placement believes the claim."""
+"""Check an operator's quantization trait against eager, as placement relies on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE, QuantizationTrait
 
 
 def claims(op: Operator) -> bool:
-    """Whether the trait of an operator claims anything of its elements."""
+    """Return whether the trait of an operator claims anything about its elements."""
     trait = op.trait
     return (
         trait in (SAME_SCALE, SHARED_SCALE) or trait.weight is not None or bool(trait.factors) or trait.is_homogeneous
@@ -27,11 +27,11 @@ def claim_of(trait: QuantizationTrait) -> str:
 
 
 def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
-    """Say what of a claim does not hold for one call, which eager takes; None where it holds or nothing is claimed.
+    """Describe the first claim that fails for a call that eager accepts; None if all hold or nothing is claimed.
 
-    Operators that move elements return those of the operand whose scale they claim to have, and zeros; those that
-    multiply and add up are linear in their weight, one output channel after the other, and add the bias as it is. What
-    factors pass through, or what is scaled by vectors, returns twice as much of what is twice as large.
+    Operators that move elements return only zeros and elements of the operand with the claimed scale. Operators with a
+    weight are linear in it, per output channel, and add the bias unchanged. Operators that pass factors on, or are
+    scaled by vectors, return twice the result for twice the operand.
     """
     named = (op.trait.weight, op.trait.bias, *op.trait.factors)
     lacking = [place for place in named if place is not None and place >= len(operands)]
@@ -70,7 +70,7 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
     trait = op.trait
     weight = operands[trait.weight or 0]
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.ndim < 2 or not weight.numel():
-        return None  # a vector has no output channels
+        return None  # vectors have no output channels
     bias = None if trait.bias is None else operands[trait.bias]
     plain = _with(operands, {trait.bias: None} if trait.bias is not None else {})
     (whole,) = _results(op, plain, attrs)
@@ -87,10 +87,10 @@ def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -
 
 
 def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], positions: Sequence[int]) -> str | None:
-    """Say so where an element of the last side that is twice as large in some operands is not so in the result."""
+    """Describe a failure if doubling elements of the operands' last dim does not double those of the result."""
     first = operands[positions[0]]
     if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.ndim or not first.numel():
-        return None  # without it, nothing is scaled
+        return None  # without such an operand, nothing is scaled
     larger: dict[int | None, Any] = {i: o.clone() for i in positions if isinstance(o := operands[i], torch.Tensor)}
     for operand in larger.values():
         operand[..., 0].mul_(2)
@@ -106,13 +106,13 @@ def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], po
 
 
 def _rounds_otherwise(result: torch.Tensor) -> torch.Tensor:
-    """Whether twice an element may not round as it does: it is infinite, or below what is normal in its dtype."""
+    """Return a mask of elements that may not double exactly: infinite, or below the normal range of their dtype."""
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0
     return ~result.isfinite() | (result.abs() < tiny)
 
 
 def _doubled(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
-    """Return a weight of which the first output channel is twice as large, which rounds alike."""
+    """Return a weight with its first output channel doubled, which does not change its rounding."""
     found = weight.clone()
     found.select(trait.axis or 0, 0).mul_(2)
     return found

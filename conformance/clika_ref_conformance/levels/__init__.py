@@ -1,1 +1,1 @@
-"""The levels of the suite, from the contract of a declaration up to artifacts in a fresh process."""
+"""Levels of the suite, from the contract of a declaration to artifacts in a fresh process."""

@@ -1,4 +1,4 @@
-"""L6, artifacts: the same bytes twice and in another process, the same outputs from a file, and damage that is told."""
+"""L6, artifacts: equal bytes twice and in another process, equal outputs from a file, errors for damaged files."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 LEVEL = "artifacts"
 
 EXTERNAL = {"external_data": True}
-"""The option by which targets keep weights beside the model; those that have no such files ignore it."""
+"""Option to store weights in files next to the model; targets without such files ignore it."""
 
 DAMAGES = 8
-"""Damaged copies of an artifact: three that are cut short, the others with altered bytes."""
+"""Damaged copies of an artifact: three truncated ones, the others with altered bytes."""
 
 
 GRAPHS, FILES = "random graphs", "files"
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return one task for each operator of the share that is chosen by name and seed, for graphs, and for files.
+    """Return one task for each operator of a pseudo-random share, by name and seed, and tasks for graphs and for files.
 
-    Where some tasks only are asked for, no operator is left out for the others' sake.
+    If only some tasks are requested, no operator is left out.
     """
     seed, share = suite.profile.seed, 1.0 if suite.subjects else suite.profile.share_of_artifacts
     operators = [op for op in suite.registry.operators.values() if op.sampler is not None]
@@ -53,7 +53,7 @@ def tasks(suite: Suite) -> list[Task]:
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the checks of a task; those of all tasks share one other process."""
+    """Return the checks of a task; the checks of all tasks share one other process."""
     bench = Bench(suite)
     if task.subject == FILES:
         return _file_checks(bench)
@@ -63,7 +63,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 def _call_carried_over(name: str, bench: Bench) -> Outcome:
-    """Carry a drawn call of an operator over."""
+    """Transfer a drawn call of an operator to the other process."""
     suite = bench.suite
     case = static_case(draw(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical")
     if case is None:
@@ -72,7 +72,7 @@ def _call_carried_over(name: str, bench: Bench) -> Outcome:
 
 
 def graph_share(suite: Suite) -> list[Case]:
-    """Return as many random graphs as the share says."""
+    """Return random graphs, as many as the profile's share."""
     count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
     drawn = collect(graph_cases(growable(suite.registry.operators), suite.target.refusal), count, seed)
@@ -81,19 +81,19 @@ def graph_share(suite: Suite) -> list[Case]:
 
 @dataclass
 class Bench:
-    """Where artifacts are written, and the other process that writes and reads them too."""
+    """Compare artifacts that this process and another one write and read."""
 
     suite: Suite
 
     @property
     def fresh(self) -> FreshProcess:
-        """The other process of all checks of a suite."""
+        """Other process of all checks of a suite."""
         return fresh_process(self.suite)
 
     def carried_over(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
-        """Compile a case here twice and there once, load it there, and compare bytes and outputs.
+        """Compile a case twice here and once in the other process, load it there, and compare bytes and outputs.
 
-        A case does not say with which options it was compiled, so with options the outcome has none.
+        A case does not store its compile options, so an outcome with options has no case.
         """
         with TemporaryDirectory(dir=self.suite.folder) as folder:
             comparison = self._compared(case, Path(folder), options or {})
@@ -136,7 +136,7 @@ class Bench:
         return Comparison(Verdict.PASS)
 
     def damaged(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
-        """Damage an artifact, and load and run it in the other process: an error there must be one of ours."""
+        """Damage an artifact, and load and run it in the other process: any error must be a `ClikaError`."""
         graph = self.suite.lowered(case)
         refused = refusal_of(graph, self.suite)
         if refused is not None:
@@ -183,7 +183,7 @@ CUTS = (("cut to nothing", 0.0), ("cut in half", 0.5), ("cut by its last tenth",
 
 
 def _damage(number: int, seed: int, folder: Path) -> str:
-    """Damage the largest file of an artifact, or its model, in place; return what was done."""
+    """Damage the largest file of an artifact, or its model, in place; describe the damage."""
     files = sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.stat().st_size, p.name))
     path = files[-1] if number % 2 else files[0]
     data = bytearray(path.read_bytes())
@@ -191,7 +191,7 @@ def _damage(number: int, seed: int, folder: Path) -> str:
         what, part = CUTS[number]
         path.write_bytes(data[: int(len(data) * part)])
         return f"{path.name} {what}"
-    random = Random(f"{seed}/{number}")  # noqa: S311 - damages tests, not keys
+    random = Random(f"{seed}/{number}")  # noqa: S311 - test data, not cryptography
     for _ in range(1 + 4 * (number - len(CUTS))):
         data[random.randrange(len(data))] ^= random.randrange(1, 256)
     path.write_bytes(data)
@@ -199,7 +199,7 @@ def _damage(number: int, seed: int, folder: Path) -> str:
 
 
 def input_order_case(suite: Suite) -> Case:
-    """Return ``b - a`` of two inputs of one shape, of which the second in the alphabet comes first."""
+    """Return ``b - a`` of two inputs of the same shape, in reverse alphabetical order."""
     graph = Graph("order")
     first, second = (graph.add_input(TensorType(torch.float32, (2, 3)), name) for name in ("b", "a"))
     graph.add_output(Builder(graph, suite.registry.operators)("sub", first, second))
@@ -208,7 +208,7 @@ def input_order_case(suite: Suite) -> Case:
 
 
 def weights_case(suite: Suite) -> Case:
-    """Return ``x @ v + w`` with two weights of some pages each, so that the offset of the second is not 0."""
+    """Return ``x @ v + w`` with two weights of several pages each, so that the offset of the second is not 0."""
     graph = Graph("weights")
     x = graph.add_input(TensorType(torch.float32, (3, 40)), "x")
     generator = torch.Generator().manual_seed(suite.profile.seed)
@@ -220,7 +220,7 @@ def weights_case(suite: Suite) -> Case:
 
 
 def layouts_case(suite: Suite) -> Case:
-    """Return ``b - a`` on inputs that are views: transposed, expanded, every second element, an offset."""
+    """Return ``b - a`` with views as inputs: transposed, expanded, every second element, an offset."""
     case = input_order_case(suite)
     generator = torch.Generator().manual_seed(suite.profile.seed)
     a, b, row, wide = _tensors(generator, (3, 2), (3, 2), (1, 3), (4, 6))

@@ -1,4 +1,4 @@
-"""L3z: small blocks of real architectures, captured, exported and held in whole against eager."""
+"""L3z: small blocks of real architectures, captured, exported and compared with eager as a whole."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ LEVEL = "blocks"
 BLOCKS = {block.name: block for block in (*vision.BLOCKS, *sequences.BLOCKS)}
 
 TRACED = 3
-"""The batch that is captured; with a dynamic one also 2."""
+"""Batch size for capturing; dynamic batches also use 2."""
 STATIC, DYNAMIC = (TRACED, TRACED), (TRACED, 1, 2, 7)
-"""The batches that are run: a second set of inputs, or other sizes."""
+"""Batch sizes to run: the same size with other inputs, or other sizes."""
 SAMPLES = 32
-"""Inputs by which the choices of classes are counted."""
+"""Number of inputs for counting class choices."""
 MARGIN = 40
-"""A choice counts where the best leads by 40 errors of eager: twice the 20 by which correct runtimes exceed eager's."""
+"""A choice counts if the best leads by 40 errors of eager: twice the 20 that correct runtimes may reach."""
 
 
-def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - the form of a level
+def tasks(suite: Suite) -> list[Task]:  # noqa: ARG001 - interface of a level
     """Return two tasks for each block: with a fixed batch, and with a dynamic one."""
     return [Task(LEVEL, name, "float32", dynamic) for name in BLOCKS for dynamic in (False, True)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the checks of a block: its graph against the module, the target, and the choices of classes."""
+    """Return the checks of a block: its graph against the module, the target, and the chosen classes."""
     trial = Trial(BLOCKS[task.subject], suite, dynamic=task.dynamic)
     found = [Check("captured", trial.captured), Check("exported", trial.exported)]
     if BLOCKS[task.subject].chooses:
@@ -55,7 +55,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 class Trial:
-    """One block on its way: captured once, when the first of its checks asks."""
+    """Checks of one block, which is captured when the first check needs it."""
 
     def __init__(self, block: Block, suite: Suite, *, dynamic: bool) -> None:
         self.block = block
@@ -65,12 +65,12 @@ class Trial:
 
     @functools.cached_property
     def module(self) -> nn.Module:
-        """The original."""
+        """Original module."""
         return self.block.build()
 
     @functools.cached_property
     def graph(self) -> Graph:
-        """What was captured."""
+        """Captured graph."""
         batches = (TRACED, 2) if self.dynamic else (TRACED,)
         inputs = [self._inputs(batch, 0) for batch in batches]
         compiled = clika_compile(self.module, tracing_inputs=inputs, discard_input_model=False)
@@ -79,15 +79,15 @@ class Trial:
 
     @functools.cached_property
     def case(self) -> Case:
-        """The captured graph with its runs."""
+        """Captured graph with its runs."""
         batches = DYNAMIC if self.dynamic else STATIC
         runs = [Run(f"batch-{b}-{i}", self._inputs(b, i + 1)) for i, b in enumerate(batches)]
         return Case(self.name, self.graph, runs, {"nodes": len(self.graph)}, passes=True)
 
     def captured(self) -> Outcome:
-        """Hold the module itself against its graph: what was captured must be what it computes.
+        """Compare the captured graph with the module.
 
-        A failure has no case: to replay one is to hold the target against the graph, which is not what failed.
+        A failure has no case: replaying one compares the target with the graph, and the target did not fail.
         """
         every: list[tuple[str, Comparison]] = []
         for run in self.case.runs:
@@ -99,11 +99,11 @@ class Trial:
         return Outcome("captured", worst, name, self.case)
 
     def exported(self) -> Outcome:
-        """Hold the target against the graph, and cut it to the nodes that fail."""
+        """Compare the target with the graph, and reduce a failure to the failing nodes."""
         return replace(Batch(self.suite).outcome(self.case), name="exported")
 
     def chosen(self) -> Outcome:
-        """Count the choices in which the target agrees with eager, where rounding does not decide them."""
+        """Count the choices where target and eager agree, without choices that rounding decides."""
         lowered = self._lowered()
         refused = refusal_of(lowered, self.suite)
         if refused is not None:
@@ -132,7 +132,7 @@ class Trial:
 
 
 def agreement(eager: torch.Tensor, exact: torch.Tensor, actual: torch.Tensor) -> Comparison:
-    """Compare the best of each row: scores of eager, in float64, and of the target, ``[..., classes]``."""
+    """Compare the best class of each row, from scores of eager, in float64, and of the target, ``[..., classes]``."""
     error = float((eager.double() - exact).abs().max())
     best, second = exact.topk(2, -1).values.unbind(-1)
     clear = best - second > MARGIN * error

@@ -1,4 +1,4 @@
-"""L0: what an operator declares is whole, its samples vary all of it, and its lowering reads what decides."""
+"""L0: complete declarations of operators, samples that vary all of them, lowerings that read all attributes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 LEVEL = "contract"
 
 DRAWN = 24
-"""Random calls besides the cover: what a branch that 1 call in 6 takes decides is missed by 1 % of them."""
+"""Random calls in addition to the cover: a branch that 1 call in 6 takes is missed with a probability of 1 %."""
 
 PAIRS = 3
-"""Pairs of calls that are looked at for each attribute."""
+"""Number of pairs of calls that are compared for each attribute."""
 
 TRIES = 40
-"""Calls that are compared to find them."""
+"""Number of calls that are compared to find the pairs."""
 
 ELSEWHERE = frozenset({"device", "generator"})
-"""Attributes that say where or from what state something is made: no two of their values can be tried here."""
+"""Attributes for the device or random state of the result: two of their values cannot be tried here."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -75,7 +75,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcome:
-    """Return what a check found: nothing, or a problem in words."""
+    """Return the outcome of a check that returns None, or a description of the problem."""
     try:
         problem = look()
     except UnjudgedError as error:
@@ -92,20 +92,20 @@ def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcom
     return Outcome(name, not_run(Reason.NOT_SENSITIVE, problem) if unseen else Comparison(verdict, problem))
 
 
-class _Unknown(Exception):  # noqa: N818 - no error: it cannot be looked at, for a reason that another check reports
+class _Unknown(Exception):  # noqa: N818 - control flow, not an error: another check reports the reason
     pass
 
 
 @dataclass
 class Contract:
-    """The declaration of one operator."""
+    """Declaration of one operator."""
 
     op: Operator
     suite: Suite
     _unjudged: torch.dtype | None = field(default=None, init=False)
 
     def schema(self) -> str | None:
-        """Say which operands and attributes have no type, or whether nobody says what the operator computes."""
+        """Describe operands and attributes without a type, or a missing docstring."""
         signature = inspect.signature(self.op.reference)
         bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
         if bare or signature.return_annotation is signature.empty:
@@ -113,12 +113,12 @@ class Contract:
         return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring that says what it computes"
 
     def samples(self) -> str | None:
-        """Say all that the samples leave out: values of attributes, operands, and calls without optional ones."""
+        """List everything that the samples omit: values of attributes, operands, and calls without optional ones."""
         if self.op.sampler is None:
             return (
                 f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
             )
-        self._same_again()  # which shows as well whether they can be drawn
+        self._same_again()  # also checks that samples can be drawn
         names = [name for name in self.op.attributes if name not in ELSEWHERE]
         once = [name for name in names if len(self.values(name)) < 2 and not self._varies_unjudged(name)]
         fixed = [
@@ -135,10 +135,10 @@ class Contract:
         return f"the samples of {self.op.name} {'; they '.join(problems)}" if problems else None
 
     def _same_again(self) -> None:
-        """Draw once more with the same seeds.
+        """Draw again with the same seeds.
 
         Raises:
-            SampleError: other calls are drawn.
+            SampleError: the calls differ.
         """
         for name, traced in self._traced.items():
             call, other = traced.call, self._drawn(traced_call, name).call
@@ -148,9 +148,9 @@ class Contract:
                 raise SampleError(self.op, problem, advice)
 
     def refusal(self) -> str | None:
-        """Say whether the target neither runs the operator nor says why not, in one call of each choice of dtypes.
+        """Describe a call that the target rejects without a reason, among one call of each choice of dtypes.
 
-        The operator level asks the same of each of its calls.
+        The operator level checks the same for each of its calls.
         """
         nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
         if not nodes:
@@ -162,9 +162,10 @@ class Contract:
         return None
 
     def consumption(self) -> str | None:
-        """Say which attribute decides the result of a call and is never read by the ONNX lowering.
+        """Name an attribute that decides the result of a call, but is never read by the ONNX lowering.
 
-        Only pairs of calls count whose results are of one type: the lowering may read what differs from the type.
+        Only pairs of calls with results of the same type count: otherwise, the lowering may read the difference from
+        the type.
         """
         if self.op.lowering is None:
             raise _Unknown(f"{self.op.name} has no ONNX lowering")
@@ -185,10 +186,10 @@ class Contract:
         return None
 
     def trait(self) -> str | None:
-        """Say what of the quantization trait does not hold.
+        """Describe the first violation of the quantization trait.
 
         Raises:
-            _Unknown: each call is random, or eager refuses it.
+            _Unknown: each call is random, or eager rejects it.
         """
         calls = [call for call in self.calls if not Node(self.op, call.operands, dict(call.attrs)).is_random]
         taken = [call for call in calls if self._eager(call) is not None]
@@ -203,7 +204,7 @@ class Contract:
         return None
 
     def sensitivity(self, name: str) -> str | None:
-        """Say whether no call that was looked at depends on an attribute: only by chance others show who ignores it."""
+        """Report an attribute that no compared call depends on: a target that ignores it is found only by chance."""
         if self.pairs.get(name):
             return None
         self._say_unjudged()
@@ -215,7 +216,7 @@ class Contract:
 
     @functools.cached_property
     def pairs(self) -> Mapping[str, Sequence[tuple[Call, Call]]]:
-        """Pairs of drawn calls that differ in one attribute and in the result, by its name; some of each."""
+        """Pairs of drawn calls that differ in one attribute and in the result, by attribute name; several of each."""
         found: dict[str, list[tuple[Call, Call]]] = {}
         tries: Counter[str] = Counter()
         wanted = self.op.attributes.keys() - ELSEWHERE
@@ -231,12 +232,12 @@ class Contract:
 
     @functools.cached_property
     def calls(self) -> list[Call]:
-        """Calls of the cover and random ones.
+        """Calls of the cover, and random ones.
 
         Raises:
             _Unknown: there are no samples.
-            UnjudgedError: they draw no dtype that is judged.
-            SampleError: they raise.
+            UnjudgedError: the samples draw no dtype that is judged.
+            SampleError: the samples raise.
         """
         traced = [t.call for t in self._traced.values()]
         (dtype,) = columns(self.op, (torch.float32,))
@@ -244,7 +245,7 @@ class Contract:
 
     @functools.cached_property
     def _traced(self) -> dict[str, TracedCall]:
-        """Random calls whose dtypes are judged, by what they are drawn from."""
+        """Random calls with judged dtypes, by seed."""
         return dict(judged(functools.partial(self._named, name) for name in self._names))
 
     def _named(self, name: str) -> tuple[str, TracedCall]:
@@ -252,7 +253,7 @@ class Contract:
 
     @property
     def _names(self) -> list[str]:
-        """What the random calls are drawn from."""
+        """Seeds of the random calls."""
         return [f"{self.op.name}/{self.suite.profile.seed}/{i}" for i in range(DRAWN)]
 
     def _drawn(self, driver: Callable[..., Any], *settings: Any) -> Any:
@@ -261,12 +262,12 @@ class Contract:
         return driver(self.op, *settings)
 
     def values(self, name: str) -> list[Any]:
-        """Return the values that the calls give an attribute, those apart that are equal but of another type."""
+        """Return the values that calls draw for an attribute; equal values of different types are distinct."""
         return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
 
     def _varies_unjudged(self, name: str) -> bool:
-        """Whether an attribute has several values where dtypes that are not judged are drawn too."""
-        draws = (random_draw(Random(seed)) for seed in self._names)  # noqa: S311 - no secret
+        """Return whether an attribute has several values if dtypes that are not judged are drawn, too."""
+        draws = (random_draw(Random(seed)) for seed in self._names)  # noqa: S311 - test data, not cryptography
         return len({repr(described(self.op, draw, Descriptions()).attrs[name]) for draw in draws}) > 1
 
     def _graphs(self) -> Iterator[Graph]:
@@ -278,16 +279,16 @@ class Contract:
     def _graph(self, call: Call) -> Graph | None:
         try:
             return graph_of(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
-        except Exception:  # noqa: BLE001 - the operator level reports calls that cannot be made
+        except Exception:  # noqa: BLE001 - the operator level reports calls that fail
             return None
 
     def _eager(self, call: Call) -> list[torch.Tensor] | None:
-        """Return what eager computes, every random number from one seed; None where it refuses, or none is judged."""
-        torch.default_generator.manual_seed(0)  # alone: for every other device `torch.manual_seed` formats a stack
+        """Return eager's results, from one random seed; None if it rejects the call or a result is not judged."""
+        torch.default_generator.manual_seed(0)  # `torch.manual_seed` would format a stack for each other device
         try:
             with torch.no_grad():
                 result = self.op(*filled(call, typical_run(call.operands, 0).inputs), **call.attrs)
-        except Exception:  # noqa: BLE001 - any refusal will do
+        except Exception:  # noqa: BLE001 - any error means that eager rejects the call
             return None
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         alien = next((r.dtype for r in results if not is_judged(r.dtype)), None)
@@ -295,18 +296,18 @@ class Contract:
         return None if alien else results
 
     def _say_unjudged(self) -> None:
-        """Raise where results that might have told calls apart are of a dtype that is not judged."""
+        """Raise if results that could have distinguished calls have a dtype that is not judged."""
         if self._unjudged is not None:
             raise UnjudgedError(self.op, self._unjudged)
 
     def _differ(self, call: Call, other: Call) -> bool:
-        """Whether eager takes both calls and computes different results, NaN being equal to NaN."""
+        """Return whether eager accepts both calls and computes different results, with NaN equal to NaN."""
         before, after = self._eager(call), self._eager(other)
         return before is not None and after is not None and not _same(before, after)
 
 
 def _alike(call: Call, other: Call) -> bool:
-    """Whether two calls are the same to the last literal, and the elements of tensors that the sampler made."""
+    """Return whether two calls are equal in every literal, and in the elements of tensors that the sampler created."""
     pairs = list(zip(call.operands, other.operands, strict=False))
     made = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
     rest = [[o for o in c.operands if not isinstance(o, torch.Tensor)] for c in (call, other)]
@@ -325,10 +326,10 @@ def _same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
 
 
 def read_by(op: Operator, graph: Graph) -> set[str] | None:
-    """Return the attributes that the lowering of an operator reads while a graph is emitted; None where that fails.
+    """Return the attributes that an operator's lowering reads while a graph is emitted; None if emission fails.
 
-    Attributes arrive as parameters, so each is read by an instruction that names it. A lowering that takes them as
-    ``**attributes`` passes them all on.
+    Attributes are passed as parameters, so each read is an instruction with the parameter's name. A lowering that takes
+    them as ``**attributes`` passes all of them on.
     """
     lowering = inspect.unwrap(op.lowering) if op.lowering is not None else None
     code = getattr(lowering, "__code__", None)
@@ -357,7 +358,7 @@ def read_by(op: Operator, graph: Graph) -> set[str] | None:
 
 
 def _passes_on(code: CodeType, read: set[str]) -> bool:
-    """Whether a function hands on everything that it was given by name."""
+    """Return whether a function passes on all of its keyword arguments."""
     if not code.co_flags & inspect.CO_VARKEYWORDS:
         return False
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)

@@ -1,4 +1,4 @@
-"""Level 5, dynamic shapes: one artifact of each operator, block and graph serves every size, one after the other."""
+"""L5, dynamic shapes: one artifact of each operator, block and graph serves every size, one after the other."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 LEVEL = "dynamic"
 
 SIZES_PER_CALL = 7
-"""Sets of sizes of one call: as drawn, maximum, minimum, two coprime ones, ones and zeros."""
+"""Sets of sizes per call: as drawn, maximum, minimum, two coprime ones, ones and zeros."""
 
 GRAPHS = "random graphs"
 EXPRESSIONS = "size expressions"
 
 EXPRESSIONS_PER_PROFILE = 6
-"""Expressions for each set of sizes that a profile asks for: they take little."""
+"""Expressions for each set of sizes that a profile requests, as they are cheap."""
 
 PATIENCE = 9
-"""Calls that are drawn for each that is wanted: some have no side that may vary, and most are like another."""
+"""Drawn calls per requested call: some have no dynamic dim, and most are similar to another."""
 
 OWN_RULE = 3
-"""As many times the calls has an operator with a type rule of its own: sizes it computes are computed by the target."""
+"""Factor on the calls of an operator with its own type rule, as the target computes the sizes of its results."""
 
 SIZED = 5
-"""The same of one whose numbers follow sizes as well: what is computed of them differs from call to call."""
+"""The same for an operator with numbers that depend on sizes as well: their computation differs from call to call."""
 
 LOOKS = 4
-"""Drawn calls that show whether numbers of an operator follow sizes."""
+"""Number of drawn calls to find out whether an operator's numbers depend on sizes."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -84,10 +84,10 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 def _share(op: Operator, seed: int) -> int:
-    """Return how many times the calls of others an operator has."""
+    """Return the factor on the number of calls of an operator."""
     try:
         drawn = judged(partial(draw, op, f"{seed}-{turn}") for turn in range(LOOKS))
-    except UnjudgedError:  # each check says so, if it finds no other call
+    except UnjudgedError:  # each check reports it if it finds no other call
         return 1
     sized = any(has_sizes_among_numbers(drawing) for drawing in drawn)
     if op.type_rule is None:
@@ -105,7 +105,7 @@ def _graph_checks(suite: Suite) -> list[Check]:
 
 
 def _expression_checks(suite: Suite) -> list[Check]:
-    """Return checks of what sizes are computed by, of negative numbers too, which no operator's samples make."""
+    """Return checks of size computations, including negative numbers, which no operator's samples draw."""
     drawn_cases = expression_cases(suite.registry.operators[FILLER], str(suite.profile.seed))
     found = islice(drawn_cases, EXPRESSIONS_PER_PROFILE * suite.profile.shape_profiles)
     return [Check(case.name, partial(run_case, case, suite)) for case in found]
@@ -136,9 +136,9 @@ def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
 
 
 def compilable(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
-    """Return the call without the symbols that the target refuses, or say why it refuses all of them.
+    """Return the call without the symbols that the target rejects, or the reason if it rejects all of them.
 
-    A refusal is a `TargetError` of ``compile`` that names the symbol; any other error is left to be judged.
+    A rejection is a `TargetError` of ``compile`` that names the symbol; other errors are judged later.
     """
     fixed: list[Place] = []
     while (reason := _refusal(found.graph, suite)) is not None:
@@ -160,23 +160,23 @@ def _refusal(graph: Graph, suite: Suite) -> str | None:
             suite.target.compile(graph.clone(), Path(folder) / "model.onnx")
         except TargetError as error:
             return str(error)
-        except Exception:  # noqa: BLE001 - to be judged where the case is run
+        except Exception:  # noqa: BLE001 - judged when the case is run
             return None
     return None
 
 
 def _empty(found: SymbolicCall) -> list[Run]:
-    """Return inputs without elements, of operators that survive them."""
+    """Return inputs without elements, for operators that survive them."""
     return [] if found.drawing.op.name in FRAGILE else found.empty()
 
 
 def _every_run(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
-    """Return all inputs; after those without elements comes something larger, so that a kept buffer would show."""
+    """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
     return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, at last")] if empty else [])]
 
 
 def _held_against_static(outcome: Outcome, suite: Suite) -> Outcome:
-    """Add to a failure whether it fails as well when it is compiled for that size alone."""
+    """Add to a failure whether it also fails if compiled for that size alone."""
     comparison, case = outcome.comparison, outcome.case
     runs = [run for run in case.runs if run.name == outcome.run] if case is not None else []
     if not comparison.verdict.is_failure or case is None or not runs:
@@ -189,21 +189,21 @@ def _held_against_static(outcome: Outcome, suite: Suite) -> Outcome:
 
 @dataclass
 class Pool:
-    """Calls of an operator, those first that differ most from those before them."""
+    """Drawn calls of an operator, ordered by how much each differs from those before it."""
 
     op: Operator
     seed: int
     count: int
-    """How many calls are wanted."""
+    """Number of requested calls."""
     symbolic: dict[int, SymbolicCall | str] = field(default_factory=dict[int, SymbolicCall | str], repr=False)
-    """What was made of drawn calls so far, by their `id`: it takes longer than drawing them."""
+    """Symbolic calls of drawn calls so far, by their `id`, as they take longer than drawing."""
 
     @cached_property
     def drawings(self) -> list[Drawing]:
-        """Drawn calls: first as many as are wanted, each of which brings the largest share of new pairs of decisions.
+        """Drawn calls: first as many as requested, each with the largest share of new pairs of decisions.
 
-        Of equals it is the one with most sides. By count, calls of many decisions would always come first. What shows
-        little of its decisions comes last.
+        Ties are resolved by the largest number of dims. It is a share, as with a count, calls with many decisions would
+        always come first. Calls that show little of their decisions come last.
         """
         left = judged(partial(draw, self.op, f"{self.seed}-{turn}") for turn in range(PATIENCE * self.count))
         pairs = {id(drawing): set(combinations(_decisions(drawing), 2)) for drawing in left}
@@ -226,7 +226,7 @@ class Pool:
         return [*chosen, *left, *last]
 
     def call(self, index: int) -> SymbolicCall | str:
-        """Return a call that has sides to vary, another one for each index, or say why there is none."""
+        """Return a call with dynamic dims, another one for each index, or the reason why there is none."""
         found: SymbolicCall | str = "nothing was drawn"
         for drawing in self.drawings[index :: self.count]:
             found = self._symbolic(drawing)
@@ -235,7 +235,7 @@ class Pool:
         return found if isinstance(found, str) else "every call that was drawn is legal at one size only"
 
     def _has_fixed_sides(self, drawing: Drawing) -> bool:
-        """Whether a side that was drawn can only have the length that it was drawn with."""
+        """Return whether a dim that was drawn can only have the size that it was drawn with."""
         found = self._symbolic(drawing)
         return isinstance(found, str) or any(p.dim is not None and p not in found.places for p in drawing.ranges)
 
@@ -246,21 +246,21 @@ class Pool:
 
 
 def _sides(drawing: Drawing) -> int:
-    """Return how many sides the operands of a call have."""
+    """Return the total number of dims of a call's operands."""
     return sum(len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor))
 
 
 def _decisions(drawing: Drawing) -> list[tuple[int, object]]:
-    """Return what was decided, in classes: what follows from it, as the last place of a side does, tells less apart.
+    """Return the decisions of a drawn call as classes, as exact values, such as the last index of a dim, say less.
 
-    The attributes that came of it are among them, as samples may decide one in several ways.
+    They include the resulting attributes, as samples may reach one in several ways.
     """
     attributes = [(-1, (name, repr(value))) for name, value in drawing.call.attrs.items()]
     return [(at, _class_of(description, value)) for at, (description, value) in enumerate(drawing.decided)] + attributes
 
 
 def _class_of(description: Any, value: Any) -> object:
-    """Return which option it is, or which end of a range if any, or the rank of a tensor and whether a side is 1."""
+    """Return an option's index, the range limits that a value equals, or a tensor's rank and whether a dim is 1."""
     match description:
         case Choice(options):
             return [repr(option) for option in options].index(repr(value))

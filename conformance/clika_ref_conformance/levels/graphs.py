@@ -1,4 +1,4 @@
-"""L3: random whole graphs, as they are, through the passes of an export, and in variants that mean the same."""
+"""L3: random whole graphs, unchanged, after the passes of an export, and in equivalent variants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clika_ref_conformance.suite import Suite
 LEVEL = "graphs"
 
 BATCH = 25
-"""Graphs of a task: enough for Hypothesis to vary them, few enough that two workers end together."""
+"""Graphs per task: enough for Hypothesis to vary them, few enough that two workers end together."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -26,7 +26,7 @@ def tasks(suite: Suite) -> list[Task]:
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the checks of a batch: each graph through the passes, every second as it is, every fourth in a variant."""
+    """Return the checks of a batch: each graph with the passes, every second unchanged, every fourth in a variant."""
     index = int(task.subject.rpartition("-")[2])
     count = min(BATCH, suite.profile.graphs - index * BATCH)
     operators = growable(suite.registry.operators)
@@ -40,7 +40,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         if i % 2 == 0:
             found.append(batch.check(case))
         if i % 4 == 1:
-            random = Random(seed + i)  # noqa: S311 - draws keep no secret
+            random = Random(seed + i)  # noqa: S311 - test data, not cryptography
             variants = (
                 variant_of(case, kinds[(i // 4 + k) % len(kinds)], suite.registry.operators, random) for k in range(3)
             )

@@ -1,4 +1,4 @@
-"""What passes make of drawn graphs, printed: run with another PYTHONHASHSEED, it must print the same."""
+"""Print the results of passes on drawn graphs: they must not depend on PYTHONHASHSEED."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from clika_ref_conformance.drawing.motifs.hosts import host
 from clika_ref_conformance.drawing.motifs.mentions import mentions
 
 GRAPHS = 4
-"""Random graphs of each pass."""
+"""Number of random graphs per pass."""
 
 OTHER_SEED = "4242"
-"""Any but 0: with 0 the hashes of texts are what they are by default where hashing is not randomized."""
+"""Any seed but 0, which gives the default hashes of strings if hashing is not randomized."""
 
 WAIT_S = 300
-"""After so long the other process is given up."""
+"""Timeout for the other process."""
 
 
 def results(p: Pass, operators: Mapping[str, Operator], seed: int) -> list[str]:
-    """Return what a pass makes of random graphs that hold its motifs, as text."""
+    """Return the results of a pass on random graphs with its motifs, as text."""
     found = find_motifs(p, operators, seed=seed, wanted=2, tries=1000, patience=GRAPHS, varied=False)
-    random = Random(f"{p.name}-hash-{seed}")  # noqa: S311 - no secret
+    random = Random(f"{p.name}-hash-{seed}")  # noqa: S311 - test data, not cryptography
     groups = mentions(p, operators)
     made: list[str] = []
     for number in range(GRAPHS if found.cases else 0):
@@ -44,7 +44,7 @@ def results(p: Pass, operators: Mapping[str, Operator], seed: int) -> list[str]:
 
 
 def digest(text: str) -> str:
-    """Return what tells texts apart, in any process."""
+    """Return a digest that is the same in any process."""
     return sha256(text.encode()).hexdigest()
 
 
@@ -66,7 +66,7 @@ def digests_elsewhere(names: list[str], seed: int) -> dict[str, list[str]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Print the digests of the passes named behind the seed."""
+    """Print the digests of the passes that follow the seed on the command line."""
     seed, *names = arguments
     registry = load_registry()
     known = [name for name in names if name in registry.passes]

@@ -33,16 +33,16 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
 LEVEL = "operators"
 
 COVER_PACK = "cover-pack"
-"""The check that compiles all rows of the cover but the first as one graph; what is not right in it is run alone."""
+"""Check that compiles all rows of the cover but the first as one graph; rows that fail in it are run alone."""
 
 PACK = "drawn-pack"
-"""The same of literals in other forms, of empty and of drawn calls."""
+"""The same for variants of literals, and for empty and drawn calls."""
 
 MOMENTS = "moments"
-"""The check of a random operator that compares distributions; all others know structure only of what chance decides."""
+"""Check of a random operator's distributions; all other checks see only the structure of random results."""
 
 ANY_MAGNITUDE = ("exact", "ulp", "softmax")
-"""Kinds of errors that are bounded for each element by itself, or with the largest subtracted: no size overflows."""
+"""Error classes with a bound per element, or with the maximum subtracted: large operands cannot overflow."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -61,7 +61,7 @@ def _dtypes(op: Operator, suite: Suite) -> list[torch.dtype]:
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the checks of one operator in one dtype: the cover, layouts, literals, empty sides, drawn calls."""
+    """Return the checks of one operator in one dtype: the cover, layouts, literals, empty dims, drawn calls."""
     op, dtype, profile = suite.registry.operators[task.subject], getattr(torch, task.dtype), suite.profile
     try:
         rows = covering_calls(op, dtype, profile.seed, profile.rows)
@@ -96,26 +96,26 @@ class Column:
     dtype: torch.dtype
     suite: Suite
     rows: Sequence[DrawnCall]
-    """The cover."""
+    """Covering rows."""
     shrunk: bool = False
-    """Whether a failure has been made small: what fails after it most often fails for the same reason."""
+    """Whether a failure has been reduced: later failures usually have the same cause."""
 
     @property
     def covers(self) -> list[str]:
-        """The names of the rows of the cover."""
+        """Names of the rows of the cover."""
         return [f"cover-{i:02}" for i in range(len(self.rows))]
 
     @functools.cached_property
     def count(self) -> int:
-        """How many calls are drawn."""
+        """Number of drawn calls."""
         profile, first = self.suite.profile, _dtypes(self.op, self.suite)[0]
         return profile.drawn if self.dtype == first else profile.drawn_further
 
     @functools.cached_property
     def literals(self) -> dict[str, DrawnCall]:
-        """Calls with literals in forms that eager takes although the samples do not describe them, by name.
+        """Calls with literals in forms that eager accepts although the samples do not describe them, by name.
 
-        A form is tried once, on the first row that has it.
+        Each form is tried once, on the first row that has it.
         """
         found: dict[str, DrawnCall] = {}
         for row in self.rows:
@@ -126,7 +126,7 @@ class Column:
 
     @functools.cached_property
     def empty(self) -> list[tuple[str, DrawnCall]]:
-        """Calls without elements that eager takes, by name."""
+        """Calls without elements that eager accepts, by name."""
         if self.op.name in FRAGILE:
             return []
         found = empty_calls(self.op, self.dtype, self.suite.profile.seed, self._results)
@@ -138,7 +138,7 @@ class Column:
         return found or self._judged(name, self.rows[index], self._vectors(name, index))
 
     def covered_together(self) -> Outcome:
-        """Run all rows but the first as one graph: compiling takes longer than anything else that a call needs."""
+        """Run all rows but the first as one graph, as compiling is the slowest part of a call."""
         return self._cover_pack.run()
 
     @functools.cached_property
@@ -147,10 +147,10 @@ class Column:
         return self._packed(COVER_PACK, [self._case(name, self.rows[i], self._vectors(name, i)) for i, name in later])
 
     def _vectors(self, name: str, index: int) -> list[Run]:
-        """Return the vectors of a row; the first row takes the places that the others leave out.
+        """Return the vectors of a row; the first row also takes the positions that the others leave out.
 
-        Once special values have stood at every place, each round of further rows has every other of the other vectors;
-        what lies near the numbers of a call is another in each row.
+        Once special values have been at every position, each round of further rows takes every second one of the other
+        vectors. Values near the numbers of a call are different in each row.
         """
         row = self.rows[index]
         typical, *runs = self._runs(row, self._seed(name), index)
@@ -173,7 +173,7 @@ class Column:
         return self._judged(name, row, [typical, *laid_out(typical, row.call.operands)])
 
     def typical(self, name: str, row: DrawnCall) -> Outcome:
-        """Run a call on typical elements, and on those around its numbers."""
+        """Run a call on typical elements, and on elements around its numbers."""
         return self._pack.found.get(self._name(name)) or self._judged(name, row, self._typical(name, row))
 
     def _typical(self, name: str, row: DrawnCall) -> list[Run]:
@@ -187,7 +187,7 @@ class Column:
         return self._pack.found.get(self._name(name)) or self._judged(name, self._collected[index])
 
     def moments(self) -> Outcome:
-        """Hold the distribution of what random calls return against eager's."""
+        """Compare the distribution of random results with eager's."""
         rows = [*self.rows, *self._collected]
         made = [self._case(MOMENTS, row, self._typical(f"{MOMENTS}-{i}", row)) for i, row in enumerate(rows)]
         return run_moments(MOMENTS, [case for case in made if isinstance(case, Case)], self.suite)
@@ -204,7 +204,7 @@ class Column:
         return self._packed(PACK, made)
 
     def _packed(self, name: str, made: Sequence[Case | Outcome]) -> Pack:
-        """Return a pack of what is a case, but for results whose sizes depend on elements."""
+        """Return a pack of the cases, except those with results that have data-dependent sizes."""
         cases = [case for case in made if isinstance(case, Case)]
         return Pack(name, [c for c in cases if all(v.type.is_static for v in c.graph.outputs)], self.suite)
 
@@ -225,17 +225,17 @@ class Column:
         )
 
     def _accepts(self, call: Call) -> bool:
-        """Whether eager takes a call, and makes of it no more than is worth looking at."""
+        """Return whether eager accepts a call, and its result is small enough to compare."""
         run = typical_run(call.operands, 0)
         return not holds_many(self.op, filled(call, run.inputs), call.attrs) and self._refusal(call, run) is None
 
     def _results(self, call: Call) -> Sequence[torch.Tensor] | None:
-        """Return what eager makes of a call on typical elements, or None where it refuses it."""
+        """Return eager's results of a call on typical elements; None if it rejects the call."""
         results = self._reference(call, typical_run(call.operands, 0))
         return None if isinstance(results, str) else results
 
     def _refusal(self, call: Call, run: Run) -> str | None:
-        """Return what eager says against a call on these very tensors, whose layout may matter, or None."""
+        """Return eager's error for a call on these tensors, as their layout may matter; None if there is none."""
         results = self._reference(call, run)
         return results if isinstance(results, str) else None
 
@@ -243,13 +243,13 @@ class Column:
         try:
             with torch.no_grad():
                 results = self.op(*filled(call, run.inputs), **call.attrs)
-        except Exception as error:  # noqa: BLE001 - any refusal will do
+        except Exception as error:  # noqa: BLE001 - any error means that eager rejects the call
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         found = [results] if isinstance(results, torch.Tensor) else list(results)
         return found or "it returns no tensor at all"
 
     def _judged(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
-        """Run a call, and make it small where it is the first that fails."""
+        """Run a call, and reduce the first failure."""
         outcome = self._outcome(name, row, runs)
         if not outcome.verdict.is_failure or self.shrunk:
             return outcome
@@ -266,12 +266,12 @@ class Column:
         return small if small.case is None else replace(Batch(self.suite).outcome(small.case), name=name)
 
     def _outcome(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
-        """Return what becomes of a call."""
+        """Return the outcome of a call."""
         made = self._case(name, row, runs)
         return made if isinstance(made, Outcome) else replace(run_case(made, self.suite), name=name)
 
     def _case(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Case | Outcome:
-        """Return a call as a case, or why it is none: eager refuses it, or it has no type."""
+        """Return a call as a case, or an outcome if eager rejects it or it has no type."""
         if row.error:
             return Outcome(name, Comparison(Verdict.SAMPLE, row.error))
         text = shown(self.op, row.call)
@@ -299,7 +299,10 @@ class Column:
 
 
 def _blamed(text: str, refused: str, row: DrawnCall) -> Comparison:
-    """Return whose fault a refusal of eager is: the samples', unless the dtype is not theirs or has no kernel."""
+    """Return the comparison for a call that eager rejects.
+
+    It is the samples' fault, unless they do not name the dtype or eager has no kernel for it.
+    """
     if "not implemented for" in refused or refused.startswith("NotImplementedError"):
         return not_run(Reason.NO_KERNEL, f"eager has no kernel for {text}: {refused}")
     if row.beyond:

@@ -1,4 +1,4 @@
-"""L2: every pass, on the graphs on which it fires and on those that nearly look like them."""
+"""L2: every pass, on graphs that trigger it and on near misses."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OF_CALLS: dict[str, near_misses.Makes] = {
     "call redrawn": call_redrawn,
     "operand given or taken": operand_given_or_taken,
 }
-"""What is changed in the calls of a motif, and what makes the graphs: of drawn motifs and of those varied from them."""
+"""Changes to the calls of a motif, and functions that create the graphs; for drawn motifs and their variations."""
 
 OF_SURROUNDINGS: dict[str, near_misses.Makes] = {
     "read elsewhere": near_misses.read_elsewhere,
@@ -53,33 +53,36 @@ OF_SURROUNDINGS: dict[str, near_misses.Makes] = {
     "random instead": random_instead,
     "side freed": sides_freed,
 }
-"""What is changed around them, for which it matters little which calls they are: of drawn motifs only."""
+"""Changes around a motif, mostly independent of its calls: for drawn motifs only."""
 
 LISTED = "listed call redrawn"
-"""The same of each operator in a long table: what is wrong with one operator shows with some attributes only."""
+"""Call changes for each operator in a long table: errors of one operator show only with some attributes."""
 
 LISTED_SORTS = "listed attribute of another sort"
-"""One attribute of these changed: a tuple longer or shorter, a number that is 0 or negative."""
+"""Call changes to one attribute of such operators: a longer or shorter tuple, a number that is 0 or negative."""
 
 GRAPHS_PER_DRAW = 75
-"""The profile's random graphs per pass over this are the draws of each: 2 in ``quick``."""
+"""The profile's random graphs per pass, divided by this, are the draws of each call: 2 in ``quick``."""
 
 GRAPHS_PER_MOTIF = 15
-"""The profile's random graphs per pass over this are the motifs of each goal: 10 of the 150 of ``quick``."""
+"""The profile's random graphs per pass, divided by this, are the motifs per goal: 10 for the 150 of ``quick``."""
 
 
 NEAR_EACH = 2
-"""Near misses of one sort that each motif has, at least, where there are many motifs and not all could have more."""
+"""Minimum number of near misses of each kind per motif, if there are too many motifs for all to have more."""
 
 FEWEST_MOTIFS = 10
-"""Of each goal, however few random graphs there are: the first motifs found are the plainest."""
+"""Minimum number of motifs per goal, for few random graphs: the first motifs found are the simplest."""
 
 MOST_SEARCHED = 300
-"""Half of the chains after which no further motif is expected, in profiles with more random graphs: 51 of
-fold-batch-norm come before 600 chains bring none, in half a minute; to look for more took ``ci`` seven."""
+"""Half the number of unsuccessful chains after which the search for motifs ends, in profiles with more random graphs.
+
+The search finds 51 motifs of fold-batch-norm before 600 chains bring none, in half a minute. Searching longer took
+``ci`` seven minutes.
+"""
 
 HASH_SEEDS = "hash seeds"
-"""The task that runs all installed passes in a second process, whose sets have another order."""
+"""Task that runs all installed passes in a second process with another iteration order of sets."""
 
 
 def passes_of(suite: Suite) -> dict[str, Pass]:
@@ -93,7 +96,7 @@ def tasks(suite: Suite) -> list[Task]:
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the checks of a pass; motifs are looked for when the first of them runs."""
+    """Return the checks of a pass; motifs are searched when the first of them runs."""
     if task.subject == HASH_SEEDS:
         return [Check(HASH_SEEDS, _timed(HASH_SEEDS, lambda: hash_seeds(suite)))]
     trial = Trial(passes_of(suite)[task.subject], suite)
@@ -116,7 +119,7 @@ def _timed(name: str, run: Callable[[], Outcome]) -> Callable[[], Outcome]:
 
 
 def hash_seeds(suite: Suite) -> Outcome:
-    """Fail if an installed pass makes another graph where sets have another order."""
+    """Fail if the result of an installed pass depends on the iteration order of sets."""
     seed = suite.profile.seed
     elsewhere = digests_elsewhere(sorted(suite.registry.passes), seed)
     for name, others in elsewhere.items():
@@ -131,7 +134,7 @@ def hash_seeds(suite: Suite) -> Outcome:
 
 
 def _in_turn(sources: Iterable[Iterator[Case]]) -> Iterator[Case]:
-    """Yield one case of each source, then another of each, until all of them are exhausted."""
+    """Yield cases from the sources in turn, until all of them are exhausted."""
     left = list(sources)
     while left:
         taken = [(source, next(source, None)) for source in left]
@@ -141,7 +144,7 @@ def _in_turn(sources: Iterable[Iterator[Case]]) -> Iterator[Case]:
 
 @dataclass
 class Trial:
-    """One pass on trial: its motifs, found once, and the checks that are made of them."""
+    """Checks of one pass, with its motifs, which are searched once."""
 
     p: Pass
     suite: Suite
@@ -152,7 +155,7 @@ class Trial:
 
     @cached_property
     def motifs(self) -> Motifs:
-        """The motifs of the pass; how many are wanted follows from the profile."""
+        """Motifs of the pass; their number depends on the profile."""
         graphs = self.suite.profile.pass_graphs
         wanted, patience = max(FEWEST_MOTIFS, graphs // GRAPHS_PER_MOTIF), 2 * min(graphs, MOST_SEARCHED)
         seed = self.suite.profile.seed
@@ -177,18 +180,18 @@ class Trial:
         return self._check([*self.motifs.cases, *self.motifs.varied, *self.motifs.listed])
 
     def drawn_and_varied(self) -> Sequence[Case]:
-        """Return the motifs that near misses of calls are made of."""
+        """Return the motifs for near misses of calls."""
         return [*self.motifs.cases, *self.motifs.varied]
 
     def listed_redrawn(self, case: Case, operators: near_misses.Operators) -> Iterator[Case | None]:
-        """Draw each call of a motif anew, as often as the profile allows."""
+        """Redraw each call of a motif, as often as the profile allows."""
         return call_redrawn(case, operators, draws=self.suite.profile.pass_graphs // GRAPHS_PER_DRAW)
 
     def near_miss(self, makes: near_misses.Makes, motifs: Callable[[], Sequence[Case]]) -> Callable[[], Outcome]:
-        """Return the check of the pass on one sort of near misses of some of its motifs, which take turns.
+        """Return the check of the pass on one kind of near misses of its motifs, which take turns.
 
-        What a pass may round takes ten times as long to judge as what it must keep: then there are half as many as
-        there are random graphs, or some of each motif where there are more of those.
+        Judging a pass that may round takes ten times as long as one that may not. Such a pass gets at most half as many
+        near misses as there are random graphs, or some per motif if there are more motifs.
         """
         graphs = self.suite.profile.pass_graphs
 
@@ -204,13 +207,13 @@ class Trial:
         return run
 
     def random_graphs(self) -> Outcome:
-        """Check the pass on random graphs that hold its motifs."""
+        """Check the pass on random graphs with its motifs."""
         return self._check(self._hosts("random", self.suite.profile.pass_graphs))
 
     def pipeline_order(self) -> Outcome:
-        """Check every pass in pipeline order, twice, on random graphs that hold the motifs of this one.
+        """Check every pass in pipeline order, twice, on random graphs with the motifs of this one.
 
-        They must settle, and leave no copy of a weight that several nodes share.
+        The passes must reach a fixed point, and leave no copy of a weight that several nodes share.
         """
         passes = ordered(list(passes_of(self.suite).values()))
 
@@ -229,8 +232,8 @@ class Trial:
         return self._check(self._hosts("pipeline", self.suite.profile.pass_graphs // 10), check)
 
     def random_order(self) -> Outcome:
-        """Check every pass in random orders on random graphs that hold the motifs of this one."""
-        random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - no secret
+        """Check every pass in random orders on random graphs with the motifs of this one."""
+        random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         passes = [p for _, p in sorted(passes_of(self.suite).items())]
 
         def check(case: Case) -> Finding:
@@ -239,7 +242,7 @@ class Trial:
         return self._check(self._hosts("order", self.suite.profile.pass_graphs // 10), check)
 
     def _hosts(self, purpose: str, count: int) -> Iterator[Case]:
-        random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")  # noqa: S311 - no secret
+        random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         groups = mentions(self.p, self._operators)
         for number in range(count if self.motifs.cases else 0):
             motif = self.motifs.cases[number % len(self.motifs.cases)]
@@ -248,7 +251,7 @@ class Trial:
                 yield case
 
     def _check(self, cases: Iterable[Case], check: Callable[[Case], Finding] | None = None) -> Outcome:
-        """Check the pass on cases until one fails, which is then made as small as possible."""
+        """Check the pass on cases until one fails, and reduce that one as far as possible."""
         judge = check or self._alone
         count = fired = 0
         worst, run = Comparison(Verdict.PASS), ""
@@ -275,7 +278,7 @@ class Trial:
         def fails(smaller: Case) -> bool:
             return judge(smaller).comparison.verdict is found.comparison.verdict
 
-        if fails(case):  # random orders draw anew
+        if fails(case):  # random orders are drawn again
             case = reduce_case(case, fails, self.suite.profile.shrink_seconds)
             found = judge(case)
         return Outcome("", found.comparison, f"{case.name}, {found.run}", case)

@@ -1,4 +1,4 @@
-"""L4, quantization: codes equal to integer arithmetic, what is lost within its bound, and products exact in 32 bits."""
+"""L4, quantization: codes equal integer arithmetic, errors are within bounds, and products are exact in 32 bits."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 LEVEL = "quantization"
 
 FEWEST = 60
-"""Ranges in the smallest profile: each scale, zero point, axis and width meets the others some times."""
+"""Minimum number of ranges: combines each scale, zero point, axis and width several times."""
 
 NEEDED = ("quantize", "dequantize")
 
 PACKED = {"int4": torch.int8, "uint4": torch.uint8}
-"""Integers of four bits, and what holds one of them before they are packed."""
+"""INT4 dtypes, and the dtype that holds one element before packing."""
 
 LENGTHS = (0, 1, 2, 3, 7, 16, 31, 33)
-"""How many are packed: none, pairs, and one that is left over."""
+"""Numbers of packed elements: none, pairs, and odd ones."""
 
 Verify = Callable[[Run, Sequence[torch.Tensor]], str | None]
-"""Says what is wrong with the outputs of a run, or returns None."""
+"""Function that describes errors in the outputs of a run, or returns None."""
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return a task each for ranges, layers, stored weights and packing, where the two operators are declared."""
+    """Return one task each for ranges, layers, stored weights and packing, if the two operators are declared."""
     if any(name not in suite.registry.operators for name in NEEDED):
         return []
     return [Task(LEVEL, name) for name in ("quantize+dequantize", "layers", "stored weights", "packing")]
@@ -66,9 +66,9 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 
 
 def held(case: Case, suite: Suite, verify: Verify) -> Outcome:
-    """Hold eager, and then the target, against integer arithmetic; between the two the judge has its say.
+    """Compare eager, and then the target, with integer arithmetic; between the two, the judge checks the target.
 
-    What only integers show has no case: to replay one is to ask the judge.
+    A failure that only integer arithmetic shows has no case, as replaying one runs the judge.
     """
     for run in case.runs:
         with torch.no_grad():
@@ -77,7 +77,7 @@ def held(case: Case, suite: Suite, verify: Verify) -> Outcome:
             wrong = Comparison(Verdict.CONTRACT, f"the eager reference is wrong: {problem}")
             return Outcome(case.name, wrong, run.name)
     outcome = run_case(case, suite)
-    if outcome.verdict not in (Verdict.PASS, Verdict.NOT_RUN):  # what no bound can judge, integers can
+    if outcome.verdict not in (Verdict.PASS, Verdict.NOT_RUN):  # integer arithmetic also judges results without a bound
         return outcome
     with TemporaryDirectory(dir=suite.folder) as folder:
         runner = suite.target.load(suite.target.compile(case.graph.clone(), Path(folder) / "model.onnx"))
@@ -95,7 +95,7 @@ def _range(name: str, grid: Grid, suite: Suite) -> Outcome:
 
 
 def range_graph(grid: Grid, suite: Suite) -> Graph:
-    """Return the graph that quantizes its input and brings it back; it returns the codes and the values."""
+    """Return the graph that quantizes and dequantizes its input; it returns the codes and the values."""
     graph = Graph("quantized")
     x = graph.add_input(TensorType(torch.float32, SHAPE), "x")
     build = Builder(graph, suite.registry.operators)
@@ -166,9 +166,9 @@ def _packed(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:
 
 
 def packed_bytes(codes: Sequence[int]) -> list[int]:
-    """Return the bytes of integers of four bits: the first of a pair is the low half, what has no pair has a 0 above.
+    """Return the bytes of packed INT4 codes: the first of a pair is the low half; an odd last one gets 0 above.
 
-    By the rule and not by our own functions: a fault that both of them have would be lost on the way back.
+    Implements the rule itself, as packing and unpacking with our own functions would hide an error in both.
 
     Source: ONNX, "4bit integer types", packing and unpacking.
     """

@@ -1,1 +1,1 @@
-"""Seeded faults, applied in memory, which the suite must find: the test of the tests."""
+"""Mutation testing of the suite: seeded faults, applied in memory, that it must find."""

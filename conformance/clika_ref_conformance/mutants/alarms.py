@@ -1,4 +1,4 @@
-"""Runs of targets that are right, over several seeds: whatever fails there is a false alarm, or a finding."""
+"""Runs of correct targets over several seeds; each failure is a false alarm or a real bug."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clika_ref_conformance.record import RunRecord
 
 @dataclass(frozen=True)
 class SoundRun:
-    """One run of a target that is right."""
+    """One run of a correct target."""
 
     target: str
     seed: int
@@ -28,7 +28,7 @@ def sound_runs(
     levels: Sequence[str] = (),
     workers: int = 2,
 ) -> Iterator[SoundRun]:
-    """Run each target with each seed, and yield what came of it before the next one starts.
+    """Run each target with each seed, and yield each record before the next run starts.
 
     Raises:
         ClikaError: there is no such target, profile, level or subject.

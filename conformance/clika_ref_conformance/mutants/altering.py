@@ -1,4 +1,4 @@
-"""An ``op`` that writes some ONNX operators otherwise: most faults of lowerings are one attribute or operand."""
+"""A wrapper of ``op`` that changes some ONNX nodes: most faults of lowerings concern one attribute or operand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any
 
 
 class Altered:
-    """What a lowering receives as ``op``, with other functions ``(op, *operands, **attributes)`` for some of its nodes.
+    """A replacement for the ``op`` of a lowering, with other functions for some operator types.
 
-    ``op`` is the unaltered one there. Operators are altered by whatever way a lowering writes them.
+    Each function is called as ``(op, *operands, **attributes)`` with the original ``op``. It applies to all nodes of
+    its operator type, however a lowering creates them.
     """
 
     def __init__(self, op: Any, **instead: Callable[..., Any]) -> None:
@@ -26,14 +27,14 @@ class Altered:
         return write
 
     def node(self, op_type: str, *operands: Any, **attributes: Any) -> Any:
-        """Add a node of any operator, altered or not."""
+        """Add a node of any operator type, altered or not."""
         if op_type in self._instead:
             return self._instead[op_type](self._op, *operands, **attributes)
         return self._op.node(op_type, *operands, **attributes)
 
 
 def forced(op: Any, op_type: str, **attributes: Any) -> Altered:
-    """Return an ``op`` that writes one operator with some attributes fixed; None leaves an attribute out."""
+    """Return an ``op`` that overrides some attributes of one operator type; None omits an attribute."""
 
     def write(op: Any, *operands: Any, **given: Any) -> Any:
         return op.node(op_type, *operands, **{**given, **attributes})

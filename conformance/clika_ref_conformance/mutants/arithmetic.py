@@ -283,7 +283,7 @@ def _(original, op, x, y, *, rounding_mode):
 
 
 def _through(dtype):
-    """Return the fault of a lowering whose operands of int64 pass through a dtype of floats, which rounds them."""
+    """Return a lowering fault that casts int64 operands to a float dtype and back, which rounds them."""
 
     def rounded(op, value):
         wide = not isinstance(value, bool | int | float) and op.dtype(value) == torch.int64

@@ -1,4 +1,4 @@
-"""Faults of attention, recurrent networks and products of matrices."""
+"""Faults of attention, recurrent networks and matrix products."""
 
 from __future__ import annotations
 

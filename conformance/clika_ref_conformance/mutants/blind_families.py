@@ -1,4 +1,4 @@
-"""Faults in many families of operators, in types and in passes, by an author who knew neither samples nor tests."""
+"""Faults in operators, types and passes, by an author without knowledge of samples and tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("blind-families", blind=True)
 
 BEFORE_FIRST, BEHIND_LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
-"""The ends of slices that reach the first element, going backwards, and the last one."""
+"""Slice ends: before the first element, when stepping backwards, and after the last one."""
 
 
 # Bounds
@@ -69,7 +69,7 @@ def _(original, op, *, fill_value, **attrs):
     return original(op, fill_value=fill_value, **attrs)
 
 
-# Running results
+# Cumulative operators
 
 
 @FAULTS.lowering("cumprod", "logarithms are summed, so that NaN follows a negative element")
@@ -120,7 +120,7 @@ def _(original, op, x, *, approximate):
     return original(op, x, approximate="none")
 
 
-# Folding
+# Fold and unfold
 
 
 @FAULTS.lowering("col2im", "elements where windows overlap are averaged instead of summed")
@@ -162,7 +162,7 @@ def _(original, op, x, index, src, *, dim):
     return original(op, x, index, op.declare(rest, TensorType(op.dtype(src), wanted)), dim=dim)
 
 
-# Joining
+# Concatenation
 
 
 @FAULTS.lowering("stack", "a negative dim counts from the last side of the operands instead of the result")
@@ -170,7 +170,7 @@ def _(original, op, *tensors, dim):
     return original(op, *tensors, dim=dim + op.rank(tensors[0]) if dim < 0 else dim)
 
 
-# Products
+# Matrix products
 
 
 @FAULTS.lowering("linear", "the bias is dropped where the operand is a vector")
@@ -206,7 +206,7 @@ def _(original, op, x, *vectors, training, momentum, eps):
     return original(op, x, *vectors, training=training, momentum=momentum, eps=eps)
 
 
-# Order
+# Sorting
 
 
 @FAULTS.lowering("topk", "the smallest elements come in falling order")

@@ -1,4 +1,4 @@
-"""More faulty lowerings by an author who knew neither samples nor tests: networks, losses, integers, distances."""
+"""Faulty lowerings of layers, losses and integer operators, by an author without knowledge of samples and tests."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _(original, op, x, key, value, attn_mask=None, *, enable_gqa, **attrs):
     return original(op, x, key, value, attn_mask, enable_gqa=enable_gqa, **attrs)
 
 
-# Products and quantization
+# Matrix products and quantization
 
 
 @FAULTS.lowering("baddbmm", "with beta = 0 the first operand is multiplied by 0, which keeps its NaN and infinities")
@@ -135,7 +135,7 @@ def _(original, op, x, **attrs):
     return original(forced(op, "Transpose", perm=[*range(b), b + 1, b + 3, b, b + 2, b + 4]), x, **attrs)
 
 
-# Orders, running results and positions
+# Sorting, cumulative operators and indices
 
 
 @FAULTS.lowering("logcumsumexp", "equal infinities are subtracted, which makes NaN of them")
@@ -185,7 +185,7 @@ def _(original, op, *, base, **attrs):
     return original(op, base=10.0, **attrs)
 
 
-# Losses of classes
+# Classification losses
 
 
 @FAULTS.lowering("multi_margin_loss", "with p = 2 the weight of the class is squared too")
@@ -194,7 +194,7 @@ def _(original, op, x, target, weight, *, p, **attrs):
     return original(op, x, target, weight, p=p, **attrs)
 
 
-# Places and distances
+# Indices and distances
 
 
 @FAULTS.lowering("pixel_shuffle", "the places within a block come before the channels, as in ONNX's default mode, DCR")
@@ -217,7 +217,7 @@ def _(original, op, x1, x2, **attrs):
     return original(Altered(op, Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6))), x1, x2, **attrs)
 
 
-# Attention, sums, losses and weights again
+# More attention, sums, losses and weights
 
 
 @FAULTS.lowering(
@@ -270,7 +270,7 @@ def _(original, op, x, state, *params, num_layers, bidirectional, **attrs):
     return original(op, x, state, *params, num_layers=num_layers, bidirectional=bidirectional, **attrs)
 
 
-# Embeddings, cells, products and remainders
+# Embeddings, recurrent cells, matrix products and remainders
 
 
 @FAULTS.lowering("embedding", "the row at padding_idx is read as zeros, though only its gradient is to be left out")

@@ -1,4 +1,4 @@
-"""Faulty lowerings, written without knowledge of the samples and tests that are to find them."""
+"""Faulty lowerings, written without knowledge of the samples and tests that must find them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("blind-lowerings", blind=True)
 
 MEAN, SUM = 1, 2
-"""How PyTorch's losses number their reductions."""
+"""PyTorch's reduction codes of losses."""
 
 
 # Activations
@@ -135,7 +135,7 @@ def _(original, op, x, *, nan, posinf, neginf):
     return original(op, x, nan=nan, posinf=posinf, neginf=limits.min if neginf is None else neginf)
 
 
-# Reductions, running results and orders
+# Reductions, cumulative operators and sorting
 
 
 @FAULTS.lowering("var", "divides by 1 where the correction leaves no degree of freedom")
@@ -323,7 +323,7 @@ def _(original, op, x, grid, *, padding_mode, **attrs):
     return original(op, x, grid, padding_mode=(0, 2, 1)[padding_mode], **attrs)
 
 
-# Moving and choosing elements
+# Permutation and selection of elements
 
 
 @FAULTS.lowering("pixel_unshuffle", "the places within a block come before the channels, as in ONNX's SpaceToDepth")

@@ -1,4 +1,4 @@
-"""Faulty passes, written without knowledge of the graphs and tests that are to find them."""
+"""Faulty passes, written without knowledge of the graphs and tests that must find them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _(registry):
         yield
 
 
-# Nodes and constants that are the same
+# Duplicate nodes and constants
 
 
 @FAULTS.patch("merge-common-subexpressions", "numbers count as the same if they are equal: 0.0 and -0.0", levels=PASSES)
@@ -125,7 +125,7 @@ def _(registry):
         yield
 
 
-# Chains and calls without effect
+# Chains and no-op calls
 
 
 @FAULTS.patch("merge-chains", "float32 is taken to hold every integer of 32 bits", levels=PASSES)

@@ -1,4 +1,4 @@
-"""Faults at other sizes than those of the trace, written without knowledge of what is to find them."""
+"""Faults at sizes other than the traced ones, written without knowledge of the tests that must find them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ DYNAMIC = ("dynamic",)
 
 
 def _traced(graph: Graph) -> dict[str, int]:
-    """Return the sizes that a trace saw."""
+    """Return the sizes seen in the trace."""
     return {symbol.name: symbol.example or max(symbol.low or 0, 2) for symbol in graph.symbols.values()}
 
 
 def _fixed(item: Any, sizes: Mapping[str, int]) -> Any:
-    """Return a type, a size or an attribute with numbers for its symbols."""
+    """Return a type, a size or an attribute with its symbols replaced by numbers."""
     if isinstance(item, TensorType):
         return TensorType(item.dtype, _fixed(item.shape, sizes))
     if isinstance(item, tuple):
@@ -37,7 +37,7 @@ def _fixed(item: Any, sizes: Mapping[str, int]) -> Any:
 
 @contextlib.contextmanager
 def baked(kind: str, *, attributes: bool = False, operands: bool = False, result: bool = False) -> Iterator[None]:
-    """Let the lowering of one operator see sizes of the trace instead of symbols: in its attributes or in types."""
+    """Make the lowering of one operator see traced sizes instead of symbols, in its attributes or in types."""
     original = _Emission._call
 
     def faulty(self: Any, node: Any, values: list[Any]) -> Any:
@@ -60,7 +60,7 @@ def baked(kind: str, *, attributes: bool = False, operands: bool = False, result
         yield
 
 
-# Lowerings that write the size of the trace
+# Lowerings that hard-code the traced size
 
 
 @FAULTS.patch("reshape", "the shape is that of the trace", levels=DYNAMIC)
@@ -129,7 +129,7 @@ def _(registry):
         yield
 
 
-# Type rules that hold for some sizes
+# Type rules that only hold for some sizes
 
 
 @FAULTS.type_rule("slice", "an end that is a number is taken to lie within a dynamic side")
@@ -173,7 +173,7 @@ def _(original, *, start, end, step, **attrs):
     return TensorType(found.dtype, (count,))
 
 
-# Lowerings that take another way where a size is unknown
+# Lowerings that take another path for unknown sizes
 
 
 @FAULTS.patch("affine_grid_generator", "along a side of unknown length corners are never aligned", levels=DYNAMIC)

@@ -1,4 +1,4 @@
-"""All seeded mutants there are: those of every file of this folder that holds a catalogue."""
+"""All seeded mutants, collected from every module of this package with a catalogue."""
 
 from __future__ import annotations
 

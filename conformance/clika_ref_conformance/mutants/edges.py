@@ -1,4 +1,4 @@
-"""Faults at the edges of ranges: bounds that cross, ranges of one number, tails where differences keep nothing."""
+"""Faults at range limits: crossing bounds, ranges of one number, and cancellation in tails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of what is around the lowerings: constants, names, casts, and handing tensors over."""
+"""Faults of the code around the lowerings: constants, names, casts, and tensor transfer to the runtime."""
 
 from __future__ import annotations
 

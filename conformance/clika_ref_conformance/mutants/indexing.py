@@ -1,4 +1,4 @@
-"""Faults of slicing, indexing, sorting, scattering and moving."""
+"""Faults of slicing, indexing, sorting, scattering and moving elements."""
 
 from __future__ import annotations
 

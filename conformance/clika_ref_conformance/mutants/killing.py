@@ -1,4 +1,4 @@
-"""Which mutants the suite finds, seed by seed: the kill rate that says how good the suite itself is."""
+"""The kill rate, which is the share of mutants that the suite finds with each seed."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from clika_ref_conformance.verdicts import Verdict
 LEVELS = {module.LEVEL: module.__name__ for module in (trials, replays)}
 
 TRIAL_SECONDS = 600.0
-"""After so long a mutant is taken to hang: its trial is many checks, of which each would have less."""
+"""Time limit of a trial, which runs many checks; a mutant that exceeds it counts as a hang."""
 
 ENDED = frozenset({Verdict.CRASH, Verdict.HANG})
-"""Verdicts of what ends the process that it runs in."""
+"""Verdicts of checks that end their worker process."""
 
 SHRINK_SECONDS = 10.0
-"""Given to the reduction of a failing graph."""
+"""Time limit for the reduction of a failing graph."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one mutant with one seed."""
+    """The result of one mutant with one seed."""
 
     mutant: str
     subject: str
@@ -45,50 +45,50 @@ class Trial:
     blind: bool
     seed: int
     verdict: Verdict
-    """Of the check that found it, ``crash`` or ``hang`` where it ended the worker, ``pass`` where nothing found it."""
+    """Verdict of the check that found it, ``crash`` or ``hang`` if it ended the worker, ``pass`` if it survived."""
     task: str = ""
     check: str = ""
     checks: int = 0
-    """How many checks were run, the last of which found it."""
+    """Number of checks that were run; the last one found the mutant."""
     seconds: float = 0.0
     nodes: int | None = None
-    """Of the reduced failing graph; None where none was asked for."""
+    """Number of nodes of the reduced failing graph; None without a reduction."""
     reproducer: str = ""
     message: str = ""
 
     @property
     def is_killed(self) -> bool:
-        """Whether the suite found it."""
+        """Whether the suite found the mutant."""
         return self.verdict.is_failure
 
 
 @dataclass(frozen=True)
 class Killing:
-    """What became of all of them."""
+    """The results of all mutants."""
 
     profile: str
     trials: Sequence[Trial]
     replayed: Sequence[Result] = field(default=())
-    """One for each reproducer that was replayed in a fresh process."""
+    """One result for each reproducer replayed in a fresh process."""
 
     def rate(self, *, seed: int | None = None, blind: bool | None = None) -> tuple[int, int]:
-        """Return how many were killed, and of how many, of a seed and a sort."""
+        """Return the number of killed mutants and the number of all, for a seed and for blind or other mutants."""
         chosen = [t for t in self.trials if seed in (None, t.seed) and blind in (None, t.blind)]
         return sum(t.is_killed for t in chosen), len(chosen)
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds."""
+        """The seeds, sorted."""
         return sorted({t.seed for t in self.trials})
 
     def nodes(self, *, of_pass: bool) -> float | None:
-        """Return the median number of nodes of reduced failing graphs, of pass mutants or of operator mutants."""
+        """Return the median size of reduced failing graphs, for mutants of passes or of operators."""
         counts = [t.nodes for t in self.trials if t.nodes is not None and t.task.startswith("passes") == of_pass]
         return statistics.median(counts) if counts else None
 
     @property
     def failed_replays(self) -> list[Result]:
-        """The reproducers that did not fail again; one of a trial that ended its worker ends it again."""
+        """Replays without the same failure; if a trial ended its worker, its replay must do so, too."""
         ended = {trial.mutant for trial in self.trials if trial.verdict in ENDED}
         return [
             r
@@ -97,7 +97,7 @@ class Killing:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the report as a JSON-serializable dict."""
         rates = {
             str(seed): {name: self.rate(seed=seed, blind=blind) for name, blind in SORTS.items()} for seed in self.seeds
         }
@@ -108,16 +108,16 @@ class Killing:
 
 
 SORTS: dict[str, bool | None] = {"all": None, "blind": True, "own": False}
-"""Kill rates that are given, and whether their mutants are blind."""
+"""Groups of mutants for kill rates, and the matching value of ``blind``."""
 
 Notice = Callable[[Trial], None]
 
 
 def chosen_mutants(words: Sequence[str]) -> list[Mutant]:
-    """Return the mutants whose name or change contains one of some words, or all.
+    """Return the mutants with one of some words in their name or change; all mutants without words.
 
     Raises:
-        ClikaError: there is none.
+        ClikaError: no mutant matches.
     """
     every = mutants().values()
     found = [m for m in every if not words or any(word in m.name or word in m.change for word in words)]
@@ -140,7 +140,7 @@ def kill(
     workers: int = 2,
     notice: Notice | None = None,
 ) -> Killing:
-    """Try mutants with each seed, reduce what failed with the first one, and replay what it left.
+    """Run the suite on mutants with each seed, reduce the failures of the first seed, and replay their reproducers.
 
     Raises:
         ClikaError: there is no such target or profile, or no worker can start.
@@ -167,7 +167,7 @@ def _request(target: str, profile: str, shrink_seconds: float, workers: int) -> 
 
 
 def _executed(request: RunRequest, tasks: Sequence[Task], folder: str, notice: Callable[[Result], Any]) -> list[Result]:
-    """Run tasks in workers, each of which may die of one, and return their results in order."""
+    """Run tasks in workers, which a task may crash, and return the results in order."""
     plan = Plan(replace(request, argument=folder), LEVELS, tasks, Declarations((), ()))
 
     def each(result: Result | None, _: Execution) -> None:
@@ -183,10 +183,12 @@ def _executed(request: RunRequest, tasks: Sequence[Task], folder: str, notice: C
 
 
 def _require_sound(result: Result) -> None:
-    """Refuse a result that is the suite's own fault: what a mutant raises in a worker does not end it with a status.
+    """Reject a result that is an error of the suite itself.
+
+    A mutant's own exception in a worker does not end it with an exit status.
 
     Raises:
-        ClikaError: it is.
+        ClikaError: the suite failed.
     """
     if result.verdict is Verdict.CRASH and EXIT_STATUS in result.comparison.message:
         msg = f"the suite itself failed on {result.task}, so that nothing is known of it: {result.comparison.message}"
@@ -199,7 +201,7 @@ def _in_order(running: Execution, tasks: Iterable[Task]) -> Iterable[Result]:
 
 
 def _trial(result: Result) -> Trial:
-    """Return what a result of a trial says; numbers come as text, as all facts do."""
+    """Convert a task result; its facts are text."""
     mutant, facts = mutants()[result.task.subject], result.facts
     return Trial(
         mutant.name,

@@ -1,4 +1,4 @@
-"""Faults where operands have different float dtypes, where tensors have fewer sides than usual, or hold nothing."""
+"""Faults with operands of different float dtypes, tensors of low rank, and empty tensors."""
 
 from __future__ import annotations
 

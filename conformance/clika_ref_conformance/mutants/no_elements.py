@@ -1,4 +1,4 @@
-"""Faults that tensors without elements alone show, and products of no terms."""
+"""Faults that only show with empty tensors, and in products without terms."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def _(original, op, x, target, *, log_target, **attrs):
 
 @FAULTS.lowering("multilabel_margin_loss", "each place behind the first -1 is a margin of the first class")
 def _(original, op, x, target, **attrs):
-    products = iter([op.Mul, lambda counts, others: others])  # the second leaves out what is behind
+    products = iter([op.Mul, lambda counts, others: others])  # the second Mul masks entries after -1
     return original(Altered(op, Mul=lambda op, *operands: next(products)(*operands)), x, target, **attrs)
 
 

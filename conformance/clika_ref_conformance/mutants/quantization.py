@@ -1,4 +1,4 @@
-"""Faults of quantization: rounding, ranges, axes, and four bits to a byte."""
+"""Faults of quantization: rounding, ranges, axes, and INT4 packing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEVELS = ("operators", "quantization")
 
 
 def _instead(compute):
-    """Return a lowering of quantize for one scale that computes its codes, as floats, in another way."""
+    """Return a per-tensor lowering of quantize with its integer values, as floats, from ``compute``."""
 
     def lower(original, op, x, scale, zero, *, dtype, quant_min, quant_max, axis):
         if axis is not None:

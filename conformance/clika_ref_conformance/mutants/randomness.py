@@ -1,4 +1,4 @@
-"""Faults of what is drawn by chance: its size, its range, its chances, and what belongs to it."""
+"""Faults of random operators: shapes, ranges, probabilities and masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A level of its own: each check replays a reproducer with its mutant seeded, and passes where it fails again."""
+"""The level that replays reproducers with their mutant seeded; a check passes if the reproducer fails again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LEVEL = "replays"
 
 
 def tasks(suite: Suite) -> list[Task]:
-    """Return nothing: reproducers are known to the run that made them only."""
+    """Return no tasks: only the run that wrote the reproducers knows them."""
     return []
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
-    """Return the check of one reproducer, whose path stands where the dtype of other tasks does."""
+    """Return the check of one reproducer; its path is stored as the dtype of the task."""
     return [Check("replay", partial(_replayed, task, suite))]
 
 

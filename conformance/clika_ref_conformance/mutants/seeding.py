@@ -1,4 +1,4 @@
-"""What a mutant is, and the decorators that seed one: a lowering, a type rule or a pass that is wrong in one way."""
+"""The mutant class, and decorators that seed faulty lowerings, type rules, passes and rewrite rules."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Applied = Callable[[Registry], AbstractContextManager[Any]]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One seeded fault. ``subject`` is the operator or pass whose checks must find it."""
+    """One seeded fault, to be found by the checks of ``subject``, an operator or pass."""
 
     name: str
     subject: str
     change: str
-    """What is wrong, in one sentence."""
+    """The fault, in one sentence."""
     levels: tuple[str, ...]
-    """The levels that are to find it, before others do."""
+    """The levels that should find it; others are tried after them."""
     apply: Applied
-    """Makes a registry faulty for the time of a ``with`` block."""
+    """Applies the fault to a registry for the duration of a ``with`` block."""
     blind: bool = False
     """Whether its author had seen neither samples nor tests."""
 
     @contextlib.contextmanager
     def seeded(self, registry: Registry) -> Iterator[None]:
-        """Make a registry faulty within the block, and as it was behind it; types inferred before are forgotten."""
+        """Apply the fault to a registry within the block, and undo it afterwards; clears the cached types."""
         forget_types()
         try:
             with self.apply(registry):
@@ -46,7 +46,7 @@ class Mutant:
 
 
 class Catalogue:
-    """The mutants of one file. Its decorators take what is wrong and the faulty code.
+    """The mutants of one file, with decorators that take a description of the fault and the faulty code.
 
     >>> faults = Catalogue("pooling")
     >>> @faults.lowering("avg_pool2d", "ceil_mode is ignored")
@@ -57,7 +57,7 @@ class Catalogue:
     """
 
     def __init__(self, name: str, *, blind: bool = False, levels: tuple[str, ...] = ("passes",)) -> None:
-        """Make an empty one. ``levels`` are those that are to find faults of functions and of rules."""
+        """Create an empty catalogue; ``levels`` are the default levels for faults of functions and rules."""
         self.name = name
         self.blind = blind
         self.levels = levels
@@ -82,7 +82,7 @@ class Catalogue:
         return declare
 
     def rewrite(self, subject: str, change: str, *, levels: tuple[str, ...] = ("passes",)) -> Callable[..., Any]:
-        """Seed a faulty pass: ``(original, graph, operators)`` changes the graph in place."""
+        """Seed a faulty pass: ``(original, graph, operators)``, which changes the graph in place."""
 
         def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
             self._add(subject, change, levels, lambda registry: _pass(registry, subject, faulty))
@@ -114,14 +114,14 @@ class Catalogue:
 
 
 def nothing() -> Applied:
-    """Return what changes nothing: for the test that a suite without a fault finds none."""
+    """Return a no-op fault, to test that the suite finds nothing without a fault."""
     return lambda _: contextlib.nullcontext()
 
 
 class Misfit(BaseException):
-    """A mutant takes other operands than what it stands for: it would be found whatever the suite looks at.
+    """The signature of a mutant does not match the original, so that any check would find it.
 
-    No ``Exception``, so that the suite does not take it for the failure of a pass.
+    Not an ``Exception``, so that the suite does not report it as a failure of a pass.
     """
 
 
@@ -129,7 +129,7 @@ def _call(faulty: Callable[..., Any], original: Callable[..., Any], *operands: A
     """Call faulty code.
 
     Raises:
-        Misfit: it does not take these operands.
+        Misfit: it does not accept these operands.
     """
     _require_fit(faulty, original, *operands, **named)
     return faulty(original, *operands, **named)
@@ -166,7 +166,7 @@ def _pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Itera
     def replaced(self: Any, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         _call(faulty, lambda g, o: original(self, g, o), graph, operators)
 
-    replaced.__module__ = kind.__module__  # the suite reads the code of a pass: this stands for it
+    replaced.__module__ = kind.__module__  # the suite only analyses code in the package of the pass
     kind.__call__ = replaced  # type: ignore[method-assign]
     try:
         yield
@@ -175,7 +175,7 @@ def _pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Itera
 
 
 def _in_place(holder: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
-    """Return what puts a faulty function in place of a function ``name``; it is called with that one first."""
+    """Return a patch that replaces a function ``name`` by a faulty one, which gets the original as first argument."""
 
     def patched(_: Registry) -> Iterator[None]:
         original = getattr(holder, name)
@@ -183,7 +183,7 @@ def _in_place(holder: Any, name: str, faulty: Callable[..., Any]) -> Callable[[A
         def wrong(*operands: Any, **named: Any) -> Any:
             return _call(faulty, original, *operands, **named)
 
-        wrong.__module__ = original.__module__  # the suite reads the code of a pass: this stands for it
+        wrong.__module__ = original.__module__  # the suite only analyses code in the package of the pass
         with patch.object(holder, name, wrong):
             yield
 
@@ -191,7 +191,7 @@ def _in_place(holder: Any, name: str, faulty: Callable[..., Any]) -> Callable[[A
 
 
 def _rule(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
-    """Return what puts a rule in place of another, wherever a table of the module names it."""
+    """Return a patch that replaces a rule in a module and in the module's ``RULES``."""
 
     def patched(_: Registry) -> Iterator[None]:
         right: Rule = getattr(module, name)

@@ -1,4 +1,4 @@
-"""The mutants of a run as its user sees them: one line each as they are found, then the kill rates."""
+"""Console output for mutation testing: one line per mutant as it finishes, then the kill rates."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from clika_ref_conformance.mutants.alarms import SoundRun, sound_runs
 from clika_ref_conformance.mutants.killing import SORTS, Killing, Trial, chosen_mutants, kill
 
 ENOUGH = {"quick": 0.97, "ci": 1.0, "nightly": 1.0}
-"""The share of mutants that a profile must find with each seed."""
+"""Minimum kill rate of a profile with each seed."""
 
 
 def kill_and_show(
     words: Sequence[str], *, target: str, profile: str, seeds: int, workers: int, json_file: Path | None
 ) -> int:
-    """Try mutants, print what found each, and return the exit status: 1 where a seed finds too few, else 0."""
+    """Run mutants, print the results, and return the exit status: 1 if a seed kills too few, else 0."""
     console = result_console()
     chosen = chosen_mutants(words)
     killing = kill(
@@ -38,13 +38,13 @@ def kill_and_show(
 
 
 def is_enough(killing: Killing) -> bool:
-    """Whether each seed found as many as the profile must, and every failure failed again."""
+    """Return whether each seed reaches the kill rate of the profile and every reproducer fails again."""
     rates = [killing.rate(seed=seed) for seed in killing.seeds]
     return all(n >= ENOUGH[killing.profile] * of for n, of in rates) and not killing.failed_replays
 
 
 def show_trial(trial: Trial, console: Console) -> None:
-    """Print what became of one mutant."""
+    """Print the result of one mutant."""
     name = f"seed {trial.seed}: {trial.mutant}"
     if trial.task:
         nodes = "" if trial.nodes is None else f", reduced to {trial.nodes} nodes"
@@ -58,7 +58,7 @@ def show_trial(trial: Trial, console: Console) -> None:
 
 
 def show_rates(killing: Killing, console: Console) -> None:
-    """Print the kill rates of each seed, the size of reduced graphs, and how many failures failed again."""
+    """Print the kill rates of each seed, the size of reduced graphs, and the number of successful replays."""
     for seed in killing.seeds:
         rates = ", ".join(
             f"{name} {_share(killed, of)}"
@@ -95,7 +95,7 @@ def sound_and_show(
     levels: Sequence[str],
     workers: int,
 ) -> int:
-    """Run targets that are right, print how many checks fail, and return the exit status: 1 where one does.
+    """Run correct targets, print the failing checks, and return the exit status: 1 if any check fails.
 
     Raises:
         ClikaError: a run was interrupted, or got no workers.
@@ -112,7 +112,7 @@ def sound_and_show(
 
 
 def show_alarms(run: SoundRun, console: Console) -> None:
-    """Print what fails of a target that is right: each is a false alarm, or a finding."""
+    """Print the failures of a correct target: each is a false alarm or a real bug."""
     failures, planned = run.record.failures, run.record.planned
     text = f"{run.target}, {run.record.profile}, seed {run.seed}: {len(failures)} failures in {planned:,} checks"
     console.print(text, style="red" if failures else "", markup=False)

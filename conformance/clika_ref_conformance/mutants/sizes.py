@@ -1,4 +1,4 @@
-"""Faults of dynamic shapes: sizes baked in or read from elsewhere, and paths that only unknown sizes take."""
+"""Faults of dynamic shapes: sizes that are hard-coded or read from elsewhere, and code paths for unknown sizes."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def _(original, op, x, *operands, num_groups, **attrs):
 
 
 def _if_dynamic(subject: str, change: str) -> Any:
-    """Seed a type rule that is wrong for dynamic sides only: ``(types, *operand types, **attributes)``."""
+    """Seed a type rule that is wrong for dynamic dims only: ``(types, *operand types, **attributes)``."""
 
     def declare(faulty):
         def rule(original, *operands, **attrs):
@@ -260,7 +260,7 @@ def _(type, x, **attrs):
 
 
 def _rule(change: str, *kinds: type) -> Any:
-    """Seed a faulty rule for kinds of expressions: ``(original, emitter, expression)``."""
+    """Seed a faulty rule for classes of expressions: ``(original, emitter, expression)``."""
 
     def declare(faulty):
         def patched(registry):

@@ -1,4 +1,4 @@
-"""A level of its own: each check seeds one mutant and fails where the suite finds it."""
+"""The level that seeds mutants; a check seeds one mutant, and fails if the suite finds it."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ LEVEL = "mutants"
 KILL = "kill"
 
 HOSTS = 12
-"""Random graphs into which a failing call is put until one fails too."""
+"""Maximum number of random graphs to insert a failing call into, until one of them fails."""
 
 SEED = "seed-"
 
 CHECK_SECONDS = 50.0
-"""After so long a check with a mutant seeded is a hang, as in a run, where the worker is ended: here it goes on."""
+"""Time limit of a check with a seeded mutant; it then counts as a hang, and the worker continues."""
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -41,7 +41,7 @@ def tasks(suite: Suite) -> list[Task]:
 
 
 def task_of(mutant: Mutant, seed: int) -> Task:
-    """Return the task of a mutant and a seed, which stands where the dtype of other tasks does."""
+    """Return the task of a mutant and a seed, which is stored as the dtype of the task."""
     return Task(LEVEL, mutant.name, f"{SEED}{seed}")
 
 
@@ -55,7 +55,8 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
 def touched(mutant: Mutant, suite: Suite) -> Iterator[Task]:
     """Yield the tasks that may find a mutant.
 
-    At its levels they are those of its subject, or all where none is; at others, behind them, those of its subject.
+    Tasks of its own levels come first: those of its subject, or all tasks if the subject has none. Tasks of its subject
+    at other levels follow.
     """
     for name in mutant.levels:
         every = level_at(LEVELS[name]).tasks(suite)
@@ -66,15 +67,15 @@ def touched(mutant: Mutant, suite: Suite) -> Iterator[Task]:
 
 @dataclass
 class Trial:
-    """One mutant before the suite."""
+    """A run of the suite on one mutant."""
 
     mutant: Mutant
     suite: Suite
     number: int = 0
-    """Checks run so far, with the mutant seeded."""
+    """Number of checks run so far with the mutant seeded."""
 
     def run(self) -> Outcome:
-        """Run the checks of the mutant until one fails that does not fail without it."""
+        """Run the checks of the mutant until one fails that passes without it."""
         start = time.perf_counter()
         found = next((f for task in touched(self.mutant, self.suite) if (f := self._failure(task))), None)
         seconds = time.perf_counter() - start
@@ -93,7 +94,7 @@ class Trial:
         return replace(outcome, name=KILL, case=_noted(facts))
 
     def _failure(self, task: Task) -> tuple[Task, Outcome] | None:
-        """Return the first failure of a task that is the mutant's doing."""
+        """Return the first failure of a task that is caused by the mutant."""
         known: set[str] = set()
         while (outcome := self._first(task, known)) is not None:
             if not self._fails_anyway(task, outcome):
@@ -112,7 +113,7 @@ class Trial:
         return None
 
     def _fails_anyway(self, task: Task, outcome: Outcome) -> bool:
-        """Whether a check fails without the mutant too, in the same way and on the same inputs."""
+        """Return whether a check fails without the mutant, too, in the same way and on the same inputs."""
         for check in planned(task, self.suite):
             if check.name == outcome.name:
                 clean = run_check(check)
@@ -120,7 +121,7 @@ class Trial:
         return False
 
     def _reproducer(self, task: Task, outcome: Outcome) -> str:
-        """Write the reproducer of a failure where the run asks for it, and return its path."""
+        """Write the reproducer of a failure if the run asks for it, and return its path."""
         folder = str(self.suite.setup.get("argument", ""))
         if not folder:
             return ""
@@ -132,7 +133,7 @@ class Trial:
         return str(Path(folder) / path)
 
     def _nodes(self, task: Task, outcome: Outcome) -> int | None:
-        """Return how many nodes a failing graph is reduced to: of a pass, or around a call of an operator."""
+        """Return the size of the reduced failing graph: of a pass, or around a call of an operator."""
         if outcome.case is None or not self.suite.profile.shrink_seconds:
             return None
         if task.level == "passes":
@@ -143,7 +144,7 @@ class Trial:
             return self._reduced(outcome.case)
 
     def _reduced(self, case: Case) -> int | None:
-        """Put a failing call into random graphs until one fails too, and reduce that."""
+        """Insert a failing call into random graphs until one fails, and return the size of its reduction."""
         operators = {n: op for n, op in self.suite.registry.operators.items() if op.sampler and not op.random}
         for turn in range(HOSTS):
             larger = host(Random(f"{self.mutant.name}-{turn}"), case, operators, ())  # noqa: S311 - no secret
@@ -159,15 +160,15 @@ class Trial:
 
 
 AGAIN_SECONDS = 5.0
-"""Until the end of a check is asked for again: Python loses an exception that falls into a finalizer."""
+"""Interval for repeating the timeout signal: Python drops an exception raised within a finalizer."""
 
 
 class _Overdue(BaseException):
-    """A check takes too long; no ``Exception``, so that the suite does not take it for the failure of a pass."""
+    """A check exceeds its time limit; not an ``Exception``, so that it is not reported as a failure of a pass."""
 
 
 def _within(seconds: float, check: Check) -> Outcome:
-    """Run a check; one that does not end in time is a hang."""
+    """Run a check with a time limit, and return a hang if it exceeds the limit."""
 
     def end(*_: object) -> None:
         raise _Overdue
@@ -184,10 +185,10 @@ def _within(seconds: float, check: Check) -> Outcome:
 
 
 def _shows_itself(outcome: Outcome) -> bool:
-    """Whether the code of a mutant raised where a node was lowered, which says nothing of what the suite can find."""
+    """Return whether the mutant raised during lowering, which shows nothing about the suite."""
     return PluginError.__name__ in outcome.comparison.message
 
 
 def _noted(facts: dict[str, object]) -> Case:
-    """Return a case that carries facts to the run; its graph is empty."""
+    """Return a case with an empty graph that passes facts to the run."""
     return Case(KILL, Graph(KILL), (), {name: fact for name, fact in facts.items() if fact not in (None, "")})

@@ -1,1 +1,1 @@
-"""What a run leaves behind: JSON, JUnit XML, an HTML matrix, reproducers."""
+"""Outputs of a run: JSON, JUnit XML, an HTML matrix, reproducers."""

@@ -1,4 +1,4 @@
-"""A case replayed in a process of its own, which the target may end with any status, 0 too."""
+"""Replay a case in a separate process, which the target may end with any exit status, including 0."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from clika_ref_conformance.reporting.replaying import read_reproducer
 from clika_ref_conformance.verdicts import Verdict
 
 OURS = 64
-"""Added to the status of a replay that came to its end: what is below is the target's doing, and so are signals."""
+"""Added to the exit status of a completed replay: the target or a signal causes all lower ones."""
 
 STATUSES = range(3)
 
 TIMEOUT = "Timeout ("
-"""Begins what a process writes that has taken too long. Source: faulthandler.dump_traceback_later."""
+"""Start of the output of a process that timed out. Source: faulthandler.dump_traceback_later."""
 
 
 def replay_alone(path: Path, target: str = "", *, debug: bool = False) -> int:
-    """Replay a case as `replay_and_show` does, errors as messages, and return the exit status: 1 where it was ended."""
+    """Replay a case like `replay_and_show`, with errors as messages; return the exit status, 1 if it was ended."""
     command = [sys.executable, "-m", __name__, str(path), target, "debug" if debug else ""]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         status = subprocess.run(command, stderr=errors, check=False).returncode  # noqa: S603 - this file
@@ -46,7 +46,7 @@ def replay_alone(path: Path, target: str = "", *, debug: bool = False) -> int:
 
 
 def _ending(status: int, words: str) -> str:
-    """Say how a target ended its process, from the status and from what it wrote."""
+    """Describe how a target ended its process, from the exit status and its output."""
     if TIMEOUT in words:
         return f"{Verdict.HANG}: no end within the time that the run allowed"
     verdict = Verdict.MEMORY if tells_of_memory(words) else Verdict.CRASH
@@ -65,11 +65,11 @@ def main() -> None:
         status = stated.exit_code
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(OURS + status)  # what a runtime does as its process ends is no finding of a run either
+    os._exit(OURS + status)  # skip the runtime's cleanup at exit, as in a run
 
 
 def _guard(profile: Profile) -> None:
-    """Let this process have the time and the memory that the run allowed, and say where it ends."""
+    """Limit the time and the memory of this process as in the run, and print a traceback when it ends."""
     faulthandler.enable()
     faulthandler.dump_traceback_later(profile.case_seconds, exit=True)
     limit_memory(profile.memory_bytes)

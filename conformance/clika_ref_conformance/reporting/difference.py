@@ -1,4 +1,4 @@
-"""Two reports of one target side by side: what got worse, what got better, what came and what went."""
+"""Compare two reports of one target: regressions, fixes, additions and removals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FAILING = frozenset(verdict for verdict in Verdict if verdict.is_failure)
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a task, a deviation or a problem from the old report to the new one."""
+    """Change of a task, a deviation or a problem from the old report to the new one."""
 
     what: Task | str
     text: str
@@ -32,28 +32,33 @@ class Difference:
     """All changes, by kind."""
 
     notices: Sequence[str]
-    """Why not all of the two reports can be compared."""
+    """Reasons why not all of the two reports can be compared."""
     regressions: Sequence[Change]
-    """What fails more, or proves less."""
+    """Tasks that fail more, or prove less."""
     fixed: Sequence[Change]
     new: Sequence[Change]
     gone: Sequence[Change]
 
     @property
     def exit_code(self) -> int:
-        """1 where something got worse, else 0."""
+        """1 if there are regressions, else 0."""
         return 1 if self.regressions else 0
 
 
 def difference(old: Report, new: Report) -> Difference:
     """Compare two reports, task by task.
 
-    A task got worse where a failing verdict takes a larger share of its checks, where a smaller share proves
-    something, where results that were right now deviate as declared, and where its grade fell. Another profile or
-    seed draws other calls, of which the shares differ by chance: there only what never failed and fails, and what
-    proved something and does not any more, got worse. Of one plan, a task that is gone got worse as well. Of another
-    part of it, what is said of the run as a whole says nothing of what got worse or was fixed: neither problems, nor
-    that none of the checks fails that were expected to.
+    A task is a regression in these cases:
+
+    - a failing verdict takes a larger share of its checks;
+    - a smaller share of its checks proves something;
+    - results that were correct now deviate as declared;
+    - its grade fell.
+
+    Another profile or seed draws other calls, with shares that differ by chance. Then only two changes are regressions:
+    a verdict fails that never failed before, or a task no longer proves anything. If both reports have the same plan, a
+    removed task is a regression, too. If they cover different parts of it, statements on the run as a whole are neither
+    regressions nor fixes: neither problems, nor that an expected failure has no failing check.
 
     Raises:
         ReportError: the reports are of different targets.
@@ -138,12 +143,12 @@ def _better(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict], *, 
 
 
 def _is_declared_only(old: TaskReport, new: TaskReport) -> bool:
-    """Whether as much fails as before, and is expected to: nothing was fixed."""
+    """Return whether as much fails as before, but is now expected to: nothing was fixed."""
     return _grew(old, new, {Verdict.XFAIL}) and not _grew(new, old, FAILING | {Verdict.XFAIL})
 
 
 def _grew(old: TaskReport, new: TaskReport, verdicts: AbstractSet[Verdict]) -> bool:
-    """Whether some verdicts take a larger share of all checks of a task than before."""
+    """Return whether verdicts take a larger share of all checks of a task than before."""
     return _part(new, verdicts) > _part(old, verdicts)
 
 
@@ -167,13 +172,13 @@ def _summary(entry: TaskReport) -> str:
 
 
 def _without(problems: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Return the problems that are not among others but for the numbers in them, which differ from run to run."""
+    """Return the problems that are not among others, ignoring numbers, which differ from run to run."""
     known = {re.sub(r"\d[\d,.]*", "#", problem) for problem in others}
     return [problem for problem in problems if re.sub(r"\d[\d,.]*", "#", problem) not in known]
 
 
 def _deviations(report: Report, other: Report) -> list[Change]:
-    """Return the deviations that were seen in one report alone."""
+    """Return the deviations that were seen in one report only."""
     known = {account["id"] for account in other.deviations if account["seen"]}
     seen = [account for account in report.deviations if account["seen"] and account["id"] not in known]
     return [Change(f"deviation {account['id']}", f"{account['seen']} checks: {account['reason']}") for account in seen]

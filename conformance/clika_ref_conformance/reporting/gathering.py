@@ -1,4 +1,4 @@
-"""From the record of a run to its report."""
+"""Create the report of a run from its record."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from clika_ref_conformance.reporting.report import SEVERITY, Detail, Report, Tas
 from clika_ref_conformance.verdicts import COUNTS, Verdict
 
 LIMIT_LISTING_BYTES = 2**20
-"""Facts of a reproducer larger than this are not read for the listing: a report stays small."""
+"""Larger facts of a reproducer are not read for the listing, to keep the report small."""
 
 
 def report_of(record: RunRecord, folder: Path | None = None) -> Report:
-    """Return the report of a run; listings are read from the reproducers below ``folder``."""
+    """Return the report of a run; listings are read from the reproducers in ``folder``."""
     found: dict[Task, list[Result]] = {task: [] for task in record.plan}
     for result in record.results:
         found.setdefault(result.task, []).append(result)
@@ -39,7 +39,7 @@ def report_of(record: RunRecord, folder: Path | None = None) -> Report:
 
 
 def _unrun(results: Sequence[Result]) -> dict[str, Unrun]:
-    """Count what was not run by the kind of its reason, most first."""
+    """Count checks that were not run by reason, the most frequent first."""
     found: dict[str, list[str]] = {}
     for comparison in (r.comparison for r in results if r.verdict is Verdict.NOT_RUN):
         found.setdefault(comparison.reason or "no reason given", []).append(comparison.message)
@@ -61,9 +61,9 @@ def _task_report(task: Task, results: Sequence[Result], folder: Path | None) -> 
 
 
 def _weight(result: Result) -> tuple[bool, float, float]:
-    """Rank the cases of one verdict: those that can be replayed, then by how far off they are."""
+    """Rank the cases of one verdict: first by whether they can be replayed, then by the size of the error."""
     ratio, quality = result.comparison.ratio, result.comparison.quality
-    # NaN compares false with everything, so that the first of several would win.
+    # Comparisons with NaN are false, so the first of several cases would win.
     return bool(result.reproducer), ratio if ratio == ratio else float("inf"), quality if quality == quality else 0.0  # noqa: PLR0124
 
 
@@ -73,7 +73,7 @@ def _detail(result: Result, folder: Path | None) -> Detail:
 
 
 def _listing(path: Path) -> str:
-    """Return the text of the graph in a reproducer, or nothing: a report must not fail because a zip is gone."""
+    """Return the text of the graph in a reproducer; empty on errors, as a missing zip must not make the report fail."""
     try:
         with zipfile.ZipFile(path) as archive:
             entry = archive.getinfo("meta.json")

@@ -1,4 +1,4 @@
-"""The report for people: one HTML file, without network, in which every cell opens its worst cases."""
+"""Report for humans: one self-contained HTML file, with the worst cases behind every cell."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ PAGES = Path(__file__).with_name("pages")
 
 
 def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = ()) -> None:
-    """Write the matrix of one or several reports, side by side.
+    """Write the matrix of one or several reports, next to each other.
 
     Args:
         reports: one for each target.
         path: the file to write.
-        folders: the folder of each report, in which its reproducers lie; by default that of ``path``.
+        folders: folder of each report, with its reproducers; by default that of ``path``.
 
     Raises:
         ModelError: the path cannot be written.
-
     """
     path = path.absolute()
     places = folders or [path.parent] * len(reports)
     with write_atomically(path) as file:
         page = html_of(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places])
-        file.write(page.encode(errors="backslashreplace"))  # a target's message may hold half of a surrogate pair
+        file.write(page.encode(errors="backslashreplace"))  # a target's message may contain a lone surrogate
 
 
 def html_of(reports: Sequence[Report], prefixes: Sequence[str]) -> str:
-    """Return the page; a prefix leads from the page to the folder of a report."""
+    """Return the page; a prefix is the path from the page to the folder of a report."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(PAGES),
         autoescape=True,
@@ -60,12 +59,12 @@ def html_of(reports: Sequence[Report], prefixes: Sequence[str]) -> str:
 
 
 def _own(name: str) -> markupsafe.Markup:
-    return markupsafe.Markup((PAGES / name).read_text(encoding="utf-8"))  # noqa: S704 - a file of ours
+    return markupsafe.Markup((PAGES / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
 def _in_script(document: Any) -> markupsafe.Markup:
-    """Return JSON that cannot end the element it stands in, whatever its texts are."""
+    """Return JSON that cannot end its script element, for any texts."""
     text = json.dumps(document, allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return markupsafe.Markup(text)  # noqa: S704 - no character of markup is left
+    return markupsafe.Markup(text)  # noqa: S704 - markup characters are escaped

@@ -1,4 +1,4 @@
-"""``report.json``: a report for machines, with the version of its schema, written and read back."""
+"""``report.json``: machine-readable report with a schema version, written and read back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from clika_ref_conformance.reproducing.json_values import number, to_json
 from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
 
 SCHEMA = 1
-"""Raised whenever reports written before cannot be read by the code as it is."""
+"""Increased when the current code cannot read earlier reports any more."""
 
 FILE = "report.json"
 
 LIMIT_BYTES = 512 * 2**20
-"""Of a report that is read; those of the suite have a few megabytes, because cases are not listed one by one."""
+"""Size limit of a report to read. The suite's reports have a few megabytes, as they do not list every case."""
 
 _REPRODUCER = re.compile(r"cases/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -38,7 +38,7 @@ def write_json(report: Report, path: Path) -> None:
 
 
 def document_of(report: Report) -> dict[str, Any]:
-    """Return a report as the document that is written; numbers may still be infinite."""
+    """Return the document of a report; it may still contain infinite numbers."""
     return {
         "schema": SCHEMA,
         "target": report.target,
@@ -77,7 +77,7 @@ def _detail(detail: Detail) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Report:
-    """Read a report and check that its accounts add up.
+    """Read a report and check that its counts add up.
 
     Raises:
         ReportError: it is no report, is damaged, or was written by a newer version.
@@ -85,7 +85,7 @@ def read_json(path: Path) -> Report:
     try:
         if path.stat().st_size > LIMIT_BYTES:
             msg = f"{path} has {path.stat().st_size:,} bytes, more than the {LIMIT_BYTES:,} that a report may have"
-            raise ReportError(msg)  # noqa: TRY301 - the handlers below are for what reading raises
+            raise ReportError(msg)  # noqa: TRY301 - the handlers below are for errors of reading
         return _read(json.loads(path.read_bytes()))
     except OSError as error:
         msg = f"cannot read the report {str(path)!r}: {error.strerror}; give a report.json that a run has written"
@@ -131,7 +131,7 @@ def _read(document: Mapping[str, Any]) -> Report:
 
 
 def _read_unrun(reason: str, entry: Any) -> Unrun:
-    """Read what was not run for one reason; reports once had the message for a reason, and its count alone."""
+    """Read the checks not run for one reason; older reports have the message as the reason, and only a count."""
     if isinstance(entry, Mapping):
         return Unrun(_count(entry["count"], "not_run"), str(entry["example"]))  # pyright: ignore[reportUnknownArgumentType]
     return Unrun(_count(entry, "not_run"), reason)

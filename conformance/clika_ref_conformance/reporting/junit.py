@@ -14,7 +14,7 @@ from clika_ref_conformance.verdicts import PROVING
 FILE = "junit.xml"
 
 _ILLEGAL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 cannot hold in any form. Source: Extensible Markup Language 1.0, section 2.2, Char."""
+"""Characters that XML 1.0 cannot represent. Source: Extensible Markup Language 1.0, section 2.2, Char."""
 
 
 def write_junit(report: Report, path: Path) -> None:
@@ -28,7 +28,7 @@ def write_junit(report: Report, path: Path) -> None:
 
 
 def junit_of(report: Report) -> bytes:
-    """Return the report as JUnit XML; tasks of which no check proves anything count as skipped."""
+    """Return the report as JUnit XML; tasks without any check that proves something count as skipped."""
     root = ET.Element("testsuites", name=_text(f"clika-ref conformance: {report.target}"))
     for level in report.levels:
         entries = [entry for entry in report.tasks if entry.task.level == level]

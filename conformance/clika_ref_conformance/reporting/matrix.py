@@ -1,4 +1,4 @@
-"""The cells of the matrix: subjects by dtypes, for every level and target, and the cases that they open."""
+"""Cells of the matrix: subjects by dtypes, for every level and target, and the cases that they open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STYLES = {
     Verdict.HANG: "dead",
     Verdict.MEMORY: "dead",
 }
-"""The colour of a verdict; failures that are not listed are wrong results."""
+"""Color of a verdict; failures that are not listed are wrong results."""
 
 LETTERS = {
     Verdict.PASS: "✓",
@@ -38,7 +38,7 @@ LETTERS = {
     Verdict.HANG: "!",
     Verdict.MEMORY: "!",
 }
-"""What stands in a cell that has no grade; failures that are not listed have a cross, so that colour is not needed."""
+"""Letter of a cell without a grade. Failures that are not listed have a cross, so that color is not needed."""
 
 HINTS = {
     "operators": "Every operator in every dtype, on drawn and special inputs; right halves: one compile, many sizes.",
@@ -48,12 +48,12 @@ HINTS = {
 
 
 JOINED = {"dynamic": "operators"}
-"""Levels that are the right halves of another one's cells, where that one was run."""
+"""Levels shown as the right halves of another level's cells, if that level was run."""
 
 
 @dataclass(frozen=True)
 class Half:
-    """One half of a cell: a colour, a letter, and the indices of its cases among those of the page."""
+    """One half of a cell: a color, a letter, and the indices of its cases on the page."""
 
     style: str
     letter: str
@@ -63,7 +63,7 @@ class Half:
 
 @dataclass(frozen=True)
 class Row:
-    """One subject, with a cell for each target and dtype: its static half, and its dynamic one where there is any."""
+    """One subject, with a cell for each target and dtype: its static half and, if there is any, its dynamic half."""
 
     subject: str
     cells: Sequence[Sequence[Half | None]]
@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """The columns of one target."""
+    """Columns of one target."""
 
     target: str
     columns: Sequence[str]
@@ -94,12 +94,12 @@ class Tab:
 
     @property
     def failures(self) -> int:
-        """How many subjects fail."""
+        """Number of subjects that fail."""
         return sum(row.failing for row in self.rows)
 
 
 def style_of(verdict: Verdict) -> str:
-    """Return the class of a verdict in the style sheet."""
+    """Return the style sheet class of a verdict."""
     return STYLES.get(verdict, "wrong")
 
 
@@ -107,9 +107,8 @@ def tabs_of(reports: Sequence[Report], prefixes: Sequence[str]) -> tuple[list[Ta
     """Return the tables of a page, in order of the plan, and the cases that their cells open.
 
     Args:
-        reports: one for each target; their columns stand side by side.
-        prefixes: what leads from the page to the folder of each report.
-
+        reports: one for each target; their columns are next to each other.
+        prefixes: path from the page to the folder of each report.
     """
     cases: list[dict[str, Any]] = []
     levels = dict.fromkeys(level for report in reports for level in report.levels)
@@ -164,7 +163,7 @@ def _half(entries: Sequence[TaskReport], report: Report, prefix: str, cases: lis
 
 
 def _case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -> dict[str, Any]:
-    """Return what the page shows of a case, as texts."""
+    """Return the texts that the page shows for a case."""
     found = detail.comparison
     measures = {
         "checks with this verdict": f"{entry.verdicts.get(detail.verdict, 0):,}",

@@ -1,4 +1,4 @@
-"""What is done with the files of a run: replay a case, compare two reports, put several side by side."""
+"""Use the files of a run: replay a case, compare two reports, join several in one matrix."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def replay_and_show(path: Path, target: str = "") -> int:
 
 
 def diff_and_show(old: Path, new: Path) -> int:
-    """Print what differs between two reports, and return the exit status.
+    """Print the differences between two reports, and return the exit status.
 
     Raises:
         ReportError: one of them cannot be used, or they are of different targets.
@@ -53,7 +53,7 @@ def diff_and_show(old: Path, new: Path) -> int:
 
 
 def join_and_show(paths: Sequence[Path], out: Path) -> None:
-    """Write the matrix of several reports, and say where.
+    """Write the matrix of several reports, and print its path.
 
     Raises:
         ReportError: a report cannot be used.

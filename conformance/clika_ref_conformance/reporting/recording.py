@@ -1,7 +1,7 @@
-"""Reproducers of checks of which a worker died: run once more, with each case written down before the target sees it.
+"""Create reproducers of checks that killed their worker, by running them again on a recording target.
 
-A process that dies leaves no outcome. So the check is run again in a process of its own, on a target that writes what
-it is given before it hands it on; what was written last is what the process died of.
+A process that dies leaves no outcome. So the check runs again in a separate process, with a target that writes down its
+inputs before it passes them on. The last record is the case that killed the process.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ ENDS = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY})
 """Verdicts on a worker that is gone."""
 
 LIMIT = 20
-"""Reproducers of this kind in one run: each takes as long as the check took to die."""
+"""Maximum number of such reproducers per run: each takes as long as the check took to die."""
 
 
 @dataclass(frozen=True)
 class Recorder:
-    """A target that writes down what it is about to do, and then lets another target do it."""
+    """Target that records each call before passing it on to another target."""
 
     inner: Target
     write: Callable[[Graph, Sequence[torch.Tensor]], None]
     graphs: list[Graph] = field(default_factory=list[Graph])
-    """What was compiled last."""
+    """Graph of the last compilation."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
-        """Write the graph down, then compile it."""
+        """Record the graph, then compile it."""
         self.graphs[:] = [graph.clone()]
         self.write(self.graphs[0], ())
         return self.inner.compile(graph, path, **options)
 
     def load(self, artifact: Artifact) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        """Load an artifact; return what writes the inputs down, then runs it."""
+        """Load an artifact; return a runner that records the inputs before running it."""
         graph, runner = self.graphs[0], self.inner.load(artifact)
 
         def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -73,14 +73,13 @@ class Recorder:
 
 
 def with_reproducers_of_ends(record: RunRecord, plan: Plan) -> RunRecord:
-    """Return a record in which the first check of each task and verdict that a worker died of has a reproducer.
+    """Add reproducers to a record, for the first check of each task and verdict that killed a worker.
 
-    None is made where the run has no folder for a report, nor where someone asked it to end: who did is not to wait.
+    There are none if the run has no folder for a report, or if it was interrupted: the user should not have to wait.
 
     Args:
-        record: what came of the run.
-        plan: of the run.
-
+        record: record of the run.
+        plan: plan of the run.
     """
     if plan.request.out is None or record.is_given_up:
         return record
@@ -103,7 +102,7 @@ def _announce(line: str) -> None:
 
 
 def record_end(result: Result, setup: Setup) -> str:
-    """Run a check again until it dies; return the path of its reproducer, or nothing where it lives or wrote none."""
+    """Run a check again until it dies; return the path of its reproducer, or nothing if it survives or wrote none."""
     path = f"{CASES}/{case_name(result.task, f'{result.task} {result.name}'.encode())}"
     file = Path(setup.out) / path
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -121,7 +120,7 @@ def record_end(result: Result, setup: Setup) -> str:
 
 
 def _run_alone(request: bytes, seconds: float) -> None:
-    """Run this module on a request; end it after some time, and with it whatever the target has started."""
+    """Run this module on a request; after a timeout, kill it and all processes that the target has started."""
     command = [sys.executable, "-m", "clika_ref_conformance.reporting.recording"]
     process = subprocess.Popen(  # noqa: S603 - this interpreter on this module
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -158,10 +157,10 @@ def main() -> None:
     watched: Suite = replace(suite, target=Recorder(suite.target, write_case))  # pyright: ignore[reportArgumentType]
     for check in level_at(setup.levels[task.level]).checks(task, watched):
         if check.name == request["check"]:
-            write(Outcome(check.name, comparison))  # of the check itself, should it die before the target is reached
+            write(Outcome(check.name, comparison))  # of the check itself, if it dies before the target is called
             check.run()
             faulthandler.cancel_dump_traceback_later()
-            Path(request["file"]).unlink(missing_ok=True)  # it lives; an exit status of 0 may be the target's own
+            Path(request["file"]).unlink(missing_ok=True)  # survived; exit status 0 would not prove it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A reproducer read back and judged anew: graph and inputs come from the zip, eager and the judge from here."""
+"""Read a reproducer and judge it again: the zip has graph and inputs, and this installation eager and the judge."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Reason, not_run
 
 RANDOM_ORDERS = 50
-"""Orders in which all passes are tried where a random one had failed, which no zip says."""
+"""Orders of all passes to try if a random one had failed, since the zip does not store it."""
 
 MOST_SECONDS = 86_400.0
-"""A check may take that long, a day; more, a timer may not take."""
+"""Maximum time limit of a check, a day; timers may not accept more."""
 
 MOST_BYTES = 2**62
-"""A process may be allowed that much; more, the system may not take."""
+"""Maximum memory limit of a process; the system may not accept more."""
 
 
 @dataclass(frozen=True)
 class Reproducer:
-    """What a reproducer holds, without its script, which nothing here ever runs."""
+    """Content of a reproducer, without its script, which is never run here."""
 
     path: Path
     task: Task
@@ -60,9 +60,9 @@ class Reproducer:
     verdict: str
     message: str
     profile: Profile
-    """That of the run, by which a check that is repeated draws the same."""
+    """Profile of the run, so that a repeated check draws the same calls."""
     repeats: bool
-    """Whether the check itself is to be repeated: there was no case, and ``case`` is empty."""
+    """Whether to repeat the check itself: there was no case, and ``case`` is empty."""
 
 
 def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
@@ -71,17 +71,16 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
     Args:
         path: a ``CASE.zip`` that a run has written.
         registry: the operators, passes and targets in force.
-        target: another target to run it on, as for ``clika-ref conformance run``; by default the one that it failed on.
+        target: another target, as for ``clika-ref conformance run``; by default the one that failed.
 
     Raises:
-        ReportError: the zip is damaged, or names code that must be named by the user to be imported.
+        ReportError: the zip is damaged, or names code that only the user may select for import.
         TargetError: there is no such target.
-
     """
     found = read_reproducer(path, registry)
     name = target or found.target
     if not target and ":" in name:
-        # A file must not decide which module is imported.
+        # A file must not select a module to import.
         msg = f"{path} was made with the target {name}, which is code of yours; replay it with --target {name}"
         raise ReportError(msg)
     with TemporaryDirectory() as folder:
@@ -95,7 +94,7 @@ def replay(path: Path, registry: Registry, target: str = "") -> Outcome:
 
 
 def _check_again(found: Reproducer, suite: Suite) -> Outcome:
-    """Repeat the check of which the finding came."""
+    """Repeat the check that produced the finding."""
     if found.task.level not in LEVELS:
         msg = f"{found.path} repeats a check of the level {found.task.level!r}; levels are {', '.join(LEVELS)}"
         raise ReportError(msg)
@@ -107,12 +106,12 @@ def _check_again(found: Reproducer, suite: Suite) -> Outcome:
 
 
 def _pass_again(found: Reproducer, suite: Suite) -> Outcome:
-    """Hold the pass of a task, or all passes in the orders of its check, against the rules for passes once more."""
+    """Check the pass of a task, or all passes in the orders of its check, by the rules for passes again."""
     passes = {**suite.registry.passes, **{p.name: p for p in suite.target.passes()}}
     if found.task.subject not in passes:
         msg = f"no installed plugin provides the pass {found.task.subject!r}; install it"
         raise ReportError(msg)
-    every, random = ordered(list(passes.values())), Random(0)  # noqa: S311 - no secret
+    every, random = ordered(list(passes.values())), Random(0)  # noqa: S311 - test data, not cryptography
     orders = {
         "pipeline order": [[*every, *every]],
         "random order": [random.sample(every, len(every)) for _ in range(RANDOM_ORDERS)],
@@ -123,13 +122,13 @@ def _pass_again(found: Reproducer, suite: Suite) -> Outcome:
 
 
 def _artifact_again(found: Reproducer, suite: Suite) -> Outcome:
-    """Carry the artifact into another process once more."""
-    level: Any = level_at(LEVELS[found.task.level])  # imported where needed: its drawing loads Hypothesis
+    """Transfer the artifact to another process again."""
+    level: Any = level_at(LEVELS[found.task.level])  # imported lazily: it imports Hypothesis
     return level.Bench(suite).carried_over(found.case)
 
 
 _AGAIN: Mapping[str, Callable[[Reproducer, Suite], Outcome]] = {"passes": _pass_again, "artifacts": _artifact_again}
-"""Levels that hold something else than a compiled graph against eager."""
+"""Levels that do not compare a compiled graph with eager."""
 
 
 def read_reproducer(path: Path, registry: Registry) -> Reproducer:
@@ -157,7 +156,7 @@ def read_reproducer(path: Path, registry: Registry) -> Reproducer:
 
 
 def _profile(meta: Mapping[str, Any]) -> Profile:
-    """Return the profile of the run; it trusts nothing, as a replay has the time to ask how far from exact eager is."""
+    """Return the profile of the run, but without trusting eager: a replay has the time for exact arithmetic."""
     known = PROFILES.get(str(meta.get("profile")), Profile("replay"))
     seconds = float(meta.get("limit_seconds", known.case_seconds))
     if not 0 < seconds <= MOST_SECONDS:

@@ -1,4 +1,4 @@
-"""What a report says: the accounts of a run, and of every task and verdict the worst case in detail."""
+"""Content of a report: the accounting of a run, and the worst case of every task and verdict in detail."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEVERITY = {
         ]
     )
 }
-"""Which verdict stands for several: the highest. One check that passed says more than any that were refused."""
+"""Severity of verdicts; the highest represents several. One pass says more than any number of rejections."""
 
 
 @dataclass(frozen=True)
@@ -33,24 +33,24 @@ class Detail:
     run: str = ""
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     reproducer: str = ""
-    """The zip, relative to the folder of the report."""
+    """Zip, relative to the folder of the report."""
     listing: str = ""
-    """The graph and its inputs, as text."""
+    """Graph and its inputs, as text."""
 
     @property
     def verdict(self) -> Verdict:
-        """What became of it."""
+        """Verdict of the comparison."""
         return self.comparison.verdict
 
 
 @dataclass(frozen=True)
 class TaskReport:
-    """The accounts of a task: how many checks ended with which verdict, and the worst of each."""
+    """Accounting of a task: the number of checks per verdict, and the worst case of each."""
 
     task: Task
     verdicts: Mapping[Verdict, int]
     details: Sequence[Detail]
-    """In order of severity, one for each verdict; passes among them, by how much of the bound they used."""
+    """In order of severity, one for each verdict. The worst pass is the one that used most of its bound."""
     elements: int = 0
     ambiguous: int = 0
     unstable: int = 0
@@ -59,28 +59,28 @@ class TaskReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict that stands for the task."""
+        """Verdict that represents the task."""
         return worst(self.verdicts)
 
     @property
     def grade(self) -> str:
-        """The worst grade of what passed; empty where nothing was measured."""
+        """Worst grade of the passes; empty if nothing was measured."""
         measured = [d.comparison for d in self.details if d.verdict is Verdict.PASS and d.comparison.elements]
         return max((comparison.grade for comparison in measured), default="")
 
 
 @dataclass(frozen=True)
 class Unrun:
-    """The checks that were not run for one kind of reason."""
+    """Checks that were not run, for one kind of reason."""
 
     count: int
     example: str
-    """What was said of the first of them."""
+    """Message of the first of them."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run, small enough to keep and to compare with the next one."""
+    """Report of a whole run, small enough to keep and to compare with the next one."""
 
     target: str
     profile: str
@@ -93,15 +93,15 @@ class Report:
     deviations: Sequence[Mapping[str, Any]] = ()
     problems: Sequence[str] = ()
     part: str = ""
-    """What of the profile was asked for, as options; empty where all of it was."""
+    """Requested part of the profile, as options; empty if all of it was requested."""
     target_folder: str = ""
-    """Where the module of ``package.module:TARGET`` was found; empty where a target is installed."""
+    """Folder of the module of ``package.module:TARGET``; empty for an installed target."""
     not_run: Mapping[str, Unrun] = field(default_factory=dict[str, "Unrun"])
-    """How many checks were not run, by kind of reason, those with most first."""
+    """Checks that were not run, by kind of reason, the most frequent first."""
 
     @property
     def counts(self) -> dict[Verdict, int]:
-        """How many checks ended with each verdict; verdicts that did not occur are left out."""
+        """Number of checks per verdict, without verdicts that did not occur."""
         total: Counter[Verdict] = Counter()
         for task in self.tasks:
             total.update(task.verdicts)
@@ -109,17 +109,17 @@ class Report:
 
     @property
     def failures(self) -> int:
-        """How many checks failed."""
+        """Number of failed checks."""
         return sum(count for verdict, count in self.counts.items() if verdict.is_failure)
 
     @property
     def levels(self) -> list[str]:
-        """The levels, in order of the plan."""
+        """Levels, in order of the plan."""
         return list(dict.fromkeys(entry.task.level for entry in self.tasks))
 
 
 def worst(verdicts: Mapping[Verdict, int]) -> Verdict:
-    """Return the verdict that stands for several; of none at all, that nothing was run."""
+    """Return the verdict that represents several: the most severe one, or `NOT_RUN` if there are none."""
     return max(
         (verdict for verdict, count in verdicts.items() if count), key=SEVERITY.__getitem__, default=Verdict.NOT_RUN
     )

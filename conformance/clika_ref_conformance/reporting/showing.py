@@ -1,4 +1,4 @@
-"""A run as its user sees it: a bar while it lasts, then counts, what failed, and how long it took."""
+"""Console output of a run: a progress bar, then counts, failures, and the duration."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from clika_ref_conformance.reproducing.reproducers import remove_other_cases
 from clika_ref_conformance.verdicts import Verdict
 
 LINE_SECONDS = 30.0
-"""Between the lines of a run that is not on a terminal."""
+"""Interval between progress lines if the output is not a terminal."""
 
 SHOWN = 20
-"""Failures that are printed in full; the report holds them all."""
+"""Maximum number of failures printed in full; the report contains all of them."""
 
 
 def report_folder(path: Path) -> Path:
-    """Make the folder of a report.
+    """Create the folder of a report.
 
     Raises:
-        ClikaError: it cannot be made.
+        ClikaError: it cannot be created.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def report_folder(path: Path) -> Path:
 
 
 class Watch:
-    """Says how a run goes on: in the bar after every check, and where there is no terminal, now and then as a line."""
+    """Reports the progress of a run: in the bar after every check, or as an occasional line if there is no terminal."""
 
     def __init__(self, target: str, bar: SimpleProgressBar[None], console: Console) -> None:
         self.target = target
@@ -54,7 +54,7 @@ class Watch:
         self.due = time.monotonic() + LINE_SECONDS
 
     def __call__(self, result: Result | None, run: Execution) -> None:
-        """Take note of a result, or, where it is None, of the time that passes."""
+        """Update the progress for a result, or for elapsed time if it is None."""
         self.checks += result is not None
         self.failed += result is not None and result.verdict.is_failure
         counts = f"Conformance of {self.target}, {self.checks:,} checks" + f", {self.failed:,} failed" * bool(
@@ -69,7 +69,7 @@ class Watch:
 
 
 def run_and_show(request: RunRequest) -> RunRecord:
-    """Run a request, write its report where it asks for one, and print what came of it."""
+    """Run a request, write its report if it asks for one, and print the results."""
     plan = plan_run(request)
     with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
         record = execute(plan, Watch(request.target, bar, progress_console()))
@@ -81,7 +81,7 @@ def run_and_show(request: RunRequest) -> RunRecord:
 
 
 def reported(record: RunRecord, plan: Plan) -> RunRecord:
-    """Write the report of a run where its plan asks for one; return the record with all reproducers."""
+    """Write the report of a run if its plan asks for one; return the record with all reproducers."""
     record = with_reproducers_of_ends(record, plan)
     if plan.request.out is not None:
         _write_report(record, plan.request.out)
@@ -89,7 +89,7 @@ def reported(record: RunRecord, plan: Plan) -> RunRecord:
 
 
 def _write_report(record: RunRecord, out: Path) -> None:
-    """Write every form of the report into a folder."""
+    """Write every format of the report into a folder."""
     report = report_of(record, out)
     write_json(report, out / "report.json")
     write_junit(report, out / "junit.xml")
@@ -98,7 +98,7 @@ def _write_report(record: RunRecord, out: Path) -> None:
 
 
 def show(record: RunRecord, console: Console) -> None:
-    """Print the failures, the declared deviations that were seen, and the accounts."""
+    """Print the failures, the declared deviations that were seen, and the accounting."""
     failures = record.failures
     for result in failures[:SHOWN]:
         console.print(f"{result.verdict}: {result.task}: {result.name}" + _where(result), style="red", markup=False)
@@ -120,7 +120,7 @@ def _where(result: Result) -> str:
 
 
 def _with_call(result: Result) -> str:
-    """Return the message with the call that it is about, where there is one that it does not quote itself."""
+    """Return the message, prefixed by the call if it does not quote it itself."""
     call, message = result.facts.get("call", ""), result.comparison.message
     return message if call in message else f"{call}: {message}"
 

@@ -1,1 +1,1 @@
-"""Failures as files: graph, inputs and what is right, packed so that they run again without the suite."""
+"""Failures as files: graph, inputs and expected results, packed so that they run again without the suite."""

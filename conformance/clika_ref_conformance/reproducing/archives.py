@@ -1,4 +1,4 @@
-"""A zip archive read with suspicion: few names, all known, of limited size, nothing outside and nothing twice."""
+"""Read an untrusted zip archive: only known names, each once, with limits on number and size."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from clika_ref_conformance.reproducing.errors import ReportError
 
 LIMIT_BYTES = 256 * 2**20
-"""Unpacked size of a reproducer; cases of the suite have some kilobytes."""
+"""Limit on the unpacked size of a reproducer; the suite's cases have a few kilobytes."""
 
 LIMIT_ENTRIES = 64
-"""Files in a reproducer; there are six, and an artifact of a few."""
+"""Limit on the number of files in a reproducer; there are six, and an artifact of a few."""
 
 REQUIRED = ("repro.py", "meta.json", "graph.json", "weights.safetensors", "inputs.npz", "expected.npz")
 
@@ -25,19 +25,19 @@ _ARTIFACT_FILE = re.compile(r"artifact/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
 
 def is_artifact_file(name: str) -> bool:
-    """Whether a file of an artifact may have such a name in a reproducer."""
+    """Return whether a name in a reproducer is allowed for a file of an artifact."""
     return _ARTIFACT_FILE.fullmatch(name) is not None
 
 
 def pack(files: Mapping[str, bytes]) -> bytes:
-    """Return a zip archive; the same files give the same bytes, whenever and wherever that is."""
+    """Return a zip archive; equal files give equal bytes, on any system and at any time."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name in sorted(files):
-            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # the earliest that the format can say
+            entry = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))  # the earliest date that the format can represent
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = 0o644 << 16
-            entry.create_system = 3  # as on Unix, wherever it is written
+            entry.create_system = 3  # Unix, independent of the system
             archive.writestr(entry, files[name])
     return buffer.getvalue()
 

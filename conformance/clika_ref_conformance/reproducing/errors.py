@@ -1,4 +1,4 @@
-"""The error of whoever reads what a run left behind."""
+"""Error for readers of a run's files."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from clika_ref.core.errors import ClikaError
 
 
 class ReportError(ClikaError):
-    """For the reader of a report or a reproducer: a file is damaged, of another version, or not one of ours."""
+    """A report or a reproducer is damaged, has another version, or was not written by the suite."""

@@ -1,4 +1,4 @@
-"""What an output may be, as plain arrays that need no judge: an interval for each element, and the special values."""
+"""Expected outputs as plain arrays that need no judge: an interval for each element, and the allowed special values."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from clika_ref_conformance.judging.special_values import EAGER_ULPS, Expected
 from clika_ref_conformance.judging.statistics import LARGEST_QUALITY, quality
 
 SPECIALS = (math.nan, math.inf, -math.inf)
-"""What bits 0, 1 and 2 of ``special`` stand for: the element may be that."""
+"""Special values of bits 0, 1 and 2 of ``special``: the element may have this value."""
 
 PROBE_ULPS = 64
-"""By how much eager is moved to learn what the judge divides a mean error by: far more than it rounds itself."""
+"""Distance of a probe from eager, to find the divisor of the judge's mean error; far above eager's own rounding."""
 
 
 def expectation(expected: Expected, *, coarse: bool = False) -> dict[str, np.ndarray]:
-    """Return the arrays by which anyone can tell whether an output is right.
+    """Return arrays that suffice to check an output.
 
     Args:
-        expected: what the judge expects of the output.
-        coarse: whether the finding was that all errors together are too large, though none is beyond its bound.
+        expected: the judge's expected values of the output.
+        coarse: whether the finding was that the errors are too large on average, with none beyond its bound.
 
     Returns:
         ``low`` and ``high``, in float64 or int64, of the shape of the output; ``special``, one bit for each of
-        `SPECIALS`, for floats; and ``mean``, the largest root mean square of ``T - exact``, with ``exact``, where
+        `SPECIALS`, for floats; and ``mean``, the largest root mean square of ``T - exact``, with ``exact``, if
         ``coarse`` is set.
-
     """
     if not expected.eager.is_floating_point():
         return _integers(expected)
@@ -58,7 +57,7 @@ def _integers(expected: Expected) -> dict[str, np.ndarray]:
 
 
 def _interval(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the least and the largest finite number that is right; NaN where none is."""
+    """Return the smallest and the largest correct finite number; NaN if there is none."""
     eager = expected.eager.double()
     if expected.same and not expected.random:
         return eager, eager
@@ -72,7 +71,7 @@ def _interval(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _largest_mean(expected: Expected) -> float:
-    """Return the root mean square error at which the judge calls an output too coarse."""
+    """Return the root mean square error above which the judge rejects an output as too coarse."""
     eager = expected.eager
     probe = eager.double() + PROBE_ULPS * ulp_of(eager.double(), eager.dtype)
     finite = probe.isfinite() & expected.exact.isfinite() & ~expected.unstable & ~expected.ambiguous

@@ -1,4 +1,4 @@
-"""Numbers that JSON lacks, written as words: a bound may be infinite, an error NaN."""
+"""Write numbers that JSON lacks as strings: a bound may be infinite, an error NaN."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def to_json(item: Any) -> Any:
-    """Return data as JSON can hold it: ``nan``, ``inf`` and ``-inf`` as strings, sequences as lists."""
+    """Return JSON-serializable data: ``nan``, ``inf`` and ``-inf`` as strings, sequences as lists."""
     if isinstance(item, float) and not math.isfinite(item):
         return str(item)
     if isinstance(item, Mapping):
@@ -26,7 +26,7 @@ def number(item: Any, what: str) -> float:
     """Return a number that `to_json` wrote.
 
     Raises:
-        ReportError: it is none.
+        ReportError: it is not a number.
     """
     if isinstance(item, bool) or not isinstance(item, int | float):
         if item in _WORDS:

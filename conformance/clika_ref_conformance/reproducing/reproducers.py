@@ -1,4 +1,4 @@
-"""A finding as a zip that anyone can run: graph, inputs, artifact, what was expected and how far off is too far."""
+"""Pack a finding as a zip that anyone can run: graph, inputs, artifact, expected results and their bounds."""
 
 from __future__ import annotations
 
@@ -30,31 +30,30 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 
 FORMAT = 1
-"""Raised whenever reproducers written before cannot be read by the code as it is."""
+"""Increased when the current code cannot read earlier reproducers any more."""
 
 CASES = "cases"
-"""The folder of reproducers beside the report."""
+"""Folder of reproducers, next to the report."""
 
 DIGITS = 8
-"""Of the checksum in the name of a reproducer."""
+"""Number of digits of the checksum in the name of a reproducer."""
 
 LISTING_CHARACTERS = 8000
-"""A graph is printed up to here: a reproducer shows small ones whole, and large ones are in graph.json."""
+"""Limit on the printed text of a graph: small graphs are shown in full, and large ones are in graph.json."""
 
 
 def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, report: Path) -> str:
-    """Write the reproducer of a failed outcome below the folder of the report, and return its path relative to that.
+    """Write the reproducer of a failed outcome into the folder of the report, and return its path relative to that.
 
     Args:
-        outcome: what failed; without a case the check itself is what is repeated.
+        outcome: failed outcome; without a case, the reproducer repeats the check itself.
         task: the task that it belongs to.
-        suite: what was tested.
-        target: how the target was asked for: its name, or ``package.module:OBJECT``.
+        suite: tested suite.
+        target: name of the target, as given by the user, or ``package.module:OBJECT``.
         report: the folder of the report.
 
     Returns:
         ``cases/NAME.zip``.
-
     """
     content = reproducer(outcome, task, suite, target)
     path = f"{CASES}/{case_name(task, content)}"
@@ -65,20 +64,20 @@ def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, re
 
 
 def remove_other_cases(report: Path, named: Collection[str]) -> None:
-    """Remove the reproducers in the folder of a report that it does not name: those of a former run into it."""
+    """Remove the reproducers in a report's folder that it does not name: those of an earlier run."""
     for path in (report / CASES).glob(f"*-{'[0-9a-f]' * DIGITS}.zip"):
         if f"{CASES}/{path.name}" not in named:
             path.unlink()
 
 
 def case_name(task: Task, content: bytes) -> str:
-    """Return the name of a file that says what it is about, and differs where the content does."""
+    """Return a descriptive file name that depends on the content."""
     label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
     return f"{label}-{hashlib.sha256(content).hexdigest()[:DIGITS]}.zip"
 
 
 def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
-    """Return the reproducer of an outcome; the same outcome gives the same bytes."""
+    """Return the reproducer of an outcome; equal outcomes give equal bytes."""
     case = outcome.case or Case(outcome.name, Graph("nothing"), ())
     files = {"repro.py": Path(__file__).with_name("repro_script.py").read_bytes()}
     inputs = {f"run{r}_input{i}": elements_of(t) for r, run in enumerate(case.runs) for i, t in enumerate(run.inputs)}
@@ -147,10 +146,10 @@ def _json(document: Mapping[str, Any]) -> bytes:
 def _expect(
     make: Callable[[], Reference], prefix: str, arrays: dict[str, np.ndarray], *, coarse: bool
 ) -> list[dict[str, Any]]:
-    """Add what a run must return; return the layouts of the outputs, or nothing where eager cannot compute it."""
+    """Add the expected results of a run; return the layouts of the outputs, or nothing if eager rejects the run."""
     try:
         expected = make().expected
-    except Exception:  # noqa: BLE001 - what eager refuses has no expectation; that it refuses may be the finding
+    except Exception:  # noqa: BLE001 - no expected results if eager rejects the run; that may be the finding
         return []
     for index, one in enumerate(expected):
         found = {"output": elements_of(one.eager), **expectation(one, coarse=coarse)}
@@ -159,9 +158,9 @@ def _expect(
 
 
 def _artifact(compiled: Compiled | None, files: dict[str, bytes]) -> dict[str, Any] | None:
-    """Add the files of an artifact; return what is known of it.
+    """Add the files of an artifact; return its metadata.
 
-    None where nothing was compiled, or what a zip cannot hold: the reproducer then compiles the graph itself.
+    None if nothing was compiled, or a zip cannot hold the artifact: the reproducer then compiles the graph itself.
     """
     if compiled is None or not all(is_artifact_file(ARTIFACT + name) for name in compiled.files):
         return None

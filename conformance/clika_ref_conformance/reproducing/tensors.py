@@ -1,4 +1,4 @@
-"""Tensors in an npz file and back, bit for bit and in the layout they had, without pickle."""
+"""Store tensors in an npz file, bit for bit and with their layout, without pickle."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from clika_ref.saving.graph_format import DTYPES
 from clika_ref_conformance.reproducing.errors import ReportError
 
 LIMIT_ELEMENTS = 2**26
-"""Elements that a described layout may span: 256 MiB of float32, a thousand times what the suite draws."""
+"""Maximum number of elements of a stored layout: 256 MiB of float32, a thousand times the size that the suite draws."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What NumPy lacks (bfloat16, the float8 dtypes) is written as integers of the same size."""
+"""Integer dtypes of the same size, to store dtypes that NumPy lacks (bfloat16, the float8 dtypes)."""
 
 _PLAIN = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
@@ -27,7 +27,7 @@ _PLAIN = frozenset(
 
 
 def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return what `rebuild` needs beside the elements: dtype, shape, strides and offset, in elements."""
+    """Return the layout that `rebuild` needs with the elements: dtype, shape, strides and offset, in elements."""
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
@@ -43,7 +43,7 @@ def elements_of(tensor: torch.Tensor) -> np.ndarray:
 
 
 def rebuild(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Tensor:
-    """Return the tensor that `layout_of` and `elements_of` were given: equal bits, strides and offset.
+    """Return the tensor that `layout_of` and `elements_of` were called on: equal bits, strides and offset.
 
     Raises:
         ReportError: the layout is malformed, or the elements do not fit it.
@@ -73,9 +73,9 @@ def rebuild(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Tensor:
 
 
 def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Return arrays as the bytes of an npz file; the same arrays give the same bytes."""
+    """Return arrays as the bytes of an npz file; equal arrays give equal bytes."""
     file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType] - the stub knows one array only
+    np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore[reportArgumentType] - the stub accepts only one array
     return file.getvalue()
 
 
@@ -83,7 +83,7 @@ def from_npz(content: bytes, name: str, limit_bytes: int) -> dict[str, np.ndarra
     """Return the arrays of an npz file of at most ``limit_bytes``, unpacked.
 
     Raises:
-        ReportError: it is damaged, larger than that, or holds Python objects.
+        ReportError: it is damaged, larger than that, or contains Python objects.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as members:

@@ -1,1 +1,1 @@
-"""Finding the target under test, and the identity target: eager itself."""
+"""The target under test, and the identity target, which is eager itself."""

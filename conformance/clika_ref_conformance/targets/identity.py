@@ -1,4 +1,4 @@
-"""Eager itself as a target: what it returns is right by definition, so a failure of it is one of the suite."""
+"""Eager itself as a target: its results are correct by definition, so any failure is a bug of the suite."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ from clika_ref.saving.graph_format import graph_from_json, graph_to_json
 
 @dataclass(frozen=True)
 class Identity:
-    """Writes a graph as safetensors with the graph as JSON in the header, and runs it through the interpreter."""
+    """Write a graph as safetensors, with its JSON in the header, and run it through the interpreter."""
 
     name: str = "identity"
 
     def missing(self) -> str | None:
-        """Eager is always there."""
+        """Return None: eager is always available."""
         return None
 
-    def refusal(self, node: Node) -> str | None:  # noqa: ARG002 - the form of a target
-        """Refuse nothing."""
+    def refusal(self, node: Node) -> str | None:  # noqa: ARG002 - Target interface
+        """Return None: every node is supported."""
         return None
 
     def passes(self) -> Sequence[Pass]:
-        """Add nothing."""
+        """Return no passes."""
         return ()
 
-    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:  # noqa: ARG002 - the form of a target
-        """Write a graph; operators that no plugin declares are kept beside the file, for this process."""
+    def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:  # noqa: ARG002 - Target interface
+        """Write a graph. Undeclared operators are kept in the artifact's facts, for this process only."""
         tensors = {name: v.data.contiguous().clone() for name, v in graph.constants.items() if v.data is not None}
         save_file(tensors, path, {"graph": json.dumps(graph_to_json(graph), sort_keys=True)})
         inputs = tuple(v.name for v in graph.inputs)
@@ -59,7 +59,7 @@ class Identity:
         try:
             with safe_open(artifact.path, "pt") as file:
                 document = json.loads(file.metadata()["graph"])
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             graph = graph_from_json(document, lambda name: own.get(name) or _installed().get(name), tensors)
         except (ClikaError, SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             msg = f"{artifact.path} is damaged, compile it again: {type(error).__name__}: {error}"
@@ -72,8 +72,8 @@ class Identity:
 
         return run
 
-    def explain(self, artifact: Artifact) -> Mapping[str, str]:  # noqa: ARG002 - the form of a target
-        """Say nothing: nodes run as they are written."""
+    def explain(self, artifact: Artifact) -> Mapping[str, str]:  # noqa: ARG002 - Target interface
+        """Return nothing: nodes run as they are."""
         return {}
 
 

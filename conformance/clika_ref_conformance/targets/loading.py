@@ -1,4 +1,4 @@
-"""The target under test: one that a plugin provides, one given as ``package.module:TARGET``, or eager itself."""
+"""Load the target under test: one of a plugin, one given as ``package.module:TARGET``, or eager itself."""
 
 from __future__ import annotations
 
@@ -22,30 +22,28 @@ from clika_ref_conformance.targets.identity import Identity
 T = TypeVar("T")
 
 PARTS = ("name", "missing", "refusal", "passes", "compile", "load", "explain")
-"""What the suite asks of a target: all that `clika_ref.core.targets.Target` offers."""
+"""Required members of a target: all those of `clika_ref.core.targets.Target`."""
 
 OPTIONAL = ("arithmetic", "scheme", "deviations")
-"""What it may state beside."""
+"""Optional members of a target."""
 
 
 def load_target(text: str, registry: Registry) -> Target:
     """Return the target that ``text`` names.
 
     Args:
-        text: the name of an installed target, or its short one, ``identity`` (eager itself), or
-            ``package.module:TARGET``, where ``TARGET`` is a target, or its class or a function that makes one without
-            arguments.
-        registry: where installed targets are found.
+        text: the full or short name of an installed target; ``identity`` (eager itself); or ``package.module:TARGET``,
+            where ``TARGET`` is a target, its class, or a function that creates one without arguments.
+        registry: registry with the installed targets.
 
     Raises:
-        TargetError: there is no such target, it lacks a part or raises where it is asked for one, states a wrong
-            arithmetic or scheme, or its runtime is missing.
-
+        TargetError: there is no such target, a member is missing or raises, its arithmetic or scheme is invalid, or its
+            runtime is missing.
     """
     target = _named(text, registry) if ":" not in text else _imported(text)
     present = [part for part in (*PARTS, *OPTIONAL) if _asked(text, part, partial(hasattr, target, part))]
     lacking = [part for part in PARTS if part not in present]
-    if lacking:  # the class, as the text of an object may be anything, or raise
+    if lacking:  # name the class: `str` of an arbitrary object may raise
         kind = type(target).__name__
         msg = f"{text} is of the class {kind}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
         raise TargetError(msg)
@@ -60,9 +58,9 @@ def load_target(text: str, registry: Registry) -> Target:
 
 
 def folder_of(text: str) -> str:
-    """Return the folder in which the module of ``package.module:TARGET``, which was loaded, was found.
+    """Return the folder of the loaded module of ``package.module:TARGET``.
 
-    Nothing where any process finds it: it is installed, or ``text`` is the name of a target of a plugin.
+    Empty if any process can import it: it is installed, or ``text`` is the name of a plugin's target.
     """
     place, colon, _ = text.partition(":")
     module = importlib.import_module(place) if colon else None
@@ -74,10 +72,10 @@ def folder_of(text: str) -> str:
 
 
 def _asked(text: str, part: str, ask: Callable[[], T]) -> T:
-    """Return what a target answers.
+    """Return the result of a call to a target.
 
     Raises:
-        TargetError: it raises instead.
+        TargetError: the call raised an error.
     """
     try:
         return ask()

@@ -1,4 +1,4 @@
-"""Activation functions that bend, cut or squash each element on its own."""
+"""Elementwise activation functions: ReLU, sigmoid, tanh, ELU, shrinkage and their variants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SELU_SCALE = 1.0507009873554804934193349852946
 
 
 def unary(op_type):
-    """Return the lowering to one ONNX node of one operand, which is cast to the result's dtype first."""
+    """Return a lowering to one unary ONNX node; the operand is cast to the result's dtype first."""
 
     def lowering(op, x):
         return op.node(op_type, *op.promote(x))
@@ -31,7 +31,7 @@ def unary(op_type):
 
 
 def floating(low=-3.0, high=3.0):
-    """Return a sampler of calls with one floating-point operand and no attributes."""
+    """Return a sampler for calls with one floating-point operand and no attributes."""
 
     def sampler(draw, s):
         return s.call(draw(s.tensor(dtype=FLOATS, low=low, high=high)))
@@ -40,7 +40,7 @@ def floating(low=-3.0, high=3.0):
 
 
 def promoting(low=-3.0, high=3.0):
-    """Return a sampler of calls with one operand of any dtype, for functions of integers that give floats."""
+    """Return a sampler for calls with one operand of any dtype, for functions that promote integers to floats."""
 
     def sampler(draw, s):
         return s.call(
@@ -51,12 +51,12 @@ def promoting(low=-3.0, high=3.0):
 
 
 def fits_attribute(op, *numbers):
-    """Whether ONNX attributes, which are float32, hold these numbers as precisely as the operand's dtype needs."""
+    """Return whether float32 ONNX attributes hold these numbers as precisely as the result's dtype needs."""
     return op.result.dtype != torch.float64 or all(float(np.float32(n)) == n for n in numbers)
 
 
 def as_first(x, *_, **__):
-    """Type rule of an operator whose reference asks too much of symbols: the type of the first operand."""
+    """Type rule that returns the type of the first operand, for references that do not support symbolic sizes."""
     return x
 
 
@@ -181,7 +181,7 @@ def _(draw, s):
 
 
 def leaky(op, x, slope):
-    """Return ``x`` with its negative elements multiplied by a number."""
+    """Return ``x`` with its negative elements multiplied by ``slope``."""
     if fits_attribute(op, slope):
         return op.LeakyRelu(x, alpha=float(slope))
     return op.PRelu(x, op.like(x, slope))
@@ -189,7 +189,7 @@ def leaky(op, x, slope):
 
 @operator(aten.prelu.default, quant=HOMOGENEOUS, error=ulp(8))
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """``x`` where positive, else ``weight * x``: one weight for all of ``x[n, c, ...]`` or ``weight[c]``."""
+    """``x`` where positive, else ``weight * x``, with one weight or ``weight[c]`` for ``x[n, c, ...]``."""
     return torch.prelu(x, weight)
 
 
@@ -208,7 +208,7 @@ prelu.types(as_first)
 def _(draw, s):
     x = draw(s.tensor(rank=draw(s.choice(4, 3, 2, 1, 0)), dtype=FLOATS))
     shape = x.shape[1:2] if x.rank > 1 and draw(s.booleans()) else draw(s.choice((1,), ()))
-    if x.rank > 2 and draw(s.booleans()):  # weights that would fit the last side, too
+    if x.rank > 2 and draw(s.booleans()):  # the weight would also broadcast along the last dim
         x = draw(s.tensor(shape=(*x.shape[:-1], x.shape[1]), dtype=x.dtype))
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype, low=-1, high=1)))
 
@@ -268,15 +268,15 @@ def _(op, x, *, alpha):
 @celu.samples
 def _(draw, s):
     alpha = draw(s.choice(1.0, 0.4, 2.5, -1.5))
-    grows = alpha < 0  # exp(x / alpha) multiplies the rounding of its quotient by that quotient: 8 ulp hold to 4 / 1.5
+    grows = alpha < 0  # exp(x / alpha) amplifies the rounding error of x / alpha by its size: 8 ulp hold to 4 / 1.5
     return s.call(draw(s.tensor(dtype=FLOATS, domain=(-4.0, math.inf) if grows else None)), alpha=alpha)
 
 
 def exponential_unit(op, x, alpha, scale, input_scale):
-    """Return the general form behind elu, selu and celu."""
+    """Lower the formula of `elu`, which `selu` and `celu` share."""
     if input_scale == 1 and fits_attribute(op, alpha):
         unit = op.Elu(x, alpha=float(alpha))
-    elif input_scale < 0:  # exp grows where x falls, and the fraction below would divide by 0
+    elif input_scale < 0:  # exp(input_scale * x) grows for negative x, and the quotient below would divide by 0
         unit = op.Mul(op.Sub(op.Exp(op.Mul(x, op.like(x, input_scale))), op.like(x, 1)), op.like(x, alpha))
         unit = op.Where(op.LessOrEqual(x, op.like(x, 0)), unit, x)
     else:
@@ -305,7 +305,7 @@ def _(draw, s):
 
 @operator(aten.softshrink.default, quant=OWN_SCALE, error=ulp(8, "x"))
 def softshrink(x: Tensor, *, lambd: float = 0.5) -> Tensor:
-    """``x`` moved towards 0 by ``lambd``, and 0 where it would pass it, elementwise."""
+    """``x`` shrunk towards 0 by ``lambd``, and 0 where ``|x| <= lambd``, elementwise."""
     return F.softshrink(x, lambd)
 
 

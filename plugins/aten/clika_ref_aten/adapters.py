@@ -1,4 +1,4 @@
-"""Low-rank adapters, which stand beside a layer and add to what it returns.
+"""Low-rank adapters (LoRA): branches added to the output of a linear or convolution layer.
 
 Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models (2021), section 4.1.
 """
@@ -15,16 +15,16 @@ from clika_ref_aten import convolution, dropout, linear
 from clika_ref_aten.spatial import spread
 
 CONVOLUTIONS = {3: convolution.conv1d, 4: convolution.conv2d, 5: convolution.conv3d}
-"""By the rank of a weight."""
+"""Convolution operators by the rank of the weight."""
 
 
 def _as_returned(returned, *_, **__):
-    """Type of what an adapter adds to."""
+    """Type rule: the type of ``returned``, the output of the adapted layer."""
     return returned
 
 
 def _made(op, of, *operands, **attrs):
-    """Write what another operator makes of operands; return it, its type known."""
+    """Lower a call of the operator ``of`` and return its result with a declared type."""
     assert of.lowering is not None
     call = of.call(*operands, **attrs)
     types = [None if v is None else TensorType(op.dtype(v), op.shape(v)) for v in call.operands]
@@ -33,12 +33,12 @@ def _made(op, of, *operands, **attrs):
 
 
 def _scaled(op, few, scale):
-    """Return what the first product made times a number."""
+    """Return ``few``, the output of the down projection, times ``scale``."""
     return op.declare(linear.factor(op, few, scale), TensorType(op.dtype(few), op.shape(few)))
 
 
 def _settings(draw, s):
-    """Draw the attributes that every adapter has."""
+    """Draw the attributes that all adapters share."""
     return {
         "alpha": draw(s.choice(1.0, 2.0, 0.5)),
         "dropout_rate": draw(s.choice(0.0, 0.5)),
@@ -59,9 +59,9 @@ def lora_linear(
     training: bool = False,
     merging: str = "auto",
 ) -> Tensor:
-    """``returned[..., n] + alpha / r * x[..., k] @ down[r, k].T @ up[n, r].T``, beside a linear layer that reads ``x``.
+    """``returned[..., n] + alpha / r * x[..., k] @ down[r, k].T @ up[n, r].T``, for a linear layer with input ``x``.
 
-    With ``training``, elements of ``x`` are dropped first. ``merging`` says what exports make of it: see
+    ``training`` applies dropout to ``x`` first. ``merging`` selects how the adapter is exported: see
     ``clika_ref.LoraSettings``.
     """
     read = dropout.dropout(x, p=dropout_rate, train=training)
@@ -80,7 +80,7 @@ lora_linear.types(_as_returned)
 
 @lora_linear.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(2, 4), dtype=linear.FLOATS))  # of a vector, ONNX Runtime 1.31 cannot compute no outputs
+    x = draw(s.tensor(rank=(2, 4), dtype=linear.FLOATS))  # ONNX Runtime 1.31 cannot multiply a vector into 0 outputs
     outputs, rank = draw(s.integers(1, 5)), draw(s.integers(1, 3))
     shapes = ((*x.shape[:-1], outputs), (rank, x.shape[-1]), (outputs, rank))
     returned, down, up = (draw(s.tensor(shape=shape, dtype=x.dtype)) for shape in shapes)
@@ -103,10 +103,10 @@ def lora_convolution(
     training: bool = False,
     merging: str = "auto",
 ) -> Tensor:
-    """Add to ``returned[n, k, ...]`` what a convolution to few channels, and one of 1 x 1 behind it, make of ``x``.
+    """Add a low-rank branch, a convolution followed by a pointwise one (1 x 1), to ``returned[n, k, ...]``.
 
-    The first, ``down[groups * r, c / groups, i, ...]``, has the sides and attributes of the convolution that it stands
-    beside; the second is ``up[k, r, 1, ...]``. Between them is multiplied by ``alpha / r``; otherwise as `lora_linear`.
+    The first, ``down[groups * r, c / groups, i, ...]``, has the kernel size and attributes of the adapted convolution.
+    The second is ``up[k, r, 1, ...]``. The scale ``alpha / r`` applies between them. The rest is as in `lora_linear`.
     """
     convolve, read = CONVOLUTIONS[down.ndim], dropout.dropout(x, p=dropout_rate, train=training)
     few = convolve(read, down, None, stride=stride, padding=padding, dilation=dilation, groups=groups)

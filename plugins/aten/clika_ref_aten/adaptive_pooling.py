@@ -1,4 +1,4 @@
-"""Pooling to a given size: window ``i`` of ``m`` along a side of ``n`` is ``[floor(i n / m), ceil((i + 1) n / m))``."""
+"""Adaptive pooling: window ``i`` of ``m`` along a dim of size ``n`` is ``[floor(i n / m), ceil((i + 1) n / m))``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _range(op, count):
 
 
 def _bounds(n, m):
-    """Return where the windows start and end, each ``int64[m, 1]``."""
+    """Return the start and end indices of the windows, each ``int64[m, 1]``."""
     i = torch.arange(m)[:, None]
     return i * n // m, ((i + 1) * n + m - 1) // m
 
 
 def _longest(n, m):
-    """Return the length of the longest window, or one more than it can have where that is known at run time only."""
+    """Return the length of the longest window, or an upper bound where the sizes are symbolic."""
     if is_symbolic((n, m)):
         return ceil_divide(n, m) + 1
     starts, ends = _bounds(n, m)
@@ -49,9 +49,10 @@ def _longest(n, m):
 
 
 def _windows(op, n, m):
-    """Return ``int64[m, k]``, the positions of each window, and ``bool[m, k]``, whether they lie inside it.
+    """Return the indices of each window, ``int64[m, k]``, and a mask of those inside it, ``bool[m, k]``.
 
-    ``k`` is the longest possible window; shorter ones repeat their last. All lie inside where there is no mask.
+    ``k`` is the length of the longest possible window; shorter windows repeat their last index. The mask is None where
+    all windows have that length.
     """
     if is_symbolic((n, m)):
         return _computed_windows(op, n, m)
@@ -63,7 +64,7 @@ def _windows(op, n, m):
 
 
 def _computed_windows(op, n, m):
-    """Return what `_windows` does, computed at run time."""
+    """Compute the results of `_windows` at run time."""
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
     count = op.Max(count, one) if op.sizes.may_be_zero(m) else count
     i = op.Unsqueeze(_range(op, m), op.ints([1]))
@@ -75,7 +76,7 @@ def _computed_windows(op, n, m):
 
 
 def _average_along(op, x, *, axis, trailing, n, m):
-    """Return ``x`` with one side pooled. Elements outside a window are not multiplied by 0: that spreads infinities."""
+    """Average one dim of ``x``. Masked elements are replaced, not multiplied by 0, which turns infinities into NaN."""
     positions, inside = _windows(op, n, m)
     windows = op.Gather(x, positions, axis=axis)
     if inside is None:
@@ -87,7 +88,7 @@ def _average_along(op, x, *, axis, trailing, n, m):
 
 
 def _divides(lengths, counts):
-    """Whether all windows of each side have one length, known now, and do not overlap."""
+    """Return whether the windows along each dim have one static length and do not overlap."""
     return not is_symbolic((*lengths, *counts)) and all(n % m == 0 for n, m in zip(lengths, counts, strict=True))
 
 
@@ -184,7 +185,7 @@ def _adaptive_max_pool(sides):
         if _divides(lengths, counts):
             kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
             values, places = op.MaxPool(x, outputs=2, kernel_shape=kernel, strides=kernel)
-            # ONNX counts through the whole tensor, PyTorch through one plane
+            # ONNX returns flat indices of the whole tensor, PyTorch of one plane
             return values, op.Mod(op.declare(places, torch.int64), op.scalar(math.prod(lengths), torch.int64))
         if all(m == 1 for m in counts):
             windows = op.reshape(x, (*op.shape(x)[:2], *counts, math.prod(lengths)))
@@ -196,7 +197,7 @@ def _adaptive_max_pool(sides):
 
 
 def _largest_of_gathered(op, x, lengths, counts):
-    """Gather all windows side by side, and take the first largest element of each."""
+    """Gather all windows and return the first largest element of each, with its flat index."""
     sides = len(counts)
     windows, places = x, None
     for i, (n, m) in enumerate(zip(lengths, counts, strict=True)):
@@ -215,13 +216,13 @@ def _largest_of_gathered(op, x, lengths, counts):
 
 
 def _extended(op, places, positions, n):
-    """Return places of one side more: ``places * n + position``, for each window and position of both."""
+    """Extend flat indices by one dim of size ``n``: ``places * n + positions``, for all pairs of windows."""
     return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(n, torch.int64)), positions)
 
 
 @operator(aten.adaptive_max_pool1d.default, quant=SAME_SCALE, error=EXACT)
 def adaptive_max_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The largest element of each of ``output_size`` windows of ``x[n, c, w]``, and its position along ``w``."""
+    """The largest element of each of ``output_size`` windows of ``x[n, c, w]``, and its index along ``w``."""
     return F.adaptive_max_pool1d_with_indices(x, output_size)
 
 
@@ -232,7 +233,7 @@ adaptive_max_pool1d.samples(_samples(1, unique=True))
 
 @operator(aten.adaptive_max_pool2d.default, quant=SAME_SCALE, error=EXACT)
 def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The largest element of each of ``output_size`` windows of ``x[n, c, h, w]``, and its position in the plane."""
+    """The largest element of each of ``output_size`` windows of ``x[n, c, h, w]``, and its flat index in the plane."""
     return F.adaptive_max_pool2d_with_indices(x, output_size)
 
 
@@ -243,7 +244,7 @@ adaptive_max_pool2d.samples(_samples(2, unique=True))
 
 @operator(aten.adaptive_max_pool3d.default, quant=SAME_SCALE, error=EXACT)
 def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
-    """The largest element of each of ``output_size`` windows of ``x[n, c, d, h, w]``, and its place in the volume."""
+    """The largest element of each of ``output_size`` windows of ``x[n, c, d, h, w]``, and its flat index."""
     return F.adaptive_max_pool3d_with_indices(x, output_size)
 
 

@@ -1,4 +1,4 @@
-"""Sums, products and quotients, elementwise."""
+"""Elementwise arithmetic: sums, products, quotients and remainders."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from clika_ref_aten.ordering import sign as sign_of
 
 aten = torch.ops.aten
 
-# A sum may cancel, which only the size of an operand bounds.
+# A sum may cancel, so its error is bounded relative to an operand only.
 SUM = ulp(8, "x")
 
 
 @operator(aten.add.Tensor, aten.add.Scalar, quant=OWN_SCALE, error=SUM)
 def add(x: Tensor, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
-    """``x + alpha * y``, elementwise; of bools, whether one holds."""
+    """``x + alpha * y``, elementwise; logical OR for bools."""
     return torch.add(x, y, alpha=alpha)
 
 
@@ -95,7 +95,7 @@ def _alpha(draw, s, x, y):
 
 @operator(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, aten.multiply.Scalar, quant=OWN_SCALE, error=ulp(8))
 def mul(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x * y``, elementwise; of bools, whether both hold."""
+    """``x * y``, elementwise; logical AND for bools."""
     return torch.mul(x, y)
 
 
@@ -127,7 +127,7 @@ def _(op, x, y, *, rounding_mode):
     dtype = op.result.dtype
     if rounding_mode is None:
         return op.cast(op.Div(*op.promote(x, y, to=holding(op, x, y))), dtype)
-    to = torch.float32 if dtype in HALVES else dtype  # a quotient is not rounded before it is cut off, nor is a number
+    to = torch.float32 if dtype in HALVES else dtype  # no rounding of quotient or scalar before truncation
     divisor, (x, y) = y, op.promote(x, y, to=to)
     if _is_minus_one(divisor, dtype):
         return op.Mul(x, y)
@@ -151,7 +151,10 @@ def _(x, other):
 
 
 def _floor_of_integers(op, x, y, divisor):
-    """Lower the truncated quotient where the remainder has the other sign; ``x`` less a remainder could overflow."""
+    """Return ``floor(x / y)``: the truncated quotient, less 1 where remainder and divisor differ in sign.
+
+    Subtracting the remainder from ``x`` first could overflow.
+    """
     quotient = op.Div(x, y)
     if op.dtype(x) == torch.uint8:
         return quotient
@@ -160,7 +163,10 @@ def _floor_of_integers(op, x, y, divisor):
 
 
 def _floor_of_floats(op, x, y, divisor):
-    """Divide ``x`` less its remainder: ``floor(x / y)`` is off by one where the quotient rounds up to an integer."""
+    """Return ``floor(x / y)``, computed from ``x`` less its remainder.
+
+    ``floor`` of the quotient itself is off by one where the division rounds up to an integer.
+    """
     rest = op.Mod(x, y, fmod=1)
     whole = op.Round(op.Div(op.Sub(x, rest), y))
     lower = op.Where(_signs_differ(op, rest, y, divisor), op.Sub(whole, op.like(x, 1)), whole)
@@ -170,37 +176,40 @@ def _floor_of_floats(op, x, y, divisor):
 
 
 def _is_minus_one(divisor, dtype):
-    """Whether a number is -1 as an integer of a dtype: the least integer divided by it ends ONNX Runtime's process."""
+    """Return whether ``divisor`` is -1 in an integer dtype.
+
+    ONNX Runtime crashes where the smallest integer is divided by -1.
+    """
     return isinstance(divisor, int) and not dtype.is_floating_point and _held(divisor, dtype) == -1
 
 
 def _held(number, dtype):
-    """Return what a dtype holds of a number: integers wrap around."""
+    """Return ``number`` converted to ``dtype``; integers wrap around."""
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None).to(dtype).item()
 
 
 def _signs_differ(op, rest, y, divisor):
-    """Say where a remainder is not zero and of another sign than its divisor."""
+    """Return a mask of the nonzero remainders that differ in sign from their divisor."""
     if isinstance(divisor, int | float) and _held(divisor, op.dtype(y)) > 0:
         return op.Less(rest, op.like(rest, 0))
     return op.Less(op.Mul(sign_of(op, rest), sign_of(op, y)), op.like(rest, 0))
 
 
 def _divisor(draw, s, x):
-    low, high = draw(s.choice((0.6, 4), (-4, -1.6)))  # not -1: dividing the least integer by it ends the process
+    low, high = draw(s.choice((0.6, 4), (-4, -1.6)))  # not -1: the smallest integer divided by it is a crash
     if x.dtype == torch.uint8:
         low, high = 0.6, 4
     dtypes = [d for d in NUMBERS if high > 0 or d != torch.uint8]
     y = operand_for(draw, s, x, dtype=dtypes, number=True, low=low, high=high)
     bits = 8 * x.dtype.itemsize
     if type(y) is int and not x.dtype.is_floating_point and bits < 64 and draw(s.choice(False, False, True)):
-        y += 2**bits  # which wraps around to what it was
+        y += 2**bits  # wraps around to the original value
     return y or 1
 
 
 @operator(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, quant=OWN_SCALE, error=SUM)
 def remainder(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """``x - y * floor(x / y)``, elementwise: a remainder of the sign of ``y``."""
+    """``x - y * floor(x / y)``, elementwise: the remainder has the sign of ``y``."""
     return torch.remainder(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
@@ -224,9 +233,9 @@ def _(draw, s):
 
 @operator(aten.fmod.Tensor, aten.fmod.Scalar, quant=OWN_SCALE, error=EXACT)
 def fmod(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x - y * trunc(x / y)``, elementwise: a remainder of the sign of ``x``.
+    """``x - y * trunc(x / y)``, elementwise: the remainder has the sign of ``x``.
 
-    No remainder is rounded; eager's is NaN where the quotient is beyond the dtype, as of 1e20 by 1e-20 in float32.
+    The remainder is exact. Eager returns NaN where the quotient overflows the dtype, as for 1e20 / 1e-20 in float32.
     """
     return torch.fmod(x, y)
 
@@ -244,7 +253,7 @@ def _(draw, s):
     x = draw(s.tensor(dtype=NUMBERS, low=-9, high=9))
     y = _divisor(draw, s, x)
     if x.dtype.is_floating_point and not isinstance(y, int | float):
-        x = replace(x, domain=(-(2.0**30), 2.0**30))  # eager's remainder is NaN where a quotient is beyond float32
+        x = replace(x, domain=(-(2.0**30), 2.0**30))  # eager returns NaN where the quotient overflows float32
     return s.call(x, y)
 
 
@@ -270,7 +279,7 @@ abs_.samples(one(dtype=NUMBERS))
 
 @operator(aten.sign.default, aten.sgn.default, quant=OWN_SCALE, error=EXACT)
 def sign(x: Tensor) -> Tensor:
-    """``-1``, ``0`` or ``1`` by the sign of ``x``, elementwise; 0 of NaN."""
+    """``-1``, ``0`` or ``1`` by the sign of ``x``, elementwise; 0 for NaN."""
     return torch.sign(x)
 
 
@@ -303,7 +312,7 @@ def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) ->
 
 
 def _of_three(declared: Operator) -> Callable[..., TensorType]:
-    """Return the type rule of three operands that broadcast: torch itself cannot broadcast three unknown sides."""
+    """Return the type rule of three operands that broadcast: torch cannot broadcast three symbolic dims at once."""
 
     def rule(x, y, z, **attrs):
         (pair,) = infer(mul, (x, y), {})

@@ -1,4 +1,4 @@
-"""Attention."""
+"""Scaled dot-product attention."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """``softmax(scale * x[..., l, e] @ key[..., s, e].T + mask[..., l, s]) @ value[..., s, v]``.
 
-    ``scale`` is ``1 / sqrt(e)`` unless given; a boolean mask keeps where it is True. ``is_causal`` keeps ``s <= l``.
-    A row without any key left gives zeros. ``enable_gqa`` lets several heads (side -3) of ``x`` share one of ``key``.
+    ``scale`` defaults to ``1 / sqrt(e)``. A boolean mask keeps the keys where it is True; ``is_causal`` keeps those
+    with ``s <= l``. A fully masked row gives zeros. ``enable_gqa`` lets heads (dim -3) of ``x`` share one of ``key``.
     """
-    if not key.shape[-2]:  # of which eager's fused kernel returns memory that nobody wrote
+    if not key.shape[-2]:  # eager's fused kernel returns uninitialized memory here
         return x.new_zeros((*x.shape[:-1], value.shape[-1]))
     return F.scaled_dot_product_attention(
         x, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
@@ -92,12 +92,12 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
     scaled = _scaled(op, x, scale)
     op.declare(scaled, TensorType(op.dtype(x), op.shape(x)))
     scores = _grouped(op, scaled, columns, enable_gqa)
-    if op.sizes.may_be_zero(width):  # ONNX Runtime 1.31 writes nothing where it fuses a product of no terms
+    if op.sizes.may_be_zero(width):  # ONNX Runtime 1.31 leaves a fused empty product uninitialized
         scores = op.Where(is_any(op, width), scores, op.like(x, 0.0))
     alive = None
     if is_causal:
         scores = op.Add(scores, _bias(op, _lower_triangle(op, op.shape(x)[-2], keys), x))
-    if attn_mask is not None and keys != 0:  # without any key there is nothing to mask, and no largest of it
+    if attn_mask is not None and keys != 0:  # without keys there is nothing to mask and ReduceMax fails
         boolean = op.dtype(attn_mask) == torch.bool
         bias = _bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
         scores = op.Add(scores, bias)
@@ -117,12 +117,12 @@ def _scaled(op, x, scale):
 
 
 def _bias(op, kept, x):
-    """Return what a boolean mask adds to the scores: an addition is what runtimes fuse into attention."""
+    """Return a boolean mask as a bias to add to the scores: runtimes fuse an addition into attention."""
     return op.Where(kept, op.like(x, 0.0), op.like(x, MASKED))
 
 
 def _lower_triangle(op, rows, columns):
-    """Return ``bool[rows, columns]``, True where the column is not right of the row, counted from the top left."""
+    """Return ``bool[rows, columns]``, True where ``column <= row``."""
 
     def positions(count):
         if not is_symbolic(count):
@@ -133,7 +133,7 @@ def _lower_triangle(op, rows, columns):
 
 
 def _grouped(op, a, b, enabled):
-    """Return ``a @ b``; where heads of ``a`` share one of ``b``, their rows are stacked instead of ``b`` repeated."""
+    """Return ``a @ b``; heads of ``a`` that share one of ``b`` are stacked along rows, instead of repeating ``b``."""
     heads, shared = (op.shape(a)[-3], op.shape(b)[-3]) if enabled else (1, 1)
     if heads == shared:
         return op.MatMul(a, b)
@@ -150,9 +150,9 @@ def _(draw, s):
     kind = draw(s.choice("bool", "none", "float", "causal"))
     length, keys, width, out = (draw(s.integers(1, 6)) for _ in range(4))
     if kind == "bool":
-        keys = draw(s.choice(1, 2, 3))  # few, so that some row is left without any
+        keys = draw(s.choice(1, 2, 3))  # few, so that some row is fully masked
     x = draw(s.tensor(shape=(*batch, heads, length, width)))
-    others = (1,) * len(batch) if draw(s.choice(False, False, True)) else batch  # of which all calls read the same
+    others = (1,) * len(batch) if draw(s.choice(False, False, True)) else batch  # shared by the whole batch
     key = draw(s.tensor(shape=(*others, shared, keys, width)))
     value = draw(s.tensor(shape=(*others, shared, keys, out)))
     mask = None

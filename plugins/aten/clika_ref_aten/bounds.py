@@ -1,4 +1,4 @@
-"""The larger, the smaller and the bounded of elements."""
+"""Elementwise maximum, minimum, clamp, copysign and nan_to_num."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _bounded(op_type: str) -> Callable[..., Any]:
-    """Return the lowering of the larger or the smaller of two elements; of bools, whether either or both hold."""
+    """Return the lowering of an elementwise maximum or minimum; logical OR or AND for bools."""
 
     def lower(op, x, y):
         if op.result.dtype == torch.bool:
@@ -32,7 +32,7 @@ def _bounded(op_type: str) -> Callable[..., Any]:
 
 @operator(aten.maximum.default, aten.max.other, quant=OWN_SCALE, error=EXACT)
 def maximum(x: Tensor, y: Tensor) -> Tensor:
-    """The larger of two elements; NaN where one is NaN."""
+    """The elementwise maximum; NaN where one operand is NaN."""
     return torch.maximum(x, y)
 
 
@@ -42,7 +42,7 @@ maximum.samples(two(dtype=ANY, number=False))
 
 @operator(aten.minimum.default, aten.min.other, quant=OWN_SCALE, error=EXACT)
 def minimum(x: Tensor, y: Tensor) -> Tensor:
-    """The smaller of two elements; NaN where one is NaN."""
+    """The elementwise minimum; NaN where one operand is NaN."""
     return torch.minimum(x, y)
 
 
@@ -51,7 +51,7 @@ minimum.samples(two(dtype=ANY, number=False))
 
 
 def _without_nan(op_type: str, wins: str) -> Callable[..., Any]:
-    """Return the lowering of a choice that takes the other element where one is NaN."""
+    """Return the lowering of a maximum or minimum that returns the other element where one is NaN."""
     bounded = _bounded(op_type)
 
     def lower(op, x, y):
@@ -65,7 +65,7 @@ def _without_nan(op_type: str, wins: str) -> Callable[..., Any]:
 
 @operator(aten.fmax.default, quant=OWN_SCALE, error=EXACT)
 def fmax(x: Tensor, y: Tensor) -> Tensor:
-    """The larger of two elements; the other one where one is NaN."""
+    """The elementwise maximum; the other element where one is NaN."""
     return torch.fmax(x, y)
 
 
@@ -75,7 +75,7 @@ fmax.samples(two(dtype=ANY, number=False))
 
 @operator(aten.fmin.default, quant=OWN_SCALE, error=EXACT)
 def fmin(x: Tensor, y: Tensor) -> Tensor:
-    """The smaller of two elements; the other one where one is NaN."""
+    """The elementwise minimum; the other element where one is NaN."""
     return torch.fmin(x, y)
 
 
@@ -94,7 +94,7 @@ fmin.samples(two(dtype=ANY, number=False))
     error=EXACT,
 )
 def clamp(x: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
-    """``minimum(maximum(x, min), max)``, elementwise, without bounds that are None; both of one kind if given."""
+    """``minimum(maximum(x, min), max)``, elementwise; None is no bound. Two bounds are both tensors or both scalars."""
     return torch.clamp(x, min, max)  # pyright: ignore[reportCallIssue, reportArgumentType] - bounds of one kind
 
 
@@ -103,7 +103,7 @@ def _(op, x, min=None, max=None):
     numbers = all(isinstance(bound, int | float) for bound in (min, max))
     if numbers and op.result.dtype != torch.int16:
         return clip(op, *op.promote(x, min, max))
-    (result,) = op.promote(x)  # not Clip: runtimes put the largest finite number in place of an absent bound
+    (result,) = op.promote(x)  # not Clip: runtimes replace an absent bound by the largest finite number
     if min is not None:
         result = extreme(op, "Max", *op.promote(result, min))
     if max is not None:
@@ -150,7 +150,7 @@ copysign.samples(two(dtype=NUMBERS))
 def nan_to_num(
     x: Tensor, *, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:
-    """``x`` with NaN and both infinities replaced; by 0, the largest and the smallest finite number where None."""
+    """``x`` with NaN and infinities replaced; None means 0, and the largest and smallest finite number."""
     return torch.nan_to_num(x, nan, posinf, neginf)
 
 

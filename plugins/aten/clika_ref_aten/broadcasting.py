@@ -1,4 +1,4 @@
-"""Operators that repeat elements without copying them: a side of length 1 becomes any length."""
+"""Broadcasting operators: dims of size 1 expand to any size, without copies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @operator(quant=SAME_SCALE, error=EXACT)
 def expand(x: Tensor, *, size: tuple[int, ...]) -> Tensor:
-    """``x`` with sides of length 1 stretched to ``size``, and new sides before the first."""
+    """``x`` with dims of size 1 expanded to ``size``, and new leading dims."""
     return x.expand(size)
 
 
@@ -45,7 +45,7 @@ def _(draw, s):
     x = draw(s.tensor(dtype=MOVABLE, side=(1, 3)))
     known = {"one": 1, "last": (3, *x.shape)[-1]}
 
-    def length():  # of a side of 1; "one" stays, so that any length may stand there
+    def length():  # the new size of a dim of size 1; "one" keeps it, so that it may be drawn with any size
         drawn = draw(s.choice(2, "one", 3, "last", 4, 0))
         return known.get(drawn, drawn)
 
@@ -78,7 +78,7 @@ def _(x, other):
 
 @operator(aten.broadcast_tensors.default, quant=SHARED_SCALE, error=EXACT)
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Every tensor stretched to the shape that all have in common."""
+    """All tensors expanded to their common shape."""
     return tuple(torch.broadcast_tensors(*tensors))
 
 
@@ -105,9 +105,9 @@ def _(draw, s):
 
 @operator(aten.meshgrid.default, aten.meshgrid.indexing, quant=SHARED_SCALE, error=EXACT)
 def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
-    """The coordinates of a grid: result ``i`` varies along side ``i`` only, as ``tensors[i][n]`` does.
+    """The coordinates of a grid: result ``i`` repeats ``tensors[i][n]`` along every dim but ``i``.
 
-    With ``indexing="xy"`` the first two sides change places.
+    ``indexing="xy"`` swaps the first two dims.
     """
     return tuple(torch.meshgrid(*tensors, indexing=indexing))
 
@@ -134,7 +134,7 @@ def _(draw, s):
 
 
 def _common(sides: tuple[Dim, ...]) -> Dim:
-    """Return the length that sides stretch to; lengths that are not 1 are equal, if not always written alike."""
+    """Return the common size of dims that broadcast; sizes other than 1 are equal, but may be different expressions."""
     longer = [n for n in sides if n != 1]
     numbers = {n for n in longer if isinstance(n, int)}
     if len(numbers) > 1:
@@ -143,13 +143,13 @@ def _common(sides: tuple[Dim, ...]) -> Dim:
 
 
 def stretch(op: Any, x: Any, before: tuple[Dim, ...], after: tuple[Dim, ...]) -> Any:
-    """Return ``x`` of the shape ``before`` broadcast to ``after``, without reading lengths that stay as they are."""
+    """Broadcast ``x`` from the shape ``before`` to ``after``, without reading the sizes that do not change."""
     if before == after:
         return x
-    if 0 in after and 0 not in before:  # ONNX Runtime's Expand leaves a side of 1 where 0 is asked for
+    if 0 in after and 0 not in before:  # ONNX Runtime's Expand keeps size 1 where size 0 is requested
         return op.cast(op.declare(op.ConstantOfShape(op.ints(after)), torch.float32), op.dtype(x))
     own = (1,) * (len(after) - len(before)) + before
     sides = op.ints([1 if a == b else b for a, b in zip(own, after, strict=True)])
-    if op.dtype(x) == torch.bfloat16:  # for which ONNX Runtime has casts, but no Expand
+    if op.dtype(x) == torch.bfloat16:  # ONNX Runtime has bfloat16 casts, but no Expand
         return op.cast(op.Expand(op.cast(x, torch.float32), sides), torch.bfloat16)
     return op.Expand(x, sides)

@@ -1,4 +1,4 @@
-"""Operators that give the same elements as another dtype, or as they are."""
+"""Casts to another dtype, and identities such as clone and detach."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 @operator(aten.to.dtype, error=EXACT)
 def to(x: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """``x`` as another dtype; floats become integers by dropping the fraction, and bools by ``x != 0``."""
+    """``x`` cast to another dtype; floats are truncated to integers, and become bools by ``x != 0``."""
     return x.to(dtype)
 
 
@@ -32,7 +32,7 @@ def _(draw, s):
     dtype = draw(s.choice(*ANY))
     if x.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
         ends = torch.iinfo(dtype).min // 2, torch.iinfo(dtype).max // 2
-        x = replace(x, low=max(-9, ends[0]), domain=ends, nan=False)  # C leaves open what no integer can hold
+        x = replace(x, low=max(-9, ends[0]), domain=ends, nan=False)  # in C, out-of-range casts are undefined
     return s.call(x, dtype=dtype)
 
 
@@ -70,7 +70,7 @@ def _(x, other, *storage, **more):
     error=EXACT,
 )
 def identity(x: Tensor) -> Tensor:
-    """``x`` itself: copies and orders in memory make no difference to its elements."""
+    """``x`` itself: copies and memory formats do not change its elements."""
     return x.clone()
 
 
@@ -89,9 +89,9 @@ def _(build, base, new):
 
 @operator(quant=SAME_SCALE, error=EXACT)
 def overwritten(new: Tensor, x: Tensor) -> Tensor:
-    """``new`` with the history of ``x``, which has its type: what a write to ``x`` leaves that autograd does not see.
+    """``new`` with the autograd history of ``x``: the result of a write to ``x`` that autograd does not record.
 
-    Gradients flow back to ``x`` as if nothing had been written, and none to ``new``.
+    Both have the same type. Gradients flow to ``x`` as if nothing had been written, and none flow to ``new``.
     """
     kept = x.clone()
     with torch.no_grad():
@@ -111,7 +111,7 @@ def _(draw, s):
 
 @operator(aten.detach.default, quant=SAME_SCALE, error=EXACT)
 def detach(x: Tensor) -> Tensor:
-    """``x`` without its history: no gradient flows back through it."""
+    """``x`` without its autograd history: no gradient flows back through it."""
     return x.detach()
 
 

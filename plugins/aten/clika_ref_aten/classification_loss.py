@@ -1,4 +1,4 @@
-"""Losses that compare the scores of classes with the right class."""
+"""Classification losses, which compare class scores with a target class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _without_classes(x):
-    """Return the shape of ``x[n, c, ...]`` or ``x[c]`` without the side of the classes."""
+    """Return the shape of ``x[n, c, ...]`` or ``x[c]`` without the class dim."""
     return x.shape[:1] + x.shape[2:] if x.rank > 1 else ()
 
 
@@ -29,7 +29,7 @@ def _reduced_type(x, *_, reduction, **__):
 
 
 def _or_of_nothing(loss, x, reduction):
-    """Return a loss, or of no rows NaN or 0 as others do: of them eager returns memory that nobody wrote."""
+    """Return the loss; for an empty ``x`` NaN or 0, like other losses, where eager returns uninitialized memory."""
     if x.numel() or reduction == NONE:
         return loss
     return torch.full_like(loss, math.nan if reduction == MEAN else 0.0)
@@ -40,13 +40,13 @@ def _class_axis(op, x):
 
 
 def _require_classes(x):
-    """Refuse what eager takes: of no classes it returns 0, NaN or an error, as reduction and kind of target have it."""
+    """Reject scores of 0 classes: eager returns 0, NaN or an error, depending on the reduction and the target dtype."""
     if not x.shape[min(x.ndim - 1, 1)]:
         raise ValueError(f"scores of the shape {list(x.shape)} are of no classes")
 
 
 class _Picker:
-    """Picks the entry of the right class from ``x[n, c, ...]``, and knows what counts."""
+    """Select the scores of the target classes from ``x[n, c, ...]``, and mask targets equal to ``ignore_index``."""
 
     def __init__(self, op, x, target, ignore_index) -> None:
         target = op.cast(target, torch.int64)
@@ -56,18 +56,18 @@ class _Picker:
         self.zero = op.like(x, 0)
 
     def pick(self, scores):
-        """Return the score of the right class."""
+        """Return the score of each target class."""
         op, axis = self.op, self.op.ints([self.axis])
         index = op.Reshape(self.classes, op.ints([1])) if self.rank == 1 else op.Unsqueeze(self.classes, axis)
         picked = op.GatherElements(scores, index, axis=self.axis)
         return op.Reshape(picked, op.ints([])) if self.rank == 1 else op.Squeeze(picked, axis)
 
     def keep(self, losses):
-        """Return losses with 0 where the target is to be ignored."""
+        """Return the losses, with 0 where the target is ignored."""
         return self.op.Where(self.counts, losses, self.zero)
 
     def weights(self, weight):
-        """Return the weight of each target's class: 0 where it is to be ignored, 1 where no weights are given."""
+        """Return the weight of each target class: 0 where it is ignored, 1 if no weights are given."""
         op = self.op
         if weight is None:
             return op.cast(self.counts, op.dtype(self.zero))
@@ -79,7 +79,7 @@ def _weighted_mean(op, losses, weights):
 
 
 def _draw_classes(draw, s, **scores):
-    """Draw scores ``x[n, c, ...]`` or ``x[c]``, the targets, the weights of the classes, and an index to ignore."""
+    """Draw scores ``x[n, c, ...]`` or ``x[c]``, targets, class weights and an ``ignore_index``."""
     classes = draw(s.integers(2, 5))
     shape = list(draw(s.tensor(rank=(1, 5), side=(1, 4))).shape)
     shape[1 if len(shape) > 1 else 0] = classes
@@ -95,9 +95,9 @@ def _draw_classes(draw, s, **scores):
 def nll_loss(
     x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = MEAN, ignore_index: int = -100
 ) -> Tensor:
-    """``-weight[t] * x[n, t, ...]`` for each class ``t = target[n, ...]``, then the sum, or the mean by weight.
+    """``-weight[t] * x[n, t, ...]`` for the class ``t = target[n, ...]``, then the sum or the weighted mean.
 
-    Targets equal to ``ignore_index`` count nothing.
+    Targets equal to ``ignore_index`` do not count.
     """
     _require_classes(x)
     return aten.nll_loss_nd.default(x, target, weight, reduction, ignore_index)
@@ -135,9 +135,9 @@ def cross_entropy_loss(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """`nll_loss` of the log-softmax of ``x`` over classes; float targets are the probabilities of all classes.
+    """`nll_loss` of the log-softmax of ``x`` over classes; float targets are class probabilities.
 
-    ``label_smoothing`` moves that part of the target to all classes alike.
+    ``label_smoothing`` is the share of the target that is spread evenly over all classes.
     """
     _require_classes(x)
     return aten.cross_entropy_loss.default(x, target, weight, reduction, ignore_index, label_smoothing)
@@ -227,7 +227,7 @@ def _(op, x, target, weight, *, p, margin, reduction):
     if weight is not None:
         losses = op.Mul(losses, op.Gather(weight, index, axis=0))
     every = op.Range(op.scalar(0, torch.int64), classes, op.scalar(1, torch.int64))
-    wrong = op.And(op.Greater(gap, op.like(x, 0)), op.Not(op.Equal(every, index)))  # a gap of NaN counts nothing
+    wrong = op.And(op.Greater(gap, op.like(x, 0)), op.Not(op.Equal(every, index)))  # a NaN gap does not count
     losses = op.Where(wrong, losses, op.like(x, 0))
     means = op.Div(op.ReduceSum(losses, axes, keepdims=0), op.cast(classes, op.dtype(x)))
     return reduced(op, means, reduction)
@@ -255,9 +255,9 @@ def _(draw, s):
 
 @operator(aten.multilabel_margin_loss.default, error=COMPOSE)
 def multilabel_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
-    """``sum over right t and wrong c of max(1 - x[n, t] + x[n, c], 0) / classes``, then mean or sum.
+    """``sum over targets t and other classes c of max(1 - x[n, t] + x[n, c], 0) / classes``, then mean or sum.
 
-    ``target[n, c]`` lists the right classes of each row, up to the first -1.
+    ``target[n, c]`` lists the target classes of each row, up to the first -1.
     """
     return _or_of_nothing(aten.multilabel_margin_loss.default(x, target, reduction), x, reduction)
 
@@ -277,7 +277,7 @@ def _(op, x, target, *, reduction):
     lead = op.Sub(one, op.GatherElements(x, index, axis=axis))
     gaps = op.Add(op.Unsqueeze(lead, op.ints([-1])), op.Unsqueeze(x, op.ints([-2])))
     pairs = op.Mul(op.Unsqueeze(counts, op.ints([-1])), op.Unsqueeze(op.Sub(one, right), op.ints([-2])))
-    counted = op.And(op.Greater(pairs, zero), op.Greater(gaps, zero))  # a gap of NaN counts nothing
+    counted = op.And(op.Greater(pairs, zero), op.Greater(gaps, zero))  # a NaN gap does not count
     total = op.ReduceSum(op.Where(counted, gaps, zero), op.ints([axis, axis + 1]), keepdims=0)
     return reduced(op, op.Div(total, op.scalar(op.shape(x)[axis], dtype)), reduction)
 

@@ -1,4 +1,4 @@
-"""Comparisons and tests of elements, whose result is a bool."""
+"""Elementwise comparisons and predicates with a bool result."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from clika_ref_aten.elementwise import ANY, FLOATS, HALVES, common_dtype, operan
 aten = torch.ops.aten
 
 WITHOUT_ORDER = {torch.bool: torch.int32}
-"""ONNX orders numbers only, torch orders bools too."""
+"""Dtypes that torch can order but ONNX cannot, and the dtypes to compare them in."""
 
 
 def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = WITHOUT_ORDER) -> Callable[..., Any]:
-    """Return the lowering to one comparison in the dtype that torch compares in."""
+    """Return the lowering to one comparison in torch's promoted dtype."""
 
     def lower(op, x, y):
         return op.node(op_type, *_alike(op, x, y, via=via))
@@ -29,9 +29,10 @@ def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = WITHOUT_ORDE
 
 
 def _alike(op, x, y, *, via):
-    """Return operands in the dtype that torch compares in, rounded to it.
+    """Return the operands rounded to torch's promoted dtype.
 
-    ONNX Runtime compares half precision in float32, and leaves out a cast before its own: between them stands a node.
+    ONNX Runtime compares half precision in float32, and removes a cast before its own. A Max node between the two casts
+    keeps the rounding.
     """
     dtype = common_dtype(op, x, y)
     dtype = via.get(dtype, dtype)
@@ -131,7 +132,7 @@ def isinf(x: Tensor) -> Tensor:
 def _(op, x):
     if not op.dtype(x).is_floating_point:
         return _nowhere(op, x)
-    return op.Equal(op.Abs(x), op.like(x, float("inf")))  # IsInf takes no float16 before opset 20
+    return op.Equal(op.Abs(x), op.like(x, float("inf")))  # IsInf does not support float16 before opset 20
 
 
 @operator(aten.isfinite.default, error=EXACT)
@@ -170,7 +171,7 @@ def _is_infinity(op, x, infinity):
 
 
 def _nowhere(op, x):
-    """Answer for integers, which are never special: false, in the shape of ``x``."""
+    """Return False in the shape of ``x``, for dtypes without NaN, infinities or a sign."""
     return op.Not(op.Equal(x, x))
 
 
@@ -189,7 +190,7 @@ def _(op, x):
 
 
 def _sample_special(draw, s):
-    """Draw a tensor that is likely to be special somewhere: floats overflow beyond float16's 65504."""
+    """Draw a tensor that is likely to hold special values: float16 overflows beyond 65504."""
     kind = draw(s.choice("plain", "wide"))
     if kind == "plain":
         return s.call(draw(s.tensor(dtype=ANY)))
@@ -206,7 +207,7 @@ signbit.samples(_sample_special)
 
 @operator(aten.isclose.default, error=EXACT)
 def isclose(x: Tensor, y: Tensor, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Tensor:
-    """``x == y or |x - y| <= atol + rtol * |y|``, elementwise, infinite differences excepted."""
+    """``x == y or |x - y| <= atol + rtol * |y|``, elementwise; infinite differences are never close."""
     return torch.isclose(x, y, rtol, atol, equal_nan)
 
 

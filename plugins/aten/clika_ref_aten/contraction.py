@@ -1,4 +1,4 @@
-"""Sums of products over named sides, and the operators that are such sums."""
+"""Tensor contractions: einsum, trace and the cross product."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ aten = torch.ops.aten
 
 
 def _explicit(equation, ranks):
-    """Return an equation without spaces or ellipses, with an output, of lower-case letters while these suffice.
+    """Return an einsum equation in explicit form: no spaces or ellipses, an output, lower-case letters if they suffice.
 
-    Runtimes refuse more than ONNX does: ellipses of several lengths, capital letters.
+    Runtimes reject equations that ONNX allows: ellipses of different lengths, capital letters.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
@@ -42,7 +42,7 @@ def _explicit(equation, ranks):
 
 @operator(error=DOT, quant=float_layer(matrices=0))
 def einsum(*tensors: Tensor, equation: str) -> Tensor:
-    """Sum the products of all elements whose sides of equal letters have equal indices: ``ij,jk->ik``."""
+    """Sum products of elements over the letters that are missing in the output: ``ij,jk->ik``."""
     return torch.einsum(equation, *tensors)
 
 
@@ -54,15 +54,15 @@ def _(*tensors, equation):
     for term, tensor in zip(left.split(","), tensors, strict=True):
         for letter, side in zip(term, tensor.shape, strict=True):
             sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]
-    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])  # others do where no side is summed over
+    dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])  # dtypes may differ if no dim is summed
     alone = _alone(whole, [t.shape for t in tensors])
     if not dtype.is_floating_point and (alone if len(tensors) == 1 else any(side != 1 for side in alone.values())):
-        dtype = torch.int64  # as torch.sum has it, which eager calls for these sides
+        dtype = torch.int64  # eager calls torch.sum for these dims
     return TensorType(dtype, tuple(sides[letter] for letter in right))
 
 
 def _alone(equation, shapes):
-    """Return the letters, with their sides, that one operand alone sums over: in all others there are none, or of 1."""
+    """Return the dims summed within one operand, as sizes by letter; other operands lack them or have size 1."""
     left, _, right = equation.partition("->")
     found: dict[str, list[Any]] = {}
     for term, shape in zip(left.split(","), shapes, strict=True):
@@ -82,7 +82,7 @@ def _(op, *tensors, equation):
 
 
 def _with_adjacent_diagonals(op, equation, tensors):
-    """Move letters that a term repeats side by side: around an empty side, ONNX Runtime divides by its length."""
+    """Make repeated letters of a term adjacent: ONNX Runtime divides by the size of an empty dim between them."""
     left, _, right = equation.partition("->")
     terms, moved = [], []
     for term, tensor in zip(left.split(","), tensors, strict=True):
@@ -95,10 +95,10 @@ def _with_adjacent_diagonals(op, equation, tensors):
 
 
 def _summed_by_products(op, equation, tensors):
-    """Add a factor of ones along the sides that one integer operand alone sums over.
+    """Add a factor of ones along the dims that are summed within one integer operand.
 
-    ONNX Runtime sums those in float64, which holds no integer beyond 2 ** 53, but products of integers in integers. Of
-    three operands or more, eager lets the product of two wrap around in their own dtype; here it does not.
+    ONNX Runtime sums such dims in float64, which is exact up to 2 ** 53, but products of integers exactly. With
+    three or more operands, eager lets the product of two wrap around in their own dtype; here it does not.
     """
     alone = _alone(equation, [op.shape(t) for t in tensors])
     if not alone:
@@ -123,7 +123,7 @@ def _(draw, s):
     for term in equation.replace(" ", "").partition("->")[0].split(","):
         own = hidden[draw(s.integers(0, 2)) :]
         before, dots, after = term.partition("...")
-        once = {c for c in sides if term.count(c) == 1 and draw(s.choice(False, False, False, True))}  # these spread
+        once = {c for c in sides if term.count(c) == 1 and draw(s.choice(False, False, False, True))}  # these broadcast
         lengths = {c: 1 if c in once else side for c, side in sides.items()}
         shape = [*(lengths[c] for c in before), *(own if dots else ()), *(lengths[c] for c in after)]
         tensors.append(draw(s.tensor(shape=shape, dtype=dtype)))
@@ -131,7 +131,7 @@ def _(draw, s):
 
 
 @einsum.from_torch(aten.einsum.default)
-def _(equation, tensors, *, path=None):  # the path is the order of computation, which is the runtime's affair
+def _(equation, tensors, *, path=None):  # the path is an order of computation, which the runtime chooses
     return einsum.call(*tensors, equation=equation)
 
 
@@ -191,14 +191,14 @@ def _(draw, s):
 
 @operator(aten.linalg_cross.default, error=COMPOSE)
 def linalg_cross(x: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
-    """The cross product of vectors of 3 elements along ``dim``; the other sides broadcast."""
+    """The cross product of vectors of 3 elements along ``dim``; the other dims broadcast."""
     return torch.linalg.cross(x, other, dim=dim)
 
 
 @linalg_cross.from_torch(aten.cross.default)
 def _(x, other, dim=None):
     if dim is None:
-        dim = next(i for i, side in enumerate(x.type.shape) if side == 3)  # PyTorch's rule: the first of length 3
+        dim = next(i for i, side in enumerate(x.type.shape) if side == 3)  # PyTorch's rule: the first dim of size 3
     return linalg_cross.call(x, other, dim=dim)
 
 

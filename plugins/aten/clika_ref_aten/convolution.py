@@ -1,4 +1,4 @@
-"""Convolutions and their transposes."""
+"""Convolutions and transposed convolutions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def _same(kernel, dilation):
-    """Return the padding that keeps each side, as begins and ends: an odd element comes at the end."""
+    """Return the begins and ends of ``padding="same"``; the extra element of an odd total goes to the end."""
     totals = [d * (k - 1) for k, d in zip(kernel, spread(dilation, len(kernel)), strict=True)]
     return [t // 2 for t in totals], [t - t // 2 for t in totals]
 
@@ -31,13 +31,13 @@ def _require_unstrided(stride):
 
 
 def _require_channels(weight):
-    """Refuse what eager takes: of no input channels it returns no output channels, whatever the weight says."""
+    """Reject an empty weight: without input channels, eager returns 0 output channels for any weight."""
     if not weight.numel():
         raise ValueError(f"a convolution with a weight of the shape {list(weight.shape)} has no channels")
 
 
 def _padded(x, weight, padding, dilation, stride) -> Any:
-    """Return ``x`` and a padding in numbers; torch's own ``same`` warns where it pads unevenly, as is usual here."""
+    """Return ``x``, padded if needed, and a numeric padding: torch's own ``same`` warns where it pads unevenly."""
     _require_channels(weight)
     if padding != "same":
         return x, padding
@@ -50,7 +50,7 @@ def _padded(x, weight, padding, dilation, stride) -> Any:
 
 
 def _pads(op, weight, padding, dilation):
-    """Return ONNX's begins and ends."""
+    """Return ONNX's ``pads``: all begins, then all ends."""
     kernel = op.shape(weight)[2:]
     if padding == "valid":
         return [0] * 2 * len(kernel)
@@ -94,7 +94,7 @@ def _convolve_transposed(op, x, weight, bias=None, *, stride, padding, output_pa
 
 
 def _convolved(x, weight, bias=None, *, stride, padding, dilation, groups):
-    """Type of a convolution: fake tensors cannot pad a side of unknown length unevenly."""
+    """Type rule of a convolution: fake tensors cannot pad a symbolic dim unevenly."""
     sides = weight.rank - 2
     kernel, dilations = weight.shape[2:], spread(dilation, sides)
     if padding == "same":
@@ -108,18 +108,18 @@ def _convolved(x, weight, bias=None, *, stride, padding, dilation, groups):
 
 
 def _require_sides(lengths):
-    if any(isinstance(n, int) and n < 1 for n in lengths):  # one kernel of PyTorch's computes it, the others refuse
+    if any(isinstance(n, int) and n < 1 for n in lengths):  # one PyTorch kernel accepts it, the others raise
         raise ValueError(f"a transposed convolution has the sides {list(lengths)}: each must be 1 at least")
 
 
 def _with_sides(result, sides):
-    """Return what a transposed convolution makes, where its type allows it."""
+    """Return the result of a transposed convolution after checking its spatial sizes."""
     _require_sides(result.shape[-sides:])
     return result
 
 
 def _convolved_transposed(x, weight, bias=None, *, stride, padding, output_padding, groups, dilation):
-    """Type of a transposed convolution."""
+    """Type rule of a transposed convolution."""
     sides = weight.rank - 2
     columns = [spread(v, sides) for v in (stride, padding, output_padding, dilation)]
     spatial = zip(x.shape[-sides:], weight.shape[2:], *columns, strict=True)
@@ -154,7 +154,7 @@ def _samples(sides):
 
 
 def _strides_and_paddings(draw, s, sides):
-    """Draw what a transposed convolution takes; torch wants output padding below the stride or the dilation."""
+    """Draw attributes of a transposed convolution; torch requires output padding below the stride or the dilation."""
     stride = tuple(draw(s.choice(1, 2, 3)) for _ in range(sides))
     return {
         "stride": stride,
@@ -247,7 +247,7 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: tuple[int, ...] = (1,),
 ) -> Tensor:
-    """Spread each element of ``x[n, c, w]`` over ``weight[c, k / groups, i]``, sum what overlaps, add ``bias[k]``."""
+    """Transposed convolution of ``x[n, c, w]`` with ``weight[c, k / groups, i]``, plus ``bias[k]``."""
     return _with_sides(F.conv_transpose1d(x, weight, bias, stride, padding, output_padding, groups, dilation), 1)
 
 
@@ -268,7 +268,7 @@ def conv_transpose2d(
     groups: int = 1,
     dilation: tuple[int, ...] = (1, 1),
 ) -> Tensor:
-    """Spread each element of ``x[n, c, h, w]`` over ``weight[c, k / groups, i, j]``, sum overlaps, add ``bias[k]``."""
+    """Transposed convolution of ``x[n, c, h, w]`` with ``weight[c, k / groups, i, j]``, plus ``bias[k]``."""
     return _with_sides(F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation), 2)
 
 
@@ -289,7 +289,7 @@ def conv_transpose3d(
     groups: int = 1,
     dilation: tuple[int, ...] = (1, 1, 1),
 ) -> Tensor:
-    """Spread each element of ``x[n, c, d, h, w]`` over ``weight[c, k / groups, i, j, l]``, sum, add ``bias``."""
+    """Transposed convolution of ``x[n, c, d, h, w]`` with ``weight[c, k / groups, i, j, l]``, plus ``bias[k]``."""
     return _with_sides(F.conv_transpose3d(x, weight, bias, stride, padding, output_padding, groups, dilation), 3)
 
 
@@ -298,7 +298,7 @@ conv_transpose3d.types(_convolved_transposed)
 conv_transpose3d.samples(_samples_transposed(3))
 
 
-# Kept in float: the channel axis of the weight depends on `transposed`, which a trait cannot say.
+# Kept in float: the channel axis of the weight depends on `transposed`, which a trait cannot express.
 @operator(aten.convolution.default, error=DOT)
 def convolution(
     x: Tensor,
@@ -312,7 +312,7 @@ def convolution(
     output_padding: tuple[int, ...],
     groups: int,
 ) -> Tensor:
-    """Convolve ``x[n, c, ...]`` with ``weight`` over as many sides as it has, plainly or transposed."""
+    """Convolution or transposed convolution of ``x[n, c, ...]`` with ``weight``, over all spatial dims."""
     _require_channels(weight)
     return torch.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 

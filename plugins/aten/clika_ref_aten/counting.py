@@ -1,4 +1,4 @@
-"""Operators that find and count elements; the size of most results depends on the data."""
+"""Operators that find and count elements; most results have a data-dependent size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _draw_sparse(draw, s):
 
 @operator(aten.nonzero.default, aten.argwhere.default, error=EXACT)
 def nonzero(x: Tensor) -> Tensor:
-    """Return the positions ``[n, r]`` of the elements that are not zero, of a tensor of rank r."""
+    """Return the indices ``[n, r]`` of the nonzero elements of a tensor of rank ``r``."""
     return torch.nonzero(x)
 
 
@@ -45,7 +45,7 @@ def _nonzero(op, x):
 
 @operator(aten.nonzero_numpy.default, aten.where.default, error=EXACT)
 def nonzero_numpy(x: Tensor) -> tuple[Tensor, ...]:
-    """Return the positions of the elements that are not zero as one vector ``[n]`` for each side."""
+    """Return the indices of the nonzero elements, as one vector ``[n]`` per dim."""
     return aten.nonzero_numpy(x)
 
 
@@ -61,7 +61,7 @@ def _(op, x):
 
 @operator(aten.masked_select.default, quant=SAME_SCALE, error=EXACT)
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
-    """Return the elements of ``x`` where ``mask`` holds as a vector; the two broadcast."""
+    """Return the elements of ``x`` where ``mask`` is True, as a vector; the two broadcast."""
     return torch.masked_select(x, mask)
 
 
@@ -110,14 +110,14 @@ def _(draw, s):
 
 
 def _tally(op, positions, amounts, length):
-    """Add ``amounts[n]`` up at ``positions[n]`` of a vector of the given length (int64[1])."""
+    """Sum ``amounts[n]`` at ``positions[n]`` of a vector of the given ``length`` (int64[1])."""
     zeros = op.Expand(op.like(amounts, 0), length)
     return op.ScatterElements(zeros, positions, amounts, axis=0, reduction="add")
 
 
 @operator(aten.bincount.default, error=DOT)
 def bincount(x: Tensor, weights: Tensor | None = None, *, minlength: int = 0) -> Tensor:
-    """Count (or add up the weights of) each number in ``x[n]``, at least for the first ``minlength``."""
+    """Count each value in ``x[n]``, or sum its weights; the result has at least ``minlength`` elements."""
     return torch.bincount(x, weights, minlength)
 
 
@@ -144,7 +144,7 @@ def _(draw, s):
 
 @operator(aten.histc.default, error=EXACT)
 def histc(x: Tensor, *, bins: int = 100, min: Number = 0, max: Number = 0) -> Tensor:
-    """Count elements in ``bins`` equal intervals of ``[min, max]``; of the range of ``x`` where the two are equal."""
+    """Count elements in ``bins`` equal intervals of ``[min, max]``, or of the range of ``x`` if the two are equal."""
     return torch.histc(x, bins, min, max)
 
 
@@ -153,18 +153,18 @@ def _(op, x, *, bins, min, max):
     x_flat = op.Reshape(x, op.ints([-1]))
     low, high = (op.like(x, min), op.like(x, max)) if min != max else _own_range(op, x, x_flat)
     inside = op.And(op.GreaterOrEqual(x_flat, low), op.LessOrEqual(x_flat, high))
-    scaled = op.Div(op.Mul(op.Sub(x_flat, low), op.like(x, bins)), op.Sub(high, low))  # in eager's order of rounding
-    if min == max:  # where one more and one less are the same number, in the middle
+    scaled = op.Div(op.Mul(op.Sub(x_flat, low), op.like(x, bins)), op.Sub(high, low))  # rounded in eager's order
+    if min == max:  # for large values, low - 1 equals high + 1: the middle bin counts all
         scaled = op.Where(op.Equal(low, high), op.like(x, bins // 2), scaled)
     last = op.like(x, bins - 1)
-    place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # one bin more takes what lies outside
+    place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # an extra bin for elements outside
     ones = op.Expand(op.like(x, 1), op.Shape(x_flat))
     counts = _tally(op, op.cast(place, torch.int64), ones, op.ints([bins + 1]))
     return op.Slice(counts, op.ints([0]), op.ints([bins]))
 
 
 def _own_range(op, x, x_flat):
-    """Return the least and the largest element; where they are equal, one less and one more."""
+    """Return the smallest and the largest element; where they are equal, one less and one more."""
     low, high = op.ReduceMin(x_flat, keepdims=False), op.ReduceMax(x_flat, keepdims=False)
     around = op.Where(op.Equal(low, high), op.like(x, 1), op.like(x, 0))
     return op.Sub(low, around), op.Add(high, around)
@@ -178,11 +178,11 @@ def _(draw, s):
     return s.call(x, bins=draw(s.integers(1, 9)), min=low, max=high)
 
 
-# Distinct elements
+# Unique elements
 
 
 def _unique(op, x, *, inverse, counts, axis=None):
-    """Return the distinct elements in order, the position of each element among them, and how often each occurs."""
+    """Return the sorted unique elements, the inverse indices and the counts."""
     dtype = op.dtype(x)
     narrow = dtype in (torch.bool, torch.int32, torch.int16, torch.uint8)
     values, _, places, amounts = op.Unique(op.cast(x, torch.int64) if narrow else x, axis=axis, sorted=1, outputs=4)
@@ -199,7 +199,7 @@ def unique2(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct elements in order, where each element went, and how often each occurs (or empty tensors)."""
+    """Return the sorted unique elements, and the inverse indices and counts if requested (otherwise empty tensors)."""
     return aten._unique2(x, sorted, return_inverse, return_counts)  # noqa: SLF001 - ATen's name
 
 
@@ -228,7 +228,7 @@ def unique_dim(
     return_inverse: bool = False,
     return_counts: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the distinct slices along a side in order, where each slice went, and how often each occurs."""
+    """Return the sorted unique slices along ``dim``, the inverse indices and the counts."""
     return aten.unique_dim(x, dim, sorted, return_inverse, return_counts)
 
 
@@ -237,7 +237,7 @@ unique_dim.types(refuse_data_dependent)
 
 @unique_dim.onnx
 def _(op, x, *, dim, sorted, return_inverse, return_counts):
-    return _unique(op, x, inverse=True, counts=True, axis=dim)  # eager returns all three, asked for or not
+    return _unique(op, x, inverse=True, counts=True, axis=dim)  # eager always returns all three
 
 
 @unique_dim.samples

@@ -1,4 +1,4 @@
-"""Operators that make tensors from nothing but numbers."""
+"""Tensor factories, such as full, arange and eye, and triangles of matrices."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float64, to
 
 
 def _dtype_of(*numbers):
-    """Return the dtype that ATen gives to numbers where none is asked for."""
+    """Return the dtype that ATen infers for scalars."""
     return torch.tensor([kind_of(n)() for n in numbers], device="meta").dtype
 
 
-# One form for every tensor of one number: zeros, ones, new_*, *_like; so that passes see one operator
+# All constant fills become `full` (zeros, ones, new_*, *_like), so that passes see one operator
 
 
 @operator(quant=KEEP_FLOAT, error=EXACT)
 def full(
     *, size: tuple[int, ...], fill_value: Number, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """Return a tensor of the given size whose elements are all ``fill_value``."""
+    """Return a tensor of the given size, filled with ``fill_value``."""
     return torch.full(size, fill_value, dtype=dtype, device=device)
 
 
@@ -59,7 +59,7 @@ def _(size, fill_value, *, dtype=None, device=None, **storage):
 
 
 def _filled(number, *overloads):
-    """Declare factories of a fixed number."""
+    """Declare factories that fill a tensor with ``number``."""
 
     @full.from_torch(*overloads)
     def _(size, *unused_strides, dtype=None, device=None, **storage):
@@ -68,7 +68,7 @@ def _filled(number, *overloads):
 
 
 def _filled_like(number, *overloads):
-    """Declare factories that take shape, dtype and device of a tensor."""
+    """Declare factories that use the shape, dtype and device of a tensor."""
 
     @full.from_torch(*overloads)
     def _(x, *, dtype=None, device=None, **storage):
@@ -76,14 +76,14 @@ def _filled_like(number, *overloads):
 
 
 def _filled_new(number, *overloads):
-    """Declare factories that take dtype and device of a tensor."""
+    """Declare factories that use the dtype and device of a tensor."""
 
     @full.from_torch(*overloads)
     def _(x, size, *unused_strides, dtype=None, device=None, **storage):
         return full.call(size=tuple(size), fill_value=number, dtype=dtype or x.type.dtype, device=device)
 
 
-# What empty tensors hold is undefined in eager; here it is zeros, so that the artifact is deterministic.
+# Empty tensors are uninitialized in eager; here they are zeros, so that the artifact is deterministic.
 _filled(0, aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default)
 _filled(1, aten.ones.default)
 _filled_like(0, aten.zeros_like.default, aten.empty_like.default, aten.zero.default)
@@ -109,7 +109,7 @@ def _(s, *, dtype=None, device=None, **storage):
 
 @operator(aten.fill.Tensor, quant=KEEP_FLOAT, error=EXACT)
 def fill(x: Tensor, value: Tensor) -> Tensor:
-    """Return the 0-d ``value`` in the shape and the dtype of ``x``."""
+    """Return a tensor of the shape and dtype of ``x``, filled with the 0-d ``value``."""
     return torch.fill(x, value)
 
 
@@ -137,10 +137,10 @@ def arange(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """``start, start + step, ...`` as long as it has not reached ``end``.
+    """``start, start + step, ...`` up to, but not including, ``end``.
 
     Raises:
-        ValueError: the step is infinite, of which PyTorch makes one element, or refuses it, by device.
+        ValueError: the step is infinite; PyTorch returns one element or raises, depending on the device.
     """
     if isinstance(step, float) and math.isinf(step):
         raise ValueError(f"arange takes no step of {step}; give a finite one")
@@ -156,14 +156,14 @@ def _(*, start, end, step, dtype, device):
 
 
 def cut_off(number: Any) -> Any:
-    """Return a number, or a size expression, without its fraction."""
+    """Truncate a number or a size expression to an integer."""
     if is_symbolic(number):
         return number if number.is_integer else TruncToInt(number)
     return int(number)
 
 
 def _counted(*numbers, dtype) -> tuple[Any, ...]:
-    """Return the ends and the step that eager counts with: of int64, but of no other integers, without fractions."""
+    """Return start, end and step as eager counts with them: truncated for int64, but not for other integer dtypes."""
     return tuple(map(cut_off, numbers)) if dtype == torch.int64 else numbers
 
 
@@ -179,7 +179,7 @@ def _count(start, end, step) -> Any:
 
 
 def _is_nonnegative(number) -> bool:
-    """Whether a number is known to be."""
+    """Return whether a number is known to be at least 0."""
     return bool(number.is_nonnegative) if is_symbolic(number) else number >= 0
 
 
@@ -192,9 +192,9 @@ def _(op, *, start, end, step, dtype, device):
     if all(kind_of(n) is int for n in (start, end, step)) and _is_nonnegative(start) and _is_nonnegative(step):
         return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     if not dtype.is_floating_point:
-        start, step = cut_off(start), cut_off(step)  # as eager does, after it has counted
-    # Positions first: ONNX Runtime makes a Slice of Gather(x, Range), and to a Slice an end of -1 is the last element;
-    # and a running sum, which a Range of floats is, would drift.
+        start, step = cut_off(start), cut_off(step)  # as eager does, after computing the length
+    # Integer positions first: ONNX Runtime rewrites Gather(x, Range) as a Slice, where an end of -1 means the last
+    # element. And a Range of floats is a running sum, which would drift.
     place = op.Range(*op.promote(0, count, 1, to=torch.int64))
     wide = torch.float64 if float in map(kind_of, (start, step)) else torch.int64
     place, first, by = op.promote(place, start, step, to=wide)
@@ -232,7 +232,7 @@ def _(start, end, step=1, *, dtype=None, device=None, **storage):
 
 @operator(aten.eye.m, error=EXACT)
 def eye(*, n: int, m: int, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-    """Return ones on the diagonal of a matrix ``[n, m]``, zeros elsewhere."""
+    """Return a matrix ``[n, m]`` with ones on the diagonal and zeros elsewhere."""
     return torch.eye(n, m, dtype=dtype, device=device)
 
 
@@ -269,7 +269,7 @@ def tril_indices(
     dtype: torch.dtype | None = torch.int64,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the positions ``[2, n]`` on and below a diagonal of a matrix ``[row, col]``."""
+    """Return the indices ``[2, n]`` on and below a diagonal of a matrix ``[row, col]``."""
     return torch.tril_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
 
 
@@ -282,12 +282,12 @@ def triu_indices(
     dtype: torch.dtype | None = torch.int64,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return the positions ``[2, n]`` on and above a diagonal of a matrix ``[row, col]``."""
+    """Return the indices ``[2, n]`` on and above a diagonal of a matrix ``[row, col]``."""
     return torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
 
 
 def _indices(declared, overload):
-    """Declare lowering and conversion; ATen's schema gives the default dtype as a number, hence the conversion."""
+    """Declare lowering and conversion; ATen's schema encodes the default dtype as an integer, hence the conversion."""
 
     @declared.onnx
     def _(op, **attrs):
@@ -311,13 +311,13 @@ triu_indices.samples(_draw_indices)
 
 @operator(aten.tril.default, quant=SAME_SCALE, error=EXACT)
 def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """Keep ``x[..., i, j]`` where ``j - i <= diagonal``, zeros elsewhere."""
+    """Keep ``x[..., i, j]`` where ``j - i <= diagonal``, with zeros elsewhere."""
     return torch.tril(x, diagonal)
 
 
 @operator(aten.triu.default, quant=SAME_SCALE, error=EXACT)
 def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """Keep ``x[..., i, j]`` where ``j - i >= diagonal``, zeros elsewhere."""
+    """Keep ``x[..., i, j]`` where ``j - i >= diagonal``, with zeros elsewhere."""
     return torch.triu(x, diagonal)
 
 

@@ -1,7 +1,7 @@
-"""Running results along a side: sums, products, extreme elements; and differences of neighbours.
+"""Cumulative sums, products, maxima and minima along a dim, and differences of neighbours.
 
-Where ONNX has no such operator, the results of spans of 1, 2, 4, ... elements are combined, which takes as many steps
-as the length has binary digits, and hence a length that is known.
+Where ONNX has no such operator, a scan combines the results of spans of 1, 2, 4, ... elements. It takes one step per
+binary digit of the size, which must be static.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def _draw_side(*dtypes, low=-2.0, high=2.0):
-    """Return samples of a tensor and one of its sides."""
+    """Return a sampler for a tensor and one of its dims."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtypes, side=(1, 6), low=low, high=high))
@@ -35,16 +35,16 @@ def _draw_side(*dtypes, low=-2.0, high=2.0):
 
 
 def _draw_typed_side(draw, s):
-    """Draw a tensor, one of its sides, and a dtype of the result."""
+    """Draw a tensor, one of its dims, and a dtype of the result."""
     call = _draw_side(torch.float32, torch.int64, torch.uint8, torch.bool)(draw, s)
     return s.call(*call.operands, **call.attrs, dtype=draw(s.choice(None, torch.float32, torch.int32)))
 
 
 def _span_steps(op, x, dim):
-    """Return the lengths 1, 2, 4, ... below the length of a side.
+    """Return the spans 1, 2, 4, ... below the size of ``dim``.
 
     Raises:
-        TargetError: the length is dynamic.
+        TargetError: the size is dynamic.
     """
     length = op.shape(x)[dim]
     if is_symbolic(length):
@@ -54,7 +54,7 @@ def _span_steps(op, x, dim):
 
 
 def _moved(op, x, dim, step, first):
-    """Return a tensor moved by ``step`` elements towards the end of a side of its rank; ``first`` fills the start."""
+    """Shift a tensor by ``step`` elements towards the end of ``dim``; ``first`` fills the start."""
     rank = len(op.result.shape)
     pads = [0] * (2 * rank)
     pads[dim % rank], pads[dim % rank + rank] = step, -step
@@ -63,7 +63,7 @@ def _moved(op, x, dim, step, first):
 
 @operator(aten.cumsum.default, quant=OWN_SCALE, error=DOT)
 def cumsum(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``y[i] = x[0] + ... + x[i]`` along a side, computed in ``dtype``; integers and truth values give int64."""
+    """``y[i] = x[0] + ... + x[i]`` along ``dim``, computed in ``dtype``; integers and bools give int64."""
     return torch.cumsum(x, dim, dtype=dtype)
 
 
@@ -81,7 +81,7 @@ cumsum.samples(_draw_typed_side)
 
 @operator(aten.cumprod.default, error=COMPOSE)
 def cumprod(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``y[i] = x[0] * ... * x[i]`` along a side, computed in ``dtype``; integers and truth values give int64."""
+    """``y[i] = x[0] * ... * x[i]`` along ``dim``, computed in ``dtype``; integers and bools give int64."""
     return torch.cumprod(x, dim, dtype=dtype)
 
 
@@ -99,7 +99,7 @@ cumprod.samples(_draw_typed_side)
 
 @operator(aten.logcumsumexp.default, error=SOFTMAX)
 def logcumsumexp(x: Tensor, *, dim: int) -> Tensor:
-    """``log(exp(x[0]) + ... + exp(x[i]))`` along a side, without overflow."""
+    """``log(exp(x[0]) + ... + exp(x[i]))`` along ``dim``, without overflow."""
     return torch.logcumsumexp(x, dim)
 
 
@@ -109,7 +109,7 @@ def _(op, x, *, dim):
     for step in _span_steps(op, x, dim) if op.rank(x) else ():
         other = _moved(op, result, dim, step, -math.inf)
         distance = op.Abs(op.Sub(result, other))
-        distance = op.Where(op.Equal(result, other), op.like(x, 0.0), distance)  # infinities have none
+        distance = op.Where(op.Equal(result, other), op.like(x, 0.0), distance)  # inf - inf is NaN
         result = op.Add(op.Max(result, other), op.Log(op.Add(op.Exp(op.Neg(distance)), op.like(x, 1.0))))
     return result
 
@@ -119,18 +119,18 @@ logcumsumexp.samples(_draw_side(torch.float32, low=-50, high=50))
 
 @operator(aten.cummax.default, error=EXACT)
 def cummax(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the largest element up to each along a side, and its last position."""
+    """Return the cumulative maximum along ``dim``, and the last index where it occurs."""
     return torch.cummax(x, dim)
 
 
 @operator(aten.cummin.default, error=EXACT)
 def cummin(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the smallest element up to each along a side, and its last position."""
+    """Return the cumulative minimum along ``dim``, and the last index where it occurs."""
     return torch.cummin(x, dim)
 
 
 def _running(wins):
-    """Return the lowering of a running extreme element; ``wins`` compares a later one with the best before it."""
+    """Return the lowering of a cumulative maximum or minimum; ``wins`` compares an element with the best so far."""
 
     def lower(op, x, *, dim):
         if op.rank(x) == 0:
@@ -143,11 +143,11 @@ def _running(wins):
         count = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
         positions = op.Expand(op.constant(count, torch.int64), op.ints(shape))
         for step in steps:
-            # Position -1 marks what lies before the start; it never wins.
+            # Position -1 marks padding before the start; it never wins.
             best, at = _moved(op, values, dim, step, 0), _moved(op, positions, dim, step, -1)
             later = op.Or(op.node(wins, values, best), op.Less(at, op.like(at, 0)))
             if dtype.is_floating_point:
-                later = op.Or(later, op.IsNaN(values))  # NaN beats all, a later one an earlier
+                later = op.Or(later, op.IsNaN(values))  # NaN beats all other elements, and a later NaN an earlier one
             values, positions = op.Where(later, values, best), op.Where(later, positions, at)
         return op.cast(values, dtype), positions
 
@@ -170,7 +170,7 @@ cummin.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, l
 def diff(
     x: Tensor, prepend: Tensor | None = None, append: Tensor | None = None, *, n: int = 1, dim: int = -1
 ) -> Tensor:
-    """``y[i] = x[i + 1] - x[i]`` along a side, ``n`` times; ``prepend`` and ``append`` are joined to ``x`` first."""
+    """``y[i] = x[i + 1] - x[i]`` along ``dim``, ``n`` times; ``prepend`` and ``append`` are joined to ``x`` first."""
     return torch.diff(x, n, dim, prepend, append)
 
 

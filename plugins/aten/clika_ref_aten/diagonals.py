@@ -1,4 +1,4 @@
-"""Operators that read, write and make diagonals."""
+"""Operators that read, write and create diagonals."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from clika_ref_aten.slicing import cut
 aten = torch.ops.aten
 
 NO_WHERE = (torch.bool, torch.int16, torch.int8)
-"""Dtypes for which ONNX Runtime has no Where on the CPU."""
+"""Dtypes without a Where kernel in ONNX Runtime on the CPU."""
 
 
 @operator(aten.diagonal.default, aten.diagonal_copy.default, quant=SAME_SCALE, error=EXACT)
 def diagonal(x: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """``x[..., i, i + offset]`` of the plane of two sides; the diagonal becomes the last side of the result."""
+    """``x[..., i, i + offset]`` in the plane of ``dim1`` and ``dim2``; the diagonal becomes the last dim."""
     return x.diagonal(offset, dim1, dim2)
 
 
@@ -54,7 +54,7 @@ def _(A, *, offset=0, dim1=-2, dim2=-1):  # noqa: N803 - ATen's name
 
 @operator(aten.diagonal_scatter.default, quant=SHARED_SCALE, error=EXACT)
 def diagonal_scatter(x: Tensor, src: Tensor, *, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """``x`` with a diagonal of the plane of two sides replaced by the last side of ``src``."""
+    """``x`` with a diagonal in the plane of ``dim1`` and ``dim2`` replaced by the last dim of ``src``."""
     return torch.diagonal_scatter(x, src, offset, dim1, dim2)
 
 
@@ -83,7 +83,7 @@ def _(draw, s):
 
 @operator(aten.diag_embed.default, quant=SAME_SCALE, error=EXACT)
 def diag_embed(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """A tensor of zeros with the last side of ``x`` as a diagonal of the plane of two new sides."""
+    """A tensor of zeros with the last dim of ``x`` as a diagonal in the plane of two new dims."""
     return x.diag_embed(offset, dim1, dim2)
 
 
@@ -112,7 +112,7 @@ def _(draw, s):
 
 @operator(aten.diag.default, quant=SAME_SCALE, error=EXACT)
 def diag(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """A diagonal of the matrix ``x[n, m]``, or the matrix of zeros that has the vector ``x[n]`` as a diagonal."""
+    """A diagonal of the matrix ``x[n, m]``, or a matrix of zeros with the vector ``x[n]`` as a diagonal."""
     return x.diag(diagonal)
 
 
@@ -140,7 +140,7 @@ def _plane(draw: Any, s: Any) -> tuple[Any, dict[str, int]]:
 
 
 def _plane_last(rank: int, plane: tuple[int, int]) -> list[int]:
-    """Return the order of sides that puts those of the plane last."""
+    """Return the permutation of dims that puts the two dims of the plane last."""
     last = [d % rank for d in plane]
     return [*(i for i in range(rank) if i not in last), *last]
 
@@ -152,7 +152,7 @@ def _length(rows: Dim, columns: Dim, offset: int) -> Dim:
 
 
 def _run(offset: int, columns: Dim) -> tuple[Dim, Dim]:
-    """Return where a diagonal starts in its flattened plane, and how far apart its elements are."""
+    """Return the start and the step of a diagonal in its flattened plane."""
     return offset if offset >= 0 else -offset * columns, columns + 1
 
 
@@ -174,9 +174,10 @@ def _read(op: Any, x: Any, offset: int, plane: tuple[int, int]) -> Any:
 
 
 def _embedded(op: Any, x: Any, offset: int) -> Any:
-    """Return matrices whose diagonals are the last side of ``x``.
+    """Return matrices with the last dim of ``x`` as a diagonal.
 
-    Below the main diagonal an element keeps its index as its column, else as its row: ``x`` is padded at its end only.
+    Below the main diagonal, the index of an element is its column, otherwise its row. So ``x`` is padded at its end
+    only.
     """
     dtype, rank, side = op.dtype(x), op.rank(x), op.shape(x)[-1] + abs(offset)
     x = op.cast(x, torch.int32) if dtype in NO_WHERE else x

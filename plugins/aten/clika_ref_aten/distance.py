@@ -1,4 +1,4 @@
-"""Distances and similarities of vectors, and the losses made of them."""
+"""Distances and similarities of vectors, and losses based on them."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ aten = torch.ops.aten
 ORDERS = (2.0, 1.0, 0.0, 3.0, math.inf)
 EUCLIDEAN = 2.0
 MATRIX_PRODUCT = 1
-"""What ATen's ``compute_mode`` calls the form by a matrix product: fast, and imprecise for close points."""
+"""ATen's ``compute_mode`` for distances by a matrix product: fast, but imprecise for close points."""
 
 
 def length(op, x, p, axes, *, keepdims=False):
-    """Return ``sum(|x| ** p) ** (1 / p)`` along axes (None: all): the norms of ATen, with its limits at 0 and inf.
+    """Return the norm ``sum(|x| ** p) ** (1 / p)`` along axes (None: all), with ATen's limits at 0 and inf.
 
-    The axes are counted from the first: where there are no elements, ONNX Runtime keeps those counted from the last.
+    The axes must not be negative: in empty tensors, ONNX Runtime keeps negative axes.
     """
     axes, options = None if axes is None else op.ints(axes), {"keepdims": int(keepdims)}
     if p == EUCLIDEAN:
@@ -41,41 +41,41 @@ def length(op, x, p, axes, *, keepdims=False):
         return op.ReduceSum(op.cast(op.Not(is_number(op, x, 0)), op.dtype(x)), axes, **options)
     if math.isinf(p):
         extreme = (op.ReduceMax if p > 0 else op.ReduceMin)(op.Abs(x), axes, **options)
-        missing = op.ReduceMax(op.cast(op.IsNaN(x), op.dtype(x)), axes, **options)  # which runtimes pass over
+        missing = op.ReduceMax(op.cast(op.IsNaN(x), op.dtype(x)), axes, **options)  # runtimes ignore NaN
         return op.Where(op.Greater(missing, op.like(x, 0)), op.like(x, math.nan), extreme)
     total = op.ReduceSum(op.Pow(op.Abs(x), op.like(x, p)), axes, **options)
     return op.Pow(total, op.like(x, 1 / p))
 
 
 def _between(op, difference, p, axis):
-    """Return the `length` of one side of differences as eager has it in `cdist` and `pdist`."""
-    if p == 0:  # NaN counts as NaN here, and as 1 in norms
+    """Return the `length` of differences along ``axis``, with eager's special cases in `cdist` and `pdist`."""
+    if p == 0:  # NaN stays NaN here, but counts as 1 in norms
         apart = op.Min(op.Ceil(op.Abs(difference)), op.like(difference, 1))
         return op.ReduceSum(apart, op.ints([axis]), keepdims=0)
     found = length(op, difference, p, [axis])
-    return op.Max(found, op.like(found, 0)) if p == math.inf else found  # of no elements, ReduceMax is -inf
+    return op.Max(found, op.like(found, 0)) if p == math.inf else found  # ReduceMax of no elements is -inf
 
 
 def separation(op, x1, x2, *, axis, p, eps, keepdim=False):
-    """Return ``length(x1 - x2 + eps)`` of the last sides, of which ``axis`` is the number."""
+    """Return ``length(x1 - x2 + eps)`` along ``axis``, the last dim."""
     difference = op.Add(op.Sub(x1, x2), op.like(x1, eps))
     return length(op, difference, p, [axis], keepdims=keepdim)
 
 
 def _with_sides(op, x1, x2):
-    """Return operands of which at least one has a side: a number is a vector of one element."""
+    """Return the operands; two 0-d tensors become vectors of one element."""
     if op.rank(x1) or op.rank(x2):
         return x1, x2
     return tuple(op.declare(op.Reshape(x, op.ints([1])), TensorType(op.dtype(x), (1,))) for x in (x1, x2))
 
 
 def _last_side(op, *operands):
-    """Return the number of the last side to which operands broadcast."""
+    """Return the index of the last dim of the broadcast operands."""
     return max(map(op.rank, operands)) - 1
 
 
 def _two(draw, s, *, rank=(1, 5), dtype=FLOATS):
-    """Draw two tensors that broadcast; the second may lack the first side."""
+    """Draw two tensors that broadcast; the second may lack the first dim."""
     x1 = draw(s.tensor(rank=rank, dtype=dtype))
     shorter = x1.rank > 1 and draw(s.booleans())
     return x1, draw(s.tensor(shape=x1.shape[1:] if shorter else x1.shape, dtype=x1.dtype))
@@ -91,7 +91,7 @@ def cosine_similarity(x1: Tensor, x2: Tensor, *, dim: int = 1, eps: float = 1e-8
 def _(op, x1, x2, *, dim, eps):
     x1, x2 = _with_sides(op, *op.promote(x1, x2))
     shapes, axis = (op.shape(x1), op.shape(x2)), dim % (_last_side(op, x1, x2) + 1)
-    if shapes[0] != shapes[1]:  # before the norms: a side of 1 along dim counts as often as it is repeated
+    if shapes[0] != shapes[1]:  # before the norms: a size of 1 along dim counts once per repetition
         x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
     units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [axis], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
     return op.ReduceSum(op.Mul(*units), op.ints([axis]), keepdims=0)
@@ -114,7 +114,7 @@ def _(draw, s):
 
 @operator(aten.pairwise_distance.default, error=COMPOSE)
 def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
-    """``sum(|x1 - x2 + eps| ** p) ** (1 / p)`` along the last side."""
+    """``sum(|x1 - x2 + eps| ** p) ** (1 / p)`` along the last dim."""
     return torch.pairwise_distance(x1, x2, p, eps, keepdim)
 
 
@@ -151,7 +151,7 @@ def _(draw, s):
 def cdist(x1: Tensor, x2: Tensor, *, p: float = 2.0, compute_mode: int | None = None) -> Tensor:
     """``sum over m of (|x1[..., i, m] - x2[..., j, m]| ** p) ** (1 / p)`` in ``[..., i, j]``.
 
-    ``compute_mode`` lets eager use a matrix product for ``p = 2``: None where a side passes 25, 1 always, 2 never.
+    ``compute_mode`` selects when eager uses a matrix product for ``p = 2``: None above 25 rows, 1 always, 2 never.
     """
     return aten.cdist.default(x1, x2, p, compute_mode)
 
@@ -164,11 +164,11 @@ def _(op, x1, x2, *, p, compute_mode):
     sides = op.shape(x1)[-2], op.shape(x2)[-2]
     large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
     by_product = compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)
-    # ONNX Runtime 1.31 leaves in memory what was there where it transposes within a product over no elements
+    # ONNX Runtime 1.31 returns uninitialized memory where it fuses a Transpose into an empty product
     if p == EUCLIDEAN and by_product and not op.sizes.may_be_zero(op.shape(x1)[-1]):
         return _by_product(op, x1, x2)
     difference = op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3])))
-    if p == math.inf:  # here, and not in pdist, eager passes over NaN
+    if p == math.inf:  # here, but not in pdist, eager ignores NaN
         difference = op.Where(op.IsNaN(difference), op.like(x1, 0), difference)
     return _between(op, difference, p, len(op.result.shape))
 
@@ -238,9 +238,9 @@ def triplet_margin_loss(
     swap: bool = False,
     reduction: int = MEAN,
 ) -> Tensor:
-    """``max(margin + d(anchor, positive) - d(anchor, negative), 0)``, ``d`` being `pairwise_distance`, mean or sum.
+    """``max(margin + d(anchor, positive) - d(anchor, negative), 0)``, then mean or sum; ``d`` is `pairwise_distance`.
 
-    ``swap`` takes ``d(positive, negative)`` where it is the smaller one.
+    ``swap`` uses ``d(positive, negative)`` where it is smaller.
     """
     return aten.triplet_margin_loss.default(anchor, positive, negative, margin, p, eps, swap, reduction)
 
@@ -284,7 +284,7 @@ def cosine_embedding_loss(
 @averaging
 def _(op, x1, x2, target, *, margin, reduction):
     axes, dtype = op.ints([op.rank(target)]), op.result.dtype
-    x1, x2 = op.promote(x1, x2, to=torch.float32 if dtype in HALVES else dtype)  # half precision has no such epsilon
+    x1, x2 = op.promote(x1, x2, to=torch.float32 if dtype in HALVES else dtype)  # the epsilon underflows in half
     product = op.ReduceSum(op.Mul(x1, x2), axes, keepdims=0)
     tiny = op.like(x1, 1e-12)  # Source: ATen's Loss.cpp, `EPSILON`
     squares = [op.Add(op.ReduceSumSquare(x, axes, keepdims=0), tiny) for x in (x1, x2)]

@@ -1,4 +1,4 @@
-"""Operators that draw random numbers from a distribution whose parameters are given."""
+"""Random numbers from parametrized distributions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ aten = torch.ops.aten
 
 
 def mapped(op, x, factor, offset):
-    """Return ``x * factor + offset`` for numbers."""
+    """Return ``x * factor + offset`` for scalar ``factor`` and ``offset``."""
     return op.Add(op.Mul(x, op.like(x, factor)), op.like(x, offset))
 
 
 def waiting_times(op, shape, dtype):
-    """Return exponential random numbers of mean 1."""
+    """Draw exponential random numbers with mean 1."""
     share = op.Sub(op.scalar(1, dtype), uniform_of_shape(op, shape, dtype))  # in (0, 1]: its logarithm is finite
     return op.Neg(op.Log(share))
 
@@ -49,7 +49,7 @@ def _(draw, s):
 
 
 @bernoulli.from_torch(aten.bernoulli.p)
-def _(x, p=0.5, *, generator=None):  # the default of bernoulli_, which arrives here too
+def _(x, p=0.5, *, generator=None):  # the default of bernoulli_, which is traced as this overload
     return bernoulli.call(x, p)
 
 
@@ -64,7 +64,7 @@ def normal(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Normal random numbers of the given means and deviations; of shape ``size`` where both are numbers."""
+    """Normal random numbers with the given means and standard deviations; of shape ``size`` if both are scalars."""
     if size is None:
         drawn = torch.normal(mean, std)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
         return drawn.to(mean.dtype) if isinstance(mean, Tensor) else drawn  # meta tensors are promoted
@@ -116,7 +116,7 @@ def _(x, low=0.0, high=1.0, *, generator=None, **named):
 
 @operator(aten.exponential.default, random=True)
 def exponential(x: Tensor, *, lambd: float = 1.0) -> Tensor:
-    """Exponential random numbers of mean ``1 / lambd``, in the shape and dtype of ``x``."""
+    """Exponential random numbers with mean ``1 / lambd``, in the shape and dtype of ``x``."""
     return aten.exponential.default(x, lambd)
 
 
@@ -132,7 +132,7 @@ def _(draw, s):
 
 @operator(aten.log_normal.default, random=True)
 def log_normal(x: Tensor, *, mean: float = 1.0, std: float = 2.0) -> Tensor:
-    """``exp`` of normal random numbers of that mean and deviation, in the shape and dtype of ``x``."""
+    """``exp`` of normal random numbers with that mean and standard deviation, in the shape and dtype of ``x``."""
     return aten.log_normal.default(x, mean, std)
 
 
@@ -148,7 +148,7 @@ def _(draw, s):
 
 @operator(aten.multinomial.default, random=True)
 def multinomial(x: Tensor, *, num_samples: int, replacement: bool = False) -> Tensor:
-    """Draw ``num_samples`` indices into the last side of ``x[c]`` or ``x[n, c]`` with probabilities in proportion."""
+    """Draw ``num_samples`` indices along the last dim of ``x[c]`` or ``x[n, c]``, in proportion to ``x``."""
     return torch.multinomial(x, num_samples, replacement)
 
 
@@ -157,7 +157,7 @@ def _(op, x, *, num_samples, replacement):
     chances = op.cast(x, torch.float32)
     if not replacement:
         times = op.Max(waiting_times(op, op.shape(x), torch.float32), op.like(chances, 1e-30))  # 0 / 0 would win
-        _, first = op.TopK(op.Div(chances, times), op.ints([num_samples]), outputs=2)  # the first arrivals of a race
+        _, first = op.TopK(op.Div(chances, times), op.ints([num_samples]), outputs=2)  # an exponential race
         return op.declare(first, torch.int64)
     if is_symbolic(num_samples):
         msg = f"ONNX's Multinomial needs a fixed number of samples, not {num_samples}; draw without replacement"
@@ -168,11 +168,11 @@ def _(op, x, *, num_samples, replacement):
     if not op.sizes.may_be_zero(rows):
         return _picked(op, chances, num_samples)
     more = op.Concat(op.Expand(op.like(chances, 1.0), op.ints([1, classes])), chances, axis=0)
-    return op.Slice(_picked(op, more, num_samples), *(op.ints([n]) for n in (1, rows + 1, 0)))  # it takes no 0 rows
+    return op.Slice(_picked(op, more, num_samples), *(op.ints([n]) for n in (1, rows + 1, 0)))  # it rejects 0 rows
 
 
 def _picked(op, chances, num_samples):
-    """Return ``int64[n, num_samples]`` from ``chances[n, c]``."""
+    """Draw indices ``int64[n, num_samples]`` from ``chances[n, c]``."""
     return op.declare(op.Multinomial(op.Log(chances), sample_size=num_samples, dtype=torch.int64), torch.int64)
 
 

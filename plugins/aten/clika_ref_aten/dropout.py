@@ -1,4 +1,4 @@
-"""Dropout in its forms: random zeros in training, nothing at all in evaluation."""
+"""Dropout and its variants: random zeros in training, the identity in evaluation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from clika_ref_aten.randomness import uniform_of_shape
 aten = torch.ops.aten
 
 ALPHA = SELU_ALPHA * SELU_SCALE
-"""What alpha dropout puts in place of an element, negated: the lower limit of selu."""
+"""The negated lower limit of selu; alpha dropout replaces an element by ``-ALPHA``."""
 
 
 def kept(op, shape, p, dtype):
-    """Return a tensor that is 0 with probability ``p``, else 1."""
+    """Draw a mask that is 0 with probability ``p``, else 1."""
     return op.cast(op.GreaterOrEqual(uniform_of_shape(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
 
 
 def per_feature(shape):
-    """Return the shape of one number for each channel of ``x[n, c, ...]``."""
+    """Return the shape of a per-channel mask of ``x[n, c, ...]``."""
     return tuple(side if i < 2 else 1 for i, side in enumerate(shape))
 
 
@@ -36,7 +36,7 @@ def _samples(*, rank):
 
 
 def _scaling(shape_of_noise):
-    """Return the lowering to a product with noise that is 0 or ``1 / (1 - p)``."""
+    """Return the lowering of dropout: a product with noise that is 0 or ``1 / (1 - p)``."""
 
     def lowering(op, x, *, p, train):
         if not train or p == 0:
@@ -50,7 +50,7 @@ def _scaling(shape_of_noise):
 
 
 def _keeping_moments(shape_of_noise):
-    """Return the lowering of alpha dropout: zeros become -ALPHA, then mean and variance are restored."""
+    """Return the lowering of alpha dropout: dropped elements become -ALPHA, then mean and variance are restored."""
 
     def lowering(op, x, *, p, train):
         if not train or p == 0:
@@ -89,7 +89,7 @@ feature_dropout.samples(_samples(rank=(2, 5)))
 
 @operator(aten.alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
 def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
-    """Dropout that keeps mean and variance of the results of selu; ``x`` itself in evaluation."""
+    """Dropout that preserves the mean and variance of selu outputs; ``x`` itself in evaluation."""
     return torch.alpha_dropout(x, p, train)
 
 
@@ -111,9 +111,9 @@ feature_alpha_dropout.samples(_samples(rank=(2, 5)))
 
 @operator(error=EXACT, random="train")
 def native_dropout(x: Tensor, *, p: float, train: bool) -> tuple[Tensor, Tensor]:
-    """`dropout`, and the boolean mask of the elements that were kept."""
+    """`dropout`, and the boolean mask of the kept elements."""
     result, mask = torch.native_dropout(x, p, train)
-    return result, mask.to(torch.bool)  # of no elements, eager's mask has the dtype of x
+    return result, mask.to(torch.bool)  # for an empty x, eager's mask has the dtype of x
 
 
 @native_dropout.onnx
@@ -132,12 +132,15 @@ native_dropout.samples(_samples(rank=(0, 5)))
 
 @native_dropout.from_torch(aten.native_dropout.default)
 def _(x, p, train):
-    return native_dropout.call(x, p=p, train=train is not False)  # None trains
+    return native_dropout.call(x, p=p, train=train is not False)  # None means training
 
 
 @operator(aten.rrelu.default, error=EXACT, random="training")
 def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Tensor:
-    """``x`` where positive, else ``slope * x``: a random slope in ``[lower, upper]`` for each, or always their mean."""
+    """``x`` where positive, else ``slope * x``, elementwise.
+
+    With ``training``, the slopes are random in ``[lower, upper]``; otherwise the slope is the mean of the two.
+    """
     return torch.rrelu(x, lower, upper, training)
 
 

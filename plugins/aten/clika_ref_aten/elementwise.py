@@ -1,4 +1,4 @@
-"""What elementwise operators share: lowerings to one ONNX node, the dtype that operands meet in, and draws."""
+"""Helpers for elementwise operators: lowerings to one ONNX node, dtype promotion and samplers."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 
 FLOATS = (torch.float32, torch.float16, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
-"""What ONNX Runtime computes in float32, or not well."""
+"""Dtypes that ONNX Runtime computes in float32, or imprecisely."""
 
 INTS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 NUMBERS = (torch.float32, torch.int64, torch.float16, torch.float64, torch.int32, torch.int16, torch.uint8, torch.int8)
 ANY = (*NUMBERS, torch.bool)
 SINGLE = (torch.float32, torch.float16, torch.int64, torch.bool)
-"""The dtypes to draw for functions that ONNX Runtime computes in float32 even of float64 (see `VIA_FLOAT32`)."""
+"""Dtypes to draw for functions that ONNX Runtime computes in float32 even for float64 (see `VIA_FLOAT32`)."""
 
 VIA_FLOAT32 = {torch.float64: torch.float32}
-"""For ONNX operators of which ONNX Runtime has no float64 kernel: losing digits beats refusing the model."""
+"""For ONNX operators without a float64 kernel in ONNX Runtime: less precision is better than an unsupported model."""
 
 
 def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]):
-    """Add one node on operands of one dtype, or of the dtype that ``via`` names where runtimes lack a kernel."""
+    """Add one node on operands of one dtype, computed in the dtype that ``via`` gives where runtimes lack a kernel."""
     dtype = op.dtype(operands[0])
     if dtype not in via:
         return op.node(op_type, *operands)
@@ -37,15 +37,15 @@ def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]
 
 
 def choose(op, condition, x, y):
-    """Add the nodes that give ``x``, or ``y`` of the same dtype where the condition fails."""
+    """Return ``x`` where the condition is True, else ``y`` of the same dtype."""
     dtype = op.dtype(x)
-    # ONNX Runtime lacks Where for these, and TensorRT has uint8 as inputs and outputs only.
+    # ONNX Runtime lacks Where for these dtypes; TensorRT has uint8 for inputs and outputs only.
     wide = torch.int32 if dtype in (torch.bool, torch.int16) else dtype
     return op.cast(op.Where(condition, *op.promote(x, y, to=wide)), dtype)
 
 
 def unary(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None) -> Callable[..., Any]:
-    """Return the lowering to one node, on the operand cast to the result's dtype."""
+    """Return a lowering to one node, with the operand cast to the result's dtype."""
 
     def lower(op, x):
         return computed(op, op_type, *op.promote(x), via=via or {})
@@ -56,7 +56,7 @@ def unary(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None)
 def binary(
     op_type: str, *, logical: str | None = None, via: Mapping[torch.dtype, torch.dtype] | None = None
 ) -> Callable[..., Any]:
-    """Return the lowering to one node, on operands cast to the result's dtype; ``logical`` serves bools."""
+    """Return a lowering to one node, on operands cast to the result's dtype; ``logical`` is the op type for bools."""
 
     def lower(op, x, y):
         kind = logical if logical and op.result.dtype == torch.bool else op_type
@@ -66,9 +66,9 @@ def binary(
 
 
 def holding(op, *operands) -> torch.dtype:
-    """Return the dtype to compute in: of halves float32 where an operand is a number that is no normal number of them.
+    """Return the dtype to compute in: the result's, or float32 if half precision has no normal number for a scalar.
 
-    Eager reads a number in float32: in half precision, ``x / 1e5`` is no division by infinity.
+    Eager reads scalars in float32: in half precision, ``x / 1e5`` is not a division by infinity.
     """
     dtype = op.result.dtype
     if dtype not in HALVES:
@@ -80,13 +80,13 @@ def holding(op, *operands) -> torch.dtype:
 
 
 def common_dtype(op, *operands) -> torch.dtype:
-    """Return the dtype in which torch computes with two operands: numbers and tensors of rank 0 weigh less."""
+    """Return torch's result dtype of two operands: scalars and 0-d tensors have lower priority."""
     return torch.result_type(*(_stand_in(op, o) for o in operands))
 
 
 def kind_of(number: Any) -> type:
-    """Return the Python type of a number; of a size expression, or a tensor read as one, that of what it will be."""
-    if isinstance(number, Value):  # integers that are read from tensors are symbols
+    """Return the Python type of a scalar, also of a size expression or a tensor that is read as a scalar."""
+    if isinstance(number, Value):  # integers read from tensors are symbols instead
         return float
     if not is_symbolic(number):
         return type(number)
@@ -102,18 +102,18 @@ def _stand_in(op, operand: Any) -> Any:
 
 
 def truncated(op, x):
-    """Add the nodes that round a float towards zero."""
+    """Round a float towards zero."""
     return op.Where(op.Less(x, op.like(x, 0)), op.Ceil(x), op.Floor(x))
 
 
 def sign_bit(op, x):
-    """Add the nodes that say whether a float is negative, -0.0 included (ONNX sees no sign of NaN)."""
+    """Return whether a float is negative, -0.0 included. ONNX cannot read the sign of NaN."""
     zero = op.like(x, 0)
-    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # 1 / -0.0 is -inf, but 1 / -inf is no less than 0
+    return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # 1 / -0.0 is -inf, but 1 / -inf is not less than 0
 
 
 def one(**description: Any) -> Callable[..., Any]:
-    """Return the sampler of an operator of one tensor, of that description."""
+    """Return a sampler for an operator of one tensor with the given description."""
 
     def sample(draw, s):
         return s.call(draw(s.tensor(**description)))
@@ -124,7 +124,7 @@ def one(**description: Any) -> Callable[..., Any]:
 def two(
     *, dtype: Sequence[torch.dtype] = (torch.float32,), number: bool = True, mixed: bool = True, **description: Any
 ) -> Callable[..., Any]:
-    """Return the sampler of an operator of two tensors that broadcast; ``number``: the second may be a number."""
+    """Return a sampler for an operator of two tensors that broadcast; with ``number``, the second may be a scalar."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtype, **description))
@@ -135,7 +135,7 @@ def two(
 
 
 def operand_for(draw, s, x, *, dtype: Sequence[torch.dtype], number: bool, low: float = -3.0, high: float = 3.0):
-    """Draw an operand that broadcasts with ``x``: a tensor of another shape, or a number where that may stand."""
+    """Draw an operand that broadcasts with ``x``: a tensor, or a scalar if ``number`` allows it."""
     forms = ("same", "ones", "tail", "more", "scalar", *(("number",) * 2 if number else ()))
     match draw(s.choice(*forms)):
         case "number" if x.dtype.is_floating_point and draw(s.booleans()):

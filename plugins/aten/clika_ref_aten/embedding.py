@@ -1,4 +1,4 @@
-"""Rows of a table: one for each index, or one for each bag of indices."""
+"""Embedding lookups: one row per index, or one row per bag of indices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clika_ref.core.types import TensorType
 aten = torch.ops.aten
 
 SUM, MEAN, MAX = range(3)
-"""ATen's numbers for the ways in which a bag becomes one row."""
+"""ATen's numbering of the reductions of a bag."""
 
 
 @operator(aten.embedding.default, quant=SAME_SCALE, error=EXACT)
@@ -27,7 +27,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Tensor:
-    """Take the rows ``indices[...]`` of ``weight[n, d]``; the attributes matter to its gradient only."""
+    """Take the rows ``indices[...]`` of ``weight[n, d]``; the attributes affect the gradient only."""
     return torch.embedding(weight, indices, padding_idx, scale_grad_by_freq, sparse)
 
 
@@ -63,11 +63,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """Sum (``mode`` 0), mean (1) or maximum (2) of the rows ``indices[n]`` of ``weight[k, d]``, for each bag of them.
+    """Sum (``mode`` 0), mean (1) or maximum (2) of the rows ``indices[n]`` of ``weight[k, d]``, per bag.
 
     Bag ``i`` starts at ``offsets[i]`` and ends where the next one starts. Rows ``padding_idx`` do not count; an empty
-    bag gives zeros. ``scale_grad_by_freq`` and ``sparse`` matter to the gradient only. Of ATen's four results, the
-    three that only its gradient reads are left out.
+    bag gives zeros. ``scale_grad_by_freq`` and ``sparse`` affect the gradient only. ATen has three more results, which
+    only its gradient uses; they are omitted.
     """
     counted = (scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx)
     return aten.embedding_bag.padding_idx(weight, indices, offsets, *counted)[0]
@@ -84,7 +84,7 @@ def _(op, weight, indices, offsets, per_sample_weights, *, mode, padding_idx, **
     if width == 0:
         return op.Expand(op.like(weight, 0), op.ints([bags, 0]))
     bag = _bag_of_each(op, indices, offsets)
-    if padding_idx is not None:  # one bag more takes what does not count
+    if padding_idx is not None:  # an extra bag collects the rows that do not count
         row = op.like(indices, padding_idx % op.shape(weight)[0])
         bag = op.Where(op.Equal(indices, row), op.scalar(bags, torch.int64), bag)
     rows = op.Gather(weight, indices, axis=0)
@@ -98,9 +98,9 @@ def _(op, weight, indices, offsets, per_sample_weights, *, mode, padding_idx, **
 
 
 def _bag_of_each(op, indices, offsets):
-    """Return the number of the bag that each index lies in: how many bags have started there, less one."""
+    """Return the bag of each index: the number of bags that have started by then, less one."""
     count = op.shape(indices)[0]
-    starts = op.Expand(op.constant(0, torch.int64), op.ints([count + 1]))  # the last takes bags that start at the end
+    starts = op.Expand(op.constant(0, torch.int64), op.ints([count + 1]))  # the last counts bags that start at the end
     ones = op.Expand(op.constant(1, torch.int64), op.Shape(offsets))
     starts = op.ScatterElements(starts, op.cast(offsets, torch.int64), ones, axis=0, reduction="add")
     begun = op.Slice(op.CumSum(starts, op.constant(0, torch.int64)), op.ints([0]), op.ints([count]))
@@ -108,7 +108,7 @@ def _bag_of_each(op, indices, offsets):
 
 
 def _scattered(op, weight, column, rows, *, mode):
-    """Add up the rows of each bag, or find the largest elements."""
+    """Sum the rows of each bag, or take their maximum."""
     bags, width = op.result.shape
     start = op.Expand(op.like(weight, -math.inf if mode == MAX else 0), op.ints([bags + 1, width]))
     index, reduction = op.Expand(column, op.Shape(rows)), "max" if mode == MAX else "add"
@@ -116,7 +116,7 @@ def _scattered(op, weight, column, rows, *, mode):
 
 
 def _settled(op, weight, result, column, *, mode):
-    """Divide sums by the size of each bag; give empty bags zeros."""
+    """Divide the sums by the size of each bag for a mean; set empty bags to zero."""
     start = op.Expand(op.like(weight, 0), op.ints([op.result.shape[0] + 1, 1]))
     ones = op.Expand(op.like(weight, 1), op.Shape(column))
     counts = op.ScatterElements(start, column, ones, axis=0, reduction="add")
@@ -133,7 +133,7 @@ def _(draw, s):
     dtype = draw(s.choice(torch.int64, torch.int32))
     rows = weight.shape[0] - 1
     indices = draw(s.tensor(shape=(count,), dtype=dtype, low=0, high=rows, domain=(0, rows)))
-    # Offsets must rise, which drawn elements do not: only the last bag holds any here, test_selection.py has others.
+    # Offsets must be sorted, but drawn elements are not. Only the last bag has rows; test_selection.py covers others.
     offsets = draw(s.tensor(shape=(1 + draw(s.integers(0, 2)) + last,), dtype=dtype, low=0, high=0, domain=(0, 0)))
     mode = draw(s.choice(SUM, MEAN, MAX))
     per_sample = draw(s.tensor(shape=(count,))) if mode == SUM and draw(s.booleans()) else None

@@ -1,4 +1,4 @@
-"""ONNX's Erf, and what takes its place in float64, for which ONNX Runtime has no kernel."""
+"""The error function: ONNX's Erf, or polynomials in float64, where ONNX Runtime has no kernel."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from functools import reduce
 import torch
 
 SMALL = 0.46875
-"""Up to here erf is computed itself, beyond as ``1 - erfc``, since a difference keeps no digits of what is near 0."""
+"""Below this, erf is computed directly; above as ``1 - erfc``, since near 0 the difference loses all digits."""
 
 LARGE = 30.0
-"""From here on erfc is 0 in float64, while the quotient of powers would be infinite at last."""
+"""From here on erfc is 0 in float64, while the quotient of polynomials would overflow eventually."""
 
 STEPS = 16.0
-"""A size that is cut to such parts of 1 has a square without rounding, of which the exponential keeps its digits.
+"""``|x|`` truncated to multiples of ``1 / STEPS`` has an exact square, and thus a precise exponential.
 
 Source: as `NEAR`.
 """
@@ -39,10 +39,10 @@ FAR = (
         *(3.29079923573345963e3, 4.36261909014324716e3, 3.43936767414372164e3, 1.23033935480374942e3),
     ),
 )
-"""Those of ``erfc(x) * exp(x ** 2)`` in powers of ``x``. Source: as `NEAR`."""
+"""Numerator and denominator of ``erfc(x) * exp(x ** 2)`` in powers of ``x``. Source: as `NEAR`."""
 
 FAR_ENDS = 4.0
-"""Up to here the digits of float64 come from `FAR`, from here on from `BEYOND`; float32 is content with the former."""
+"""In float64, `FAR` is precise up to here and `BEYOND` from here on; float32 uses `FAR` only."""
 
 BEYOND = (
     (
@@ -54,11 +54,14 @@ BEYOND = (
         2.33520497626869185e-3,
     ),
 )
-"""Those of ``(1 / sqrt(pi) - erfc(x) * exp(x ** 2) * x) * x ** 2`` in powers of ``1 / x ** 2``. Source: as `NEAR`."""
+"""Numerator and denominator of ``(1 / sqrt(pi) - erfc(x) * exp(x ** 2) * x) * x ** 2`` in powers of ``1 / x ** 2``.
+
+Source: as `NEAR`.
+"""
 
 
 def error_function(op, x):
-    """Return ``erf(x)``: one node, or in float64 the two quotients of polynomials it is made of."""
+    """Return ``erf(x)``: one Erf node, or two quotients of polynomials in float64."""
     if op.dtype(x) != torch.float64:
         return op.Erf(x)
     size = op.Abs(x)
@@ -68,7 +71,7 @@ def error_function(op, x):
 
 
 def complementary_error_function(op, x):
-    """Return ``1 - erf(x)``, computed so only where that loses no digits; half precision through float32."""
+    """Return ``erfc(x)``, as ``1 - erf(x)`` only where that is precise; half precision is computed in float32."""
     dtype = op.dtype(x)
     x = op.cast(x, torch.float64 if dtype == torch.float64 else torch.float32)
     near, tail = op.Sub(op.like(x, 1), error_function(op, x)), _tail(op, op.Abs(x))
@@ -77,7 +80,7 @@ def complementary_error_function(op, x):
 
 
 def _tail(op, size):
-    """Return ``erfc(size)`` of what is not small: an exponential, in two factors, times a quotient of polynomials."""
+    """Return ``erfc(size)`` above `SMALL`: an exponential, in two factors, times a quotient of polynomials."""
     size = op.Where(op.Greater(size, op.like(size, LARGE)), op.like(size, LARGE), size)
     whole = op.Div(op.Floor(op.Mul(size, op.like(size, STEPS))), op.like(size, STEPS))
     rest = op.Mul(op.Sub(size, whole), op.Add(size, whole))

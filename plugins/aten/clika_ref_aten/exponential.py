@@ -1,4 +1,4 @@
-"""Exponentials, logarithms and what is made of them, elementwise."""
+"""Elementwise exponentials, logarithms and functions built from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clika_ref_aten.error_function import complementary_error_function, error_fu
 
 aten = torch.ops.aten
 
-# Near 1 a logarithm is small, but its operand is not: the companion.
+# Near 1 a logarithm is small but its operand is not, so the error is also relative to 1.0.
 LOGARITHM = ulp(8, 1.0)
 
 
@@ -38,7 +38,7 @@ def exp2(x: Tensor) -> Tensor:
 @exp2.onnx
 def _(op, x):
     (x,) = op.promote(x)
-    return op.Pow(op.like(x, 2), x)  # exp(x * ln 2) would multiply the rounding of x * ln 2 by x
+    return op.Pow(op.like(x, 2), x)  # exp(x * ln 2) would amplify the rounding error of x * ln 2 by x
 
 
 exp2.samples(one(dtype=ANY))
@@ -53,7 +53,7 @@ def expm1(x: Tensor) -> Tensor:
 @expm1.onnx
 def _(op, x):
     (x,) = op.promote(x)
-    half = op.Tanh(op.Mul(x, op.like(x, 0.5)))  # tanh(x / 2) is (e^x - 1) / (e^x + 1), so that nothing cancels
+    half = op.Tanh(op.Mul(x, op.like(x, 0.5)))  # tanh(x / 2) = (e^x - 1) / (e^x + 1): no cancellation
     return op.Mul(half, op.Add(op.Exp(x), op.like(x, 1)))
 
 
@@ -65,7 +65,7 @@ def _(draw, s):
 
 @operator(aten.log.default, error=LOGARITHM)
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm, elementwise; NaN of negative numbers."""
+    """The natural logarithm, elementwise; NaN for negative numbers."""
     return torch.log(x)
 
 
@@ -102,7 +102,7 @@ log10.samples(one(dtype=ANY, low=0.1, high=9))
 
 
 def _logarithm(op, x, base: float):
-    """Divide logarithms, but give the powers of the base exactly: a floor may follow."""
+    """Return the logarithm to ``base``, exact for integer powers of the base: a floor may follow."""
     (x,) = op.promote(x)
     quotient = op.Div(op.Log(x), op.like(x, math.log(base)))
     whole = op.Round(quotient)
@@ -121,11 +121,11 @@ def _(op, x):
 
 
 def log_of_one_plus(op, x):
-    """Return ``log(1 + x)`` of a floating value, which keeps its digits where ``x`` is small."""
+    """Return ``log(1 + x)`` of a float tensor, precise for small ``x``."""
     raised = op.Add(x, op.like(x, 1))
     kept = op.Sub(raised, op.like(x, 1))
     logarithm = op.Log(raised)
-    # What rounding took from 1 + x is added back, to first order; where it took nothing, 1 + x may be infinite or 0.
+    # Add the rounding error of 1 + x back, to first order. Where there is none, 1 + x may be infinite or 0.
     mended = op.Add(logarithm, op.Div(op.Sub(x, kept), raised))
     return op.Where(op.Equal(kept, x), logarithm, mended)
 
@@ -138,7 +138,7 @@ def _(draw, s):
 
 @operator(aten.logaddexp.default, error=LOGARITHM)
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
-    """``log(e**x + e**y)``, elementwise, without overflow on the way."""
+    """``log(e**x + e**y)``, elementwise, without intermediate overflow."""
     return torch.logaddexp(x, y)
 
 
@@ -152,7 +152,7 @@ logaddexp.samples(two(dtype=FLOATS, number=False, low=-9, high=9))
 
 @operator(aten.logaddexp2.default, error=LOGARITHM)
 def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
-    """``log2(2**x + 2**y)``, elementwise, without overflow on the way."""
+    """``log2(2**x + 2**y)``, elementwise, without intermediate overflow."""
     return torch.logaddexp2(x, y)
 
 
@@ -165,16 +165,16 @@ logaddexp2.samples(two(dtype=(torch.float32, torch.float64), number=False, low=-
 
 
 def _log_of_sum(op, x, y, of_base: float):
-    """Add ``log(1 + base ** -|x - y|)``, which Softplus computes, to the larger operand."""
+    """Return ``max(x, y) + log(1 + base ** -|x - y|)``; Softplus computes the second term."""
     x, y = op.promote(x, y)
-    distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, but equal
+    distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, not 0
     more = op.Softplus(op.Mul(distance, op.like(x, -of_base)))
     return op.Add(op.Max(x, y), more if of_base == 1 else op.Div(more, op.like(x, of_base)))
 
 
 @operator(aten.logit.default, aten.special_logit.default, error=LOGARITHM)
 def logit(x: Tensor, *, eps: float | None = None) -> Tensor:
-    """``log(x / (1 - x))``, elementwise; ``x`` is first bounded to ``[eps, 1 - eps]`` if that is given."""
+    """``log(x / (1 - x))``, elementwise; ``x`` is first clamped to ``[eps, 1 - eps]`` if ``eps`` is given."""
     return torch.logit(x, eps)
 
 
@@ -183,7 +183,7 @@ def _(op, x, *, eps):
     (x,) = op.promote(x)
     if eps is not None and eps >= 0:
         low, high = op.like(x, eps), op.like(x, 1 - eps)
-        below, above = op.Less(x, low), op.Greater(x, high)  # in this order: beyond a half, low is above high
+        below, above = op.Less(x, low), op.Greater(x, high)  # in this order: for eps > 0.5, low is above high
         x = op.Where(below, low, op.Where(above, high, x))
     return op.Log(op.Div(x, op.Sub(op.like(x, 1), x)))
 
@@ -238,7 +238,7 @@ erf.samples(one(dtype=ANY))
 
 @operator(aten.erfc.default, aten.special_erfc.default, error=ulp(16))
 def erfc(x: Tensor) -> Tensor:
-    """``1 - erf(x)``, elementwise, with as many digits where it is small."""
+    """``1 - erf(x)``, elementwise, precise where it is small."""
     return torch.erfc(x)
 
 

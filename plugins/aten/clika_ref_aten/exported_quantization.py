@@ -1,6 +1,7 @@
-"""``quantize`` and ``dequantize`` as the calls that PyTorch's exporters know, for graphs that ``torch.export`` traces.
+"""``quantize`` and ``dequantize`` as ``quantized_decomposed`` calls, for graphs that ``torch.export`` traces.
 
-PyTorch's own kernels of these calls multiply with the reciprocal of the scale, so that nothing else computes by them.
+PyTorch's exporters support these calls. PyTorch's kernels for them multiply by the reciprocal of the scale, so nothing
+else uses them.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.ao.quantization.fx._decomposed  # registers the calls, which an exporter looks up before it traces
+import torch.ao.quantization.fx._decomposed  # registers the calls; an exporter looks them up before it traces
 from torch import Tensor
 from torch.types import Number
 
 CALLS: Any = torch.ops.quantized_decomposed
 
 FOUR, INT4, OPSET = 4, 22, 21
-"""A width, ONNX's number for integers of it, and the first version of ONNX that has them, and blocks of scales."""
+"""A bit width, ONNX's data type of that width (INT4), and the first opset with INT4 and block-wise scales."""
 
 
 def exported_quantize(
@@ -28,7 +29,7 @@ def exported_quantize(
     dtype: torch.dtype,
     axis: int | None,
 ) -> Tensor:
-    """Return integers, as `quantize` does."""
+    """Quantize ``x`` like `quantize`, by a ``quantized_decomposed`` call."""
     if axis is not None:
         return CALLS.quantize_per_channel.default(x.float(), scale, zero_point, axis, low, high, dtype)
     call = CALLS.quantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.quantize_per_tensor.default
@@ -38,10 +39,10 @@ def exported_quantize(
 def exported_dequantize(
     x: Tensor, scale: Tensor | Number, zero_point: Tensor | Number | None, *, dtype: torch.dtype, axis: int | None
 ) -> Tensor:
-    """Return what integers stand for, as `dequantize` does."""
+    """Dequantize ``x`` like `dequantize`, by a ``quantized_decomposed`` call."""
     ends = torch.iinfo(x.dtype)
     if axis is not None:
-        if zero_point is None and x.dtype != torch.int32:  # runtimes fuse layers whose weight has zero points
+        if zero_point is None and x.dtype != torch.int32:  # runtimes fuse only layers with weight zero points
             zero_point = torch.zeros(x.shape[axis], dtype=x.dtype, device=x.device)
         found = CALLS.dequantize_per_channel.default(x, scale, zero_point, axis, ends.min, ends.max, x.dtype)
     else:
@@ -53,16 +54,16 @@ def exported_dequantize(
 def exported_few_bits(
     x: Tensor, scale: Tensor, *, dtype: torch.dtype, axis: int | None, block_size: int | None, bits: int
 ) -> Tensor:
-    """Return what integers of four bits stand for, or such whose neighbours share a scale, as ONNX has it.
+    """Dequantize INT4 or block-wise quantized integers by ONNX's DequantizeLinear.
 
-    PyTorch has no call for either. Its exporter refuses what is newer than the ``opset_version`` that it is given.
+    PyTorch has no call for either. Its exporter rejects operators newer than the requested ``opset_version``.
     """
     kind = dtype if scale.dtype == dtype else torch.float32
     attrs: dict[str, Any] = {} if axis is None else {"axis": axis}
     scale = scale.to(kind)
     if block_size is not None:
         attrs["block_size"] = block_size
-    if block_size is not None and scale.shape == (1,):  # as clika_export has it
+    if block_size is not None and scale.shape == (1,):  # as clika_export writes it
         scale, attrs = scale.reshape(()), {}
     if bits == FOUR:
         x = torch.onnx.ops.symbolic("Cast", (x,), {"to": INT4}, dtype=INT4, shape=x.shape, version=OPSET)
@@ -71,7 +72,7 @@ def exported_few_bits(
 
 
 def _alike(scale: Tensor | Number, zero_point: Tensor | Number) -> tuple[Any, Any]:
-    """Return both as tensors, or both as numbers."""
+    """Return both as tensors, or both as scalars."""
     if isinstance(scale, Tensor):
         return scale, zero_point if isinstance(zero_point, Tensor) else torch.tensor(zero_point)
     return float(scale), int(zero_point)

@@ -1,4 +1,4 @@
-"""Operators that move elements between channels and space, and windows to columns and back."""
+"""Operators that move elements between channels and space, and between windows and columns."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _(op, x, *, upscale_factor):
 def _(draw, s):
     r = draw(s.choice(2, 3, 1))
     *batch, c, h, w = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
-    c += r > 1  # of one channel alone, any order is right
+    c += r > 1  # with one channel, any order is right
     return s.call(draw(s.tensor(shape=(*batch, c * r * r, h, w), dtype=ANY)), upscale_factor=r)
 
 
 @operator(aten.pixel_unshuffle.default, quant=SAME_SCALE, error=EXACT)
 def pixel_unshuffle(x: Tensor, *, downscale_factor: int) -> Tensor:
     """Move space into channels: ``x[..., c, h * r, w * r]`` to ``[..., c * r * r, h, w]``, ``r`` the factor."""
-    if not x.numel():  # which eager returns as it is on a CPU
+    if not x.numel():  # on a CPU, eager returns it unchanged
         return x.new_empty(_unshuffled(x.shape, downscale_factor))
     return F.pixel_unshuffle(x, downscale_factor)
 
@@ -69,7 +69,7 @@ def _(x, *, downscale_factor):
 
 
 @pixel_unshuffle.onnx
-def _(op, x, *, downscale_factor):  # ONNX's SpaceToDepth puts channels last within the new side, PyTorch first
+def _(op, x, *, downscale_factor):  # ONNX's SpaceToDepth puts channels last within the new dim, PyTorch first
     r, (*batch, c, h, w) = downscale_factor, op.shape(x)
     first, b = list(range(len(batch))), len(batch)
     split = op.reshape(x, (*batch, c, floor_divide(h, r), r, floor_divide(w, r), r))
@@ -135,7 +135,7 @@ def _(x, *, kernel_size, **spacing):
 
 
 def _places(op, count, stride, kernel, dilation):
-    """Return ``int64[kernel, count]``: where the elements of each window lie along a side."""
+    """Return ``int64[kernel, count]``: the indices of the elements of each window along a dim."""
     offsets = torch.arange(kernel)[:, None] * dilation
     if not is_symbolic(count):
         return op.constant(offsets + torch.arange(count) * stride, torch.int64)

@@ -1,4 +1,4 @@
-"""Smooth activation functions, most of which weigh an element by a squashed form of itself."""
+"""Smooth activation functions, most of them gated: GELU, SiLU, Mish, GLU and softplus."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ aten = torch.ops.aten
 
 @operator(aten.gelu.default, quant=OWN_SCALE, error=ulp(8, "x"))
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """``x * P(X <= x)`` of the normal distribution, elementwise; ``approximate="tanh"`` replaces erf by a tanh."""
+    """``x * P(X <= x)`` for the normal distribution, elementwise; ``approximate="tanh"`` replaces erf by a tanh."""
     return F.gelu(x, approximate=approximate)
 
 
 @gelu.onnx
 def _(op, x, *, approximate):
-    if approximate == "tanh" and op.rank(x) == 0:  # ONNX Runtime 1.31 fuses the formula into a kernel that wants a side
+    if approximate == "tanh" and op.rank(x) == 0:  # ONNX Runtime 1.31 fuses the formula into a kernel without 0-d
         return op.reshape(_gelu(op, op.reshape(x, (1,)), approximate), ())
     return _gelu(op, x, approximate)
 
@@ -39,7 +39,7 @@ def _gelu(op, x, approximate):
         cubic = op.Mul(op.Pow(x, op.like(x, 3)), op.like(x, 0.044715))  # Source: Hendrycks, Gimpel, section 2
         gate = op.Tanh(op.Mul(op.Add(x, cubic), op.like(x, math.sqrt(2 / math.pi))))
         return op.Mul(op.Mul(x, op.like(x, 0.5)), op.Add(gate, op.like(x, 1)))
-    # Halved last: of both forms of one tensor ONNX Runtime shares the half, and fuses it away under the other.
+    # Multiply by 0.5 last: with both forms of one tensor, ONNX Runtime shares the halved x, then fuses it away.
     gate = error_function(op, op.Div(x, op.like(x, math.sqrt(2))))
     return op.Mul(op.Mul(x, op.Add(gate, op.like(x, 1))), op.like(x, 0.5))
 
@@ -79,7 +79,7 @@ mish.samples(floating(-5, 5))
 
 @operator(aten.glu.default, quant=OWN_SCALE, error=ulp(8, "x"))
 def glu(x: Tensor, *, dim: int = -1) -> Tensor:
-    """First half of ``x`` along ``dim``, weighed by the sigmoid of the second half."""
+    """The first half of ``x`` along ``dim`` times the sigmoid of the second half."""
     return F.glu(x, dim)
 
 
@@ -88,7 +88,7 @@ def _(op, x, *, dim):
     half = quotient(op.shape(x)[dim], 2)
     if is_symbolic(half):
         value, gate = op.Split(x, axis=dim, num_outputs=2, outputs=2)
-    else:  # ONNX Runtime does not split nothing into a number of parts, only into parts of given lengths
+    else:  # ONNX Runtime splits an empty dim into parts of given sizes, but not into a number of parts
         value, gate = op.Split(x, op.ints([half, half]), axis=dim, outputs=2)
     return op.Mul(value, op.Sigmoid(gate))
 

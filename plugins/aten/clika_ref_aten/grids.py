@@ -1,4 +1,4 @@
-"""Sampling at the points of a grid, and affine grids."""
+"""Grid sampling and affine grids."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ aten = torch.ops.aten
 MODES = ("bilinear", "nearest", "bicubic")
 
 RENAMED, RENAMING_OPSET = {"bilinear": "linear", "bicubic": "cubic"}, 20
-"""What ONNX calls some of them from an opset on."""
+"""New ONNX names of some modes, and the first opset that uses them."""
 PADDINGS = ("zeros", "border", "reflection")
 
 FAR = 2
-"""A point this far out has all its neighbours beyond the border, whatever the size of the image."""
+"""A coordinate with all neighbours beyond the border, for any image size."""
 
 
 @operator(
@@ -31,9 +31,9 @@ FAR = 2
     error=INTERPOLATION,
 )
 def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Sample ``x[n, c, h, w]`` at the points ``grid[n, i, j, 2]``, given as (x, y) in [-1, 1]; or a volume, likewise.
+    """Sample ``x[n, c, h, w]`` at the points ``grid[n, i, j, 2]``, given as (x, y) in [-1, 1]; volumes likewise.
 
-    Interpolation is 0 linear, 1 nearest, 2 cubic; outside lie 0 zeros, 1 the border, 2 the reflection at the border.
+    ``interpolation_mode``: 0 linear, 1 nearest, 2 cubic. ``padding_mode``: 0 zeros, 1 border, 2 reflection.
     """
     return torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
 
@@ -46,7 +46,7 @@ def _(x, grid, **_):
 @grid_sampler.onnx
 def _(op, x, grid, *, interpolation_mode, padding_mode, align_corners):
     mode, padding = MODES[interpolation_mode], PADDINGS[padding_mode]
-    if padding == "border":  # beyond 2^24 ONNX Runtime 1.31 weighs both neighbours 0; the infinities lie at one border
+    if padding == "border":  # beyond 2^24 ONNX Runtime 1.31 gives both neighbours weight 0, and puts infinities at one
         grid = op.Clip(grid, op.like(grid, -FAR), op.like(grid, FAR))
     mode = RENAMED.get(mode, mode) if op.opset >= RENAMING_OPSET else mode
     return op.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
@@ -69,7 +69,7 @@ def _(draw, s):
 def affine_grid_generator(theta: Tensor, *, size: tuple[int, ...], align_corners: bool) -> Tensor:
     """The grid ``[n, h, w, 2]`` of ``theta[n, 2, 3] @ (x, y, 1)`` over [-1, 1], for a ``size`` of [n, c, h, w].
 
-    Ends lie at the centres of the outermost elements with ``align_corners``, else at their outer edges.
+    -1 and 1 are the centres of the outermost elements with ``align_corners``, else their outer edges.
     """
     return torch.affine_grid_generator(theta, size, align_corners)
 
@@ -80,7 +80,7 @@ def _(theta, *, size, align_corners):
 
 
 def _coordinates(op, n, dtype, *, align_corners):
-    """Return ``[n]`` numbers from -1 to 1; a single one is 0."""
+    """Return ``n`` equally spaced coordinates in [-1, 1]; a single one is 0."""
     if not is_symbolic(n):
         steps, count = torch.arange(n, dtype=torch.float64), max(n - 1, 1) if align_corners else n
         return op.constant((2 * steps - (n - 1)) / count, dtype)
@@ -96,7 +96,7 @@ def _(op, theta, *, size, align_corners):
     dtype = op.dtype(theta)
     parts = op.Split(op.Transpose(theta, perm=[0, 2, 1]), axis=1, num_outputs=sides + 1, outputs=sides + 1)
     *columns, total = (op.Unsqueeze(part, op.ints(range(2, 1 + sides))) for part in parts)
-    for i, (column, n) in enumerate(zip(columns, reversed(size[2:]), strict=True)):  # x runs along the last side
+    for i, (column, n) in enumerate(zip(columns, reversed(size[2:]), strict=True)):  # x runs along the last dim
         line = _coordinates(op, n, dtype, align_corners=align_corners)
         total = op.Add(total, op.Mul(column, op.Unsqueeze(line, op.ints(range(1, 2 + i)))))
     return total

@@ -1,4 +1,4 @@
-"""Products of groups of rows with one matrix for each group, as mixtures of experts compute them."""
+"""Grouped matrix products: one matrix per group of rows, as in mixture-of-experts layers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ OFFSETS = (torch.int32, torch.int64)
 
 @operator(error=DOT, quant=float_layer(matrices=1, axis=-1))
 def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """``x[ends[i - 1]:ends[i]] @ weight[i]``, one below the other: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
+    """``x[ends[i - 1]:ends[i]] @ weight[i]``, concatenated: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
 
-    ``ends[g]`` rises; rows after the last end become zeros.
+    ``ends[g]`` is sorted; rows after the last end become zeros.
     """
     parts, start = [], 0
     for matrix, end in zip(weight, ends.tolist(), strict=True):

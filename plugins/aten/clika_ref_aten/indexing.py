@@ -1,4 +1,4 @@
-"""Operators that read elements at computed positions."""
+"""Operators that read elements at computed indices."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from clika_ref.core.types import TensorType
 aten = torch.ops.aten
 
 MASKS = (torch.bool, torch.uint8)
-"""Index dtypes that say which elements are meant instead of where they are."""
+"""Dtypes of index tensors that are masks."""
 
 
 def refuse_data_dependent(*operands, **attrs):
-    """Type rule of operators whose result is as large as the data say.
+    """Type rule of operators with a data-dependent result size.
 
     Raises:
-        PassError: always; whoever adds such a node gives its types.
+        PassError: always; the caller must give the types of such a node.
     """
     raise PassError("the size of the result depends on the data; give the types of the node")
 
 
-# What `index` and `index_put` share
+# Shared by `index` and `index_put`
 
 
 def broadcast_shape(*shapes):
-    """Return the shape to which shapes broadcast.
+    """Return the broadcast shape.
 
     Raises:
-        PassError: two sides may differ.
+        PassError: two dims may differ.
     """
     rank = max(map(len, shapes), default=0)
     result = [1] * rank
@@ -53,12 +53,12 @@ def broadcast_shape(*shapes):
 
 
 def is_mask(dtype):
-    """Whether an index of this dtype is a mask."""
+    """Return whether an index of this dtype is a mask."""
     return dtype in MASKS
 
 
 def entries(op, indices):
-    """Return one entry per indexed side: None, or integer positions; a mask of rank r gives r of them."""
+    """Return one entry per indexed dim: None or integer indices; a mask of rank ``r`` gives ``r`` entries."""
     result = []
     for index in indices:
         if index is None:
@@ -74,9 +74,9 @@ def entries(op, indices):
 
 
 class Together(NamedTuple):
-    """A tensor whose indexed sides are one side: ``x[before, n, behind]`` and positions along ``n``.
+    """A tensor with its indexed dims merged into one: ``x[before, n, behind]``, and indices along ``n``.
 
-    ``order`` is the permutation that brought them together, None where they were neighbours.
+    ``order`` is the permutation that made the indexed dims adjacent, None if they already were.
     """
 
     x: Any
@@ -87,7 +87,7 @@ class Together(NamedTuple):
 
 
 def bring_together(op, x, found):
-    """Make the indexed sides of ``x`` one side; those that are not neighbours go to the front, as ATen has it."""
+    """Merge the indexed dims of ``x`` into one; dims that are not adjacent move to the front, as in ATen."""
     shape = op.shape(x)
     dims = [d for d, e in enumerate(found) if e is not None]
     order = None
@@ -102,17 +102,17 @@ def bring_together(op, x, found):
 
 
 def _position(op, sides, found):
-    """Return the position in the flattened sides; Mod wraps negative entries, and the first may stay negative."""
+    """Return the index into the merged dims; Mod wraps negative entries, but the first may stay negative."""
     total = found[0]
     for side, entry in zip(sides[1:], found[1:], strict=True):
-        # A side of length 0 has no positions, yet runtimes refuse Mod by 0.
+        # A dim of size 0 has no valid indices, but runtimes reject Mod by 0.
         length = op.scalar(torch_sympy.Max(side, 1) if is_symbolic(side) else side or 1, torch.int64)
         total = op.Add(op.Mul(total, length), op.Mod(entry, length))
     return total
 
 
 def only_mask(op, indices):
-    """Return the side at which the only index, a mask, stands; None where the indices are of another form."""
+    """Return the dim of the mask if a mask is the only index, else None."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) == 1 and is_mask(op.dtype(given[0][1])) and op.rank(given[0][1]):
         return given[0][0]
@@ -120,7 +120,7 @@ def only_mask(op, indices):
 
 
 def positions(s, length, *, dtype: Any = torch.int64, negative=False, **description):
-    """Describe positions along a side, with ``negative`` also those counted from its end; no others are legal."""
+    """Describe a tensor of valid indices along a dim; ``negative`` allows negative indices too."""
     legal = (-length if negative else 0, length - 1)
     return s.tensor(dtype=dtype, low=legal[0], high=legal[1], domain=legal, **description)
 
@@ -130,7 +130,7 @@ def positions(s, length, *, dtype: Any = torch.int64, negative=False, **descript
 
 @operator(aten.index.Tensor, quant=SAME_SCALE, error=EXACT)
 def index(x: Tensor, *indices: Tensor | None) -> Tensor:
-    """``x[i, j, ...]``: positions broadcast together, None keeps a side whole, a mask selects where it holds."""
+    """``x[i, j, ...]``: indices broadcast together, None keeps a whole dim, a mask selects where it is True."""
     return aten.index.Tensor(x, list(indices))
 
 
@@ -167,7 +167,7 @@ def _(draw, s):
 
 
 def draw_indices(draw, s, x, *, masks=True):
-    """Draw one mask, or positions for some sides that broadcast together."""
+    """Draw one mask, or indices for some dims that broadcast together."""
     rank = x.rank
     if masks and draw(s.choice(False, False, True)):
         at = draw(s.integers(0, rank - 1))
@@ -190,7 +190,7 @@ def draw_indices(draw, s, x, *, masks=True):
 
 @operator(aten.index_select.default, quant=SAME_SCALE, error=EXACT)
 def index_select(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
-    """Take the slices ``index[n]`` (0-d: one of them) along the side ``dim``."""
+    """Take the slices ``index[n]`` along ``dim``; a 0-d ``index`` takes one."""
     return torch.index_select(x, dim, index)
 
 
@@ -212,7 +212,7 @@ def _(draw, s):
 
 
 def as_vector(op, x):
-    """Return a 0-d tensor as one of length 1, others as they are: ATen mixes the two in gather and scatter."""
+    """Return a 0-d tensor as a vector of one element, others unchanged: ATen mixes the two in gather and scatter."""
     return x if op.rank(x) else op.reshape(x, (1,))
 
 
@@ -264,9 +264,9 @@ def _(draw, s):
 
 @operator(aten.take_along_dim.default, quant=SAME_SCALE, error=EXACT)
 def take_along_dim(x: Tensor, indices: Tensor, *, dim: int | None = None) -> Tensor:
-    """`gather` after ``x`` and ``indices`` broadcast on the other sides; of the flattened two where ``dim`` is None.
+    """`gather` after broadcasting ``x`` and ``indices`` on the other dims; of both flattened if ``dim`` is None.
 
-    Along a ``dim``, indices wrap around: the remainder of a division by the length counts, negative ones from the end.
+    Along a ``dim``, indices are taken modulo its size; negative ones count from the end.
     """
     return torch.take_along_dim(x, indices, dim)
 
@@ -291,7 +291,7 @@ def _(op, x, indices, *, dim):
         return op.Gather(op.Reshape(x, op.ints([-1])), op.Reshape(indices, op.ints([-1])), axis=0)
     axis = dim % op.rank(x)
     length = op.scalar(op.shape(x)[axis], op.dtype(indices))
-    if op.sizes.may_be_zero(op.shape(x)[axis]):  # of no elements none is taken
+    if op.sizes.may_be_zero(op.shape(x)[axis]):  # an empty dim has no indices
         length = op.Max(length, op.scalar(1, op.dtype(indices)))
     target = list(op.result.shape)
     source = [*target[:axis], op.shape(x)[axis], *target[axis + 1 :]]

@@ -1,4 +1,4 @@
-"""Operators that join tensors, and those that take them apart."""
+"""Operators that concatenate, stack and split tensors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ aten = torch.ops.aten
 
 @operator(aten.cat.default, aten.concat.default, aten.concatenate.default, quant=SHARED_SCALE, error=EXACT)
 def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
-    """Join tensors along an existing side."""
+    """Concatenate tensors along an existing dim."""
     return torch.cat(tensors, dim)
 
 
 @cat.onnx
 def _(op, *tensors, dim):
-    kept = [t for t in tensors if op.shape(t) != (0,)]  # torch lets empty vectors join anything
+    kept = [t for t in tensors if op.shape(t) != (0,)]  # torch accepts empty vectors next to any shape
     return _joined(op, kept or tensors[:1], dim)
 
 
@@ -53,7 +53,7 @@ def _(draw, s):
 
 @operator(aten.stack.default, aten._stack.default, quant=SHARED_SCALE, error=EXACT)  # noqa: SLF001 - a name of ATen's
 def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
-    """Join tensors of one shape along a new side, which is side ``dim`` of the result."""
+    """Stack tensors of one shape along a new dim at position ``dim``."""
     return torch.stack(tensors, dim)
 
 
@@ -78,7 +78,7 @@ def _(draw, s):
 
 @operator(aten.hstack.default, quant=SHARED_SCALE, error=EXACT)
 def hstack(*tensors: Tensor) -> Tensor:
-    """Join tensors along their second side, vectors along their only one; a number is a vector of one element."""
+    """Concatenate tensors along their second dim, vectors along their only one; 0-d tensors become vectors."""
     return torch.hstack(tensors)
 
 
@@ -95,7 +95,7 @@ def _(draw, s):
 
 @operator(aten.vstack.default, aten.row_stack.default, quant=SHARED_SCALE, error=EXACT)
 def vstack(*tensors: Tensor) -> Tensor:
-    """Join tensors along their first side; a vector is a row of a matrix."""
+    """Concatenate tensors along their first dim; a vector becomes a row of a matrix."""
     return torch.vstack(tensors)
 
 
@@ -111,7 +111,7 @@ def _(draw, s):
 
 @operator(aten.dstack.default, quant=SHARED_SCALE, error=EXACT)
 def dstack(*tensors: Tensor) -> Tensor:
-    """Join tensors along their third side; a vector is ``[1, n, 1]``, a matrix ``[n, m, 1]``."""
+    """Concatenate tensors along their third dim; a vector becomes ``[1, n, 1]``, a matrix ``[n, m, 1]``."""
     return torch.dstack(tensors)
 
 
@@ -127,7 +127,7 @@ def _(draw, s):
 
 @operator(aten.column_stack.default, quant=SHARED_SCALE, error=EXACT)
 def column_stack(*tensors: Tensor) -> Tensor:
-    """Join tensors along their second side; a vector is a column of a matrix."""
+    """Concatenate tensors along their second dim; a vector becomes a column of a matrix."""
     return torch.column_stack(tensors)
 
 
@@ -142,7 +142,7 @@ def _(draw, s):
 
 
 def _stackable(draw: Any, s: Any, dim: int) -> list[Any]:
-    """Return tensors of one rank which may differ along the side that they are joined along."""
+    """Draw tensors of one rank that may differ in size along ``dim`` only."""
     first = draw(s.tensor(dtype=MOVABLE))
     shape = list(first.shape)
     if first.rank > max(dim, 1):
@@ -151,7 +151,7 @@ def _stackable(draw: Any, s: Any, dim: int) -> list[Any]:
 
 
 def _lifted(op: Any, x: Any, axes: dict[int, list[int]]) -> Any:
-    """Return an operand with the new sides that ``axes`` lists for its rank."""
+    """Unsqueeze an operand at the axes that ``axes`` lists for its rank."""
     new = axes.get(op.rank(x))
     return op.Unsqueeze(x, op.ints(new)) if new else x
 
@@ -166,7 +166,7 @@ def _dtype(tensors: Any) -> torch.dtype:
 
 
 def _agreed(tensors: Any) -> tuple[Dim, ...]:
-    """Return the shape that all have; lengths that tracing found equal may be written as different expressions."""
+    """Return the common shape; sizes that tracing found equal may be different expressions."""
     shapes = [t.shape for t in tensors]
     agreed: list[Dim] = []
     for sides in zip(*shapes, strict=True):
@@ -185,7 +185,7 @@ def _agreed(tensors: Any) -> tuple[Dim, ...]:
     error=EXACT,
 )
 def split_with_sizes(x: Tensor, *, split_sizes: tuple[int, ...], dim: int = 0) -> tuple[Tensor, ...]:
-    """Cut a side into pieces of the given lengths."""
+    """Split ``dim`` into pieces of the given sizes."""
     return torch.split_with_sizes(x, split_sizes, dim)
 
 
@@ -216,7 +216,7 @@ def _(draw, s):
 @split_with_sizes.write_back
 def _(build, base, new, *, split_sizes, dim, index=None):
     if index is None:
-        (index,) = range(len(split_sizes))  # left out for a split into one piece only
+        (index,) = range(len(split_sizes))  # omitted for a split into one piece
     start = tidy(sum(split_sizes[:index]))
     end = tidy(start + split_sizes[index])
     return build(slicing.slice_scatter, base, new, dim=dim, start=start, end=end, types=(base.type,))
@@ -230,7 +230,7 @@ def _(x, split_size, dim=0):
 @split_with_sizes.from_torch(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def _(x, split_size, dim=0):
     side = x.type.shape[dim]
-    count = side if split_size == 0 else -quotient(-side, split_size)  # rounded up; torch splits 0 elements by 0
+    count = side if split_size == 0 else -quotient(-side, split_size)  # rounded up; torch allows 0 / 0 elements
     if not isinstance(count, int):
         raise ModelError(
             f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, differs from call to call, and "
@@ -294,7 +294,7 @@ def _divides(count: int, side: Dim) -> bool:
 
 
 def _in_sections(x: Any, sections: int, dim: int) -> Call:
-    """Cut a side into ``sections`` pieces, the first of which are longer by one where the side does not divide."""
+    """Split ``dim`` into ``sections`` pieces; if its size is not divisible, the first pieces are longer by one."""
     side = x.type.shape[dim]
     if _divides(sections, side):
         return split_with_sizes.call(x, split_sizes=(quotient(side, sections),) * sections, dim=dim)

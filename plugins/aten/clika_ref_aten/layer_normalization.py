@@ -1,4 +1,4 @@
-"""Normalizations over the last sides of each element of a batch."""
+"""Layer and RMS normalization over the last dims."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 def _samples(*, with_bias):
     def sampler(draw, s):
-        most = draw(s.choice(3.0, 0.01))  # small ones show where eps is added
+        most = draw(s.choice(3.0, 0.01))  # small values reveal where eps is added
         x = draw(s.tensor(rank=(1, 5), dtype=FLOATS, low=-most, high=most))
         sides = x.shape[-draw(s.integers(1, x.rank)) :]
         operands = [draw(s.tensor(shape=sides, dtype=x.dtype)) if draw(s.booleans()) else None]
@@ -40,7 +40,7 @@ def layer_norm(
     normalized_shape: tuple[int, ...],
     eps: float = 1e-5,
 ) -> Tensor:
-    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last sides, which are ``normalized_shape``."""
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over the last dims, of shape ``normalized_shape``."""
     return torch.layer_norm(x, normalized_shape, weight, bias, eps, torch.backends.cudnn.enabled)
 
 
@@ -50,7 +50,7 @@ def _(op, x, weight, bias, *, normalized_shape, eps):
         return op.Identity(x)
     axes = _last_axes(op, x, normalized_shape)
     x, weight, bias = together(op, x, weight, bias)
-    if op.dtype(x) == torch.float64 or is_symbolic(tuple(normalized_shape)):  # ONNX Runtime refuses sides of 0
+    if op.dtype(x) == torch.float64 or is_symbolic(tuple(normalized_shape)):  # ONNX Runtime rejects size 0
         result, _, _ = _composed(op, x, weight, bias, axes=axes, eps=eps)
     else:
         weight = or_filled(op, weight, x, 1, *normalized_shape)
@@ -81,12 +81,12 @@ def native_layer_norm(
     normalized_shape: tuple[int, ...],
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Result of `layer_norm`, the mean, and ``1 / sqrt(var + eps)``; the latter two in at least float32.
+    """The result of `layer_norm`, the mean, and ``1 / sqrt(var + eps)``; the last two in at least float32.
 
     Where the variance is NaN, the mean is too.
     """
     result, mean, rstd = torch.native_layer_norm(x, normalized_shape, weight, bias, eps)
-    mean = torch.where(rstd.isnan(), rstd, mean)  # of infinities, eager's is infinite or NaN by where they stand
+    mean = torch.where(rstd.isnan(), rstd, mean)  # eager's mean of infinities is infinite or NaN by their order
     wide = torch.promote_types(x.dtype, torch.float32)  # float32 on a GPU, but the dtype of x on a CPU
     return result, mean.to(wide), rstd.to(wide)
 
@@ -97,7 +97,7 @@ def _(op, x, weight, bias, *, normalized_shape, eps):
         return op.Identity(x), *_statistics_of_nothing(op)
     axes = _last_axes(op, x, normalized_shape)
     result, mean, rstd = _composed(op, *widened(op, x, weight, bias), axes=axes, eps=eps)
-    if is_symbolic(tuple(normalized_shape)):  # 0 / 0 where there turns out to be nothing
+    if is_symbolic(tuple(normalized_shape)):  # 0 / 0 for tensors that are empty at run time
         some = op.cast(op.cast(op.scalar(math.prod(normalized_shape), torch.int64), torch.bool), op.dtype(rstd))
         rstd = op.Mul(rstd, op.Div(some, some))
     parts = result, op.Where(op.IsNaN(rstd), rstd, mean), rstd
@@ -116,18 +116,18 @@ native_layer_norm.samples(_samples(with_bias=True))
 def rms_norm(
     x: Tensor, weight: Tensor | None = None, *, normalized_shape: tuple[int, ...], eps: float | None = None
 ) -> Tensor:
-    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last sides; ``eps`` is by default that of the dtype."""
+    """``x / sqrt(mean(x ** 2) + eps) * weight`` over the last dims; ``eps`` defaults to that of the dtype."""
     return torch.rms_norm(x, normalized_shape, weight, eps)
 
 
 @rms_norm.onnx
 def _(op, x, weight, *, normalized_shape, eps):
-    if 0 in op.shape(x):  # what ONNX Runtime 1.31 fuses takes no rows of no elements
+    if 0 in op.shape(x):  # ONNX Runtime 1.31's fused kernel rejects empty rows
         return op.Identity(op.cast(x, op.result.dtype))
     x, weight = widened(op, x, weight)
     eps = torch.finfo(op.dtype(x)).eps if eps is None else eps
     axes = op.ints(range(-len(normalized_shape), 0))
-    # ONNX Runtime fuses Pow, not Mul. What it fuses takes no sides of 0, and reads the bytes of eps as float32's.
+    # ONNX Runtime fuses Pow, not Mul. Its fused kernel rejects dims of size 0, and reads the bytes of eps as float32.
     is_fused = op.dtype(x) != torch.float64 and not is_symbolic(tuple(normalized_shape))
     powers = op.Pow(x, op.like(x, 2)) if is_fused else op.Mul(x, x)
     square = op.ReduceMean(powers, axes, keepdims=1)

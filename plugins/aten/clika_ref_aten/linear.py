@@ -1,4 +1,4 @@
-"""Products of matrices and vectors."""
+"""Matrix and vector products."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ aten = torch.ops.aten
 FLOATS = (torch.float32, torch.float32, torch.float64)
 NUMBERS = (*FLOATS, torch.int64, torch.int32, torch.uint8)
 NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
-"""Integers that ONNX Runtime does not multiply: the product in int32 is equal modulo their range."""
+"""Integer dtypes that ONNX Runtime cannot multiply; the product in int32 is equal modulo their range."""
 
 
 def in_int32(op, lowering, *operands):
-    """Apply a lowering to integers in int32 where they are narrower."""
+    """Apply a lowering, in int32 if the operands are narrower integers."""
     dtype = op.dtype(operands[0])
     if dtype not in NARROW:
         return lowering(*operands)
@@ -34,23 +34,23 @@ def _product(op, a, b):
 
 
 def _product_with_vector(op, a, vector):
-    """Return ``a[..., k] @ vector[k]``; of no terms ONNX Runtime 1.31 writes nothing."""
+    """Return ``a[..., k] @ vector[k]``; for ``k = 0``, ONNX Runtime 1.31 leaves the result uninitialized."""
     product, terms = _product(op, a, vector), op.shape(a)[-1]
     return op.Where(is_any(op, terms), product, op.like(a, 0)) if op.sizes.may_be_zero(terms) else product
 
 
 def _is_cast(kind: str) -> bool:
-    """Whether autocast makes operands on a kind of device alike."""
+    """Return whether autocast is enabled on a device type, and so casts the operands to one dtype."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 @operator(aten.linear.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x[..., k] @ weight[n, k].T + bias[n]``; a weight of rank 1 gives one number for each row.
+    """``x[..., k] @ weight[n, k].T + bias[n]``; a 1-d weight gives one number per row.
 
     Raises:
-        ValueError: the bias has another dtype, which eager takes or refuses by how the elements of ``x`` lie in memory;
-            autocast makes them alike.
+        ValueError: the bias has another dtype, and autocast is off; eager accepts or rejects it depending on the memory
+            layout of ``x``.
     """
     if bias is not None and bias.dtype != x.dtype and not _is_cast(x.device.type):
         raise ValueError(f"linear of {x.dtype} takes no bias of {bias.dtype}; convert it to {x.dtype}")
@@ -91,7 +91,7 @@ def _(draw, s):
     error=DOT,
 )
 def matmul(x: Tensor, other: Tensor) -> Tensor:
-    """``x[..., n, k] @ other[..., k, m]``; a vector counts as a row on the left, as a column on the right."""
+    """``x[..., n, k] @ other[..., k, m]``; a vector is a row on the left and a column on the right."""
     return torch.matmul(x, other)
 
 
@@ -110,19 +110,19 @@ def _(draw, s):
 
 
 def factor(op, x, number):
-    """Return ``x * number`` next to a product of matrices: into that, ONNX Runtime fuses factors as float32."""
+    """Return ``x * number`` next to a matrix product, so that ONNX Runtime does not fuse the factor as float32."""
     if op.dtype(x) != torch.float64 or fits_float32(number):
         return op.Mul(x, op.like(x, number))
     return op.Neg(op.Mul(op.Neg(x), op.like(x, number)))
 
 
 def fits_float32(number):
-    """Whether a number is the same in float32, as which ONNX stores attributes; a size expression is no attribute."""
+    """Return whether a float32 ONNX attribute holds a number exactly; size expressions never become attributes."""
     return not isinstance(number, int | float) or torch.tensor(number, dtype=torch.float32).double().item() == number
 
 
 def _blend(op, x, product, beta, alpha):
-    """Return ``beta * x + alpha * product``; ``x`` counts for nothing, whatever it holds, where beta is 0."""
+    """Return ``beta * x + alpha * product``; if ``beta`` is 0, ``x`` is ignored, NaN included."""
 
     def scaled(value, number):
         return value if number == 1 else factor(op, value, number)
@@ -137,9 +137,9 @@ def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
 
 
 def _unless_left_out(op, x, a, b, *, beta, alpha):
-    """Return what `_multiplied_and_blended` does, but leave the product out where alpha is 0, as eager's BLAS does.
+    """Lower like `_multiplied_and_blended`, but omit the product where ``alpha`` is 0, as eager's BLAS does.
 
-    So too where it has no terms: what ONNX Runtime 1.31 adds a vector to then is not 0.
+    A product without terms is omitted too: ONNX Runtime 1.31 does not compute it as 0 before adding a vector.
     """
     if op.shape(a)[-1] != 0 and (alpha != 0 or not op.result.dtype.is_floating_point):
         return _multiplied_and_blended(op, x, a, b, beta=beta, alpha=alpha)
@@ -148,7 +148,7 @@ def _unless_left_out(op, x, a, b, *, beta, alpha):
 
 
 def _product_type(x, a, b, **_):
-    """Type of a blended product: fake inference asks whether a side of unknown length is 0, or wants numbers."""
+    """Type rule of a blended product: fake tensors check whether a symbolic dim is 0, or need static sizes."""
     return TensorType(x.dtype, (*a.shape[:-1], *(b.shape[-1:] if b.rank > 1 else ())))
 
 
@@ -200,7 +200,7 @@ baddbmm.samples(_samples_of_blends(3, 3, 3))
 @operator(aten.addmv.default, error=DOT)
 def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * (mat[n, k] @ vec[k])``, where ``x`` broadcasts to ``[n]``."""
-    return torch.addmv(x.expand(mat.shape[:1]), mat, vec, beta=beta, alpha=alpha)  # eager forgets to, of no rows
+    return torch.addmv(x.expand(mat.shape[:1]), mat, vec, beta=beta, alpha=alpha)  # eager does not for 0 rows
 
 
 addmv.onnx(_unless_left_out)
@@ -234,7 +234,7 @@ addbmm.samples(_samples_of_blends(2, 3, 3))
 @operator(aten.addr.default, error=ulp(8, 10.0))
 def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """``beta * x + alpha * (vec1[n, 1] * vec2[m])``, where ``x`` broadcasts to ``[n, m]``."""
-    dtype = torch.promote_types(x.dtype, torch.promote_types(vec1.dtype, vec2.dtype))  # also where x has no side
+    dtype = torch.promote_types(x.dtype, torch.promote_types(vec1.dtype, vec2.dtype))  # even if x is 0-d
     return torch.addr(x, vec1, vec2, beta=beta, alpha=alpha).to(dtype)
 
 
@@ -244,7 +244,7 @@ def _(op, x, vec1, vec2, *, beta, alpha):
         column = op.Unsqueeze(vec1 if alpha == 1 else op.Mul(vec1, op.like(vec1, alpha)), op.ints([1]))
         return _blend(op, x, op.Mul(column, vec2), beta, 1)
 
-    if op.result.dtype == torch.bool:  # of which ONNX has no products
+    if op.result.dtype == torch.bool:  # ONNX has no bool Mul
         return op.cast(blend(*op.promote(x, vec1, vec2, to=torch.int32)), torch.bool)
     return in_int32(op, blend, *op.promote(x, vec1, vec2))
 
@@ -287,7 +287,7 @@ def bilinear(x: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = No
 
 
 @bilinear.types
-def _(x, input2, weight, bias=None):  # as for addmm
+def _(x, input2, weight, bias=None):  # for the reason of addmm's
     return TensorType(x.dtype, (*x.shape[:-1], weight.shape[0]))
 
 

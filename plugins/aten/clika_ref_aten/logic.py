@@ -1,4 +1,4 @@
-"""Logic on truth values and on bits, and the choices that it decides."""
+"""Logical and bitwise operators, and selection by a condition."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ BITS = (torch.bool, *INTS)
 
 
 def _of_truths(op_type: str) -> Callable[..., Any]:
-    """Return the lowering to one logical node on the truth values of the operands, in the dtype that they meet in."""
+    """Return the lowering to one logical node on the operands, promoted to one dtype and then cast to bool."""
 
     def lower(op, *operands):
-        if len(operands) > 1:  # where a tensor of rank 0 weighs less, it may lose digits, and become 0
+        if len(operands) > 1:  # a 0-d tensor of lower priority may lose digits and become 0
             operands = op.promote(*operands, to=common_dtype(op, *operands))
         return op.node(op_type, *op.promote(*operands, to=torch.bool))
 
@@ -79,7 +79,7 @@ logical_not.samples(one(dtype=ANY, low=0, high=1))
     error=EXACT,
 )
 def bitwise_and(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Bits set in both ``x`` and ``y``; of bools, whether both hold."""
+    """Bits set in both ``x`` and ``y``; logical AND for bools."""
     return torch.bitwise_and(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
@@ -95,7 +95,7 @@ bitwise_and.onnx(binary("BitwiseAnd", logical="And"))
     error=EXACT,
 )
 def bitwise_or(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Bits set in ``x`` or in ``y``; of bools, whether one holds."""
+    """Bits set in ``x`` or in ``y``; logical OR for bools."""
     return torch.bitwise_or(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
@@ -111,7 +111,7 @@ bitwise_or.onnx(binary("BitwiseOr", logical="Or"))
     error=EXACT,
 )
 def bitwise_xor(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Bits set in one of ``x`` and ``y``; of bools, whether they differ."""
+    """Bits set in one of ``x`` and ``y``; logical XOR for bools."""
     return torch.bitwise_xor(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
@@ -134,7 +134,7 @@ bitwise_xor.samples(_sample_bits)
 
 @operator(aten.bitwise_not.default, error=EXACT)
 def bitwise_not(x: Tensor) -> Tensor:
-    """Every bit flipped; of bools, whether it does not hold."""
+    """All bits flipped; logical NOT for bools."""
     return torch.bitwise_not(x)
 
 
@@ -155,7 +155,7 @@ bitwise_not.samples(one(dtype=BITS))
     error=EXACT,
 )
 def bitwise_left_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """``x * 2**y`` of integers, elementwise, less the bits that do not fit."""
+    """``x * 2**y`` of integers, elementwise, without the bits that overflow."""
     return torch.bitwise_left_shift(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
@@ -185,7 +185,7 @@ def bitwise_right_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
 def _(op, x, y):
     dtype = op.result.dtype
     x, y = op.promote(*op.promote(x, y), to=torch.int64)
-    last = op.like(y, 63)  # shifted by more, only the sign is left; a negative amount counts as more
+    last = op.like(y, 63)  # a larger shift leaves only the sign; a negative one counts as larger
     amount = op.Where(op.Less(y, op.like(y, 0)), last, extreme(op, "Min", y, last))
     sign = op.Where(
         op.Less(x, op.like(x, 0)), op.like(x, -1), op.like(x, 0)
@@ -195,7 +195,7 @@ def _(op, x, y):
 
 
 def _shift(op, x, amount, direction: str):
-    """Shift int64 as uint64, the only form that ONNX has."""
+    """Shift int64 as uint64: ONNX shifts unsigned integers only."""
     return op.cast(op.BitShift(op.cast(x, torch.uint64), amount, direction=direction), torch.int64)
 
 
@@ -215,7 +215,7 @@ bitwise_right_shift.samples(_sample_shift)
 
 @operator(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, error=EXACT)
 def where(condition: Tensor, x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """``x`` where the condition holds and ``y`` elsewhere; all broadcast."""
+    """``x`` where the condition is True and ``y`` elsewhere; all broadcast."""
     return torch.where(condition.bool(), x, y)
 
 
@@ -233,7 +233,7 @@ def _(draw, s):
 
 @operator(aten.masked_fill.Scalar, aten.masked_fill.Tensor, error=EXACT)
 def masked_fill(x: Tensor, mask: Tensor, value: Tensor | Number) -> Tensor:
-    """``value``, in the dtype of ``x``, where the mask holds, and ``x`` elsewhere."""
+    """``value``, in the dtype of ``x``, where the mask is True, and ``x`` elsewhere."""
     return torch.masked_fill(x, mask, value)
 
 

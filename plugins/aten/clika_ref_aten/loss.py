@@ -1,4 +1,4 @@
-"""Losses that compare two tensors element by element."""
+"""Losses that compare two tensors elementwise."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from clika_ref_aten.reduction import is_any
 
 aten = torch.ops.aten
 
-NONE, MEAN, SUM = 0, 1, 2  # how ATen numbers the reductions
+NONE, MEAN, SUM = 0, 1, 2  # ATen's numbering of the reductions
 
 
 def reduced(op, losses, reduction):
-    """Return losses as they are, or their mean or sum over all elements."""
+    """Reduce losses to their mean or sum over all elements, or return them unchanged."""
     if reduction == NONE:
         return losses
     return op.ReduceMean(losses, keepdims=0) if reduction == MEAN else op.ReduceSum(losses, keepdims=0)
 
 
 def averaging(lowering):
-    """Return the lowering of a loss with the mean of no elements: NaN, of which runtimes say 0.
+    """Wrap the lowering of a loss so that the mean of no elements is NaN, where runtimes return 0.
 
-    Where it turns out at run time only that there are none, the mean is divided by 0, and else by 1.
+    If the number of elements is symbolic, the mean is divided by 0 where it is 0, otherwise by 1.
     """
 
     @functools.wraps(lowering)
@@ -52,12 +52,12 @@ def draw_reduction(draw, s):
 
 
 def is_number(op, x, number):
-    """Return whether elements equal a number."""
+    """Return a mask of the elements equal to ``number``."""
     return op.Equal(x, op.like(x, number))
 
 
 def pair(draw, s, *, is_mixed=False, **target):
-    """Draw an input and a target, of one dtype unless they may be mixed, of which the target may broadcast."""
+    """Draw an input and a target that may broadcast, of one dtype unless ``is_mixed``."""
     x = draw(s.tensor(rank=draw(s.choice(2, 3, 1, 0)), dtype=FLOATS))
     shape = x.shape if draw(s.booleans()) else x.shape[1:]
     dtype = draw(s.choice(x.dtype, torch.float64, torch.int64)) if is_mixed else x.dtype
@@ -124,7 +124,7 @@ def _(draw, s):
 @operator(aten.huber_loss.default, error=COMPOSE)
 def huber_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
     """``d ** 2 / 2`` where ``d = |x - target|`` is up to ``delta``, else ``delta * (d - delta / 2)``, mean or sum."""
-    return aten.huber_loss.default(x, target, reduction, delta).to(x.dtype)  # of meta tensors it promotes them
+    return aten.huber_loss.default(x, target, reduction, delta).to(x.dtype)  # meta tensors promote it
 
 
 @huber_loss.onnx
@@ -143,7 +143,7 @@ def _(draw, s):
 
 @operator(aten.binary_cross_entropy.default, error=COMPOSE)
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = MEAN) -> Tensor:
-    """``-weight * (target * log(x) + (1 - target) * log(1 - x))``, logarithms from -100, then mean or sum."""
+    """``-weight * (target * log(x) + (1 - target) * log(1 - x))``, logarithms at least -100, then mean or sum."""
     return aten.binary_cross_entropy.default(x, target, weight, reduction).to(x.dtype)  # likewise
 
 
@@ -201,7 +201,7 @@ def _(draw, s):
 
 @operator(aten.kl_div.default, error=COMPOSE)
 def kl_div(x: Tensor, target: Tensor, *, reduction: int = MEAN, log_target: bool = False) -> Tensor:
-    """``target * (log(target) - x)``, elementwise, then mean or sum; ``log_target``: a target in logs."""
+    """``target * (log(target) - x)``, elementwise, then mean or sum; ``log_target``: the target is a logarithm."""
     return aten.kl_div.default(x, target, reduction, log_target=log_target)
 
 

@@ -1,4 +1,4 @@
-"""What operators that only move elements share: arithmetic of lengths that may be expressions, and dtypes to try."""
+"""Helpers for operators that only move elements: arithmetic of symbolic sizes, indices, and dtypes for samples."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from torch.utils._sympy import functions as torch_sympy
 from clika_ref.core.types import Dim, TensorType
 
 MOVABLE = (torch.float32, torch.float16, torch.int64, torch.uint8, torch.bool)
-"""One dtype of each kind of storage: an operator that moves elements takes all of them."""
+"""One dtype per kind of storage: operators that move elements accept all of them."""
 
 
 FAR = torch.iinfo(torch.int64).max
-"""The end of a slice that has none: ONNX clamps it to the side, as Python does."""
+"""The end of an open slice: ONNX clamps it to the size of the dim, as Python does."""
 
 
 def tidy(length: Any) -> Dim:
-    """Return a length as a Python number where it is one."""
+    """Return a size as a Python int if it is constant."""
     return int(length) if isinstance(length, sympy.Integer) else length
 
 
 def total(lengths: tuple[Dim, ...]) -> Dim:
-    """Return the product of lengths."""
+    """Return the product of sizes."""
     return tidy(math.prod(lengths))
 
 
 def quotient(a: Dim, b: Dim) -> Dim:
-    """Return ``a / b`` rounded down; where it is a whole number for all sizes, without a rounding in the expression."""
+    """Return ``floor(a / b)``, without a FloorDiv where the quotient is an integer for all symbol values."""
     if isinstance(a, int) and isinstance(b, int):
         return a // b
     for exact in (a / b, sympy.cancel(a / b)):
@@ -41,7 +41,7 @@ def quotient(a: Dim, b: Dim) -> Dim:
 
 
 def least(a: Dim, b: Dim) -> Any:
-    """Return the lesser length, as one of the two where it is always that one."""
+    """Return the smaller of two sizes, without a Min where it is known which one that is."""
     if is_nonnegative(b - a) or _is_part(a, b):
         return a
     if is_nonnegative(a - b) or _is_part(b, a):
@@ -50,7 +50,7 @@ def least(a: Dim, b: Dim) -> Any:
 
 
 def most(a: Dim, b: Dim) -> Any:
-    """Return the greater length, as one of the two where it is always that one."""
+    """Return the larger of two sizes, without a Max where it is known which one that is."""
     low = least(a, b)
     if low is a:
         return b
@@ -58,20 +58,20 @@ def most(a: Dim, b: Dim) -> Any:
 
 
 def is_nonnegative(number: Any) -> bool:
-    """Whether a number or an expression is at least 0 for all sizes."""
+    """Return whether a number or an expression is at least 0 for all symbol values."""
     return bool(number.is_nonnegative) if isinstance(number, sympy.Basic) else number >= 0
 
 
 def _is_part(a: Dim, b: Dim) -> bool:
-    """Whether ``a`` is ``b`` divided by a whole number, which sympy does not know to be the lesser."""
+    """Return whether ``a`` is ``b`` floor-divided by an integer; sympy does not infer ``a <= b`` from it."""
     return isinstance(a, torch_sympy.FloorDiv) and a.args[0] == b
 
 
 def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
-    """Return how many elements ``[start:end:step]`` selects of a side.
+    """Return the number of elements that ``[start:end:step]`` selects along a dim of size ``side``.
 
-    An expression of which the sign is unknown is taken to lie within the side, as the exporter takes it; that of
-    ``x[:n - 1]`` does not where ``n`` is 0, and then selects nothing.
+    An expression of unknown sign is assumed to be a valid bound, as in the exporter. The end of ``x[:n - 1]`` is
+    not one if ``n`` is 0, and then selects nothing.
     """
     start, end = (0 if start is None else start), (None if end == FAR else end)
     first = most(side + start, 0) if is_nonnegative(-1 - start) else start
@@ -92,19 +92,19 @@ def extent(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
 
 
 def same_type(x: TensorType, *others: TensorType, **attrs: Any) -> TensorType:
-    """Type rule of operators whose result has the type of the first operand."""
+    """Type rule that returns the type of the first operand."""
     return x
 
 
 def with_side(x: TensorType, dim: int, length: Dim) -> TensorType:
-    """Return a type with one side changed."""
+    """Return a type with the size of one dim replaced."""
     shape = list(x.shape)
     shape[dim] = length
     return replace(x, shape=tuple(shape))
 
 
 def numbered(op: Any, length: Dim) -> Any:
-    """Return int64[length] that counts from 0."""
+    """Return ``int64[length]``: 0, 1, 2, ..."""
     if isinstance(length, int):
         return op.constant(torch.arange(length), torch.int64)
     ends = (op.scalar(n, torch.int64) for n in (0, length, 1))
@@ -112,7 +112,7 @@ def numbered(op: Any, length: Dim) -> Any:
 
 
 def strided(op: Any, sizes: tuple[Any, ...], strides: tuple[Any, ...], offset: Any) -> Any:
-    """Return int64[sizes] that holds ``offset + i * strides[0] + j * strides[1] + ...`` at ``[i, j, ...]``."""
+    """Return ``int64[sizes]`` with ``offset + i * strides[0] + j * strides[1] + ...`` at ``[i, j, ...]``."""
     rank = len(sizes)
     if all(isinstance(n, int) for n in (*sizes, *strides, offset)):
         places = torch.full((1,) * rank, offset)

@@ -1,4 +1,4 @@
-"""Normalizations: subtract a mean, divide by a deviation, then scale and shift."""
+"""Batch, instance and group normalization: subtract a mean, divide by a deviation, then scale and shift."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPSILONS = (1e-5, 1e-12, 0.1)
 
 
 def together(op, *operands):
-    """Return operands in one dtype: as they are where all agree, else in the widest of them and float32."""
+    """Return the operands in one dtype: unchanged if all agree, otherwise promoted together with float32."""
     dtypes = {op.dtype(o) for o in operands if o is not None}
     if len(dtypes) == 1:
         return operands
@@ -30,18 +30,18 @@ def together(op, *operands):
 
 
 def widened(op, *operands):
-    """Return operands in at least float32, as eager computes statistics."""
+    """Promote the operands to at least float32, since eager computes statistics in it."""
     dtypes = {op.dtype(o) for o in operands if o is not None}
     return in_dtype(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
 
 
 def in_dtype(op, dtype, *operands):
-    """Return operands, some of which may be None, in a dtype."""
+    """Cast the operands that are not None to a dtype."""
     return tuple(None if o is None else op.cast(o, dtype) for o in operands)
 
 
 def or_filled(op, value, x, number, *sides):
-    """Return ``value``, or where it is None a tensor of that shape full of ``number``, in the dtype of ``x``."""
+    """Return ``value``, or if it is None a tensor of shape ``sides`` filled with ``number``, in the dtype of ``x``."""
     if value is not None:
         return value
     if is_symbolic(sides):
@@ -50,12 +50,12 @@ def or_filled(op, value, x, number, *sides):
 
 
 def per_channel(op, vector, rank):
-    """Return ``vector[c]`` in a shape that lines up with ``x[n, c, ...]`` of the given rank."""
+    """Reshape ``vector[c]`` to broadcast with ``x[n, c, ...]`` of the given rank."""
     return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
 
 
 def statistics(op, x, axes):
-    """Return ``x`` minus its mean along ``axes``, that mean, and the biased variance, all with sides of 1."""
+    """Return ``x`` minus its mean along ``axes``, that mean, and the biased variance; reduced dims have size 1."""
     mean = op.ReduceMean(x, op.ints(axes), keepdims=1)
     centred = op.Sub(x, mean)
     return centred, mean, op.ReduceMean(op.Mul(centred, centred), op.ints(axes), keepdims=1)
@@ -67,18 +67,18 @@ def divided(op, centred, variance, eps):
 
 
 def scaled(op, x, weight, bias):
-    """Return ``x * weight + bias``, either of which may be None."""
+    """Return ``x * weight + bias``; either may be None."""
     x = x if weight is None else op.Mul(x, weight)
     return x if bias is None else op.Add(x, bias)
 
 
 def channel_scaled(op, x, weight, bias, rank):
-    """Return ``x[n, c, ...] * weight[c] + bias[c]``, either of which may be None."""
+    """Return ``x[n, c, ...] * weight[c] + bias[c]``; either may be None."""
     return scaled(op, x, *(None if v is None else per_channel(op, v, rank) for v in (weight, bias)))
 
 
 def all_but_channels(rank):
-    """Return the axes of ``x[n, c, ...]`` over which batch statistics run."""
+    """Return the axes of ``x[n, c, ...]`` that batch statistics reduce."""
     return [i for i in range(rank) if i != 1]
 
 
@@ -96,8 +96,8 @@ def batch_norm(
 ) -> Tensor:
     """``(x - mean[c]) / sqrt(var[c] + eps) * weight[c] + bias[c]`` for ``x[n, c, ...]``.
 
-    Mean and variance are the running ones; with ``training`` those of the batch. The running statistics are never
-    written here: `running_mean_update` and `running_var_update` compute their next values, with ``momentum``.
+    Mean and variance are the running statistics, or with ``training`` those of the batch. This operator never updates
+    the running statistics: `running_mean_update` and `running_var_update` compute their next values, with ``momentum``.
     """
     stats = (None, None) if training else (running_mean, running_var)
     return torch.batch_norm(x, weight, bias, *stats, training, momentum, eps, torch.backends.cudnn.enabled)
@@ -115,7 +115,7 @@ def _(op, x, *vectors, training, momentum, eps):
 
 
 def with_running(op, x, *vectors, eps):
-    """Return ``x`` normalized by given statistics: one node, which runtimes fold into the convolution before."""
+    """Normalize ``x`` by given statistics, in one node if possible: runtimes fold it into a preceding convolution."""
     rank, channels = op.rank(x), op.shape(x)[1]
     x, weight, bias, mean, var = together(op, x, *vectors)
     if fits_attribute(op, eps):
@@ -172,7 +172,7 @@ def instance_norm(
 ) -> Tensor:
     """``(x - mean[n, c]) / sqrt(var[n, c] + eps) * weight[c] + bias[c]`` for ``x[n, c, ...]``.
 
-    Without ``use_input_stats`` mean and variance are the running ones. These are never written here, as in
+    Without ``use_input_stats``, mean and variance are the running statistics. These are never updated here, as in
     `batch_norm`.
     """
     stats = (None, None) if use_input_stats else (running_mean, running_var)
@@ -182,7 +182,7 @@ def instance_norm(
 @instance_norm.onnx
 def _(op, x, *vectors, use_input_stats, momentum, eps):
     rank, channels = op.rank(x), op.shape(x)[1]
-    if 0 in op.shape(x):  # ONNX Runtime 1.31 dies of it in half precision
+    if 0 in op.shape(x):  # ONNX Runtime 1.31 crashes on it in half precision
         return op.Identity(op.cast(x, op.result.dtype))
     if not use_input_stats:
         return with_running(op, x, *vectors, eps=eps)
@@ -234,7 +234,7 @@ def group_norm(
 @group_norm.onnx
 def _(op, x, weight, bias, *, num_groups, eps):
     rank, shape = op.rank(x), op.shape(x)
-    if 0 in shape:  # ONNX Runtime 1.31 dies of InstanceNormalization of no elements in half precision
+    if 0 in shape:  # ONNX Runtime 1.31 crashes on an empty InstanceNormalization in half precision
         return op.Identity(op.cast(x, op.result.dtype))
     x, weight, bias = together(op, x, weight, bias)
     grouped = op.reshape(x, (shape[0], num_groups, floor_divide(math.prod(shape[1:]), num_groups)))
@@ -262,7 +262,7 @@ def _(draw, s):
 
 
 def _updated(x, running_mean, running_var, momentum, per_instance):
-    """Return running statistics after one batch, exactly as the module would leave them."""
+    """Return the running statistics after one batch, exactly as the module updates them."""
     mean, var = running_mean.clone(), running_var.clone()
     update = torch.instance_norm if per_instance else torch.batch_norm
     update(x, None, None, mean, var, True, momentum, 1e-5, False)
@@ -272,7 +272,7 @@ def _updated(x, running_mean, running_var, momentum, per_instance):
 def _moved(op, running, batch, shape, *, momentum, per_instance):
     """Return ``(1 - momentum) * running + momentum * batch`` in the dtype of the running statistics.
 
-    Those of a batch of a ``shape`` without elements stay as they are, but eager's mean over no instances is NaN.
+    An empty batch leaves them unchanged, but eager's mean over 0 instances is NaN.
     """
     count = math.prod(shape)
     wide = op.cast(running, op.dtype(batch))
@@ -303,7 +303,7 @@ def _update_samples(low, high):
 def running_mean_update(x: Tensor, running_mean: Tensor, *, momentum: float, per_instance: bool = False) -> Tensor:
     """``(1 - momentum) * running_mean[c] + momentum * mean[c]`` of ``x[n, c, ...]``, after one training step.
 
-    ``per_instance`` averages statistics of each image, as instance normalization does.
+    ``per_instance`` averages per-image statistics, as instance normalization does.
     """
     return _updated(x, running_mean, torch.ones_like(running_mean), momentum, per_instance)[0]
 
@@ -324,7 +324,7 @@ running_mean_update.samples(_update_samples(-1, 1))
 def running_var_update(x: Tensor, running_var: Tensor, *, momentum: float, per_instance: bool = False) -> Tensor:
     """``(1 - momentum) * running_var[c] + momentum * var[c]`` of ``x[n, c, ...]``, with the unbiased variance.
 
-    ``per_instance`` averages statistics of each image, as instance normalization does.
+    ``per_instance`` averages per-image statistics, as instance normalization does.
     """
     return _updated(x, torch.zeros_like(running_var), running_var, momentum, per_instance)[1]
 

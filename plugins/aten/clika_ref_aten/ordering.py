@@ -1,7 +1,7 @@
-"""The larger, the smaller and the sign of elements, of int64 too.
+"""Maximum, minimum, clip and sign, also for int64.
 
-Of two int64 whose upper halves are equal, Max, Min, Clip, Relu, Sign, ReduceMax and ReduceMin of ONNX Runtime 1.31
-compare the lower halves as if they had a sign: 2 ** 31 is less than 0 there. Less, Greater and Equal are right.
+For int64 with equal upper halves, Max, Min, Clip, Relu, Sign, ReduceMax and ReduceMin of ONNX Runtime 1.31 compare the
+lower halves as signed integers, so that 2 ** 31 is less than 0. Less, Greater and Equal are correct.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import torch
 from clika_ref_aten.elementwise import computed
 
 HALF = 2**32
-"""How many numbers one half of an int64 tells apart."""
+"""The number of values of one 32-bit half of an int64."""
 
 
 def extreme(op, op_type: str, x, y):
-    """Add the nodes that give the larger (``"Max"``) or the smaller (``"Min"``) of two; NaN where one is NaN."""
+    """Return the elementwise maximum (``"Max"``) or minimum (``"Min"``); NaN where one is NaN."""
     if op.dtype(x) == torch.int64:
         return op.Where(op.node("Greater" if op_type == "Max" else "Less", x, y), x, y)
-    return computed(op, op_type, x, y, via={torch.int16: torch.int32})  # for which ONNX Runtime has no kernel
+    return computed(op, op_type, x, y, via={torch.int16: torch.int32})  # ONNX Runtime has no int16 kernel
 
 
 def clip(op, x, low, high):
-    """Add the nodes that keep ``x`` between two finite bounds."""
+    """Clamp ``x`` between two finite bounds."""
     low, high = op.like(x, low), op.like(x, high)
     if op.dtype(x) == torch.int64:
         return extreme(op, "Min", extreme(op, "Max", x, low), high)
@@ -30,7 +30,7 @@ def clip(op, x, low, high):
 
 
 def sign(op, x):
-    """Add the nodes that give -1, 0 or 1."""
+    """Return -1, 0 or 1 by the sign of ``x``."""
     if op.dtype(x) != torch.int64:
         return op.Sign(x)
     zero = op.like(x, 0)
@@ -38,7 +38,7 @@ def sign(op, x):
 
 
 def extreme_over(op, op_type: str, x, over, *, keepdims: bool):
-    """Add the nodes that reduce to the largest (``"ReduceMax"``) or smallest element, over sides or, of None, all."""
+    """Reduce ``x`` to its maximum (``"ReduceMax"``) or minimum (``"ReduceMin"``) over the dims ``over`` (None: all)."""
     if op.dtype(x) != torch.int64:
         return op.node(op_type, x, over, keepdims=keepdims)
     half, middle = op.like(x, HALF), op.like(x, HALF // 2)

@@ -1,4 +1,4 @@
-"""Operators that add elements around a tensor, or take them away."""
+"""Padding and cropping."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ DTYPES = (torch.float32, torch.float16, torch.int64, torch.int16, torch.uint8)
 
 @operator(aten.pad.default, quant=OWN_SCALE, error=EXACT)
 def pad_(x: Tensor, *, pad: tuple[int, ...], mode: str = "constant", value: float | None = None) -> Tensor:
-    """Add ``pad[0]`` elements before and ``pad[1]`` after the last side, the next two to the one before it, and so on.
+    """Pad the last dim by ``pad[0]`` before and ``pad[1]`` after, the dim before it by the next two, and so on.
 
-    Negative numbers take elements away. ``mode``: ``constant`` adds ``value`` (0 if None), ``reflect`` mirrors at the
-    outermost elements, ``replicate`` repeats them, ``circular`` continues with those of the other end.
+    Negative padding removes elements. ``mode``: ``constant`` adds ``value`` (0 if None), ``reflect`` mirrors at the
+    outermost elements, ``replicate`` repeats them, ``circular`` continues from the other end.
 
     Raises:
-        ValueError: ``circular`` adds more elements than are left, of which eager returns memory that nobody wrote.
+        ValueError: ``circular`` padding exceeds the remaining size, where eager returns uninitialized memory.
     """
     if mode == "constant":
         return torch.constant_pad_nd(x, pad, 0 if value is None else value)
@@ -48,7 +48,7 @@ def _(op, x, *, pad, mode, value):
     rank, dtype = op.rank(x), op.dtype(x)
     added = _ends(rank, [_positive(n) for n in pad])
     if any(n != 0 for ends in added for n in ends):
-        kernel = torch.int32 if dtype == torch.int16 else dtype  # ONNX Runtime pads no int16
+        kernel = torch.int32 if dtype == torch.int16 else dtype  # ONNX Runtime cannot pad int16
         filling = op.scalar(value, kernel) if value and mode == "constant" else None
         before, after = zip(*added, strict=True)
         x = op.cast(enlarged(op, op.cast(x, kernel), before, after, filling, ONNX_MODES[mode]), dtype)
@@ -97,7 +97,7 @@ def _(x, pad):
 
 
 def _ends(rank: int, pad: Any) -> list[tuple[Dim, Dim]]:
-    """Return how much is added before and after each side, from the first side on."""
+    """Return the padding before and after each dim, from the first dim on."""
     pairs: list[tuple[Dim, Dim]] = list(zip(pad[::2], pad[1::2], strict=True))
     return [*((0, 0) for _ in range(rank - len(pairs))), *pairs[::-1]]
 
@@ -111,7 +111,7 @@ def _positive(n: Any) -> Any:
 
 
 def _trimmed(op: Any, x: Any, ends: list[tuple[Dim, Dim]], shape: tuple[Dim, ...]) -> Any:
-    """Return ``x`` without what negative paddings take away; ``shape`` is what remains."""
+    """Remove the elements of negative paddings from ``x``; ``shape`` is the remaining shape."""
     for dim, (before, after) in enumerate(ends):
         start, taken = _positive(-before), _positive(-after)
         if start != 0 or taken != 0:
@@ -120,7 +120,7 @@ def _trimmed(op: Any, x: Any, ends: list[tuple[Dim, Dim]], shape: tuple[Dim, ...
 
 
 def _wrapped(op: Any, x: Any, pad: Any) -> Any:
-    """Return ``x`` with its other end before and after each side; what is taken away is gone before that."""
+    """Pad ``x`` circularly, after removing the elements of negative paddings."""
     ends = _ends(op.rank(x), pad)
     kept = _kept(op.shape(x), ends)
     x = _trimmed(op, x, ends, kept)
@@ -133,12 +133,12 @@ def _wrapped(op: Any, x: Any, pad: Any) -> Any:
 
 
 def _kept(shape: Sequence[Dim], ends: list[tuple[Dim, Dim]]) -> tuple[Dim, ...]:
-    """Return the sides of what negative paddings leave."""
+    """Return the shape that negative paddings leave."""
     return tuple(tidy(n - _positive(-a) - _positive(-b)) for n, (a, b) in zip(shape, ends, strict=True))
 
 
 def _check_wrapped(shape: Sequence[Dim], pad: Any) -> None:
-    """Refuse a circular padding by more than there is, where that is so at every size."""
+    """Reject circular padding that exceeds the remaining size for all symbol values."""
     ends = _ends(len(shape), pad)
     for dim, (kept, pair) in enumerate(zip(_kept(shape, ends), ends, strict=True)):
         for n in pair:

@@ -1,4 +1,4 @@
-"""The plugin: every operator that the modules of this package declare."""
+"""The plugin entry point: all operators that the modules of this package declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling with windows of one size."""
+"""Max and average pooling with a fixed kernel size."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from clika_ref_aten.spatial import as_expression, batched, ceil_divide, floor_di
 aten = torch.ops.aten
 
 AS_FLOATS = {torch.int16: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}
-"""Integers of which ONNX has no MaxPool, and floats that hold them exactly (int64 up to 2**53)."""
+"""Integer dtypes without a MaxPool in ONNX, and float dtypes that hold them exactly (int64 up to 2**53)."""
 
 
 def _windows(sides, kernel_size, stride, padding, dilation=1):
-    """Return kernel, stride, padding and dilation of each side; without a stride, windows touch."""
+    """Return kernel, stride, padding and dilation per dim; the stride defaults to the kernel size."""
     kernel = spread(kernel_size, sides)
     return kernel, spread(stride or kernel, sides), spread(padding, sides), spread(dilation, sides)
 
 
 def _count(n, k, s, p, d, *, ceil_mode) -> Any:
-    """Return the number of windows along a side; the last one must start inside it or in the padding before it."""
+    """Return the number of windows along a dim; the last one must start inside it or in the padding before it."""
     covered = n + 2 * p - d * (k - 1) - 1
     if not ceil_mode:
         return floor_divide(covered, s) + 1
@@ -39,7 +39,7 @@ def _count(n, k, s, p, d, *, ceil_mode) -> Any:
 
 
 def _type(sides, *extra):
-    """Return the type rule of a pooling: fake tensors ask whether a side of unknown length is large enough."""
+    """Return the type rule of a pooling: fake tensors check whether a symbolic dim is large enough."""
 
     def rule(x, *, kernel_size, stride, padding, dilation=1, ceil_mode, **_):
         windows = zip(x.shape[-sides:], *_windows(sides, kernel_size, stride, padding, dilation), strict=True)
@@ -50,9 +50,9 @@ def _type(sides, *extra):
 
 
 def _ends(lengths, counts, windows, *, ceil_mode):
-    """Return the padding after each side that lets all windows fit, or None where it is not known or ONNX refuses it.
+    """Return the padding after each dim that makes all windows fit, or None if it is unknown or ONNX rejects it.
 
-    Numbers instead of ONNX's ``ceil_mode``, because runtimes disagree on windows that start in the padding.
+    It replaces ONNX's ``ceil_mode``, because runtimes disagree on windows that start in the padding.
     """
     kernel, _, padding, _ = windows
     if not ceil_mode:
@@ -65,7 +65,7 @@ def _ends(lengths, counts, windows, *, ceil_mode):
 
 
 def _cut(op, x, counts):
-    """Return the leading ``counts`` windows of each spatial side: what starts beyond is ONNX's alone."""
+    """Return the first ``counts`` windows of each spatial dim: only ONNX has windows that start beyond."""
     axes = list(range(-len(counts), 0))
     return op.Slice(x, op.ints([0] * len(axes)), op.ints(counts), op.ints(axes))
 
@@ -91,7 +91,7 @@ def _max_pool(sides, outputs=1):
         values = op.cast(kept[0], op.dtype(x))
         if outputs == 1:
             return values
-        plane = math.prod(lengths)  # ONNX counts through the whole tensor, PyTorch through one plane
+        plane = math.prod(lengths)  # ONNX returns flat indices of the whole tensor, PyTorch of one plane
         return values, op.Mod(kept[1], op.scalar(plane, torch.int64))
 
     return batched(sides, lower)
@@ -103,7 +103,7 @@ def _samples(sides, dtypes, *, dilated, unique=False):
         attrs = {
             "kernel_size": kernel,
             "stride": draw(s.choice((), (1,), (2,), (3,), (2, 3, 1)[:sides])),
-            "padding": tuple(draw(s.choice(k // 2, 0, k // 3)) for k in kernel),  # with more, no window is left over
+            "padding": tuple(draw(s.choice(k // 2, 0, k // 3)) for k in kernel),  # more leaves no partial window
             "ceil_mode": draw(s.choice(True, True, False)),
         }
         if dilated:
@@ -185,7 +185,7 @@ def max_pool1d_with_indices(
     dilation: tuple[int, ...] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest element of each window of ``x[n, c, w]``, and its position along ``w``."""
+    """The largest element of each window of ``x[n, c, w]``, and its index along ``w``."""
     return F.max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -204,7 +204,7 @@ def max_pool2d_with_indices(
     dilation: tuple[int, ...] = (1, 1),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest element of each window of ``x[n, c, h, w]``, and its position in the plane, counted row by row."""
+    """The largest element of each window of ``x[n, c, h, w]``, and its flat index in the plane."""
     return F.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -223,7 +223,7 @@ def max_pool3d_with_indices(
     dilation: tuple[int, ...] = (1, 1, 1),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest element of each window of ``x[n, c, d, h, w]``, and its position in the volume."""
+    """The largest element of each window of ``x[n, c, d, h, w]``, and its flat index in the volume."""
     return F.max_pool3d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
 
 
@@ -240,12 +240,12 @@ def _avg_pool(sides):
         ends = _ends(lengths, counts, windows, ceil_mode=ceil_mode)
         counted = count_include_pad or divisor_override is not None
         if counted and ceil_mode and any(begins):
-            # Padding counts, but what a window has beyond it does not: only elements that really exist can say so.
+            # Padding counts in the mean, but the rest of a window beyond it does not, so padding must be real elements.
             x = padded(op, x, begins, begins)
             ends = None if ends is None else [end - p for end, p in zip(ends, begins, strict=True)]
             begins = (0,) * sides
         whole = divisor_override is not None and ceil_mode
-        if whole:  # a sum: what lies beyond must be zeros that count
+        if whole:  # a sum: elements beyond the padding must be zeros that count
             x = padded(op, x, [0] * sides, [s - 1 for s in strides])
         pads = [*begins, *(begins if ends is None or whole else ends)]
         pooled = op.AveragePool(
@@ -286,7 +286,7 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """The mean of each window of ``x[n, c, w]``, over the padding too where ``count_include_pad``."""
+    """The mean of each window of ``x[n, c, w]``; ``count_include_pad`` includes the padding."""
     return torch.avg_pool1d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
@@ -306,7 +306,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The mean of each window of ``x[n, c, h, w]``, over the padding too where ``count_include_pad``."""
+    """The mean of each window of ``x[n, c, h, w]``; ``count_include_pad`` includes the padding."""
     return F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
@@ -326,7 +326,7 @@ def avg_pool3d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The mean of each window of ``x[n, c, d, h, w]``, over the padding too where ``count_include_pad``."""
+    """The mean of each window of ``x[n, c, d, h, w]``; ``count_include_pad`` includes the padding."""
     return F.avg_pool3d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 @operator(aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar, aten.pow.Scalar, error=ulp(8))
 def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x ** y``, elementwise."""
-    if torch.result_type(x, y) is torch.bool:  # of which a tensor on the meta device makes integers
+    if torch.result_type(x, y) is torch.bool:  # meta tensors give integers here
         return torch.pow(x, y).bool()  # pyright: ignore[reportCallIssue, reportArgumentType]
     return torch.pow(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
@@ -39,7 +39,7 @@ def _power(op, x, y):
         case int() if not dtype.is_floating_point and exponent > 1:
             return _product(op, x, exponent)
     if isinstance(exponent, int | float) and _is_rounded(exponent, dtype):
-        return op.Pow(x, op.scalar(exponent, torch.float64))  # a large base would multiply what rounding took
+        return op.Pow(x, op.scalar(exponent, torch.float64))  # a large base would amplify the rounding error
     narrow = dict.fromkeys((torch.int16, torch.int8, torch.uint8), torch.int64)
     return computed(op, "Pow", x, y, via=narrow)
 
@@ -49,7 +49,7 @@ def _is_rounded(exponent: float, dtype: torch.dtype) -> bool:
 
 
 def _product(op, x, exponent: int):
-    """Multiply out an integer power by repeated squaring: ONNX Runtime's Pow rounds integers to float64."""
+    """Compute an integer power by repeated squaring: ONNX Runtime's Pow rounds integers to float64."""
     result = None
     while exponent:
         if exponent & 1:
@@ -110,7 +110,7 @@ square.samples(one(dtype=ANY))
 
 @operator(aten.sqrt.default, error=ulp(8))
 def sqrt(x: Tensor) -> Tensor:
-    """The square root, elementwise; NaN of negative numbers."""
+    """The square root, elementwise; NaN for negative numbers."""
     return torch.sqrt(x)
 
 
@@ -135,7 +135,7 @@ rsqrt.samples(one(dtype=NUMBERS, low=0.6, high=9))
 
 @operator(aten.hypot.default, error=ulp(8))
 def hypot(x: Tensor, y: Tensor) -> Tensor:
-    """``sqrt(x**2 + y**2)``, elementwise, without overflow on the way."""
+    """``sqrt(x**2 + y**2)``, elementwise, without intermediate overflow."""
     return torch.hypot(x, y)
 
 
@@ -145,7 +145,7 @@ def _(op, x, y):
     longer = op.Max(x, y)
     ratio = op.Div(op.Min(x, y), longer)
     length = op.Mul(longer, op.Sqrt(op.Add(op.Mul(ratio, ratio), op.like(x, 1))))
-    # 0 / 0 and inf / inf: the longer leg is the answer; an infinite one even where the other is NaN.
+    # 0 / 0 and inf / inf: the result is the longer leg; an infinite leg wins even where the other is NaN.
     length = op.Where(op.IsNaN(ratio), longer, length)
     infinity = op.like(x, math.inf)
     return op.Where(op.Or(op.Equal(x, infinity), op.Equal(y, infinity)), infinity, length)

@@ -1,4 +1,4 @@
-"""Floats as integers of few bits and back: ``quantize`` and ``dequantize``, per tensor or along one axis."""
+"""``quantize`` and ``dequantize``: floats to low-bit integers and back, per tensor, per axis or block-wise."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten.exported_quantization import exported_dequantize, exported_few_bits, exported_quantize
 
 QUANTIZED = (torch.int8, torch.uint8)
-"""What ``quantize`` makes; four bits are held in these with a narrower range, and packed where they are stored."""
+"""Result dtypes of ``quantize``; INT4 uses them with a narrower range, and is packed where it is stored."""
 
 STORED = (torch.int8, torch.uint8, torch.int32)
-"""What ``dequantize`` takes; biases are stored as int32."""
+"""Operand dtypes of ``dequantize``; biases are stored as int32."""
 
 FEW_BITS, EIGHT_BITS = 4, 8
-"""Widths of integers that are read."""
+"""Supported bit widths of quantized integers."""
 
 OPSET_OF_HALF_SCALES = 19
-"""The first one whose scales may be half precision."""
+"""The first opset with half-precision scales."""
 
 OPSET_OF_FEW_BITS = 21
-"""The first one with blocks of scales, and integers of four bits."""
+"""The first opset with block-wise scales and INT4."""
 
 RANGES = (
     (torch.int8, None, None),
@@ -38,13 +38,13 @@ RANGES = (
     (torch.uint8, 0, 15),
     (torch.uint8, 1, None),
 )
-"""Ranges to draw: all eight bits, the symmetric range, four bits, one end narrower."""
+"""Integer ranges to draw: full and symmetric INT8, INT4, and one with a narrower end."""
 
 SCALES = (1.0, 0.03125, 0.05, 1 / 3)
-"""Scales to draw: powers of two make ties of halves, the others have no exact reciprocal."""
+"""Scales to draw: powers of two produce rounding ties, the others have no exact reciprocal."""
 
 SCALE_DOMAIN = (2.0**-126, 2.0**100)
-"""Scales are positive; float32 divides by no smaller normal number."""
+"""Scales are positive; the lower bound is the smallest normal number of float32."""
 
 
 @operator(error=EXACT)
@@ -58,15 +58,14 @@ def quantize(
     quant_max: int | None = None,
     axis: int | None = None,
 ) -> Tensor:
-    """``clamp(round(x / scale) + zero_point, quant_min, quant_max)`` as ``dtype``; halves go to the even neighbour.
+    """``clamp(round(x / scale) + zero_point, quant_min, quant_max)`` as ``dtype``; ties round to even.
 
-    Divided in float32, as runtimes do; PyTorch's own quantizer multiplies with the reciprocal, which differs by one
-    step at some ties. ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` belong to
-    that side of ``x``. The range is that of the dtype where an end is None. NaN has no integer: what it becomes is
-    left open.
+    The division is in float32, as in runtimes; PyTorch's own quantizer multiplies by the reciprocal, which differs by
+    one step at some ties. ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` apply
+    along that dim of ``x``. A bound of None is that of the dtype. The result for NaN is undefined.
 
     Raises:
-        ModelError: the range does not lie in that of the dtype, or a number can be no scale or zero point.
+        ModelError: the range exceeds that of the dtype, or a number is not a valid scale or zero point.
     """
     low, high = bounds(dtype, quant_min, quant_max)
     _refuse_odd_numbers(scale, zero_point, dtype)
@@ -77,10 +76,10 @@ def quantize(
 
 
 def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
-    """Return the least and the largest integer of a quantized range.
+    """Return the smallest and the largest integer of a quantized range.
 
     Raises:
-        ModelError: the dtype is none of `QUANTIZED`, or the range does not lie in that of the dtype.
+        ModelError: the dtype is not in `QUANTIZED`, or the range exceeds that of the dtype.
     """
     if dtype not in QUANTIZED:
         msg = f"quantize makes {', '.join(map(str, QUANTIZED))}, not {dtype}"
@@ -95,7 +94,7 @@ def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> 
 
 
 def _refuse_odd_numbers(scale: Tensor | Number, zero_point: Tensor | Number | None, dtype: torch.dtype) -> None:
-    """Refuse a number that is no scale, or no zero point among the integers of a dtype; elements are not looked at."""
+    """Reject a number that is not a valid scale, or not a zero point of the dtype; tensors are not checked."""
     if isinstance(scale, int | float) and not 0 < scale < math.inf:
         msg = f"a scale of {scale} has no meaning; it must be above 0 and finite"
         raise ModelError(msg)
@@ -106,9 +105,9 @@ def _refuse_odd_numbers(scale: Tensor | Number, zero_point: Tensor | Number | No
 
 
 def _spread(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
-    """Return a scale or zero point in a shape that broadcasts along the axis, in float32."""
+    """Return a scale or zero point in float32, reshaped to broadcast along the axis."""
     if not isinstance(parameter, Tensor):
-        return float(parameter)  # which arithmetic with float32 rounds; a tensor would break graphs of torch.compile
+        return float(parameter)  # float32 arithmetic rounds it; a tensor would cause graph breaks in torch.compile
     return parameter.float() if axis is None else parameter.float().reshape(_along(x.ndim, axis))
 
 
@@ -117,7 +116,7 @@ def _along(rank: int, axis: int) -> tuple[int, ...]:
 
 
 def _refuse_misfits(x: TensorType, axis: int | None, *parameters: object) -> None:
-    """Refuse an axis that does not exist, and parameters that do not have one element for each place along it."""
+    """Reject an axis that does not exist, and parameters without exactly one element per index of the axis."""
     if axis is not None and not -x.rank <= axis < x.rank:
         msg = f"axis {axis} of {x} does not exist"
         raise ModelError(msg)
@@ -152,7 +151,7 @@ def _(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
 
 
 def _kind_of(op, scale, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which ONNX is to compute: that of floats where the scale has it, too, otherwise float32."""
+    """Return the dtype of the computation in ONNX: ``dtype`` if the scale has it too, otherwise float32."""
     if isinstance(scale, int | float) or op.dtype(scale) != dtype or dtype == torch.float32:
         return torch.float32
     op.require(OPSET_OF_HALF_SCALES)
@@ -198,20 +197,20 @@ def dequantize(
 ) -> Tensor:
     """``(x - zero_point) * scale`` as ``dtype``: the difference exact, the product in float32.
 
-    ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` belong to that side of
-    ``x``. With a ``block_size``, so many neighbours along the axis share a scale: ``scale`` has the shape of ``x`` but
-    for that side, which is as many times shorter. A zero point of None is 0. ``bits`` 4 says that the integers are
-    such of four bits, as which a constant is stored.
+    ``axis`` None: one scale for all elements; otherwise ``scale[c]`` and ``zero_point[c]`` apply along that dim of
+    ``x``. With a ``block_size``, that many neighbours along the axis share a scale: ``scale`` has the shape of ``x``,
+    except that this dim is ``block_size`` times smaller. A zero point of None is 0. ``bits=4`` marks the integers as
+    INT4, and a constant is stored as such.
 
     Raises:
-        ModelError: a number can be no scale or zero point.
+        ModelError: a number is not a valid scale or zero point.
     """
     _refuse_odd_numbers(scale, zero_point, x.dtype)
     if torch.compiler.is_exporting() and block_size is None and bits == EIGHT_BITS:
         return exported_dequantize(x, scale, zero_point, dtype=dtype, axis=axis)
     if torch.compiler.is_exporting() and isinstance(scale, Tensor) and torch.onnx.is_in_onnx_export():
         return exported_few_bits(x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
-    steps = x.to(torch.float32 if x.dtype in QUANTIZED else torch.int64)  # which hold differences of these
+    steps = x.to(torch.float32 if x.dtype in QUANTIZED else torch.int64)  # they hold the differences
     if isinstance(zero_point, Tensor):
         zero_point = (
             zero_point.to(steps.dtype) if axis is None else zero_point.to(steps.dtype).reshape(_along(x.ndim, axis))
@@ -243,7 +242,7 @@ def _(x, scale, zero_point, *, dtype, axis, block_size, bits):
 
 
 def _refuse_odd_blocks(x: TensorType, axis: int | None, block_size: int, scale: object) -> None:
-    """Refuse blocks that do not divide the side that they lie along, and scales that are not one for each."""
+    """Reject a block size that does not divide the axis, and scales without one element per block."""
     _refuse_misfits(x, axis)
     if axis is None or block_size < 1 or is_symbolic(x.shape[axis]) or int(x.shape[axis]) % block_size:
         msg = f"blocks of {block_size} along axis {axis} do not divide {x}"
@@ -270,26 +269,26 @@ def _(op, x, scale, zero_point, *, dtype, axis, block_size, bits):
         return op.cast(op.Mul(steps, scale), dtype)
     if zero_point is not None:
         (zero_point,) = op.promote(zero_point, to=stored)
-    elif stored == torch.int8:  # ONNX Runtime 1.31 moves what follows before it, through a uint8 where no dtype is said
+    elif stored == torch.int8:  # ONNX Runtime 1.31 moves the next node before it, via uint8 if no dtype is given
         zero_point = _zeros(op, shape, stored)
     result = op.DequantizeLinear(x, scale, zero_point, axis=axis)
     return op.cast(op.declare(result, kind), dtype)
 
 
 def _dequantize_few(op, x, scale, *, dtype, axis, block_size, bits):
-    """Write what a newer version of ONNX's operator takes: blocks, and integers of four bits."""
+    """Lower block-wise and INT4 dequantization, which need a newer opset."""
     op.require(OPSET_OF_FEW_BITS)
     is_one_block = block_size is not None and op.shape(scale) == (1,)
     kind = _kind_of(op, scale, dtype)
     (scale,) = op.promote(scale, to=kind)
-    if is_one_block:  # ONNX Runtime 1.31 takes a vector of one scale for that of a whole tensor
+    if is_one_block:  # ONNX Runtime 1.31 treats a vector of one scale as a per-tensor scale
         scale, axis, block_size = op.Reshape(scale, op.ints([])), None, None
     result = op.DequantizeLinear(op.of_four_bits(x) if bits == FEW_BITS else x, scale, axis=axis, block_size=block_size)
     return op.cast(op.declare(result, kind), dtype)
 
 
 def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):
-    """Return a zero for each scale, as a constant where their number is known."""
+    """Return one zero per scale, as a constant if the shape is static."""
     known = [side for side in shape if isinstance(side, int)]
     if len(known) < len(shape):
         return op.Expand(op.scalar(0, dtype), op.ints(shape))
@@ -311,7 +310,7 @@ def _(draw, s):
 
 
 def _few_bits(draw, s, bits: int, block_size: int | None):
-    """Draw integers of few bits, and blocks that share a scale: without zero points, as weights are held."""
+    """Draw INT4 and block-wise quantized integers, without zero points, like weights."""
     low, high = (-8, 7) if bits == FEW_BITS else (-127, 127)
     rank = draw(s.integers(1, 3))
     axis = draw(s.integers(-rank, rank - 1))

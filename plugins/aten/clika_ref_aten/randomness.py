@@ -1,4 +1,4 @@
-"""Operators that draw random numbers of a given shape."""
+"""Random tensors of a given shape."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ aten = torch.ops.aten
 
 FLOATS = (torch.float32, torch.float64, torch.float16)
 DRAWN = FLOATS[:2]
-"""The dtypes that ONNX Runtime draws."""
+"""The dtypes of ONNX Runtime's random number generators."""
 
 
 def drawn(op, op_type, shape, dtype):
-    """Return random numbers of a shape, which may hold size expressions, from an ONNX generator."""
+    """Draw random numbers with an ONNX generator; the shape may be symbolic."""
     kind = dtype if dtype in DRAWN else torch.float32
     if is_symbolic(tuple(shape)) or not shape:
         model = op.Expand(op.scalar(0.0, kind), op.ints(shape)) if shape else op.scalar(0.0, kind)
@@ -28,21 +28,21 @@ def drawn(op, op_type, shape, dtype):
 
 
 def uniform_of_shape(op, shape, dtype):
-    """Return numbers in ``[0, 1)``."""
+    """Draw uniform random numbers in ``[0, 1)``."""
     if dtype in DRAWN:
         return drawn(op, "RandomUniform", shape, dtype)
     share = drawn(op, "RandomUniform", shape, torch.float32)
-    steps = op.scalar(2 / torch.finfo(dtype).eps, torch.float32)  # a narrow dtype would round the largest to 1
+    steps = op.scalar(2 / torch.finfo(dtype).eps, torch.float32)  # half precision would round the largest to 1
     return op.cast(op.Div(op.Floor(op.Mul(share, steps)), steps), dtype)
 
 
 def normal_of_shape(op, shape, dtype):
-    """Return numbers of mean 0 and deviation 1."""
+    """Draw normal random numbers with mean 0 and standard deviation 1."""
     return drawn(op, "RandomNormal", shape, dtype)
 
 
 def integers_of_shape(op, shape, low, high):
-    """Return int64 numbers in ``[low, high)``; float64 has room for any that a model draws."""
+    """Draw int64 random numbers in ``[low, high)`` from float64, which is precise enough for any range in a model."""
     share = uniform_of_shape(op, shape, torch.float64)
     steps = op.cast(op.Floor(op.Mul(share, op.scalar(high - low, torch.float64))), torch.int64)
     return op.Add(steps, op.scalar(low, torch.int64))
@@ -61,7 +61,7 @@ def _shape_samples(draw, s):
 
 @operator(aten.rand.default, aten.rand.generator, random=True)
 def rand(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-    """Random numbers in ``[0, 1)`` of shape ``size``."""
+    """Uniform random numbers in ``[0, 1)`` of shape ``size``."""
     return torch.rand(size, dtype=dtype, device=device)
 
 
@@ -71,7 +71,7 @@ rand.samples(_shape_samples)
 
 @operator(aten.randn.default, aten.randn.generator, random=True)
 def randn(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
-    """Normal random numbers of mean 0 and deviation 1, of shape ``size``."""
+    """Normal random numbers with mean 0 and standard deviation 1, of shape ``size``."""
     return torch.randn(size, dtype=dtype, device=device)
 
 
@@ -80,7 +80,7 @@ randn.samples(_shape_samples)
 
 
 def _shaped_like(declared, *overloads):
-    """Declare factories that take shape, dtype and device of a tensor."""
+    """Declare factories that use the shape, dtype and device of a tensor."""
 
     @declared.from_torch(*overloads)
     def _(x, *, dtype=None, device=None, **storage):
@@ -160,9 +160,10 @@ def _(x, low, high, *, generator=None):
 
 
 def _over(x, low, high):
-    """Return the call that stands for ``x.random_(low, high)``.
+    """Return the `randint` call that replaces ``x.random_(low, high)``.
 
-    Source: torch.Tensor.random_: by default up to the largest integer, or the last up to which a float has them all.
+    Source: torch.Tensor.random_. The default range ends at the largest integer, or for floats at the largest one up to
+    which all integers are exact.
     """
     dtype = x.type.dtype
     if high is None:

@@ -1,4 +1,4 @@
-"""Recurrent networks, and their cells."""
+"""Recurrent networks: LSTM, GRU and RNN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRU_GATES = (1, 0, 2)
 
 
 def _converted(op):
-    """Return the conversion of ATen's call of a network: states and parameters come as lists, dropout must be off."""
+    """Return the conversion of ATen's call of a network: states and parameters are lists, and dropout must be off."""
 
     def convert(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         if dropout and train and num_layers > 1:
@@ -45,7 +45,7 @@ def _converted(op):
 
 
 def _type(states):
-    """Return the type rule of a network: fake tensors unroll it, which takes a length that is known."""
+    """Return the type rule of a network: fake tensors unroll it, which needs a static length."""
 
     def rule(x, *operands, batch_first, bidirectional, **_):
         *sequence, _ = x.shape
@@ -57,7 +57,7 @@ def _type(states):
 
 
 def _network(op_type, gates, **attrs):
-    """Return the lowering of a network by one ONNX node for each layer, both directions included."""
+    """Return the lowering of a network to one ONNX node per layer, including both directions."""
     states = 2 if op_type == "LSTM" else 1
 
     def lower(op, x, *operands, has_biases, num_layers, bidirectional, batch_first):
@@ -91,21 +91,21 @@ def _network(op_type, gates, **attrs):
 
 
 def _parts(op, state, count, size):
-    """Return ``state[count * size, b, h]`` as ``count`` values, one for each layer."""
+    """Split ``state[count * size, b, h]`` into ``count`` tensors, one per layer."""
     if count == 1:
         return (state,)
     return op.Split(state, op.ints([size] * count), axis=0, outputs=count)
 
 
 def _merged(op, y, directions):
-    """Return ONNX's ``y[t, directions, b, h]`` as ``[t, b, directions * h]``."""
+    """Convert ONNX's ``y[t, directions, b, h]`` to ``[t, b, directions * h]``."""
     if directions == 1:
         return op.Squeeze(y, op.ints([1]))
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints([0, 0, -1]))
 
 
 def _stacked(op, directions, gates):
-    """Return W, R and B of ONNX, ``[directions, ...]``, from the parameters of each direction; B may be absent."""
+    """Return ONNX's W, R and B, each ``[directions, ...]``, from the parameters of each direction; B may be None."""
 
     def reordered(value):
         if gates is not None:
@@ -160,9 +160,9 @@ def lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Long short-term memory over ``x[t, b, i]`` from the states ``h`` and ``c``, to outputs and both last states.
+    """LSTM over ``x[t, b, i]`` from the states ``h`` and ``c``; returns the outputs and both final states.
 
-    ``params`` holds, for each layer and direction, input weight, hidden weight, and both biases if there are any.
+    ``params`` holds the input weight, the hidden weight and, with ``has_biases``, two biases per layer and direction.
     """
     return torch.lstm(x, (h, c), params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
@@ -177,7 +177,7 @@ lstm.samples(_samples(4, 2))
 def gru(
     x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor]:
-    """Gated recurrent units over ``x[t, b, i]`` from the state ``h``, to outputs and the last state; see `lstm`."""
+    """GRU over ``x[t, b, i]`` from the state ``h``; returns the outputs and the final state. See `lstm`."""
     return torch.gru(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
 
@@ -191,7 +191,7 @@ gru.samples(_samples(3, 1))
 def rnn_tanh(
     x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor]:
-    """``h = tanh(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``, to all states and the last one; see `lstm`."""
+    """``h = tanh(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."""
     return torch.rnn_tanh(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
 
@@ -205,7 +205,7 @@ rnn_tanh.samples(_samples(1, 1))
 def rnn_relu(
     x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
 ) -> tuple[Tensor, Tensor]:
-    """``h = relu(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``, to all states and the last one; see `lstm`."""
+    """``h = relu(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."""
     return torch.rnn_relu(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
 

@@ -1,4 +1,4 @@
-"""Single steps of recurrent networks."""
+"""Cells of recurrent networks: single steps of LSTM, GRU and RNN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _gates(op, x, weight, bias, count) -> Any:
-    """Return ``x @ weight.T + bias`` cut into its gates."""
+    """Return ``x @ weight.T + bias``, split into its gates."""
     product, width = op.Gemm(x, weight, bias, transB=1), op.result.shape[-1]
     return op.Split(product, op.ints([width] * count), axis=1, outputs=count) if count > 1 else (product,)
 

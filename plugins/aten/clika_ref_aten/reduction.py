@@ -1,7 +1,7 @@
-"""Reductions of sides to one element: sums, products, extreme elements and truth.
+"""Reductions over dims: sums, means, products, min/max, all and any.
 
-ONNX Runtime's ReduceMax and ReduceMin pass over NaN unless it comes first, which is not mended here: asking for NaN as
-well makes a reduction eight times as slow (1.31, one thread).
+ONNX Runtime's ReduceMax and ReduceMin ignore NaN unless it comes first. This is not corrected here: checking for NaN
+makes a reduction eight times as slow (1.31, one thread).
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from clika_ref_aten.ordering import extreme_over
 aten = torch.ops.aten
 
 SUMMABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
-"""What runtimes sum and multiply; other integers go through int64, which wraps around to the same bits."""
+"""Dtypes that runtimes sum and multiply; other integers are computed in int64, which wraps around to the same bits."""
 
 COMPARABLE = (*SUMMABLE, torch.uint8, torch.int8)
-"""What runtimes compare."""
+"""Dtypes that runtimes compare."""
 
 
 def as_sides(dim: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return one side, several or all of them (None, in ATen also none at all) in one form."""
+    """Normalize ``dim`` to a tuple, or None for all dims; an empty tuple means all dims, as in ATen."""
     if dim is None or dim == ():
         return None
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
 def axes(op, x, dim):
-    """Return the reduced sides as an operand of Reduce*: absent for all of them, and for a 0-d tensor."""
+    """Return the reduced dims as an operand of Reduce*; None for all dims, and for a 0-d tensor."""
     sides = as_sides(dim)
     rank = op.rank(x)
     return op.ints([d % rank for d in sides]) if sides and rank else None
 
 
 def reduced_count(shape, dim):
-    """Return how many elements a reduction over ``dim`` makes one of."""
+    """Return the number of elements that a reduction over ``dim`` combines into one."""
     sides = as_sides(dim) if shape else None
     return math.prod(shape if sides is None else (shape[d] for d in sides))
 
 
 def mean_of(op, x, count, over, *, keepdims):
-    """Return the mean of ``count`` elements: NaN of none, of which runtimes say 0."""
+    """Return the mean of ``count`` elements; NaN for no elements, where runtimes return 0."""
     mean = op.ReduceMean(x, over, keepdims=keepdims)
     return op.Div(mean, op.cast(is_any(op, count), op.dtype(x))) if op.sizes.may_be_zero(count) else mean
 
 
 def is_any(op, count):
-    """Return whether a count is not 0, as a 0-d value."""
+    """Return whether ``count`` is not 0, as a 0-d bool."""
     return op.cast(op.scalar(count, torch.int64), torch.bool)
 
 
 def reduced_shape(shape, dim, *, keepdim):
-    """Return the shape after the sides ``dim`` were reduced; fake inference refuses sides that may be empty."""
+    """Return the shape after a reduction over ``dim``; fake tensors reject dims that may be empty."""
     sides = as_sides(dim)
     gone = range(len(shape)) if sides is None else [d % max(len(shape), 1) for d in sides]
     return tuple(1 if d in gone else side for d, side in enumerate(shape) if keepdim or d not in gone)
@@ -71,12 +71,12 @@ def selected_type(x, *, dim=None, keepdim=False):
 
 
 def comparable(op, x):
-    """Return ``x`` in a dtype in which runtimes find extreme elements."""
+    """Return ``x`` in a dtype that runtimes compare."""
     return x if op.dtype(x) in COMPARABLE else op.cast(x, torch.int32)
 
 
 def _sum(op, x, over, *, keepdims):
-    """Return a sum in the dtype of the result; integers add up as int64, which wraps around to the same bits."""
+    """Sum in the dtype of the result; integers are summed as int64, which wraps around to the same bits."""
     dtype = op.result.dtype
     if dtype.is_floating_point:
         return op.ReduceSum(op.cast(x, dtype), over, keepdims=keepdims)
@@ -87,16 +87,16 @@ def _sum(op, x, over, *, keepdims):
 
 
 def _sum_of_halves(op, x, over, *, keepdims):
-    """Return the sum of int64, which ONNX Runtime computes in float64: exact up to 2^21 halves of 32 bits."""
+    """Sum int64 as two 32-bit halves: ONNX Runtime sums in float64, which is exact for up to 2^21 halves."""
     half = op.scalar(2**32, torch.int64)
-    low = op.Mod(x, half)  # not below 0: TensorRT imports no BitwiseAnd
+    low = op.Mod(x, half)  # at least 0; TensorRT does not import BitwiseAnd
     high = op.Div(op.Sub(x, low), half)
     highs, lows = (op.ReduceSum(part, over, keepdims=keepdims) for part in (high, low))
     return op.Add(op.Mul(highs, half), lows)
 
 
 def _extreme(op_type):
-    """Return the lowering of a reduction to the largest or smallest element."""
+    """Return the lowering of a maximum or minimum over dims."""
 
     def lower(op, x, *, dim, keepdim):
         found = extreme_over(op, op_type, comparable(op, x), axes(op, x, dim), keepdims=keepdim)
@@ -106,22 +106,22 @@ def _extreme(op_type):
 
 
 def _truth(op_type):
-    """Return the lowering of a reduction of truth values, which runtimes compare as integers."""
+    """Return the lowering of all or any: runtimes reduce bools as integers."""
 
     def lower(op, x, *, dim, keepdim):
         truth = op.cast(x, torch.bool)
-        if dim == ():  # ATen reduces nothing here, unlike everywhere else
+        if dim == ():  # ATen reduces no dims here, unlike everywhere else
             return op.cast(truth, op.result.dtype)
         truth = op.cast(truth, torch.int32)
         reduced = op.node(op_type, truth, axes(op, x, dim), keepdims=keepdim)
-        found = op.node("Greater", reduced, op.scalar(0, torch.int32))  # of no elements the least of all integers
+        found = op.node("Greater", reduced, op.scalar(0, torch.int32))  # no elements: the smallest integer
         return op.cast(found, op.result.dtype)
 
     return lower
 
 
 def draw_sides(draw, s, x):
-    """Draw None, one side, or two."""
+    """Draw None, one dim, or two."""
     form = draw(s.choice("one", "all", *(("two",) if x.rank > 1 else ()))) if x.rank else "all"
     if form == "all":
         return None
@@ -130,7 +130,7 @@ def draw_sides(draw, s, x):
 
 
 def _draw_reduction(*dtypes, low=-3.0, high=3.0):
-    """Return samples of a tensor of one of the dtypes, reduced over any sides."""
+    """Return a sampler for a tensor of one of the dtypes, reduced over any dims."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtypes, low=low, high=high))
@@ -140,7 +140,7 @@ def _draw_reduction(*dtypes, low=-3.0, high=3.0):
 
 
 def _draw_typed_reduction(*dtypes, to):
-    """Return samples as `_draw_reduction` does, with a dtype of the result as well."""
+    """Return a sampler like `_draw_reduction` that also draws a dtype of the result."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtypes, low=-3, high=4))
@@ -150,7 +150,7 @@ def _draw_typed_reduction(*dtypes, to):
 
 
 def _draw_truth(*dtypes, **bounds):
-    """Return samples as `_draw_reduction` does, with the empty tuple of sides as well."""
+    """Return a sampler like `_draw_reduction` that also draws the empty tuple of dims."""
     plain = _draw_reduction(*dtypes, **bounds)
 
     def sample(draw, s):
@@ -167,7 +167,7 @@ def _draw_truth(*dtypes, **bounds):
 def sum_(
     x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Sum over the sides ``dim`` (None: all), computed in ``dtype``; integers and truth values add up to int64."""
+    """Sum over the dims ``dim`` (None: all), computed in ``dtype``; integers and bools give int64."""
     return torch.sum(x, dim, keepdim, dtype=dtype)
 
 
@@ -185,7 +185,7 @@ sum_.samples(
 def mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Mean over the sides ``dim`` (None: all), computed in ``dtype``."""
+    """Mean over the dims ``dim`` (None: all), computed in ``dtype``."""
     return torch.mean(x, dim, keepdim, dtype=dtype)
 
 
@@ -198,7 +198,7 @@ def _(op, x, *, dim, keepdim, dtype):
 @mean.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-3, high=4))
-    own = (None,) if x.dtype.is_floating_point else ()  # integers have no mean of their own dtype
+    own = (None,) if x.dtype.is_floating_point else ()  # the mean of integers needs a float dtype
     dtype = draw(s.choice(*own, torch.float32, torch.float64))
     return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
 
@@ -207,7 +207,7 @@ def _(draw, s):
 def nansum(
     x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Sum over the sides ``dim`` (None: all) of the elements that are numbers."""
+    """Sum over the dims ``dim`` (None: all), ignoring NaN."""
     return torch.nansum(x, dim, keepdim, dtype=dtype)
 
 
@@ -224,7 +224,7 @@ nansum.samples(_draw_typed_reduction(torch.float32, torch.int64, to=(torch.float
 def nanmean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Mean over the sides ``dim`` (None: all) of the elements that are numbers."""
+    """Mean over the dims ``dim`` (None: all), ignoring NaN."""
     return torch.nanmean(x, dim, keepdim, dtype=dtype)
 
 
@@ -241,7 +241,7 @@ nanmean.samples(_draw_typed_reduction(torch.float32, to=(torch.float64,)))
 
 @operator(aten.prod.default, aten.prod.dim_int, error=COMPOSE)
 def prod(x: Tensor, *, dim: int | None = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """Multiply the elements along the side ``dim`` (None: all elements); integers give int64."""
+    """Multiply the elements along ``dim`` (None: all elements); integers give int64."""
     return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
 
 
@@ -261,7 +261,7 @@ def _(draw, s):
 
 @operator(aten.logsumexp.default, error=SOFTMAX)
 def logsumexp(x: Tensor, *, dim: tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """``log(sum(exp(x)))`` over the sides ``dim`` (none given: all), without overflow."""
+    """``log(sum(exp(x)))`` over the dims ``dim`` (none given: all), without overflow."""
     return torch.logsumexp(x, dim, keepdim)
 
 
@@ -273,7 +273,7 @@ def _(x, *, dim, keepdim):
 
 @logsumexp.onnx
 def _(op, x, *, dim, keepdim):
-    dtype = op.result.dtype  # of half precision ONNX Runtime takes the definition, which overflows
+    dtype = op.result.dtype  # in half precision, ONNX Runtime uses the definition, which overflows
     (wide,) = op.promote(x, to=torch.float32 if dtype in HALVES else dtype)
     return op.cast(op.declare(op.ReduceLogSumExp(wide, axes(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype)
 
@@ -284,12 +284,12 @@ def _(draw, s):
     return s.call(x, dim=draw_sides(draw, s, x) or tuple(range(x.rank)), keepdim=draw(s.booleans()))
 
 
-# Extreme elements
+# Minimum and maximum
 
 
 @operator(aten.amax.default, aten.max.default, quant=SAME_SCALE, error=EXACT)
 def amax(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
-    """Return the largest element over the sides ``dim`` (none given: all)."""
+    """Return the largest element over the dims ``dim`` (none given: all)."""
     return torch.amax(x, () if dim is None else dim, keepdim)
 
 
@@ -300,7 +300,7 @@ amax.samples(_draw_reduction(torch.float32, torch.int64, torch.int32, torch.bool
 
 @operator(aten.amin.default, aten.min.default, quant=SAME_SCALE, error=EXACT)
 def amin(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
-    """Return the smallest element over the sides ``dim`` (none given: all)."""
+    """Return the smallest element over the dims ``dim`` (none given: all)."""
     return torch.amin(x, () if dim is None else dim, keepdim)
 
 
@@ -311,7 +311,7 @@ amin.samples(_draw_reduction(torch.float32, torch.int64, torch.int16, torch.bool
 
 @operator(aten.aminmax.default, quant=SAME_SCALE, error=EXACT)
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest element along the side ``dim`` (None: of all elements)."""
+    """Return the smallest and the largest element along ``dim`` (None: of all elements)."""
     return torch.aminmax(x, dim=dim, keepdim=keepdim)
 
 
@@ -332,12 +332,12 @@ def _(draw, s):
     return s.call(x, dim=dim, keepdim=draw(s.booleans()))
 
 
-# Truth
+# All and any
 
 
 @operator(aten.all.default, aten.all.dims, error=EXACT)
 def all_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether every element over the sides ``dim`` (None: all) differs from zero."""
+    """Whether all elements over the dims ``dim`` (None: all) are nonzero."""
     return torch.all(x, dim=dim, keepdim=keepdim)
 
 
@@ -352,7 +352,7 @@ def _(x, dim, keepdim=False):
 
 @operator(aten.any.default, aten.any.dims, error=EXACT)
 def any_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False) -> Tensor:
-    """Whether some element over the sides ``dim`` (None: all) differs from zero."""
+    """Whether any element over the dims ``dim`` (None: all) is nonzero."""
     return torch.any(x, dim=dim, keepdim=keepdim)
 
 
@@ -367,7 +367,7 @@ def _(x, dim, keepdim=False):
 
 @operator(aten.count_nonzero.dim_IntList, error=EXACT)
 def count_nonzero(x: Tensor, *, dim: tuple[int, ...] | None = None) -> Tensor:
-    """Count the elements that are not zero, over the sides ``dim`` (None: all)."""
+    """Count the nonzero elements over the dims ``dim`` (None: all)."""
     return torch.count_nonzero(x, dim)
 
 

@@ -1,4 +1,4 @@
-"""Operators that give the elements of a side another order."""
+"""Operators that reorder the elements along dims: roll, flip and rot90."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clika_ref_aten.slicing import cut
 aten = torch.ops.aten
 
 BEFORE_FIRST = torch.iinfo(torch.int64).min
-"""The end of a backward slice that reaches the first element."""
+"""The end of a backward slice that includes the first element."""
 
 
 @operator(aten.roll.default, quant=SAME_SCALE, error=EXACT)
 def roll(x: Tensor, *, shifts: tuple[int, ...], dims: tuple[int, ...] = ()) -> Tensor:
-    """Move elements forward along sides, those that leave at the end coming back at the start.
+    """Shift elements along dims; elements shifted beyond the end reappear at the start.
 
-    Without ``dims``, ``x`` is rolled as if it were flat.
+    Without ``dims``, ``x`` is flattened before the roll and restored after it.
     """
     return x.roll(shifts, dims)
 
@@ -56,7 +56,7 @@ def _rolled(op: Any, x: Any, dim: int, side: Any, shift: Any) -> Any:
     if isinstance(side, int) and isinstance(shift, int):
         start = -shift % max(side, 1)
     else:
-        start = torch_sympy.PythonMod(-shift, torch_sympy.Max(side, 1))  # an empty side: integers cannot divide by 0
+        start = torch_sympy.PythonMod(-shift, torch_sympy.Max(side, 1))  # an empty dim: integers cannot divide by 0
     if start == 0:
         return x
     return op.Concat(cut(op, x, dim, start=start), cut(op, x, dim, end=start), axis=dim)
@@ -64,7 +64,7 @@ def _rolled(op: Any, x: Any, dim: int, side: Any, shift: Any) -> Any:
 
 @operator(aten.flip.default, quant=SAME_SCALE, error=EXACT)
 def flip(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
-    """Reverse the order of the elements along the given sides."""
+    """Reverse the order of the elements along the given dims."""
     return x.flip(dims)
 
 
@@ -94,7 +94,7 @@ def _(x):
 
 @operator(aten.rot90.default, quant=SAME_SCALE, error=EXACT)
 def rot90(x: Tensor, *, k: int = 1, dims: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Turn ``x`` by ``k`` quarters in the plane of two sides, from the first towards the second."""
+    """Rotate ``x`` by ``k * 90`` degrees in the plane of two dims, from the first towards the second."""
     return x.rot90(k, dims)
 
 

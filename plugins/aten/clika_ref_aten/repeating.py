@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @operator(aten.repeat.default, quant=SAME_SCALE, error=EXACT)
 def repeat(x: Tensor, *, repeats: tuple[int, ...]) -> Tensor:
-    """``repeats[i]`` copies of ``x`` one after the other along side ``i`` of the result, new sides coming first."""
+    """Tile ``x``: ``repeats[i]`` copies along dim ``i`` of the result, with new dims first."""
     return x.repeat(repeats)
 
 
@@ -55,10 +55,10 @@ def _(x, dims):
 def repeat_interleave(
     x: Tensor, repeats: Tensor | Number, *, dim: int | None = None, output_size: int | None = None
 ) -> Tensor:
-    """Each element along a side ``repeats`` times in a row (a number, or one count for each index of the side).
+    """Repeat each element along ``dim`` ``repeats`` times in a row; a tensor holds one count per index.
 
-    Without ``dim``, ``x`` is flattened. Where ``repeats`` is a tensor, the length of the result depends on its
-    elements: ``output_size`` says it beforehand.
+    Without ``dim``, ``x`` is flattened. If ``repeats`` is a tensor, the size of the result depends on its elements;
+    ``output_size`` gives it in advance.
     """
     return aten.repeat_interleave(x, repeats, dim, output_size=output_size)
 
@@ -70,14 +70,14 @@ def _(op, x, repeats, *, dim, output_size):
     flat = x if shape == op.shape(x) else op.reshape(x, shape)
     if not isinstance(repeats, int) and not is_symbolic(repeats):
         counts, side = op.cast(repeats, torch.int64), op.ints([shape[dim]])
-        one = op.shape(repeats) in ((), (1,))  # where it turns out to be one at run time only, the side is not empty
+        one = op.shape(repeats) in ((), (1,))  # if the size is 1 at run time only, the dim is not empty
         counts = op.Tile(op.Reshape(counts, op.ints([1])), side) if one else op.Expand(counts, side)
         return op.Gather(flat, _positions(op, counts, output_size), axis=dim)
     if repeats == 1:
         return flat
     copies = op.Unsqueeze(flat, op.ints([dim + 1]))
     times = [repeats if i == dim + 1 else 1 for i in range(len(shape) + 1)]
-    copies = op.Tile(copies, op.ints(times))  # not Expand: ONNX Runtime's leaves a side of 1 where 0 is asked for
+    copies = op.Tile(copies, op.ints(times))  # not Expand: ONNX Runtime's keeps size 1 where 0 is requested
     return op.reshape(copies, op.result.shape)
 
 
@@ -104,7 +104,7 @@ def _(draw, s):
 
 @operator(aten.repeat_interleave.Tensor, quant=KEEP_FLOAT, error=EXACT)
 def repeat_interleave_indices(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-    """The index ``i`` of each element ``repeats[i]`` times in a row."""
+    """Each index ``i``, ``repeats[i]`` times in a row."""
     return torch.repeat_interleave(repeats, output_size=output_size)
 
 
@@ -125,7 +125,7 @@ def _(draw, s):
 
 
 def _counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
-    """Return counts, and their sum (``times`` over) or None: where it is given, all counts are equal."""
+    """Draw counts, and ``times`` their sum or None; if the sum is given, all counts are equal."""
     low = draw(s.integers(0, 3))
     known = draw(s.booleans())
     span = (low, low if known else 4)
@@ -144,7 +144,7 @@ def _known(output_size: Any) -> Any:
 
 
 def _positions(op: Any, counts: Any, length: Any) -> Any:
-    """Return int64[sum of counts]: how many of the running sums of ``counts`` each position has passed."""
+    """Return ``int64[sum of counts]``: the number of cumulative sums of ``counts`` that are at most each position."""
     ends = op.CumSum(counts, op.scalar(0, torch.int64))
     if length is None:
         numbers = (op.scalar(0, torch.int64), op.ReduceSum(counts, keepdims=0), op.scalar(1, torch.int64))

@@ -1,4 +1,4 @@
-"""Resampling to another size along the sides after channels: nearest, linear, cubic; antialiased or not."""
+"""Upsampling and downsampling of spatial dims: nearest, linear and cubic, with or without antialiasing."""
 
 from __future__ import annotations
 
@@ -24,28 +24,31 @@ NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8, torch.float64)
 ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
 
 INEXACT = ((26, 64),) * 3 + ((2, 55),) * 3
-"""Lengths before and after at whose quotient roundings show.
+"""Input and output sizes that expose differences in rounding.
 
-Dividing by the first takes other elements than multiplying by its inverse; along the second each kernel of eager's own
-takes another one for the middle.
+At the first pair, dividing by the factor selects other elements than multiplying by its inverse. At the second, eager's
+own kernels differ in the middle element.
 """
 
 SMALL_PLANE = 128
-"""Height plus width of a result up to which eager takes a kernel of its own for two sides."""
+"""Largest height plus width of a 2-d result for which eager uses a separate kernel."""
 
 MANY = 1 << 14
-"""A length up to which rounding is checked where the real one is known only at run time."""
+"""The size up to which rounding is checked if the real size is symbolic."""
 
 
 def _scaled(n: Any, scale: float) -> Any:
-    """Return ``floor(n * scale)``, in double, and as an expression of the same form as PyTorch's."""
+    """Return ``floor(n * scale)``, in double precision; expressions have the same form as PyTorch's."""
     if not is_symbolic(n):
         return int(float(n) * scale)
     return n * int(scale) if float(scale).is_integer() else TruncToInt(ToFloat(n) * sympy.Float(scale))
 
 
 def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
-    """Declare all but the reference, from ATen's two forms on: a size or factors, and a size and where it came from."""
+    """Declare everything but the reference of a resampling operator.
+
+    ATen has two overloads: ``vec`` takes a size or factors, ``default`` a size and the factors that it came from.
+    """
     corners = 0 if "nearest" in op.name else 1
 
     @op.from_torch(packet.vec)
@@ -63,17 +66,17 @@ def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
 
     op.types(_type)
     op.onnx(lowering)
-    # Eager antialiasing repeats the first element of a result one element wide, whatever it should hold.
+    # Eager's antialiasing returns the first element for a result of size 1, whatever the correct value is.
     shortest = 2 if op.name.endswith("aa") else 1
     how = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT}
     op.samples(_samples(sides, aligned="align_corners" in op.attributes, **how))
 
 
 def _aligned(op, corners):
-    """Return the attribute ``align_corners``, if there is one.
+    """Return the attribute ``align_corners`` if the operator has it.
 
     Raises:
-        ModelError: corners are to be aligned with antialiasing.
+        ModelError: ``align_corners`` is combined with antialiasing.
     """
     if "align_corners" in op.attributes:
         return {"align_corners": corners[0]}
@@ -109,12 +112,12 @@ def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=())
 
 
 def _sources(n, m, scale, *, exact, dtype, small):
-    """Return where PyTorch's nearest takes each of ``m`` elements from, in its own arithmetic.
+    """Return the source index of each of ``m`` elements in PyTorch's nearest mode, in its own arithmetic.
 
     The last step rounds once, in float32. Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, HelperInterpNearest and
     HelperInterpNearestExact; in a ``small`` plane nearest_idx and nearest_exact_idx of UpSample.h.
     """
-    if small and not exact and m in (n, 2 * n):  # nobody asks for the factor
+    if small and not exact and m in (n, 2 * n):  # the factor is not used
         scale = None
     dtype = np.float32 if small else dtype
     step = dtype(1.0 / scale) if scale else dtype(n) / dtype(m)
@@ -128,7 +131,7 @@ def _sources(n, m, scale, *, exact, dtype, small):
 
 
 def _planes(sizes):
-    """Return whether a result is a small plane; both answers where that is known at run time only.
+    """Return whether a result is a small plane, as a tuple: both answers if the sizes are symbolic.
 
     Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d.
     """
@@ -138,7 +141,7 @@ def _planes(sizes):
 
 
 def _factor(n, m, scale, planes, **how):
-    """Return the whole number by which a side is stretched if each element is then simply repeated, else None."""
+    """Return the integer factor between two sizes if each element is simply repeated, else None."""
     if is_symbolic((n, m)):
         factor = int(scale) if scale and float(scale).is_integer() and _scaled(n, scale) == m else 0
         n = MANY
@@ -152,7 +155,7 @@ def _factor(n, m, scale, planes, **how):
 
 
 def _positions(op, n, m, scale, *, exact, dtype, small):
-    """Return ``int64[m]``, the sources of a side, computed at run time where a length is not known."""
+    """Return the source indices along a dim, ``int64[m]``, computed at run time if a size is symbolic."""
     if not is_symbolic((n, m)):
         return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype, small=small), torch.int64)
     real = torch.float64 if dtype is np.float64 and not small else torch.float32
@@ -175,9 +178,9 @@ def _positions(op, n, m, scale, *, exact, dtype, small):
 
 
 def _nearest(*, exact):
-    """Return a lowering that repeats elements by Resize where that is exact, else gathers those that PyTorch takes.
+    """Return a lowering by Resize where that is exact, otherwise by Gather with PyTorch's source indices.
 
-    Resize divides by a rounded factor: from 26 to 64 it takes element 12 where PyTorch takes 13.
+    Resize divides by a rounded factor: from 26 to 64 it selects element 12 where PyTorch selects 13.
     """
 
     def lower(op, x, *, output_size, scales):
@@ -203,9 +206,9 @@ def _nearest(*, exact):
 
 
 def _steps(op, x, output_size, scales):
-    """Return the factors of all sides for Resize, or None where the sizes alone say them.
+    """Return the factors of all dims for Resize, or None if the sizes alone determine them.
 
-    PyTorch takes coordinates from the factor that the user gave, not from the rounded size.
+    PyTorch computes coordinates from the user's factor, not from the rounded size.
     """
     spatial = list(zip(op.shape(x)[2:], output_size, scales, strict=True))
     if all(scale is None or (not is_symbolic((n, m)) and n * scale == m) for n, m, scale in spatial):
@@ -226,7 +229,7 @@ def _steps(op, x, output_size, scales):
             raise TargetError(msg)
         wanted = m / n if scale is None else scale
         factor = np.float32(wanted)
-        # ONNX computes the size from the factor again: a factor rounded down would lose the last element.
+        # ONNX recomputes the size from the factor: a factor rounded down would lose the last element.
         factors.append(np.nextafter(factor, np.float32(np.inf)) if factor < wanted else factor)
     return np.array([1, 1, *factors], np.float32)
 
@@ -246,7 +249,7 @@ def _interpolated(mode, **modes):
 def upsample_nearest1d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
 ) -> Tensor:
-    """Element ``j`` of the result is element ``floor(j / scale)``, ``scale`` being ``new / old``."""
+    """Nearest-neighbour resampling: element ``j`` is ``x[n, c, floor(j / scale)]``, with ``scale = new / old``."""
     return aten.upsample_nearest1d(x, output_size, *scales)
 
 
@@ -257,7 +260,7 @@ _complete(upsample_nearest1d, aten.upsample_nearest1d, 1, _nearest(exact=False),
 def upsample_nearest2d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
-    """Each side of ``x[n, c, h, w]`` resampled as by `upsample_nearest1d`."""
+    """`upsample_nearest1d` along both spatial dims of ``x[n, c, h, w]``."""
     return aten.upsample_nearest2d(x, output_size, *scales)
 
 
@@ -268,7 +271,7 @@ _complete(upsample_nearest2d, aten.upsample_nearest2d, 2, _nearest(exact=False),
 def upsample_nearest3d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
 ) -> Tensor:
-    """Each side of ``x[n, c, d, h, w]`` resampled as by `upsample_nearest1d`."""
+    """`upsample_nearest1d` along all spatial dims of ``x[n, c, d, h, w]``."""
     return aten.upsample_nearest3d(x, output_size, *scales)
 
 
@@ -279,7 +282,7 @@ _complete(upsample_nearest3d, aten.upsample_nearest3d, 3, _nearest(exact=False),
 def upsample_nearest_exact1d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
 ) -> Tensor:
-    """Element ``j`` of the result is element ``floor((j + 0.5) / scale)``, which keeps centres in place."""
+    """Nearest-neighbour resampling with aligned centres: element ``j`` is ``x[n, c, floor((j + 0.5) / scale)]``."""
     return aten._upsample_nearest_exact1d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
 
 
@@ -290,7 +293,7 @@ _complete(upsample_nearest_exact1d, aten._upsample_nearest_exact1d, 1, _nearest(
 def upsample_nearest_exact2d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
-    """Each side of ``x[n, c, h, w]`` resampled as by `upsample_nearest_exact1d`."""
+    """`upsample_nearest_exact1d` along both spatial dims of ``x[n, c, h, w]``."""
     return aten._upsample_nearest_exact2d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
 
 
@@ -301,7 +304,7 @@ _complete(upsample_nearest_exact2d, aten._upsample_nearest_exact2d, 2, _nearest(
 def upsample_nearest_exact3d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
 ) -> Tensor:
-    """Each side of ``x[n, c, d, h, w]`` resampled as by `upsample_nearest_exact1d`."""
+    """`upsample_nearest_exact1d` along all spatial dims of ``x[n, c, d, h, w]``."""
     return aten._upsample_nearest_exact3d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
 
 
@@ -312,7 +315,7 @@ _complete(upsample_nearest_exact3d, aten._upsample_nearest_exact3d, 3, _nearest(
 def upsample_linear1d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,)
 ) -> Tensor:
-    """Resample ``x[n, c, w]`` linearly between two neighbours; ``align_corners`` keeps first and last in place."""
+    """Linear interpolation of ``x[n, c, w]``; ``align_corners`` keeps the first and last elements in place."""
     return aten.upsample_linear1d(x, output_size, align_corners, *scales)
 
 
@@ -323,7 +326,7 @@ _complete(upsample_linear1d, aten.upsample_linear1d, 1, _interpolated("linear"))
 def upsample_bilinear2d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
-    """Resample ``x[n, c, h, w]`` linearly between four neighbours; ``align_corners`` keeps corners in place."""
+    """Bilinear interpolation of ``x[n, c, h, w]``; ``align_corners`` keeps the corners in place."""
     return aten.upsample_bilinear2d(x, output_size, align_corners, *scales)
 
 
@@ -334,7 +337,7 @@ _complete(upsample_bilinear2d, aten.upsample_bilinear2d, 2, _interpolated("linea
 def upsample_trilinear3d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,) * 3
 ) -> Tensor:
-    """Resample ``x[n, c, d, h, w]`` linearly between eight neighbours; ``align_corners`` keeps corners in place."""
+    """Trilinear interpolation of ``x[n, c, d, h, w]``; ``align_corners`` keeps the corners in place."""
     return aten.upsample_trilinear3d(x, output_size, align_corners, *scales)
 
 
@@ -345,7 +348,7 @@ _complete(upsample_trilinear3d, aten.upsample_trilinear3d, 3, _interpolated("lin
 def upsample_bicubic2d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
-    """Resample ``x[n, c, h, w]`` by cubic convolution (a = -0.75) over 16 neighbours."""
+    """Bicubic interpolation of ``x[n, c, h, w]`` over 16 neighbours, by cubic convolution with a = -0.75."""
     return aten.upsample_bicubic2d(x, output_size, align_corners, *scales)
 
 
@@ -356,7 +359,7 @@ _complete(upsample_bicubic2d, aten.upsample_bicubic2d, 2, _interpolated("cubic",
 def upsample_bilinear2d_aa(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
-    """Resample ``x[n, c, h, w]`` linearly; where it shrinks, over as many neighbours as fall together."""
+    """Antialiased bilinear interpolation of ``x[n, c, h, w]``: downsampling uses more neighbours."""
     return aten._upsample_bilinear2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
 
 
@@ -372,7 +375,7 @@ _complete(
 def upsample_bicubic2d_aa(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
-    """Resample ``x[n, c, h, w]`` by cubic convolution (a = -0.5); where it shrinks, over more neighbours."""
+    """Antialiased bicubic interpolation of ``x[n, c, h, w]`` (a = -0.5): downsampling uses more neighbours."""
     return aten._upsample_bicubic2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
 
 

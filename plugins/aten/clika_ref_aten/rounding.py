@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _to_integer(round_float: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a lowering that leaves integers as they are."""
+    """Return a lowering that rounds floats and leaves integers unchanged."""
 
     def lower(op, x):
         return round_float(op, x) if op.dtype(x).is_floating_point else x
@@ -46,7 +46,7 @@ ceil.samples(one(dtype=NUMBERS))
 
 @operator(aten.trunc.default, aten.fix.default, error=EXACT)
 def trunc(x: Tensor) -> Tensor:
-    """``x`` less its fraction, elementwise: rounded towards 0."""
+    """``x`` rounded towards 0, elementwise."""
     return torch.trunc(x)
 
 
@@ -70,7 +70,7 @@ frac.samples(one(dtype=FLOATS))
 
 @operator(aten.round.default, aten.round.decimals, aten.special_round.default, error=ulp(8))
 def round_(x: Tensor, *, decimals: int = 0) -> Tensor:
-    """``x`` rounded to a number of decimals, elementwise; halves go to the even neighbour."""
+    """``x`` rounded to a number of decimals, elementwise; ties round to even."""
     return torch.round(x, decimals=decimals)
 
 

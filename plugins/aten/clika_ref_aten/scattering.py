@@ -1,7 +1,7 @@
-"""Operators that write elements to computed positions; each returns a new tensor.
+"""Operators that write elements at computed indices; each returns a new tensor.
 
-Repeated positions are combined by ScatterElements, never by ScatterND, whose reductions lose updates in ONNX Runtime
-when several threads meet in one element (measured: 25 % of 2 million additions, version 1.31).
+Repeated indices are combined by ScatterElements, never by ScatterND: in ONNX Runtime its reductions lose updates when
+several threads update one element (measured: 25 % of 2 million additions, version 1.31).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from clika_ref_aten.indexing import (
 aten = torch.ops.aten
 
 REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
-"""What ONNX calls the reductions of ATen; a mean is a sum that is divided afterwards."""
+"""ONNX names of ATen's reductions; a mean is a sum that is divided afterwards."""
 
 
 def _as_tensor(value, like):
-    """Return a number as a tensor of the dtype and on the device of another."""
+    """Return a scalar as a tensor with the dtype and device of ``like``."""
     return value if isinstance(value, Tensor) else torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
-    """ScatterElements, which ONNX Runtime does not reduce in half precision."""
+    """Add a ScatterElements node; ONNX Runtime cannot reduce half precision, so that is computed in float32."""
     dtype = op.dtype(x)
     via = torch.float32 if reduction and dtype in HALVES else dtype
     via = torch.int32 if reduction in ("max", "min") and dtype == torch.bool else via
@@ -53,7 +53,7 @@ def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
 
 @operator(quant=KEEP_FLOAT, error=DOT)
 def index_put(x: Tensor, values: Tensor | Number, *indices: Tensor | None, accumulate: bool = False) -> Tensor:
-    """Set ``x[i, j, ...]`` to ``values``, or add them there; the positions are those of `index`."""
+    """Set ``x[i, j, ...]`` to ``values``, or add them there, with indices as in `index`."""
     return aten.index_put(x, list(indices), _as_tensor(values, x), accumulate)
 
 
@@ -79,7 +79,7 @@ def _(x, dim, index, value):
 
 @index_put.onnx
 def _(op, x, values, *indices, accumulate):
-    if 0 in op.shape(x):  # there is nothing to write to, whatever the indices are
+    if 0 in op.shape(x):  # nothing to write to, whatever the indices
         return op.Identity(x)
     (values,) = op.promote(values)
     at = only_mask(op, indices)
@@ -90,7 +90,7 @@ def _(op, x, values, *indices, accumulate):
     values = _aligned(op, values, indices, merged)
     if merged.before or accumulate:
         given = [i for i in indices if i is not None]
-        single = any(is_mask(op.dtype(i)) for i in given)  # what a mask holds at is a vector
+        single = any(is_mask(op.dtype(i)) for i in given)  # the indices of a mask are a vector
         at = None if single else broadcast_shape(*map(op.shape, given))
         result = _write_elements(op, merged, values, at, accumulate=accumulate)
     else:
@@ -99,7 +99,7 @@ def _(op, x, values, *indices, accumulate):
 
 
 def _spread(op, x, values, mask, at):
-    """Return mask and values that broadcast with ``x``; None where each masked element has a value of its own."""
+    """Return the mask and values reshaped to broadcast with ``x``; None if each masked element has its own value."""
     covered, shape = op.rank(mask), op.shape(values)
     behind = op.rank(x) - at - covered
     if len(shape) > behind and shape[-behind - 1] != 1:
@@ -112,7 +112,7 @@ def _spread(op, x, values, mask, at):
 
 
 def _aligned(op, values, indices, merged):
-    """Return the values broadcast to ``[before, positions, behind]``."""
+    """Broadcast the values to ``[before, positions, behind]``."""
     before, behind = merged.before, merged.behind
     if any(i is not None and is_mask(op.dtype(i)) for i in indices):
         parts = [op.ints(before)] * bool(before) + [op.Shape(merged.position)] + [op.ints(behind)] * bool(behind)
@@ -124,7 +124,7 @@ def _aligned(op, values, indices, merged):
 def _write_elements(op, merged, values, at, *, accumulate):
     """Write ``values[before, positions, behind]`` into ``x[before, n, behind]``.
 
-    ``at`` is the shape of the positions, None of a vector whose length is not known.
+    ``at`` is the shape of the positions, or None for a vector of unknown length.
     """
     before, behind = merged.before, merged.behind
     if at is not None and len(at) != 1:
@@ -136,7 +136,7 @@ def _write_elements(op, merged, values, at, *, accumulate):
 
 
 def _restored(op, x, result, merged):
-    """Undo what `bring_together` did to the shape of ``x``."""
+    """Restore the shape that ``x`` had before `bring_together`."""
     shape, order = op.shape(x), merged.order
     if order is None:
         one_side = len(merged.before) + 1 + len(merged.behind) == len(shape)
@@ -162,7 +162,7 @@ def _(draw, s):
     indices = [None] * (dims[-1] + 1)
     count = draw(s.integers(1, min(x.shape[d] for d in dims)))
     for d in dims:
-        # Positions written twice have no defined order: all differ, and some count from the end.
+        # Duplicate writes have no defined order: all indices differ, and some are negative.
         back = draw(s.choice(0, x.shape[d]))
         span = {"low": -back, "high": count - 1 - back, "domain": (-x.shape[d], x.shape[d] - 1)}
         indices[d] = draw(s.tensor(shape=(count,), dtype=torch.int64, unique=True, **span))
@@ -173,15 +173,15 @@ def _(draw, s):
     return s.call(x, values, *indices, accumulate=False)
 
 
-# One side
+# One dim
 
 
 @operator(quant=KEEP_FLOAT, error=DOT)
 def index_add(x: Tensor, index: Tensor, source: Tensor, *, dim: int, alpha: Number = 1) -> Tensor:
-    """Add ``alpha * source`` to the slices ``index[n]`` of ``x`` along the side ``dim``.
+    """Add ``alpha * source`` to the slices ``index[n]`` of ``x`` along ``dim``.
 
     Raises:
-        ValueError: ``alpha`` is no integer where the elements are: some kernels of PyTorch cut it off, others do not.
+        ValueError: ``alpha`` is a float but ``x`` is not; some PyTorch kernels truncate it, others do not.
     """
     if isinstance(alpha, float) and not x.is_floating_point():
         raise ValueError(f"index_add of {x.dtype} takes no alpha of {alpha}; give an integer")
@@ -234,7 +234,7 @@ def _(x, dim, index, src=None, value=None):
 
 
 def _updates(op, index, src):
-    """Return the updates in the shape of ``index``; ATen ignores what ``src`` has beyond it."""
+    """Return the updates in the shape of ``index``; ATen ignores the rest of ``src``."""
     (src,) = op.promote(src)
     wanted, given = op.shape(index) or (1,), op.shape(src)
     if not given:
@@ -255,7 +255,7 @@ def _(op, x, index, src, *, dim):
 
 
 def _draw_positions(draw, s, x, *, unique):
-    """Draw a side and positions along it, in a tensor that is no larger than ``x`` elsewhere."""
+    """Draw a dim and indices along it, in a tensor that is no larger than ``x`` in the other dims."""
     if x.rank == 0:
         return draw(s.choice(0, -1)), draw(positions(s, 1, shape=()))
     dim = draw(s.integers(-x.rank, x.rank - 1))
@@ -276,7 +276,10 @@ def _(draw, s):
 def scatter_reduce(
     x: Tensor, index: Tensor, src: Tensor | Number, *, dim: int, reduce: str, include_self: bool = True
 ) -> Tensor:
-    """Combine what `scatter` would write to one position: sum, prod, mean, amax or amin; ``x`` itself may take part."""
+    """Like `scatter`, but reduce all values at one index by ``reduce``: sum, prod, mean, amax or amin.
+
+    ``include_self`` includes the element of ``x``.
+    """
     src = _as_tensor(src, x)
     src = src if src.ndim or not index.ndim else src.expand(index.shape)
     return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
@@ -316,7 +319,7 @@ def _(op, x, index, src, *, dim, reduce, include_self):
 
 
 def _neutral(reduce, dtype):
-    """Return the number that a reduction starts from."""
+    """Return the neutral element of a reduction."""
     if reduce in ("sum", "mean", "prod"):
         return int(reduce == "prod")
     if dtype == torch.bool:
@@ -327,7 +330,7 @@ def _neutral(reduce, dtype):
 
 
 def _count(op, x, index, dim, *, start):
-    """Return how many elements went into each mean, at least 1."""
+    """Return the number of elements in each mean, at least 1."""
     ones = op.Expand(op.like(x, 1), op.Shape(index))
     counts = op.Expand(op.like(x, start), op.ints(op.shape(x) or (1,)))
     counts = _scatter_elements(op, counts, index, ones, axis=dim, reduction="add")
@@ -339,7 +342,7 @@ def _divided(op, total, count):
     quotient = op.Div(total, count)
     if op.dtype(total).is_floating_point:
         return quotient
-    rest = op.Sub(total, op.Mul(quotient, count))  # of a quotient that ONNX truncates
+    rest = op.Sub(total, op.Mul(quotient, count))  # ONNX truncates the quotient
     return op.Sub(quotient, op.cast(op.Less(rest, op.like(rest, 0)), op.dtype(total)))
 
 
@@ -354,7 +357,7 @@ def _(draw, s):
 
 @operator(aten.masked_scatter.default, quant=SHARED_SCALE, error=EXACT)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """Write the elements of ``source`` in order to where ``mask`` holds; ``x`` and ``mask`` broadcast."""
+    """Write the elements of ``source`` in order where ``mask`` is True; ``x`` and ``mask`` broadcast."""
     return torch.masked_scatter(x, mask, source)
 
 

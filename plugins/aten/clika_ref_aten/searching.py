@@ -1,4 +1,4 @@
-"""Search in sorted sequences."""
+"""Binary search in sorted sequences."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def _(op, sorted_sequence, x, sorter, *, out_int32, right):
         sequence = op.Unsqueeze(sequence, op.ints([-2]))
     values = op.Unsqueeze(values, op.ints([-1]))
     beyond = op.Greater(sequence, values) if right else op.GreaterOrEqual(sequence, values)
-    passed = op.cast(op.Not(beyond), op.result.dtype)  # of what is not beyond: NaN belongs at the end
-    last = op.result.rank  # counted from the front: ONNX Runtime keeps a side -1 of a tensor without elements
+    passed = op.cast(op.Not(beyond), op.result.dtype)  # negated, since NaN belongs at the end
+    last = op.result.rank  # not -1: ONNX Runtime keeps dim -1 of empty tensors
     return op.ReduceSum(passed, op.ints([last]), keepdims=False)
 
 
 def _rising(draw, s, shape, dtype):
-    """Draw a sorted sequence and an order that sorts one: all zeros, of any length, or numbers some of which are equal.
+    """Draw a sequence and the permutation that sorts it: all zeros, of any size, or numbers with ties.
 
-    NaN has no place in a sequence that `torch.searchsorted` takes for sorted.
+    `torch.searchsorted` does not allow NaN in a sorted sequence.
     """
     if draw(s.booleans()):
         zeros = draw(s.tensor(shape=shape, dtype=dtype, low=0, high=0, domain=(0, 0), nan=False))

@@ -1,4 +1,4 @@
-"""Operators that give the same elements another shape, or their sides another order."""
+"""Operators that change the shape of a tensor, or the order of its dims."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 
 @operator(quant=SAME_SCALE, error=EXACT)
 def reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
-    """The elements of ``x`` in their order, in another shape of as many elements."""
+    """The elements of ``x`` in order, in another shape with the same number of elements."""
     return x.reshape(shape)
 
 
@@ -98,7 +98,7 @@ def _(x):
 
 
 def _without_unknown(shape, wanted):
-    """Return ``wanted`` with the side -1, which ATen leaves to the number of elements, computed."""
+    """Return ``wanted`` with a size of -1 inferred from the number of elements."""
     wanted = tuple(map(tidy, wanted))
     if -1 not in wanted:
         return wanted
@@ -109,7 +109,7 @@ def _without_unknown(shape, wanted):
 
 @operator(quant=SAME_SCALE, error=EXACT)
 def squeeze(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
-    """``x`` without those of the given sides that have length 1; a side of dynamic length is never among them."""
+    """``x`` without those of the given dims that have size 1; the given dims must not be dynamic."""
     return x.squeeze(dims)
 
 
@@ -151,13 +151,13 @@ def _(x, dim):
 
 
 def _ones(shape, dims):
-    """Return which of the given sides surely have length 1."""
+    """Return the given dims that are known to have size 1."""
     return tuple(sorted({d % len(shape) for d in dims if shape[d] == 1})) if shape else ()
 
 
 @operator(aten.unsqueeze.default, aten.unsqueeze_copy.default, quant=SAME_SCALE, error=EXACT)
 def unsqueeze(x: Tensor, *, dim: int) -> Tensor:
-    """``x`` with one more side, of length 1, as side ``dim`` of the result."""
+    """``x`` with a new dim of size 1 at position ``dim``."""
     return x.unsqueeze(dim)
 
 
@@ -187,7 +187,7 @@ def _(build, base, new, *, dim):
 
 @operator(aten.permute.default, aten.permute_copy.default, quant=SAME_SCALE, error=EXACT)
 def permute(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
-    """Reorder sides: side ``i`` of the result is side ``dims[i]`` of ``x``."""
+    """Permute dims: dim ``i`` of the result is dim ``dims[i]`` of ``x``."""
     return x.permute(dims)
 
 

@@ -1,4 +1,4 @@
-"""Operators that select a range or one element of a side, and those that write there."""
+"""Operators that read or write a slice or one index of a dim."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ aten = torch.ops.aten
 
 @operator(aten.slice.Tensor, aten.slice_copy.Tensor, quant=SAME_SCALE, error=EXACT)
 def slice_(x: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
-    """Elements ``start, start + step, ...`` before ``end`` of one side.
+    """Elements ``start, start + step, ...`` before ``end`` along ``dim``.
 
-    Negative bounds count from the end of the side, bounds outside it are moved to its ends.
+    Negative bounds count from the end; bounds out of range are clamped.
     """
     return aten.slice.Tensor(x, dim, start, end, step)
 
@@ -59,7 +59,7 @@ def _(x, dim, start, length):
 def slice_scatter(
     x: Tensor, src: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """``x`` with its slice ``[start:end:step]`` along one side replaced by ``src``."""
+    """``x`` with its slice ``[start:end:step]`` along ``dim`` replaced by ``src``."""
     written = x.clone()  # torch.slice_scatter has no gradient for complex numbers
     aten.slice.Tensor(written, dim, start, end, step).copy_(src)
     return written
@@ -83,7 +83,7 @@ def _(draw, s):
 
 
 def _bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
-    """Draw ends of a slice along a side of that length; one that follows the length is made by ``x[:n - 1]``."""
+    """Draw slice bounds for a dim of size ``side``; the end "last" depends on it, as in ``x[:n - 1]``."""
     start = draw(s.choice(None, 0, 1, -1, -2, -4, 9, -side - 1))
     end = draw(s.choice(None, FAR, 3, 1, -1, -3, 20, "last", "last"))
     return {"start": start, "end": side - 1 if end == "last" else end, "step": draw(s.choice(1, 1, 2, 3))}
@@ -91,7 +91,7 @@ def _bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
 
 @operator(aten.select.int, aten.select_copy.int, quant=SAME_SCALE, error=EXACT)
 def select(x: Tensor, *, dim: int, index: int) -> Tensor:
-    """The elements at one index of a side, which the result lacks."""
+    """The elements at one index of ``dim``, which is removed."""
     return x.select(dim, index)
 
 
@@ -123,7 +123,7 @@ def _(build, base, new, **attrs):
 
 @operator(aten.select_scatter.default, quant=SHARED_SCALE, error=EXACT)
 def select_scatter(x: Tensor, src: Tensor, *, dim: int, index: int) -> Tensor:
-    """``x`` with the elements at one index of a side replaced by ``src``."""
+    """``x`` with the elements at one index of ``dim`` replaced by ``src``."""
     written = x.clone()  # torch.select_scatter has no gradient for complex numbers
     written.select(dim, index).copy_(src)
     return written
@@ -150,7 +150,7 @@ def _(draw, s):
 
 @operator(aten.unbind.int, aten.unbind_copy.int, quant=SAME_SCALE, error=EXACT)
 def unbind(x: Tensor, *, dim: int = 0) -> tuple[Tensor, ...]:
-    """One result for each index of a side, which the results lack."""
+    """One result per index of ``dim``, which is removed."""
     return x.unbind(dim)
 
 
@@ -168,12 +168,12 @@ def _(draw, s):
 @unbind.write_back
 def _(build, base, new, *, dim, index=None):
     if index is None:
-        (index,) = range(base.type.shape[dim])  # left out where there is one result only
+        (index,) = range(base.type.shape[dim])  # omitted if there is only one result
     return build(select_scatter, base, new, types=(base.type,), dim=dim, index=index)
 
 
 def cut(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = FAR, step: Any = 1) -> Any:
-    """Return ``x[start:end:step]`` along a side, without a node where that is all of it."""
+    """Return ``x[start:end:step]`` along a dim, without a node if it selects the whole dim."""
     start, end = 0 if start is None else start, FAR if end is None else end
     if start == 0 and end == FAR and step == 1:
         return x
@@ -182,9 +182,9 @@ def cut(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = FAR, step: Any 
 
 
 def overwrite(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step: Any = 1) -> Any:
-    """Return the operand ``x`` with ``src`` in place of its slice ``[start:end:step]``.
+    """Return ``x`` with its slice ``[start:end:step]`` along ``dim`` replaced by ``src``.
 
-    Where the slice is one run, what lies before and after it is joined with ``src``: copies only, no indices.
+    If the slice is contiguous, ``src`` is concatenated with the parts before and after it, without any indices.
     """
     dim %= op.rank(x)
     side = op.shape(x)[dim]
@@ -204,7 +204,7 @@ def overwrite(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step
 
 
 def _is_one_run(start: Any, end: Any) -> bool:
-    """Whether ``x[:start]`` and ``x[end:]`` are what the slice leaves, whatever the sizes."""
+    """Return whether ``x[:start]`` and ``x[end:]`` are the parts outside the slice for all symbol values."""
     if isinstance(start, int) and isinstance(end, int):
         return start == 0 or end == FAR or ((start < 0) == (end < 0) and start <= end)
     return start == 0 or end == FAR or (is_nonnegative(start) and is_nonnegative(end - start))

@@ -1,4 +1,4 @@
-"""Softmax and its logarithm."""
+"""Softmax and log-softmax."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _sampler(draw, s):
 
 @operator(aten.softmax.int, aten.special_softmax.default, quant=OWN_SCALE, error=SOFTMAX)
 def softmax(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``exp(x) / sum(exp(x))`` along ``dim``; ``x`` becomes ``dtype`` first."""
+    """``exp(x) / sum(exp(x))`` along ``dim``; ``x`` is cast to ``dtype`` first."""
     return torch.softmax(x, dim, dtype)
 
 
@@ -48,7 +48,7 @@ softmax.from_torch(aten._softmax.default)(_from_internal(softmax))  # noqa: SLF0
 
 @operator(aten.log_softmax.int, aten.special_log_softmax.default, quant=OWN_SCALE, error=SOFTMAX)
 def log_softmax(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """``x - log(sum(exp(x)))`` along ``dim``; ``x`` becomes ``dtype`` first."""
+    """``x - log(sum(exp(x)))`` along ``dim``; ``x`` is cast to ``dtype`` first."""
     return torch.log_softmax(x, dim, dtype)
 
 

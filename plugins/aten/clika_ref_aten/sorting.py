@@ -1,7 +1,7 @@
-"""Order: sorting, largest and smallest elements with their positions.
+"""Sorting, and largest and smallest elements with their indices.
 
-Eager places NaN above all other elements; TopK, ArgMax and ArgMin of ONNX Runtime place it anywhere. That is left to
-the targets to declare, as the order of NaN would cost each call a second pass over the data.
+Eager orders NaN above all other elements; TopK, ArgMax and ArgMin of ONNX Runtime order it arbitrarily. Targets declare
+this difference: the correct order of NaN would cost each call a second pass over the data.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from clika_ref_aten.reduction import comparable, reduced_shape
 aten = torch.ops.aten
 
 SORTABLE = (torch.float32, torch.int64, torch.int32, torch.uint8)
-"""The dtypes of samples. Those without ties have 125 elements at most, which uint8 can tell apart."""
+"""Dtypes of samples. Samples without ties have at most 125 elements, which all differ in uint8."""
 
 
 SORTED_AS = {torch.bool: torch.int32, torch.bfloat16: torch.float32}
-"""Dtypes that TopK does not order, bfloat16 before opset 24, and those in which their elements have the same order."""
+"""Dtypes that TopK does not support (bfloat16 before opset 24), and dtypes with the same order of elements."""
 
 
 def _top(op, x, k, dim, *, largest, ordered=True):
-    """Return the ``k`` first elements of an order and their positions; those that are equal keep theirs."""
+    """Return the ``k`` first elements in order and their indices; the order is stable."""
     sortable = op.cast(as_vector(op, x), SORTED_AS.get(op.dtype(x), op.dtype(x)))
     values, positions = op.TopK(sortable, op.ints([k]), axis=dim, largest=largest, sorted=ordered, outputs=2)
     return op.cast(values, op.dtype(x)), op.declare(positions, torch.int64)
@@ -42,13 +42,13 @@ def _length(op, x, dim):
 
 
 def _shaped(op, x, results):
-    """Give the results of a 0-d tensor its shape."""
+    """Reshape the results to 0-d if ``x`` is 0-d."""
     return results if op.rank(x) else tuple(op.reshape(r, ()) for r in results)
 
 
 @operator(aten.topk.default, error=EXACT)
 def topk(x: Tensor, *, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """Return the ``k`` largest (or smallest) elements along a side and their positions, in order if ``sorted``."""
+    """Return the ``k`` largest (or smallest) elements along ``dim`` and their indices, in order if ``sorted``."""
     return torch.topk(x, k, dim, largest, sorted)
 
 
@@ -79,7 +79,7 @@ def _order(op, x, dim, *, descending):
 
 @operator(error=EXACT)
 def sort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the elements in order along a side, and their positions; equal ones keep theirs."""
+    """Return the sorted elements along ``dim`` and their indices; the sort is stable."""
     return torch.sort(x, dim=dim, descending=descending, stable=stable)
 
 
@@ -110,7 +110,7 @@ sort.samples(_draw_order)
 
 @operator(error=EXACT)
 def argsort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = False) -> Tensor:
-    """Return the positions of the elements in order along a side; equal ones keep their order."""
+    """Return the indices that sort the elements along ``dim``; the sort is stable."""
     return torch.argsort(x, dim=dim, descending=descending, stable=stable)
 
 
@@ -134,7 +134,7 @@ argsort.samples(_draw_order)
 
 @operator(aten.msort.default, quant=SAME_SCALE, error=EXACT)
 def msort(x: Tensor) -> Tensor:
-    """Return the elements in order along the first side."""
+    """Return the sorted elements along the first dim."""
     return torch.msort(x)
 
 
@@ -148,11 +148,11 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=SORTABLE, low=0)))
 
 
-# One element of the order, or the first of it
+# One element of the order
 
 
 def _at_rank(op, x, k, dim, *, keepdim):
-    """Return the ``k``-th smallest element (from 1) along a side, and its position."""
+    """Return the ``k``-th smallest element (from 1) along ``dim``, and its index."""
     found = _top(op, x, k, dim, largest=False)
     if not op.rank(x):
         return _shaped(op, x, found)
@@ -162,7 +162,7 @@ def _at_rank(op, x, k, dim, *, keepdim):
 
 @operator(aten.kthvalue.default, error=EXACT)
 def kthvalue(x: Tensor, *, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the ``k``-th smallest element (from 1) along a side, and its position."""
+    """Return the ``k``-th smallest element (from 1) along ``dim``, and its index."""
     return torch.kthvalue(x, k, dim, keepdim)
 
 
@@ -187,7 +187,7 @@ def _(draw, s):
 
 @operator(aten.median.dim, error=EXACT)
 def median(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the lower median along a side and its position."""
+    """Return the lower median along ``dim`` and its index."""
     return torch.median(x, dim, keepdim)
 
 
@@ -197,7 +197,7 @@ def _(op, x, *, dim, keepdim):
 
 
 def _draw_side(*dtypes, unique=False):
-    """Return samples of a tensor and one of its sides."""
+    """Return a sampler for a tensor and one of its dims."""
 
     def sample(draw, s):
         x = draw(s.tensor(rank=(0, 3), dtype=dtypes, low=0, high=255 if unique else 9, unique=unique))
@@ -237,7 +237,7 @@ def _(draw, s):
 
 
 def _argument(op_type):
-    """Return the lowering of a position of the largest or smallest element, the first where several are equal."""
+    """Return the lowering of argmax or argmin, with the first of equal elements."""
 
     def lower(op, x, *, dim, keepdim):
         if op.rank(x) == 0:
@@ -251,10 +251,13 @@ def _argument(op_type):
 
 
 def _first(op, op_type, x, dim, *, keepdim):
-    """Return the position along ``dim``, counted from the first: ONNX Runtime reduces no empty tensor along -1."""
+    """Return the first index of the largest or smallest element along ``dim``.
+
+    ``dim`` must not be negative: ONNX Runtime does not reduce empty tensors along -1.
+    """
     if op.dtype(x) != torch.int64:
         return op.node(op_type, comparable(op, x), axis=dim, keepdims=keepdim)
-    # ONNX Runtime compares int64 in TopK only
+    # Only ONNX Runtime's TopK compares int64
     _, position = op.TopK(x, op.ints([1]), axis=dim, largest=op_type == "ArgMax", outputs=2)
     position = op.declare(position, torch.int64)
     return position if keepdim else op.Squeeze(position, op.ints([dim]))
@@ -262,13 +265,13 @@ def _first(op, op_type, x, dim, *, keepdim):
 
 @operator(aten.argmax.default, error=EXACT)
 def argmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the first position of the largest element along a side; in the flattened tensor where ``dim`` is None."""
+    """Return the first index of the largest element along ``dim``, or in the flattened tensor if it is None."""
     return torch.argmax(x, dim, keepdim)
 
 
 @operator(aten.argmin.default, error=EXACT)
 def argmin(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the first position of the smallest element along a side; in the flattened tensor where ``dim`` is None."""
+    """Return the first index of the smallest element along ``dim``, or in the flattened tensor if it is None."""
     return torch.argmin(x, dim, keepdim)
 
 
@@ -291,18 +294,18 @@ argmin.samples(_draw_argument)
 
 @operator(aten.max.dim, error=EXACT)
 def max_(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the largest element along a side and its position, the first of equal ones."""
+    """Return the largest element along ``dim`` and its index, the first of equal ones."""
     return torch.max(x, dim, keepdim)
 
 
 @operator(aten.min.dim, error=EXACT)
 def min_(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the smallest element along a side and its position, the first of equal ones."""
+    """Return the smallest element along ``dim`` and its index, the first of equal ones."""
     return torch.min(x, dim, keepdim)
 
 
 def _extreme_and_position(op_type):
-    """Return the lowering: find the position, read the element there."""
+    """Return the lowering of max or min along a dim: find the index, then gather the element."""
 
     def lower(op, x, *, dim, keepdim):
         if op.rank(x) == 0:

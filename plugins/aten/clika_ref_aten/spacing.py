@@ -1,4 +1,4 @@
-"""Operators that make numbers in equal distances, or in equal ratios."""
+"""Linearly and logarithmically spaced numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 def linspace(
     *, start: Number, end: Number, steps: int, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> Tensor:
-    """``steps`` numbers in equal distances from ``start`` to ``end``, both included."""
+    """``steps`` equally spaced numbers from ``start`` to ``end``, both included."""
     return torch.linspace(start, end, steps, dtype=dtype, device=device)
 
 
@@ -37,7 +37,7 @@ def _(op, *, start, end, steps, dtype, device):
 
 
 def _spaced(op, start, end, steps, dtype):
-    """Count from both ends, as eager does, so that both are met exactly."""
+    """Lower `linspace` from both ends, as eager does, so that both are exact."""
     within = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     if whole := not dtype.is_floating_point:
         start, end = cut_off(start), cut_off(end)
@@ -57,9 +57,9 @@ def _along(op, start, gap, position):
 
 
 def _rounded_once(op, start, gap, position):
-    """Return `_along` as the fused instruction of eager rounds it, of which the fraction is cut off afterwards.
+    """Return `_along` with one rounding, like eager's fused multiply-add; the result is truncated afterwards.
 
-    The product of either part of ``gap`` is exact up to half a billion positions.
+    ``gap`` is split into two parts. The product of either part is exact up to half a billion positions.
     """
     coarse = op.cast(op.cast(gap, torch.float32), torch.float64)
     return _along(op, _along(op, start, coarse, position), op.Sub(gap, coarse), position)

@@ -1,4 +1,4 @@
-"""What convolutions, pooling and resampling share: sides after channels, with or without a batch."""
+"""Helpers for convolutions, pooling and resampling: spatial dims, with or without a batch dim."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from clika_ref.core.types import TensorType
 
 
 def spread(value: Any, count: int) -> tuple[Any, ...]:
-    """Return one entry per spatial side: ATen lets a single entry, or a number, stand for all."""
+    """Return one entry per spatial dim: ATen accepts a single entry, or a number, for all dims."""
     entries = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return entries if len(entries) == count else entries * count
 
 
 def batched(sides, lowering):
-    """Return a lowering that also takes operands without a batch: it lends them one of size 1."""
+    """Return a lowering that also accepts an unbatched ``x``, by adding a batch dim of size 1."""
 
     def lower(op, x, *rest, **attrs):
         if op.rank(x) != sides + 1:
@@ -33,22 +33,22 @@ def batched(sides, lowering):
 
 
 def as_expression(length: Any) -> sympy.Expr:
-    """Return a length as a sympy expression."""
+    """Return a size as a sympy expression."""
     return sympy.Integer(length) if isinstance(length, int) else length
 
 
 def floor_divide(a: Any, b: Any) -> Any:
-    """Return ``floor(a / b)`` of lengths, which may be size expressions."""
+    """Return ``floor(a / b)`` of sizes, which may be expressions."""
     return FloorDiv(as_expression(a), as_expression(b)) if is_symbolic((a, b)) else a // b
 
 
 def ceil_divide(a: Any, b: Any) -> Any:
-    """Return ``ceil(a / b)`` of lengths, which may be size expressions."""
+    """Return ``ceil(a / b)`` of sizes, which may be expressions."""
     return floor_divide(a + b - 1, b)
 
 
 def padded(op: Any, x: Any, before: Any, after: Any) -> Any:
-    """Return ``x`` with zeros before and after its last sides."""
+    """Pad the last dims of ``x`` with zeros."""
     shape = op.shape(x)
     rest = [0] * (len(shape) - len(before))
     starts, ends = [*rest, *before], [*rest, *after]
@@ -57,10 +57,10 @@ def padded(op: Any, x: Any, before: Any, after: Any) -> Any:
 
 
 def enlarged(op: Any, x: Any, before: Any, after: Any, filling: Any = None, mode: str = "constant") -> Any:
-    """Return ``x`` with elements before and after each of its sides.
+    """Pad each dim of ``x`` before and after.
 
-    The sides are named although all are given. Without names, ONNX Runtime 1.31 makes the elements padding of a pooling
-    that follows, which takes the maximum without them and may have shorter windows; with names of some sides only, it
-    permutes the lengths wrongly where it moves a transpose over the call.
+    The axes are explicit although all dims are padded. Without axes, ONNX Runtime 1.31 fuses the padding into a
+    following pooling, which ignores it in the maximum and may have shorter windows. With axes for some dims only, it
+    permutes the pads wrongly when it moves a Transpose across the Pad.
     """
     return op.Pad(x, op.ints([*before, *after]), filling, op.ints(range(len(before))), mode=mode)

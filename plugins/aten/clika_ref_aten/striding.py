@@ -1,4 +1,4 @@
-"""Operators that read memory with other strides: windows, and ATen's most general view."""
+"""Strided views: sliding windows (unfold) and as_strided."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 @operator(aten.unfold.default, aten.unfold_copy.default, quant=SAME_SCALE, error=EXACT)
 def unfold(x: Tensor, *, dimension: int, size: int, step: int) -> Tensor:
-    """Windows of ``size`` elements, ``step`` apart: the side becomes their number, a new last side the window."""
+    """Sliding windows of ``size`` elements, ``step`` apart, along ``dimension``; the window is a new last dim."""
     return x.unfold(dimension, size, step)
 
 
@@ -75,7 +75,7 @@ def _(build, base, new, *, dimension, size, step):
 def as_strided(x: Tensor, *, size: tuple[int, ...], stride: tuple[int, ...], storage_offset: int = 0) -> Tensor:
     """``x.flatten()[storage_offset + i * stride[0] + j * stride[1] + ...]`` at ``[i, j, ...]``, for a shape ``size``.
 
-    The elements of ``x`` are those of its memory: ``x`` is taken to be contiguous.
+    The elements of ``x`` are those of its memory: ``x`` is assumed to be contiguous.
     """
     whole = x.is_contiguous() and x.storage_offset() == 0
     return (x if whole else x.clone(memory_format=torch.contiguous_format)).as_strided(size, stride, storage_offset)
@@ -145,7 +145,7 @@ def _flat(op: Any, x: Any) -> Any:
 
 
 def _strided_call(draw: Any, s: Any) -> tuple[Any, dict[str, Any]]:
-    """Return a tensor and a view of it in which no two elements share memory."""
+    """Draw a tensor, and attributes of a view without elements that share memory."""
     size = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 3))))
     stride, needed = [], draw(s.integers(1, 2))
     for n in size:

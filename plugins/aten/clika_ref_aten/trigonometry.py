@@ -35,20 +35,20 @@ cos.samples(one(dtype=ANY, low=-9, high=9))
 
 
 QUARTERS = tuple(map(float.fromhex, ("0x1.921fb4p+0", "0x1.4442dp-24", "0x1.846988p-48", "0x1.8cc51701b839ap-72")))
-"""A quarter of a turn, ``pi / 2``, as a sum: the first three have 24 bits, so that products with integers are exact."""
+"""``pi / 2`` as a sum: the first three terms have 24 bits, so that their products with integers are exact."""
 
 MOST_QUARTERS = 2**29
-"""So many fit beside 24 bits in the 53 of a float64."""
+"""Limit of multiples of ``pi / 2``: 29 bits and 24 bits fit into the 53 of a float64."""
 
 
 def _tangent_of_doubles(op, x):
-    """Return the tangent by sine and cosine, which ONNX Runtime has in float64, of what is left of ``x``.
+    """Return the tangent as sine by cosine, which ONNX Runtime has in float64, after a range reduction.
 
-    Its cosine loses digits near its zeros, where they are the digits of a large tangent. So whole quarters of a turn
-    are taken away first, exactly, and after an odd number of them the tangent is ``-cos / sin``.
+    ONNX Runtime's cosine is imprecise near its zeros, where the tangent is large. So multiples of ``pi / 2`` are
+    subtracted first, exactly. After an odd number of them the tangent is ``-cos / sin``.
     """
     size = op.Abs(x)
-    is_near = op.Less(size, op.like(x, MOST_QUARTERS))  # farther off ONNX Runtime reduces exactly itself
+    is_near = op.Less(size, op.like(x, MOST_QUARTERS))  # beyond, ONNX Runtime's own reduction is exact
     is_turned = op.And(is_near, op.Greater(size, op.like(x, math.pi / 4)))
     quarters = op.Where(is_turned, op.Round(op.Mul(x, op.like(x, 2 / math.pi))), op.like(x, 0))
     rest = x
@@ -76,7 +76,7 @@ tan.samples(one(dtype=ANY, low=-1.2, high=1.2))
 
 @operator(aten.asin.default, aten.arcsin.default, error=ulp(8))
 def asin(x: Tensor) -> Tensor:
-    """The angle in ``[-pi/2, pi/2]`` whose sine is ``x``, elementwise."""
+    """The inverse sine in ``[-pi/2, pi/2]``, elementwise."""
     return torch.asin(x)
 
 
@@ -86,7 +86,7 @@ asin.samples(one(dtype=SINGLE, low=-1, high=1))
 
 @operator(aten.acos.default, aten.arccos.default, error=ulp(8, 1.0))
 def acos(x: Tensor) -> Tensor:
-    """The angle in ``[0, pi]`` whose cosine is ``x``, elementwise."""
+    """The inverse cosine in ``[0, pi]``, elementwise."""
     return torch.acos(x)
 
 
@@ -96,7 +96,7 @@ acos.samples(one(dtype=SINGLE, low=-1, high=1))
 
 @operator(aten.atan.default, aten.arctan.default, error=ulp(8))
 def atan(x: Tensor) -> Tensor:
-    """The angle in ``[-pi/2, pi/2]`` whose tangent is ``x``, elementwise."""
+    """The inverse tangent in ``[-pi/2, pi/2]``, elementwise."""
     return torch.atan(x)
 
 
@@ -105,9 +105,9 @@ atan.samples(one(dtype=SINGLE))
 
 
 def _by_float64(function, x):
-    """Apply a function whose float32 kernel for 32 elements and more overflows with ``e**x``, before its result does.
+    """Apply a function in float64: its float32 kernel for 32 or more elements overflows as early as ``e**x``.
 
-    So it is in PyTorch 2.13 on CPUs with AVX-512: ``torch.full((32,), 89.0).cosh()`` is infinite.
+    In PyTorch 2.13 on CPUs with AVX-512, ``torch.full((32,), 89.0).cosh()`` is infinite.
     """
     dtype = torch.result_type(x, 1.0)
     return function(x.double()).to(dtype) if dtype in (torch.float32, torch.bfloat16) else function(x)
@@ -135,7 +135,7 @@ cosh.samples(one(dtype=SINGLE))
 
 @operator(aten.asinh.default, aten.arcsinh.default, error=ulp(8))
 def asinh(x: Tensor) -> Tensor:
-    """The number whose sinh is ``x``, elementwise."""
+    """The inverse hyperbolic sine, elementwise."""
     return torch.asinh(x)
 
 
@@ -145,7 +145,7 @@ asinh.samples(one(dtype=SINGLE))
 
 @operator(aten.acosh.default, aten.arccosh.default, error=ulp(8, 1.0))
 def acosh(x: Tensor) -> Tensor:
-    """The number at least 0 whose cosh is ``x``, elementwise; NaN below 1."""
+    """The nonnegative inverse hyperbolic cosine, elementwise; NaN below 1."""
     return torch.acosh(x)
 
 
@@ -155,7 +155,7 @@ acosh.samples(one(dtype=SINGLE, low=1, high=9))
 
 @operator(aten.atanh.default, aten.arctanh.default, error=ulp(8))
 def atanh(x: Tensor) -> Tensor:
-    """The number whose tanh is ``x``, elementwise; NaN outside ``[-1, 1]``."""
+    """The inverse hyperbolic tangent, elementwise; NaN outside ``[-1, 1]``."""
     return torch.atanh(x)
 
 
@@ -173,7 +173,7 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
 def _(op, y, x):
     y, x = op.promote(y, x)
     height, width = op.Abs(y), op.Abs(x)
-    # 0 / 0 is an angle of 0, inf / inf is one of pi / 4: sign gives both tangents.
+    # 0 / 0 is an angle of 0, inf / inf is one of pi / 4: the sign is the tangent of both.
     slope = op.Where(op.Equal(height, width), op.Sign(height), op.Div(height, width))
     angle = unary("Atan", via=VIA_FLOAT32)(op, slope)
     angle = op.Where(sign_bit(op, x), op.Sub(op.like(x, math.pi), angle), angle)

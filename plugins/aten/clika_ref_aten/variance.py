@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _moments(op, x, dim, correction, *, keepdim):
-    """Return the mean, with its sides kept, and the variance."""
+    """Return the mean, with reduced dims kept, and the variance."""
     over, count = axes(op, x, dim), reduced_count(op.shape(x), dim)
     mean = mean_of(op, x, count, over, keepdims=True)
     deviation = op.Sub(x, mean)
@@ -37,18 +37,18 @@ def _freedom(op, x, count, correction):
 
 
 def _mean_of(op, x, mean, dim, *, keepdim):
-    """Return the mean that `_moments` found, with its sides dropped unless they are kept."""
+    """Return the mean of `_moments`, without the reduced dims unless ``keepdim``."""
     if keepdim or not op.rank(x):
         return mean
     return op.Squeeze(mean, axes(op, x, as_sides(dim) or range(op.rank(x))))
 
 
 def _lowering(*, root, with_mean):
-    """Return the lowering of the variance or its root, with the mean or without."""
+    """Return the lowering of the variance or its root, with or without the mean."""
 
     def lower(op, x, *, dim, correction, keepdim):
         dtype = op.dtype(x)
-        if dtype in HALVES:  # which hold neither a large count nor the square of a small deviation
+        if dtype in HALVES:  # they hold neither a large count nor the square of a small deviation
             x = op.declare(op.cast(x, torch.float32), TensorType(torch.float32, op.shape(x)))
         mean, result = _moments(op, x, dim, correction, keepdim=keepdim)
         result = op.cast(op.Sqrt(result) if root else result, dtype)
@@ -58,13 +58,13 @@ def _lowering(*, root, with_mean):
 
 
 def _sample(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # a mean near 0 would be judged by its own tiny size
+    x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # the error of a mean near 0 would be judged relative to it
     dim, keepdim = draw_sides(draw, s, x), draw(s.booleans())
     return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
 
 
 def _converters(declared, whole, over_sides, corrected):
-    """Declare ATen's three spellings of a variance as calls with a correction."""
+    """Declare ATen's three overloads of a variance as calls with a correction."""
 
     @declared.from_torch(whole)
     def _(x, unbiased=True):
@@ -87,13 +87,13 @@ def _number(correction: Number) -> Number:
 
 @operator(quant=OWN_SCALE, error=NORM)
 def var(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
-    """``sum((x - mean(x)) ** 2) / max(n - correction, 0)`` over the sides ``dim`` (None: all)."""
+    """``sum((x - mean(x)) ** 2) / max(n - correction, 0)`` over the dims ``dim`` (None: all)."""
     return torch.var(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
 @operator(quant=OWN_SCALE, error=NORM)
 def std(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
-    """``sqrt(var(x))`` over the sides ``dim`` (None: all)."""
+    """``sqrt(var(x))`` over the dims ``dim`` (None: all)."""
     return torch.std(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
@@ -101,7 +101,7 @@ def std(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1
 def var_mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``(var(x), mean(x))`` over the sides ``dim`` (None: all)."""
+    """``(var(x), mean(x))`` over the dims ``dim`` (None: all)."""
     return torch.var_mean(x, dim, correction=_number(correction), keepdim=keepdim)
 
 
@@ -109,7 +109,7 @@ def var_mean(
 def std_mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """``(std(x), mean(x))`` over the sides ``dim`` (None: all)."""
+    """``(std(x), mean(x))`` over the dims ``dim`` (None: all)."""
     return torch.std_mean(x, dim, correction=_number(correction), keepdim=keepdim)
 
 

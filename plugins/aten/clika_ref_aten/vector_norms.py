@@ -1,4 +1,4 @@
-"""Norms of vectors, and weights given by norm and direction."""
+"""Vector norms and weight normalization."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def linalg_vector_norm(
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """``sum(abs(x) ** ord) ** (1 / ord)`` over ``dim``, or over all sides.
+    """``sum(abs(x) ** ord) ** (1 / ord)`` over ``dim``, or over all dims.
 
-    Infinite orders give the largest or smallest ``abs(x)``, order 0 the number of elements that are not 0.
+    Infinite orders give the largest or smallest ``abs(x)``, order 0 the number of nonzero elements.
     """
     return torch.linalg.vector_norm(x, ord, dim, keepdim, dtype=dtype)
 
@@ -39,7 +39,7 @@ def _(x, *, dim, keepdim, dtype, **_):
 @linalg_vector_norm.onnx
 def _(op, x, *, ord, dim, keepdim, dtype):
     rank = op.rank(x)
-    if ord and reduced_count(op.shape(x), dim) == 1:  # raising to 1 / ord, a rounded number, would lose digits
+    if ord and reduced_count(op.shape(x), dim) == 1:  # the rounded exponent 1 / ord would lose digits
         return op.reshape(op.Abs(op.cast(x, op.result.dtype)), op.result.shape)
     sides = [d % rank for d in as_sides(dim) or range(rank)] if rank else None
     return length(op, op.cast(x, op.result.dtype), ord, sides, keepdims=keepdim)
@@ -90,8 +90,8 @@ def _of_matrices(x, order, dim, **attrs):
 
 @operator(aten._weight_norm.default, error=COMPOSE)  # noqa: SLF001 - ATen's name
 def weight_norm(v: Tensor, g: Tensor, *, dim: int = 0) -> Tensor:
-    """``g * v / norm(v)``, the norm being taken over all sides but ``dim``; over all where ``dim`` is -1."""
-    if v.numel() == 0:  # PyTorch divides an integer by 0 and ends the process
+    """``g * v / norm(v)``, with the norm over all dims but ``dim``; over all dims if ``dim`` is -1."""
+    if v.numel() == 0:  # PyTorch divides an integer by 0 and crashes
         return v * g
     return torch._weight_norm(v, g, dim)  # type: ignore[attr-defined] # noqa: SLF001 - its one name
 
@@ -103,7 +103,7 @@ def _(v, g, *, dim):
 
 @weight_norm.onnx
 def _(op, v, g, *, dim):
-    kept = dim if dim == -1 else dim % op.rank(v)  # other sides may be counted from the last, as in PyTorch
+    kept = dim if dim == -1 else dim % op.rank(v)  # other dims may be negative, as in PyTorch
     others = [i for i in range(op.rank(v)) if i != kept]
     v, g = op.promote(v, g)
     norm = op.ReduceL2(v, op.ints(others), keepdims=1) if others else op.Abs(v)
@@ -115,5 +115,5 @@ def _(draw, s):
     v = draw(s.tensor(rank=(1, 5)))
     dim = draw(s.choice(0, v.rank - 1, -1, -v.rank))
     shape = [side if i == dim % v.rank else 1 for i, side in enumerate(v.shape)]
-    dtype = draw(s.choice(v.dtype, torch.float64)) if dim < 0 else v.dtype  # otherwise one kernel takes both
+    dtype = draw(s.choice(v.dtype, torch.float64)) if dim < 0 else v.dtype  # otherwise one kernel handles both
     return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape, dtype=dtype)), dim=dim)

@@ -1,1 +1,1 @@
-"""Passes that make a captured graph smaller without changing its meaning, one in each file."""
+"""Passes that simplify a captured graph without changing its meaning, one per file."""

@@ -1,4 +1,4 @@
-"""Write a product with a weight, to which a bias is added, as the linear layer that it is."""
+"""Rewrite ``addmm`` with a constant weight as a linear layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from clika_ref.formulas import Formula, transposed
 
 @rule("addmm")
 def addmm_to_linear(node: Node, build: Builder):
-    """``addmm(bias, x, weight)`` is ``linear(x, weight.T, bias)``, which placement knows as a layer with a bias."""
+    """``addmm(bias, x, weight)`` is ``linear(x, weight.T, bias)``, a layer with a bias for placement."""
     bias, x, weight = node.inputs
     if (node.attrs["beta"], node.attrs["alpha"]) != (1, 1):
         return Skip("weighs its bias or its product")
@@ -30,14 +30,14 @@ def addmm_to_linear(node: Node, build: Builder):
         Formula(transposed, (weight,)), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1])
     )
     layer = build("linear", x, rows, bias, types=(node.output.type,))
-    if not any(use.user is build.graph for use in node.output.uses):  # what is returned keeps its name anyway
+    if not any(use.user is build.graph for use in node.output.uses):  # graph outputs keep their name anyway
         layer.name, node.output.name = node.output.name, layer.name
     return layer
 
 
 @dataclass(frozen=True)
 class AddmmToLinear:
-    """Write products with constants as linear layers, so that there is one form of a layer: GPT-2 has the other one."""
+    """Rewrite ``addmm`` with constants as linear layers, so that a layer has a single form. GPT-2 uses ``addmm``."""
 
     name: ClassVar[str] = "addmm-to-linear"
     phase: ClassVar[Phase] = Phase.FUSE
@@ -46,5 +46,5 @@ class AddmmToLinear:
     removes: ClassVar[str] = "products with a sum"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rule wherever it holds."""
+        """Apply the rule to all matching nodes."""
         apply_rules(graph, [addmm_to_linear], operators)

@@ -23,7 +23,7 @@ RANKS = {
     **{f"conv{sides}d": sides + 2 for sides in (1, 2, 3)},
     **{f"conv_transpose{sides}d": sides + 2 for sides in (1, 2, 3)},
 }
-"""Operators into which batch norm folds, and the rank at which side 1 of their result is the channels of the weight."""
+"""Operators that batch norm folds into, with the output rank that puts the weight's channels in dim 1."""
 
 
 @rule("batch_norm")
@@ -55,7 +55,7 @@ def fold_batch_norm(node: Node, build: Builder):
     scale, shift = _scale_and_shift(bias, statistics, eps)
     if not _stays_finite(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
-    build.origin = layer.origin.through("fold_batch_norm")  # the user knows it as the layer that it was, by its name
+    build.origin = layer.origin.through("fold_batch_norm")  # the user knows it by the name of the layer
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
     groups = layer.attrs["groups"] if layer.kind.startswith("conv_transpose") else None
     made = Formula(folded_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
@@ -70,7 +70,7 @@ def fold_batch_norm(node: Node, build: Builder):
 
 
 def _padded(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
-    """Return as many operands as the schema has: trailing ones may be left out of a call."""
+    """Return the operands with None for trailing ones that the call omits."""
     return (*operands, *[None] * (count - len(operands)))
 
 
@@ -79,7 +79,7 @@ def _is_fixed(value: Any, graph: Graph) -> bool:
 
 
 def _scale_and_shift(bias: Value | None, statistics: Sequence[Any], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what each channel is multiplied by, and what is added to it then, in float64."""
+    """Return the scale and the shift of each channel, in float64."""
     gamma, beta, mean, var = (v and v.data for v in statistics)
     with torch.no_grad():
         scale = norm_scale(gamma, var, eps=eps)
@@ -87,7 +87,7 @@ def _scale_and_shift(bias: Value | None, statistics: Sequence[Any], eps: float) 
 
 
 def _stays_finite(weight: Value, scale: torch.Tensor, shift: torch.Tensor) -> bool:
-    """Whether no product of an element and a scale can overflow: NaN and infinity show in the extremes."""
+    """Whether the folded weight cannot overflow. NaN and infinity show up in the minimum or maximum."""
     assert weight.data is not None
     if not weight.data.numel():
         return True
@@ -98,7 +98,7 @@ def _stays_finite(weight: Value, scale: torch.Tensor, shift: torch.Tensor) -> bo
 
 @dataclass(frozen=True)
 class FoldBatchNorm:
-    """Fold batch norm in evaluation mode into the layer before it, if nobody else reads that layer."""
+    """Fold batch norm in eval mode into the preceding layer, if it is that layer's only user."""
 
     name: ClassVar[str] = "fold-batch-norm"
     phase: ClassVar[Phase] = Phase.FUSE
@@ -107,5 +107,5 @@ class FoldBatchNorm:
     removes: ClassVar[str] = "BatchNorm layers"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rule wherever it holds; shared weights get a folded copy of their own."""
+        """Apply the rule to all matching nodes. Shared weights get a separate folded copy."""
         apply_rules(graph, [fold_batch_norm], operators)

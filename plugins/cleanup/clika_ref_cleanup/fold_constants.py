@@ -1,4 +1,4 @@
-"""Compute beforehand what depends on constants only."""
+"""Evaluate nodes with constant operands ahead of time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from clika_ref.formulas import Formula, is_deferred
 MEBIBYTE = 2**20
 
 PREFIX = "clika."
-"""Where constants go that are not in the user's module."""
+"""Prefix of constants that are not part of the user's module."""
 
 
 def is_literal(value: Value) -> bool:
-    """Whether a constant was written as numbers in the code (so torch.export lifted it), or folded from such ones."""
+    """Whether a constant is a literal of the code (lifted by torch.export), or was folded from literals."""
     last = value.name.rpartition(".")[2]
     named = value.name.startswith(PREFIX) and last.startswith(("lifted_tensor", "literal_"))
     return named and not isinstance(value.data, torch.nn.Parameter)
@@ -31,10 +31,10 @@ def is_literal(value: Value) -> bool:
 
 @dataclass(frozen=True)
 class FoldLiterals:
-    """Compute nodes that read no parameter, buffer or input: ``arange``, ``full``, and arithmetic on them.
+    """Evaluate nodes that read no parameter, buffer or input: ``arange``, ``full``, and arithmetic on them.
 
-    Tensors written as literals in the user's code count as numbers: no module owns them, so nothing can change them.
-    A result larger than ``limit_bytes`` stays computed. The stored graph keeps every parameter this way.
+    Tensor literals in the user's code count as numbers: no module owns them, so nothing can change them. A result
+    larger than ``limit_bytes`` is not folded. The stored graph thus keeps every parameter.
     """
 
     limit_bytes: int = MEBIBYTE
@@ -46,7 +46,7 @@ class FoldLiterals:
     removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Name the results under the prefix of what compression adds to a module."""
+        """Fold literals; the results get names under ``clika.``."""
         _Folding(graph, self.limit_bytes, lambda value: is_literal(value) and value.name not in graph.state).fold(
             f"{PREFIX}literal_{{}}"
         )
@@ -54,10 +54,10 @@ class FoldLiterals:
 
 @dataclass(frozen=True)
 class FoldConstants:
-    """Compute nodes that read parameters, buffers and other constants only, on the clone that is lowered.
+    """Evaluate nodes that read only parameters, buffers and other constants, on the clone that is lowered.
 
-    A result larger than ``limit_bytes`` stays computed, unless the constants that nobody else reads shrink by as much.
-    State stays, since a call overwrites it, and so do the operators in ``keep``: targets look for them at weights.
+    A result larger than ``limit_bytes`` is not folded, unless it replaces as many bytes of otherwise unused constants.
+    State is not folded, since a call overwrites it, nor are operators in ``keep``: targets expect these at weights.
     """
 
     limit_bytes: int = MEBIBYTE
@@ -70,7 +70,7 @@ class FoldConstants:
     removes: ClassVar[str] = "nodes that read constants only"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Fold whatever no call overwrites."""
+        """Fold all constants except state."""
         _Folding(graph, self.limit_bytes, lambda value: value.name not in graph.state, self.keep, states=True).fold(
             "{}"
         )
@@ -83,18 +83,18 @@ class _Folding:
     may_read: Callable[[Value], bool]
     keep: tuple[str, ...] = ()
     states: bool = False
-    """Whether constants tell how they follow from others, as parameters may be among these."""
+    """Whether folded constants carry a `Formula`, which training needs if parameters are among their sources."""
     made: dict[Value, Value] = field(default_factory=dict)
-    """Of a computed value, the constant that tells it."""
+    """For each computed value, a constant with its formula."""
     known: dict[Value, torch.Tensor] = field(default_factory=dict)
-    """Computed values that a reader may still need; those whose readers are all folded are let go."""
+    """Computed values with unfolded readers; others are released."""
     pending: dict[Value, int] = field(default_factory=dict)
-    """How many readers of a known value are not folded."""
+    """Number of unfolded readers of each known value."""
     replaced: dict[Value, int] = field(default_factory=dict)
-    """Bytes of constants that a value makes unnecessary."""
+    """Bytes of constants that each value makes unnecessary."""
 
     def fold(self, name: str) -> None:
-        """Compute in order, put constants where folded values meet other readers, forget those that are unread then."""
+        """Evaluate nodes in order, add constants for folded values with other readers, and erase unused ones."""
         data = next((v.data for v in self.graph.constants.values() if v.formula is None), None)
         device = torch.device("cpu") if data is None else data.device
         for node in self.graph.nodes:
@@ -114,7 +114,7 @@ class _Folding:
         formula = self.made[value].formula if self.states else None
         if isinstance(formula, Formula):
             return replace(formula, known=self.known[value])
-        return self.known[value].clone()  # a state dict that is to be a file may hold no two views of one memory
+        return self.known[value].clone()  # a state dict saved to a file must not contain two views of one memory
 
     def _is_foldable(self, node: Node) -> bool:
         if node.op.random or node.kind in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
@@ -124,13 +124,13 @@ class _Folding:
         if not all(value.type.is_static for value in node.outputs):
             return False
         uses = [use for value in node.outputs for use in value.uses]
-        # A value that the graph returns keeps its node, and thereby its name.
+        # A graph output keeps its node, and thereby its name.
         return bool(uses) and not any(use.user is self.graph for use in uses)
 
     def _is_known(self, value: Value) -> bool:
         if value in self.known:
             return True
-        if is_deferred(value) or value.data is None:  # what is deferred is large, and made to be written
+        if is_deferred(value) or value.data is None:  # deferred constants are large, and computed when they are written
             return False
         return value.data.device.type != "meta" and self.may_read(value)
 
@@ -165,7 +165,7 @@ class _Folding:
         return self.known[value] if value.data is None else value.data
 
     def _replaced_by(self, value: Value) -> int:
-        if value not in self.replaced:  # a constant, counted where its only reader is folded
+        if value not in self.replaced:  # a constant, counted if its only reader is folded
             self.replaced[value] = _bytes(value) if len(value.uses) == 1 else 0
         return self.replaced[value]
 

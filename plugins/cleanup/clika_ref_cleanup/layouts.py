@@ -1,4 +1,4 @@
-"""Which operators compute alike in any order of sides, and how their attributes follow a permutation."""
+"""Layout-agnostic operators, and how their attributes change under a permutation of dims."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.types import TensorType
 
 Order = tuple[int, ...]
-"""A permutation as ``permute`` takes it: side ``i`` of the result is side ``order[i]`` of the operand."""
+"""A permutation as in ``permute``: dim ``i`` of the result is dim ``order[i]`` of the operand."""
 
 _OF_ONE = (
     "abs acos acosh asin asinh atan atanh bitwise_not ceil celu clamp cos cosh deg2rad elu erf erfc exp exp2 expm1 "
@@ -23,26 +23,26 @@ _OF_SEVERAL = (
     "logical_xor lt masked_fill maximum minimum mul ne pow remainder sub where xlogy"
 )
 ELEMENTWISE = frozenset(f"{_OF_ONE} {_OF_SEVERAL}".split())
-"""Operators of which each element depends on the elements at its own place only (after broadcasting)."""
+"""Operators with each output element depending only on the input elements at the same index (after broadcasting)."""
 
 ALONG_SIDES = {
     **dict.fromkeys(("softmax", "log_softmax", "slice", "cat", "glu", "split_with_sizes"), "dim"),
     **dict.fromkeys(("roll", "flip"), "dims"),
 }
-"""Operators that keep the rank and name the sides along which they work, and the attribute that names them."""
+"""Rank-preserving operators that work along given dims, with the name of the attribute for these."""
 
 REDUCTIONS = frozenset(("sum", "mean", "nansum", "nanmean", "amax", "amin", "logsumexp", "var", "std"))
-"""Operators that name the sides ``dim`` over which they reduce; with ``keepdim`` they keep the rank."""
+"""Operators that reduce over the dims ``dim``; with ``keepdim`` they preserve the rank."""
 
 ON_LAST_SIDE = frozenset(("linear", "layer_norm", "rms_norm"))
-"""Operators that work along the last side of the first operand, and alike at each place of the others."""
+"""Operators along the last dim of the first operand, independent of the index in all others."""
 
 MOVABLE = ON_LAST_SIDE | ELEMENTWISE | REDUCTIONS | ALONG_SIDES.keys()
-"""Operators of which there are calls that compute alike in another order of sides."""
+"""Operators with calls that can be computed in another dim order."""
 
 
 def inverse(order: Order) -> Order:
-    """Return the permutation that undoes another.
+    """Return the inverse of a permutation.
 
     >>> inverse((1, 2, 0))
     (2, 0, 1)
@@ -51,12 +51,12 @@ def inverse(order: Order) -> Order:
 
 
 def after(first: Order, second: Order) -> Order:
-    """Return the one permutation that does what ``permute(permute(x, first), second)`` does."""
+    """Return the composed permutation, equal to ``permute(permute(x, first), second)``."""
     return tuple(first[d] for d in second)
 
 
 def order_of(node: Node | None) -> Order | None:
-    """Return the permutation that a node applies, None if it is no permute or leaves every side in place."""
+    """Return the permutation that a node applies, or None if it is no permute or the identity."""
     if node is None or node.kind != "permute":
         return None
     order = tuple(d % len(node.attrs["dims"]) for d in node.attrs["dims"])
@@ -69,14 +69,14 @@ def reordered(type: TensorType, order: Order) -> TensorType:
 
 
 def sides_of(node: Node) -> tuple[int, ...] | None:
-    """Return the sides that the attributes of an operator on sides name; None where they name all or none."""
+    """Return the dims that the attributes of an operator name, or None if they name all or none."""
     named: Any = node.attrs[ALONG_SIDES.get(node.kind, "dim")]
     sides = (named,) if isinstance(named, int) else named
     return tuple(sides) if sides and all(isinstance(d, int) for d in sides) else None
 
 
 def moved_attrs(node: Node, order: Order) -> dict[str, Any]:
-    """Return the attributes with which a node computes on operands ``x`` what it does on ``permute(x, order)``."""
+    """Return the attributes that compute on operands ``x`` the same as the node's own on ``permute(x, order)``."""
     if node.kind not in ALONG_SIDES and node.kind not in REDUCTIONS:
         return node.attrs
     attribute = ALONG_SIDES.get(node.kind, "dim")
@@ -85,7 +85,7 @@ def moved_attrs(node: Node, order: Order) -> dict[str, Any]:
 
 
 def carriers(node: Node) -> tuple[int, ...] | None:
-    """Return the operands that must be permuted alike for the results to be; None where no order of sides would do."""
+    """Return the indices of operands to permute together with the results, or None if the dim order matters."""
     if node.kind not in MOVABLE:
         return None
     outputs = {value.type.rank for value in node.outputs}

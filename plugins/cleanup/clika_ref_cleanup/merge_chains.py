@@ -1,4 +1,4 @@
-"""Merge consecutive calls that move or convert elements into one."""
+"""Merge consecutive reshapes, permutes, expands and casts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from clika_ref.core.rewriting import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
 
 RESHAPES = ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
-"""Operators that keep elements and their order: each is a ``reshape`` to its own result's shape."""
+"""Operators that keep all elements in order, equivalent to a ``reshape`` to the shape of their result."""
 
 INTEGERS = {torch.bool: (0, 1), torch.uint8: (0, 8), torch.int8: (1, 7), torch.int16: (1, 15), torch.int32: (1, 31)}
 INTEGERS[torch.int64] = (1, 63)
-"""Whether an integer type has a sign, and the bits of its largest element."""
+"""Number of sign bits and of value bits of each integer dtype."""
 
 FLOATS = {torch.float16: (5, 11), torch.bfloat16: (8, 8), torch.float32: (8, 24), torch.float64: (11, 53)}
-"""Bits of exponent and of precision. Source: IEEE 754-2019, table 3.5; bfloat16 is float32 cut to 16 bits."""
+"""Bits of exponent and of precision. Source: IEEE 754-2019, table 3.5; bfloat16 is float32 truncated to 16 bits."""
 
 
 @rule(*RESHAPES)
 def merge_reshapes(node: Node, build: Builder):
-    """``reshape(reshape(x))`` is one reshape, or ``x`` where the shape is that of ``x``."""
+    """``reshape(reshape(x))`` is one reshape, or ``x`` if the shape is that of ``x``."""
     match node.inputs[0]:
         case Value(producer=Node(kind=kind, inputs=(Value() as x, *_))) if kind in RESHAPES:
             views = {node.kind, kind} <= {"squeeze", "unsqueeze"}
@@ -41,7 +41,7 @@ def merge_reshapes(node: Node, build: Builder):
 
 @rule("permute")
 def merge_permutes(node: Node, build: Builder):
-    """``permute(permute(x))`` is one permutation, or ``x`` where they are inverse to each other."""
+    """``permute(permute(x))`` is one permutation, or ``x`` if they are inverse to each other."""
     match node.inputs[0]:
         case Value(producer=Node("permute", (Value() as x,), {"dims": first})):
             rank = len(first)
@@ -52,7 +52,7 @@ def merge_permutes(node: Node, build: Builder):
 
 @rule("permute")
 def reshape_instead_of_permute(node: Node, build: Builder):
-    """A permutation that moves sides of length 1 only keeps the order of elements: it is a reshape."""
+    """A permutation that only moves dims of size 1 keeps the order of elements: it is a reshape."""
     (x,) = node.inputs
     shape, dims = x.type.shape, [d % len(x.type.shape) for d in node.attrs["dims"]]
     long = [d for d in dims if shape[d] != 1]
@@ -65,7 +65,7 @@ def reshape_instead_of_permute(node: Node, build: Builder):
 
 @rule("squeeze")
 def squeeze_before_permute(node: Node, build: Builder):
-    """``squeeze(permute(reshape(x)))`` is ``permute(reshape(x))``: the reshape need not make sides to be dropped."""
+    """``squeeze(permute(reshape(x)))`` is ``permute(reshape(x))``: the reshape need not add the squeezed dims."""
     match node.inputs[0]:
         case Value(producer=Node("permute", (Value(producer=Node() as first) as middle,), {"dims": dims})) as moved:
             pass
@@ -97,7 +97,7 @@ def merge_expands(node: Node, build: Builder):
 
 @rule("to")
 def merge_casts(node: Node, build: Builder):
-    """``to(to(x, wider), dtype)`` is ``to(x, dtype)``: the first cast loses nothing. A narrowing cast stays."""
+    """``to(to(x, wider), dtype)`` is ``to(x, dtype)``: the first cast is lossless. A narrowing cast stays."""
     match node.inputs[0]:
         case Value(producer=Node("to", (Value() as x, *_))) as middle:
             first, last = x.type.dtype, node.output.type.dtype
@@ -108,7 +108,7 @@ def merge_casts(node: Node, build: Builder):
 
 
 def embeds(narrow: torch.dtype, wide: torch.dtype) -> bool:
-    """Whether every element of one dtype is an element of the other.
+    """Whether one dtype can represent every element of the other.
 
     >>> embeds(torch.float16, torch.float32), embeds(torch.float16, torch.bfloat16), embeds(torch.int32, torch.float32)
     (True, False, False)
@@ -125,8 +125,8 @@ def embeds(narrow: torch.dtype, wide: torch.dtype) -> bool:
 def merges(first: torch.dtype, middle: torch.dtype, last: torch.dtype) -> bool:
     """Whether casting ``first -> middle -> last`` equals ``first -> last`` for every element.
 
-    Beyond a first cast that loses nothing, the second must be defined alike on both: a float that an integer type
-    cannot hold converts to anything, while an integer wraps around.
+    Besides a lossless first cast, the second must be defined equally on both: a float outside the range of an integer
+    dtype converts to any value, while an integer wraps around.
     """
     if not embeds(first, middle):
         return False
@@ -156,7 +156,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class MergeChains:
-    """Merge chains of reshapes, permutes, expands and casts; chains that lead back to their start vanish."""
+    """Merge chains of reshapes, permutes, expands and casts; chains equal to the identity are removed."""
 
     name: ClassVar[str] = "merge-chains"
     phase: ClassVar[Phase] = Phase.CLEAN

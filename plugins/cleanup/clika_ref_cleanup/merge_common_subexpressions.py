@@ -1,4 +1,4 @@
-"""Merge nodes that compute the same from the same."""
+"""Merge nodes that compute the same result from the same operands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from clika_ref.core.passes import Phase
 from clika_ref.core.rewriting import keeps_name, substitute
 
 PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, sympy.Basic)
-"""Types whose elements are interchangeable exactly if type and value are equal."""
+"""Types with interchangeable elements exactly if type and value are equal."""
 
 
 @dataclass(frozen=True)
 class MergeCommonSubexpressions:
-    """Merge calls of one operator on the same operands with the same attributes; random ones never.
+    """Merge calls of one operator with equal operands and attributes, except random ones.
 
-    Numbers are the same only if their types and bits are: 1, 1.0 and True differ, and so do 0.0 and -0.0.
+    Numbers are equal only if their types and bits are: 1, 1.0 and True differ, and so do 0.0 and -0.0.
     """
 
     name: ClassVar[str] = "merge-common-subexpressions"
@@ -33,7 +33,7 @@ class MergeCommonSubexpressions:
     removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Look up each node, in order, among those before it; its operands are merged by then."""
+        """Merge each node, in order, into an earlier equal one; its operands are already merged."""
         first: dict[Hashable, Node] = {}
         bound = {symbol.side.name for symbol in graph.symbols.values()}
         for node in graph.nodes:
@@ -50,13 +50,13 @@ class MergeCommonSubexpressions:
 
 
 def call_key(node: Node) -> Hashable:
-    """Return what two calls share exactly if they compute the same."""
+    """Return a key that is equal for two calls exactly if they compute the same."""
     attrs = tuple((name, literal_key(node.attrs[name])) for name in sorted(node.attrs))
     return node.op, tuple(map(literal_key, node.inputs)), attrs, tuple(value.type for value in node.outputs)
 
 
 def literal_key(item: Any) -> Hashable:
-    """Return what two operands or attributes share exactly if they are interchangeable.
+    """Return a key that is equal for two operands or attributes exactly if they are interchangeable.
 
     >>> literal_key(1) == literal_key(True), literal_key(0.0) == literal_key(-0.0), literal_key(2.5) == literal_key(2.5)
     (False, False, True)
@@ -69,4 +69,4 @@ def literal_key(item: Any) -> Hashable:
         return float, item.hex()
     if isinstance(item, PLAIN):
         return type(item), item
-    return object()  # unknown, hence like nothing else
+    return object()  # unknown, hence unequal to everything

@@ -1,4 +1,4 @@
-"""Merge constants that hold the same elements."""
+"""Merge constants with equal elements."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from clika_ref.core.rewriting import keeps_name, substitute
 from clika_ref.formulas import is_deferred
 
 SAMPLE = 256
-"""Bytes that are compared before all others."""
+"""Bytes compared before all others."""
 
 PART = 1 << 20
-"""Bytes that are read at a time."""
+"""Bytes read at a time."""
 
 
 @dataclass(frozen=True)
 class MergeEqualConstants:
-    """Read one constant where several have the same dtype, shape, device and bits.
+    """Merge constants with equal dtype, shape, device and bits.
 
-    On the lowered clone only: in the stored graph two parameters that start out equal are trained apart.
+    Runs only on the lowered clone: two parameters of the stored graph that start out equal are trained separately.
     """
 
     name: ClassVar[str] = "merge-equal-constants"
@@ -38,7 +38,7 @@ class MergeEqualConstants:
     for_any_weights: ClassVar[bool] = False
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Compare elements only within groups of one dtype and shape; what is still to be computed, by its formula."""
+        """Compare elements only within groups of one dtype and shape, and deferred constants by their formula."""
         used = [v for name, v in graph.constants.items() if v.uses and name not in graph.state]
         for same in _parts([v for v in used if is_deferred(v)], lambda v: v.formula):
             _merge(graph, same)
@@ -56,7 +56,7 @@ def _merge(graph: Graph, same: list[Value]) -> None:
 
 
 def _parts(values: list[Value], key: Callable[[Value], Hashable]) -> list[list[Value]]:
-    """Split values by what a function says of them; those that stand alone, which it need not see, are left out."""
+    """Group values by a key, and return groups of two or more. The key of a single value is not computed."""
     found: dict[Hashable, list[Value]] = {}
     for value in values if len(values) > 1 else ():
         found.setdefault(key(value), []).append(value)
@@ -71,13 +71,13 @@ def _kind(value: Value) -> Hashable:
 def _bits(value: Value) -> torch.Tensor:
     assert value.data is not None
     flat = value.data.detach().contiguous().reshape(-1)
-    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single element may have any stride, and view refuses
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # view rejects a single element with another stride
 
 
 def _sample(value: Value) -> bytes:
-    """Return some bytes that tell most constants apart: reading all of them takes seconds for a gigabyte."""
+    """Return a sample of bytes, which distinguishes most constants: reading all bytes takes seconds for a gigabyte."""
     bits = _bits(value)
-    return _copy(bits[:: len(bits) // SAMPLE | 1])  # odd steps see each byte of an element
+    return _copy(bits[:: len(bits) // SAMPLE | 1])  # odd steps sample each byte of an element
 
 
 def _digest(value: Value) -> bytes:
@@ -88,5 +88,5 @@ def _digest(value: Value) -> bytes:
 
 
 def _copy(bits: torch.Tensor) -> bytes:
-    """Return copied bytes: memory that numpy has seen is never let go, as FSDP does with that of whole weights."""
+    """Return copied bytes: memory exported to NumPy can never be released, as FSDP does with full weights."""
     return bits.to("cpu", copy=True).numpy().tobytes()

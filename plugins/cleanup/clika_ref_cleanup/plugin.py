@@ -1,4 +1,4 @@
-"""The plugin: every pass of this package, with its default options."""
+"""The plugin: all passes of this package with default options."""
 
 from __future__ import annotations
 

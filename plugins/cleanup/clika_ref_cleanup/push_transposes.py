@@ -1,4 +1,4 @@
-"""Push permutes through what computes alike in any order of sides, towards others that undo them."""
+"""Push permutes through layout-agnostic operators, towards other permutes that cancel them."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class PushTransposes:
-    """Compute whole regions in another order of sides wherever that takes strictly fewer permutes.
+    """Compute whole regions in another dim order where that takes strictly fewer permutes.
 
-    A region is a connected set of nodes that compute alike in any order: elementwise ones, and those that name their
-    sides. Computed on ``x`` instead of ``permute(x, order)``, it loses permutes by that order at its entries and
-    by the inverse at its exits, and needs one at each other entry and exit; constants up to ``limit_bytes`` are
-    permuted beforehand. A permute from the region back into it takes one in any order. Each rewrite lowers the number
-    of permutes in the graph, so two never undo each other, and the pass ends.
+    A region is a connected set of layout-agnostic nodes: elementwise ones, and those with explicit dims. It is computed
+    on ``x`` instead of ``permute(x, order)``. This removes permutes by that order at its entries and by the inverse at
+    its exits, and adds one at each other entry and exit. Constants up to ``limit_bytes`` are permuted ahead of time. A
+    permute from the region back into it costs one in any order. Each rewrite reduces the number of permutes in the
+    graph, so two never undo each other, and the pass terminates.
 
-    On the lowered clone only: permuted constants are new ones, and calibration, pruning and the user know the values of
-    the stored graph by their sides. Kernels round by layout, so this is not exact.
+    Runs only on the lowered clone: permuted constants are new ones, and calibration, pruning and the user identify
+    values of the stored graph by their dims. Kernels round depending on layout, so this is not exact.
     """
 
     limit_bytes: int = MEBIBYTE
@@ -61,9 +61,9 @@ class PushTransposes:
     )
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Treat the regions of any order first, then the larger ones of orders that leave the last side in place.
+        """Process regions for all orders first, then the larger ones for orders that keep the last dim in place.
 
-        Until nothing changes: a permute that two regions share is an exit of one and an entry of the other.
+        Repeats until nothing changes: a permute between two regions is an exit of one and an entry of the other.
         """
         revision = -1
         while revision != graph.revision:
@@ -79,7 +79,7 @@ class PushTransposes:
 
 @rule(*sorted(REDUCTIONS))
 def reduce_before_permute(node: Node, build: Builder):
-    """``mean(permute(x), dim)`` is the mean of ``x`` over other sides, where the remaining ones keep their order."""
+    """``mean(permute(x), dim)`` is the mean of ``x`` over other dims, if the remaining ones keep their order."""
     x, sides = node.inputs[0], sides_of(node)
     order = order_of(x.producer)
     if order is None or sides is None or node.attrs["keepdim"]:
@@ -100,13 +100,13 @@ class _Pushing:
     limit_bytes: int
     last_stays: bool
     moved: dict[Value, Value] = field(default_factory=dict)
-    """For each value at an entry or inside the region at hand, the value in the new order that stands for it."""
+    """For each value at an entry or inside the current region, its replacement in the new order."""
 
     def regions(self) -> list[list[Node]]:
-        """Return the connected sets of nodes that an order of sides passes through, each in the order of the graph.
+        """Return the connected sets of layout-agnostic nodes, each in graph order.
 
-        Nodes are connected by a value that one makes and the other reads, or by a permute whose result both read. Sets
-        beside no permute are left out, as they have none to save.
+        Nodes are connected by a value from one to the other, or by a permute that both read. Sets without an adjacent
+        permute are omitted, since they have none to remove.
         """
         bound = {symbol.side.name for symbol in self.graph.symbols.values()}
         parent: dict[Node, Node] = {}
@@ -127,7 +127,7 @@ class _Pushing:
                 if maker in parent:
                     parent[_root(parent, node)] = _root(parent, maker)
         wanted = {_root(parent, node) for node in beside}
-        if self.last_stays:  # the others have been treated in any order
+        if self.last_stays:  # sets without such a node were processed for all orders
             wanted &= {_root(parent, node) for node in parent if node.kind in ON_LAST_SIDE}
         found: dict[Node, list[Node]] = {}
         for node in parent:
@@ -136,7 +136,7 @@ class _Pushing:
         return list(found.values())
 
     def _carried(self, node: Node) -> list[Value] | None:
-        """Return the operands of a node that follow its order of sides, None where one of them cannot."""
+        """Return the operands of a node that follow its dim order, or None if one of them cannot."""
         positions = None if node.kind in ON_LAST_SIDE and not self.last_stays else carriers(node)
         if positions is None:
             return None
@@ -145,13 +145,13 @@ class _Pushing:
         return values if all(v.type.rank == rank or self._is_cheap(v) for v in values) else None
 
     def _is_cheap(self, value: Value) -> bool:
-        """Whether a constant can be permuted beforehand."""
+        """Whether a constant can be permuted ahead of time."""
         if is_deferred(value) or value.data is None or value.name in self.graph.state:
             return False
         return value.data.nbytes <= self.limit_bytes or len(value.uses) == 1
 
     def improve(self, nodes: list[Node]) -> None:
-        """Compute a region in the order that saves most permutes, if one saves any."""
+        """Compute a region in the order that removes the most permutes, if any order removes some."""
         read = {node: self._carried(node) or [] for node in nodes}
         saved, cost = self._tally(read)
         orders = [order for order in saved if not self.last_stays or order[-1] == len(order) - 1]
@@ -161,9 +161,9 @@ class _Pushing:
             self._compute_in(best, read)
 
     def _tally(self, inside: dict[Node, list[Value]]) -> tuple[dict[Order, int], int]:
-        """Return how many permutes each order saves, and how many any order costs.
+        """Return the number of permutes that each order removes, and the number that any order adds.
 
-        The first is never too high, the second never too low: that the number of permutes falls is what ends the pass.
+        The first is never too high, the second never too low: the pass terminates as the number of permutes falls.
         """
         saved: dict[Order, int] = {}
         cost = 0
@@ -201,7 +201,7 @@ class _Pushing:
         erase_dead(self.graph, *entries)
 
     def _operand(self, value: Value, order: Order, inside: Container[object], build: Builder) -> Value:
-        """Return what stands for an operand in the new order, made where it is first needed."""
+        """Return the replacement of an operand in the new order, created on first use."""
         if value not in self.moved:
             self.moved[value] = self._entry(value, order, inside, build)
         return self.moved[value]
@@ -222,7 +222,7 @@ class _Pushing:
         return _permuted(source, after(first, back), build)
 
     def _leave(self, value: Value, order: Order, inside: Container[object]) -> None:
-        """Give readers outside the region what they read before, through as few permutes as possible."""
+        """Give readers outside the region their previous operands, through as few permutes as possible."""
         new = self.moved[value]
         for user in [use.user for use in value.uses]:
             second = order_of(user) if isinstance(user, Node) and user not in inside else None
@@ -240,7 +240,7 @@ class _Pushing:
 
 
 def turned(x: torch.Tensor, *, shape: tuple[int, ...], dims: Order) -> torch.Tensor:
-    """Return a constant in a shape, and its sides in an order."""
+    """Return a constant reshaped and permuted."""
     return x.reshape(shape).permute(dims).contiguous()
 
 
@@ -257,10 +257,10 @@ def _permuted(value: Value, order: Order, build: Builder) -> Value:
 
 
 def _exits(value: Value, inside: Container[object], graph: Graph) -> tuple[list[Order], bool]:
-    """Return the orders of sides in which a permute outside would be idle, and whether anything else reads the value.
+    """Return the orders that make a permute outside redundant, and whether anything else reads the value.
 
-    A permute that leads back into the region and nowhere else is idle in no order. Of idle ones that the graph returns
-    only one can go, since a value has one name.
+    A permute that leads only back into the region is redundant in no order. Of redundant ones that the graph returns,
+    only one can be removed, since a value has one name.
     """
     orders: list[Order] = []
     others = returned = False

@@ -1,7 +1,7 @@
-"""Graphs for `PushTransposes` that drawing calls does not come upon: regions that several orders of sides enter.
+"""Graphs for `PushTransposes` that random generation does not produce: regions with entries in several dim orders.
 
-Functions of a builder of an empty graph, as the conformance suite asks a pass for (``motifs``). Sides are of different
-lengths where they may be, and no order is its own inverse, so that a mistaken order shows.
+Each function takes a builder of an empty graph, as the conformance suite expects of ``motifs``. Dims have distinct
+sizes where possible, and no order is its own inverse, so that a wrong order is detected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def entry_from_within(build: Builder) -> tuple[Value, Value]:
 
 
 def overwritten_operand(build: Builder) -> Value:
-    """``(x.permute(1, 2, 0) + total).permute(2, 0, 1)`` with ``total += 1``: no constant, though it looks like one."""
+    """``(x.permute(1, 2, 0) + total).permute(2, 0, 1)`` with ``total += 1``: state, although it looks constant."""
     x = _input(build, "x", 4, 2, 3)
     total = build.constant(torch.arange(24.0).reshape(2, 3, 4) / 8 - 1, "total")
     added = build("add", build("permute", x, dims=TURN), total)

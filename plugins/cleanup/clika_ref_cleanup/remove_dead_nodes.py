@@ -1,4 +1,4 @@
-"""Remove nodes whose results nobody reads."""
+"""Remove nodes without readers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from clika_ref.core.passes import Phase
 
 @dataclass(frozen=True)
 class RemoveDeadNodes:
-    """Erase each node whose outputs no node, output, state entry or needed symbol reads.
+    """Erase each node with no reader among nodes, outputs, state entries and needed symbols.
 
-    A symbol that is read from a node's output (``nonzero``) is needed where a kept node, a guard or an output mentions
-    it; one that nobody needs goes with its node. Random nodes go too: only the stream of numbers behind them moves.
+    A symbol defined by a node's output (``nonzero``) is needed if a kept node, a guard or an output mentions it;
+    otherwise it is erased with its node. Random nodes are erased too: this only shifts the random number stream.
     """
 
     name: ClassVar[str] = "remove-dead-nodes"
@@ -29,7 +29,7 @@ class RemoveDeadNodes:
     removes: ClassVar[str] = "unnecessary nodes"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
-        """Erase in one walk from the end, so that what becomes unread on the way goes too."""
+        """Erase in one backward walk, so that nodes that become unused on the way are erased too."""
         bound: dict[str, list[str]] = {}
         for symbol in graph.symbols.values():
             bound.setdefault(symbol.side.name, []).append(symbol.name)

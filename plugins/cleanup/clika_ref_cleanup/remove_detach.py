@@ -1,4 +1,4 @@
-"""Remove ``detach`` and ``overwritten`` where no gradient flows any more."""
+"""Remove ``detach`` and ``overwritten`` where gradients are no longer needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def remove_detach(node: Node, build: Builder):
 
 @rule("overwritten")
 def remove_overwritten(node: Node, build: Builder):
-    """``overwritten(new, x)`` has the elements of ``new``, in the type of ``x``."""
+    """``overwritten(new, x)`` has the elements of ``new``, with the type of ``x``."""
     new = node.inputs[0]
     if not isinstance(new, Value) or new.type != node.output.type:
         return Skip("converts or expands too")
@@ -31,7 +31,7 @@ def remove_overwritten(node: Node, build: Builder):
 
 @dataclass(frozen=True)
 class RemoveDetach:
-    """Remove both on the clone that is lowered; the stored graph keeps them, since they say where gradients flow."""
+    """Remove both on the clone that is lowered. The stored graph keeps them, since they determine the gradients."""
 
     name: ClassVar[str] = "remove-detach"
     phase: ClassVar[Phase] = Phase.FUSE
@@ -40,5 +40,5 @@ class RemoveDetach:
     removes: ClassVar[str] = "detach nodes"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rule wherever it holds."""
+        """Apply the rules to all matching nodes."""
         apply_rules(graph, [remove_detach, remove_overwritten], operators)

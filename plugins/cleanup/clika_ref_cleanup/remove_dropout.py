@@ -1,4 +1,4 @@
-"""Remove dropout where it drops nothing."""
+"""Remove dropout without effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clika_ref.core.rewriting import Skip, apply_rules, rule
 
 @rule("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def remove_dropout(node: Node, build: Builder):
-    """``dropout(x)`` is ``x`` outside training, or where its probability is 0."""
+    """``dropout(x)`` is ``x`` outside training, or if its probability is 0."""
     x = node.inputs[0]
     if node.attrs["train"] and node.attrs["p"] != 0:
         return Skip("drops elements: traced in training mode")
@@ -25,7 +25,7 @@ def remove_dropout(node: Node, build: Builder):
 
 @dataclass(frozen=True)
 class RemoveDropout:
-    """Remove dropout layers that are traced in evaluation mode or have probability 0."""
+    """Remove dropout layers that are traced in eval mode or have probability 0."""
 
     name: ClassVar[str] = "remove-dropout"
     phase: ClassVar[Phase] = Phase.CLEAN
@@ -34,5 +34,5 @@ class RemoveDropout:
     removes: ClassVar[str] = "Dropout layers"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        """Apply the rule wherever it holds."""
+        """Apply the rule to all matching nodes."""
         apply_rules(graph, [remove_dropout], operators)

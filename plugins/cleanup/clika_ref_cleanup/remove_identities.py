@@ -16,15 +16,15 @@ from clika_ref.core.rewriting import Skip, apply_rules, rule
 SAME_TYPE_SAYS_ALL = (
     *("identity", "alias", "clone", "contiguous", "lift_fresh_copy"),
     *("to", "reshape", "view", "flatten", "unflatten", "expand", "squeeze", "repeat", "tile"),
-    # A slice of unchanged length starts at 0 in steps of 1, and pieces of one are the whole.
+    # A slice of unchanged length starts at 0 with step 1, and a split into one piece is the whole.
     *("slice", "narrow", "cat", "concat", "split", "split_with_sizes", "chunk"),
 )
-"""Operators that return their operand wherever the result has its type."""
+"""Operators that return their operand whenever the result has its type."""
 
 
 @rule(*SAME_TYPE_SAYS_ALL)
 def remove_identity(node: Node, build: Builder):
-    """A copy, or a new shape or dtype equal to the old."""
+    """A copy, or a reshape or cast to the same shape and dtype."""
     operands = [v for v in node.inputs if isinstance(v, Value)]
     if len(operands) != 1 or len(node.outputs) != 1:
         return Skip("joins or splits")
@@ -33,7 +33,7 @@ def remove_identity(node: Node, build: Builder):
 
 @rule("permute", "roll", "pad", "constant_pad_nd")
 def remove_idle_move(node: Node, build: Builder):
-    """A permutation that leaves each side in place, a roll by 0, a pad by 0."""
+    """An identity permutation, a roll by 0, or a pad by 0."""
     x, rank = node.inputs[0], node.output.type.rank
     match node.kind, node.attrs:
         case "permute", {"dims": dims}:
@@ -70,11 +70,11 @@ def _same_type(x: Any, node: Node, closeness: int = 0):
 
 @dataclass(frozen=True)
 class RemoveIdentities:
-    """Remove copies, casts and shape changes to what is there already, and arithmetic with neutral numbers.
+    """Remove copies, casts and shape changes without effect, and arithmetic with neutral numbers.
 
-    Equal in every element: ``x + 0.0`` becomes ``x``, which differs where ``x`` is -0.0 in the sign of the zero only.
-    ``detach`` stays (it stops gradients); see ``remove-detach``. Constants are not read: a parameter that is 1 now may
-    be trained.
+    Equal in every element: ``x + 0.0`` becomes ``x``, which differs only in the sign of the zero where ``x`` is -0.0.
+    ``detach`` stays (it stops gradients); see ``remove-detach``. Values of constants are ignored: a parameter that is
+    1 now may be trained.
     """
 
     name: ClassVar[str] = "remove-identities"

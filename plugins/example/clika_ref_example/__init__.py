@@ -1,1 +1,1 @@
-"""An example to copy: a plugin with one operator, one pass and one target."""
+"""An example plugin with an operator, a pass and a target, as a starting point for your own."""

@@ -1,4 +1,4 @@
-"""In which formats ONNX Runtime computes on a CPU: in those that are declared, but for very small numbers."""
+"""Number formats of ONNX Runtime on a CPU: as declared, except for very small numbers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from clika_ref import processor
 from clika_ref.arithmetic import FLUSHED_FLOAT32, Arithmetic
 
 FLUSHING_EXP = (Arithmetic(torch.float32, compute=FLUSHED_FLOAT32, kinds=("softmax", "compose")),)
-"""``Softmax`` takes ``exp(x)`` for 0 where it is below the smallest normal number, which ``Exp`` itself does not.
+"""``Softmax`` flushes ``exp(x)`` to 0 below the smallest normal number; ``Exp`` itself does not.
 
-Source: onnxruntime 1.31, ``MlasExpConstants.LowerRangeSumExp`` in ``mlas/lib/compute.cpp``; its kernel for vectors of
-512 bits does not. Attention, of class ``compose``, has a softmax within.
+Source: onnxruntime 1.31, ``MlasExpConstants.LowerRangeSumExp`` in ``mlas/lib/compute.cpp``; its AVX-512 kernel does
+not. Attention, of class ``compose``, contains a softmax.
 """
 
 
 def arithmetic_of(flags: frozenset[str]) -> tuple[Arithmetic, ...]:
-    """Return what is right on a processor that can do what its flags say."""
+    """Return the arithmetic on a processor with these flags."""
     return () if processor.WIDE_VECTORS in flags else FLUSHING_EXP
 
 
 def arithmetic_here() -> tuple[Arithmetic, ...]:
-    """Return what is right on this processor."""
+    """Return the arithmetic on this processor."""
     return arithmetic_of(processor.flags())

@@ -1,7 +1,7 @@
-"""What ONNX Runtime makes of a file: which of its nodes run in integers, and why others do not.
+"""Determine which nodes of a file ONNX Runtime runs in INT8, and why others stay float.
 
-Sources: onnxruntime 1.31, ``qdq_selectors.cc`` for what each operator asks of its neighbours; the optimized graph,
-which the runtime writes itself, for what came of it.
+Sources: onnxruntime 1.31, ``qdq_selectors.cc`` for the conditions of each operator; the optimized graph, as written by
+the runtime itself, for the outcome.
 """
 
 from __future__ import annotations
@@ -29,51 +29,51 @@ BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 CLOSED = frozenset(
     {"Conv", "Add", "Mul", "Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Concat", "Softmax"}
 )
-"""ONNX operators that run in integers only where their result is quantized."""
+"""ONNX operators that run in INT8 only if their result is quantized."""
 
 OPEN = frozenset({"MatMul", "Gemm"})
-"""Those that can return floats."""
+"""Operators that can return floats."""
 
 KERNELS = ("QLinear", "QGemm", "MatMulInteger", "DynamicQuantize", "ConvInteger")
-"""What the names of the runtime's own operators in integers begin with."""
+"""Prefixes of the runtime's own INT8 operators."""
 
 ABSORBED = frozenset({"Relu", "Clip"})
-"""What is computed along with the node before it."""
+"""Operators that are fused into the preceding node."""
 
 TOKEN = re.compile(r"_token_\d+$")
-"""What ends the names of nodes that were made anew where others of that name had been."""
+"""Suffix of nodes that the runtime recreates under an existing name."""
 
 MOVES = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
     | {"Transpose", "Unsqueeze"}
 )
-"""What computes nothing, so that it says of a lowering that holds more only how its ends are moved."""
+"""Operators without computation. In a lowering with other nodes, they only move its inputs and outputs."""
 
 
 class ExplainedArtifact(Artifact):
-    """An ONNX file that remembers what the runtime makes of it, which takes seconds for a model of 100 MB."""
+    """An ONNX file that caches its optimized graph, which takes seconds for a model of 100 MB."""
 
     @cached_property
     def fused(self) -> OnnxGraph:
-        """The graph up to the extended level, where nodes keep their names; behind it layouts change."""
+        """The graph optimized up to the extended level, where nodes keep their names. Later levels change layouts."""
         return optimized_graph(self.path, "ORT_ENABLE_EXTENDED")
 
     @classmethod
     def of(cls, artifact: Artifact) -> ExplainedArtifact:
-        """Return an artifact as one that remembers, itself if it does."""
+        """Wrap an artifact, or return it if it is already wrapped."""
         if isinstance(artifact, ExplainedArtifact):
             return artifact
         return cls(artifact.path, artifact.target, artifact.input_names, artifact.output_names, artifact.facts)
 
 
 def precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]:
-    """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and why, or `FUSED`.
+    """Return the precision of each node: `INTEGERS`, ``int4 weights``, `FLOAT` with a reason, or `FUSED`.
 
-    Nodes are said by the names that the graph gives them, with which those in the file begin.
+    Nodes are identified by their names in the graph, which prefix the names in the file.
 
     Args:
         artifact: the ONNX file.
-        optimize: whether the runtime may; without, it computes in float what lies between integers.
+        optimize: whether the runtime may optimize; otherwise it computes quantized nodes in float.
     """
     written = OnnxGraph.read(artifact.path)
     if not optimize:
@@ -85,7 +85,7 @@ def precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]
 
 
 def _kept(written: OnnxGraph, found: OnnxGraph) -> dict[str, list[onnx.NodeProto]]:
-    """Return what an optimized graph has for each node: by their names, and by what they return where one was made."""
+    """Return the nodes of an optimized graph by their owner: from the name, or from the outputs for recreated nodes."""
     kept: dict[str, list[onnx.NodeProto]] = {}
     for node in found.nodes:
         owner = written.owner_of(node)
@@ -111,7 +111,7 @@ def _precision(
 
 
 def optimized_graph(path: Path, level: str) -> OnnxGraph:
-    """Return the graph that the runtime makes of a file.
+    """Return the graph of a file after the runtime's optimizations.
 
     Raises:
         TargetError: the runtime rejects the file.
@@ -133,7 +133,7 @@ def optimized_graph(path: Path, level: str) -> OnnxGraph:
 
 @dataclass
 class OnnxGraph:
-    """The nodes of an ONNX file, and what they read and make."""
+    """The nodes of an ONNX file, with the producer and the readers of each value."""
 
     nodes: list[onnx.NodeProto]
     dtypes: Mapping[str, int]
@@ -141,11 +141,11 @@ class OnnxGraph:
     readers: dict[str, list[onnx.NodeProto]] = field(default_factory=dict[str, list[onnx.NodeProto]])
     outputs: frozenset[str] = frozenset()
     numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Constants without sides."""
+    """Scalar constants."""
 
     @classmethod
     def read(cls, path: Path) -> OnnxGraph:
-        """Read a file, but for what lies beside it."""
+        """Read a file without external data."""
         graph = onnx.load(str(path), load_external_data=False).graph
         typed: Iterable[Any] = (*graph.input, *graph.value_info, *graph.output)
         file = cls([*graph.node], {v.name: v.type.tensor_type.elem_type for v in typed})
@@ -159,16 +159,16 @@ class OnnxGraph:
 
     @cached_property
     def owners(self) -> dict[str, list[onnx.NodeProto]]:
-        """The nodes of a file that was written, by the node of the graph whose lowering made them."""
+        """The nodes of an exported file, by the graph node that they were lowered from."""
         found: dict[str, list[onnx.NodeProto]] = {}
         for node in self.nodes:
             found.setdefault(node.name.rpartition("/")[0], []).append(node)
         return found
 
     def owner_of(self, node: onnx.NodeProto) -> str | None:
-        """Return whose node one of an optimized graph was: by its name, around which fusions write their own.
+        """Return the owner of a node in an optimized graph, from its name, which fusions extend.
 
-        One that was made anew is known by what it returns.
+        A recreated node is identified by its outputs.
         """
         name = node.name.removeprefix("fused ")
         name = name if name in self._owner_by_name else TOKEN.sub("", name)
@@ -188,20 +188,20 @@ class OnnxGraph:
 
     @property
     def kernels(self) -> Counter[str]:
-        """How many nodes there are of each kind that exists in integers only."""
+        """Number of nodes of each INT8-only operator."""
         return Counter(node.op_type for node in self.nodes if node.op_type.startswith(KERNELS))
 
     def runs_in_integers(self, node: onnx.NodeProto) -> bool:
-        """Whether a node of an optimized graph reads or returns bytes; the borders between them and floats do not.
+        """Whether a node of an optimized graph reads or returns INT8, except quantize and dequantize nodes.
 
-        Of what lies between reshapes of its own the runtime does not write the types.
+        The runtime writes no types for values between its own reshapes.
         """
         ends = [*node.input[:1], *node.output[:1]]
         is_border = node.op_type in BORDERS
         return not is_border and (node.op_type.startswith(KERNELS) or any(self.dtypes.get(n) in BYTES for n in ends))
 
     def in_float(self, owner: str, reason: str = "") -> str:
-        """Return `FLOAT`, and why not in integers where an operand of the node was quantized."""
+        """Return `FLOAT`, with the reason if an operand of the node was quantized."""
         read = (node for node in self.owners[owner] if any(map(self._is_dequantized, node.input)))
         return next((f"{FLOAT}: {reason or self._reason(node)}" for node in read), FLOAT)
 
@@ -226,7 +226,7 @@ class OnnxGraph:
         return name in self.makers and self.makers[name].op_type == "DequantizeLinear"
 
     def _cuts(self, node: onnx.NodeProto) -> bool:
-        """Whether a relu stays between a node and the integers of its result, some of which are negative."""
+        """Whether a relu remains between a node and its quantized result, although the result has negative values."""
         (reader,) = self.readers[node.output[0]]
         if reader.op_type != "Relu":
             return False
@@ -235,7 +235,7 @@ class OnnxGraph:
         return zero_point is not None and int(zero_point) > np.iinfo(zero_point.dtype).min
 
     def _quantized_behind(self, node: onnx.NodeProto) -> str | None:
-        """Return the integers that the only reader of a result makes of it, or of what is computed along with it."""
+        """Return the quantized result of a node, if its only reader quantizes it, directly or after fused nodes."""
         name = node.output[0]
         while name not in self.outputs and len(self.readers.get(name, [])) == 1:
             (reader,) = self.readers[name]

@@ -1,4 +1,4 @@
-"""Which ONNX operators ONNX Runtime computes in which dtypes; ``kernels.toml`` lists what it does not."""
+"""Supported dtypes of ONNX operators in ONNX Runtime; ``kernels.toml`` lists the missing ones."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from clika_ref.onnx_emission.emission import emit_alone
 TABLE = Path(__file__).with_name("kernels.toml")
 
 UNUSUAL = frozenset({"bfloat16", "complex64", "complex128"})
-"""Dtypes that the target refuses in general; no message advises them."""
+"""Dtypes that the target generally rejects; messages do not suggest them."""
 
 CONVERTED = "convert what goes in, or the model, to one of them"
 
 QUANTIZED_IN_HALF = (
     "export without export_fp16, or a float module; where the model itself quantizes, convert what goes in"
 )
-"""What helps where integers are made of float16, of which the runtime makes none: it is mostly the export that asks."""
+"""Advice for quantization of float16, which the runtime lacks. Usually ``export_fp16`` requested it."""
 
 
 @once_per_call
 def missing_kernel(node: Node) -> str | None:
-    """Name an ONNX operator of a node's lowering that the runtime does not compute in its dtype, or return None."""
+    """Return a description of an ONNX operator in a node's lowering with an unsupported dtype, or None."""
     model = None
-    with contextlib.suppress(ClikaError):  # a lowering that fails says more itself
+    with contextlib.suppress(ClikaError):  # the error of a failing lowering is more specific
         model = emit_alone(node)
     if model is None:
         return None
@@ -73,7 +73,7 @@ def _name(element: int) -> str:
 
 
 def _typed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
-    """Yield the type parameter and the name of each operand and result; the last operand may be any number of them."""
+    """Yield the type parameter and the name of each operand and result; the last operand may be variadic."""
     schema = _schema(node.op_type)
     for declared, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
         for position, name in enumerate(names):
@@ -82,7 +82,7 @@ def _typed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
 
 
 def _taken(node: onnx.NodeProto, parameter: str) -> list[str]:
-    """Return the dtypes that a type parameter may be, or nothing where it is fixed or is no tensor."""
+    """Return the supported dtypes of a type parameter; empty if it is fixed or no tensor."""
     without = {*_missing(_installed()).get(node.op_type, {}).get(parameter, ())}
     given = {a.name: _value(a) for a in (*_defaults(node.op_type), *node.attribute)}
     for entry in _table()["failing"]:
@@ -132,7 +132,7 @@ def _missing(version: tuple[int, ...]) -> Mapping[str, Mapping[str, set[str]]]:
 
 @cache
 def _installed() -> tuple[int, ...]:
-    """Return the version of the runtime that is here; where none is, files are written for the newest."""
+    """Return the version of the installed runtime, or the highest number if there is none."""
     if find_spec("onnxruntime") is None:
         return (sys.maxsize,)
     return _numbers(importlib.import_module("onnxruntime").__version__)

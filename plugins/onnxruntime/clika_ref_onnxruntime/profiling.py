@@ -1,4 +1,4 @@
-"""How long ONNX Runtime takes for each node of a graph, as its own profile of some calls tells."""
+"""Time per graph node, from ONNX Runtime's own profile of several calls."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import onnx
 from clika_ref_onnxruntime.explaining import TOKEN, OnnxGraph
 
 KERNEL = "_kernel_time"
-"""What follows the name of a node in the events of a profile that say how long it was computed."""
+"""Suffix of profile events that report the compute time of a node."""
 
 BLOCKED = "_nchwc"
-"""What ends the names of nodes that compute in blocks of channels; before it stands what they return."""
+"""Suffix of nodes in the blocked NCHWc layout; the prefix is the name of their output."""
 
 LAYOUTS = frozenset({"ReorderInput", "ReorderOutput"})
-"""What the runtime adds to change the layout of a tensor, which may bear the name of that."""
+"""Layout changes that the runtime inserts. They may have the name of the tensor."""
 
 CALLS = 12
-"""That are profiled: so many that a median of times leaves out the first ones, which allocate."""
+"""Number of profiled calls: enough for a median that ignores the first ones, which allocate."""
 
 
 def seconds_of_nodes(written: OnnxGraph, fused: OnnxGraph, optimized: Path, profile: Path) -> dict[str, float]:
-    """Return the seconds of a call that each node of a graph takes, and under ``""`` what belongs to none of them.
+    """Return the seconds of each graph node in a call; ``""`` is the time that belongs to no node.
 
     Args:
         written: the file.
-        fused: what the runtime makes of it before layouts change, so that nodes still have their names.
-        optimized: the graph that ran, as its session wrote it.
-        profile: of calls, as that session wrote it.
+        fused: the optimized graph before layout changes, with original node names.
+        optimized: the executed graph, as written by its session.
+        profile: the profile written by that session.
     """
     taken: dict[str, list[float]] = {}
     for event in json.loads(profile.read_text(encoding="utf-8")):
         if event.get("cat") == "Node" and event["name"].endswith(KERNEL):
-            taken.setdefault(event["name"].removesuffix(KERNEL), []).append(event["dur"] * 1e-6)  # of microseconds
+            taken.setdefault(event["name"].removesuffix(KERNEL), []).append(event["dur"] * 1e-6)  # from microseconds
     makers = {name: written.owner_of(node) for node in fused.nodes for name in node.output}
     nodes = [node for node in OnnxGraph.read(optimized).nodes if node.op_type not in LAYOUTS]
     owners = {node.name: makers.get(blocked(node)) or written.owner_of(node) or "" for node in nodes}
@@ -47,6 +47,6 @@ def seconds_of_nodes(written: OnnxGraph, fused: OnnxGraph, optimized: Path, prof
 
 
 def blocked(node: onnx.NodeProto) -> str:
-    """Return the result by which a node is named that computes in blocks of channels; nothing of others."""
+    """Return the output that a node in the blocked layout is named after; empty for other nodes."""
     name = TOKEN.sub("", node.name)
     return name.removesuffix(BLOCKED) if name.endswith(BLOCKED) else ""

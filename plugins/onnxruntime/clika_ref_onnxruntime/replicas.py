@@ -1,4 +1,4 @@
-"""What ONNX Runtime computes instead of what eager does, for the deviations that a formula describes best."""
+"""Replicas of ONNX Runtime's kernels where they deviate from eager in ways best described by a formula."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LARGEST = 2
-"""The number by which `embedding_bag` calls the largest elements of a bag; 0 is sums, 1 means."""
+"""`embedding_bag` mode ``max``; 0 is ``sum``, 1 ``mean``."""
 
 NEAREST = 1
-"""The number by which `grid_sampler` calls the nearest element; 0 is linear, 2 cubic."""
+"""`grid_sampler` mode ``nearest``; 0 is ``bilinear``, 2 ``bicubic``."""
 
 BORDER = 1
-"""The number by which `grid_sampler` calls padding with the border; 0 is zeros, 2 reflection."""
+"""`grid_sampler` padding ``border``; 0 is ``zeros``, 2 ``reflection``."""
 
 LIMITS = {torch.int64: 2.0**63, torch.int32: 2.0**31}
-"""The first number beyond each dtype that is summed and multiplied."""
+"""The first number out of range of each dtype for sums and products."""
 
 
 def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, num_groups: int, eps: float) -> Tensor:
-    """Normalize first and scale then, where eager folds mean, deviation and weight into one factor and one term."""
+    """Normalize first, then scale. Eager combines mean, deviation and weight into one scale and one shift."""
     normal = F.group_norm(x, num_groups, None, None, eps)
     shape = (-1, *(1,) * (x.ndim - 2))
     normal = normal if weight is None else normal * weight.reshape(shape)
@@ -33,19 +33,19 @@ def group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, num_gro
 
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """Keep zeros, which eager multiplies: 0 times an infinite weight is NaN there."""
+    """Keep zeros. Eager multiplies them: 0 times an infinite weight is NaN."""
     return torch.where(x == 0, x, torch.prelu(x, weight))
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float64 to integers, those beyond the dtype to its least and its greatest."""
+    """Round float64 to integers, saturating at the limits of the dtype."""
     limit, info = LIMITS[dtype], torch.iinfo(dtype)
     inside = x.clamp(-limit, limit - 1).to(dtype)
     return torch.where(x >= limit, info.max, torch.where(x < -limit, info.min, inside)).to(dtype)
 
 
 def product_of_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
-    """Multiply integers in float64, and saturate."""
+    """Multiply integers in float64, with saturation."""
     result = torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
     if result.dtype not in LIMITS:
         return result
@@ -54,7 +54,7 @@ def product_of_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: tor
 
 
 def power_of_integers(x: Tensor | int, y: Tensor | int) -> Tensor:
-    """Raise integers in float64; what is beyond the dtype becomes its least. A whole number above 1 multiplies."""
+    """Compute integer powers in float64; out of range becomes the minimum. A constant exponent above 1 multiplies."""
     result = torch.pow(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
     if result.is_floating_point() or (isinstance(y, int) and y > 1):
         return result
@@ -67,7 +67,7 @@ def power_of_integers(x: Tensor | int, y: Tensor | int) -> Tensor:
 
 
 def _power(x: float, y: float) -> float:
-    """Return ``x ** y`` as the C library does: torch's own is an ulp off, which integers show."""
+    """Return ``x ** y`` as the C library does. torch.pow is off by an ulp, which integer results reveal."""
     try:
         return math.pow(x, y)
     except (OverflowError, ValueError):
@@ -75,7 +75,7 @@ def _power(x: float, y: float) -> float:
 
 
 def extremes(*operands: Any, **attrs: Any) -> Tensor:
-    """Scatter the largest or smallest elements, or find the largest ones of each bag: of NaN both make the same."""
+    """Scatter with ``amax``/``amin``, or take the maximum of bags. Both handle NaN the same way."""
     return (largest_of_bags if "mode" in attrs else scattered_extremes)(*operands, **attrs)
 
 
@@ -90,7 +90,7 @@ def largest_of_bags(
     padding_idx: int | None,
     **others: bool,
 ) -> Tensor:
-    """Let a number replace a NaN of a row that comes before it in its bag; sums and means are eager's."""
+    """Let a later number of a bag replace a NaN before it; sums and means are those of eager."""
     if mode != LARGEST or not weight.numel():
         counted = {"mode": mode, "include_last_offset": include_last_offset, "padding_idx": padding_idx, **others}
         bag = torch.ops.aten.embedding_bag.padding_idx
@@ -109,7 +109,7 @@ def largest_of_bags(
 def scattered_extremes(
     x: Tensor, index: Tensor, src: Tensor | float, *, dim: int, reduce: str, include_self: bool
 ) -> Tensor:
-    """Keep what is there only where it is larger, which nothing is than NaN: a later number replaces a NaN."""
+    """Keep an element only if it compares larger than the new one. NaN never does, so a later number replaces it."""
     if reduce not in ("amax", "amin"):
         src = torch.as_tensor(src, dtype=x.dtype)
         src = src if src.ndim or not index.ndim else src.expand(index.shape)
@@ -128,7 +128,7 @@ def scattered_extremes(
 
 
 def _through_float64(pool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a pooling of integers as of the float64 that they become."""
+    """Return a pooling of integers that computes in float64."""
 
     def pooled(
         x: Tensor,
@@ -153,9 +153,10 @@ max_pool2d_with_indices = _through_float64(F.max_pool2d_with_indices)
 
 
 def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
-    """Take points that are not finite for the first border, and weigh neighbours beyond a border as well, by 0.
+    """Map non-finite points to the first border, and include neighbors beyond a border with weight 0.
 
-    In eager such a point is NaN, nothing or one of the borders, and neighbours beyond are left out: 0 * Inf is NaN.
+    In eager, such a point is NaN, skipped, or one of the borders, and neighbors beyond are skipped. Here 0 * Inf
+    is NaN.
     """
     if padding_mode == BORDER:  # as the lowering does
         grid = grid.clamp(-2, 2)
@@ -185,7 +186,7 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
 
 
 def _nearest(x: Tensor, lines: Sequence[Tensor], *, align_corners: bool) -> Tensor:
-    """Round each point and reflect then: of two elements that are as near it is another one than eager takes."""
+    """Round each point, then reflect. On ties, this selects the other element than eager."""
     at: list[Tensor] = []
     for points, side in zip(lines, x.shape[2:], strict=True):
         wide = points.float() if points.dtype == torch.float16 else points  # as the lowering does
@@ -195,14 +196,14 @@ def _nearest(x: Tensor, lines: Sequence[Tensor], *, align_corners: bool) -> Tens
 
 
 def _picked(x: Tensor, at: Sequence[Tensor]) -> Tensor:
-    """Return the elements of each image at places, of which there is a tensor for each side."""
+    """Return the elements of each image at an index, given as one tensor per dim."""
     return torch.stack([image[(slice(None), *(a[n] for a in at))] for n, image in enumerate(x)])
 
 
 def _neighbours(
     points: Tensor, side: int, *, reflects: bool, align_corners: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the weights of the neighbours before and behind each point along a side, and where they lie."""
+    """Return the weights and the indices of the two neighbors of each point along a dim."""
     at = _places(points, side, align_corners=align_corners)
     before = at.floor()
     share = at - before
@@ -212,12 +213,12 @@ def _neighbours(
 
 
 def _places(points: Tensor, side: int, *, align_corners: bool) -> Tensor:
-    """Return where points of [-1, 1] lie among the elements of a side, the first of which lies at 0."""
+    """Return the positions of points in [-1, 1] along a dim; its first element is at 0."""
     return (points + 1) * (side - 1) / 2 if align_corners else ((points + 1) * side - 1) / 2
 
 
 def _brought_back(at: Tensor, side: int, *, align_corners: bool) -> Tensor:
-    """Reflect places at the ends of a side until they lie within."""
+    """Reflect positions at the ends of a dim until they are inside."""
     low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
     if high <= low:
         return torch.zeros_like(at)

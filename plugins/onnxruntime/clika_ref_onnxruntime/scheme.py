@@ -1,7 +1,7 @@
-"""What ONNX Runtime computes in integers on a CPU, and in which: its QDQ selectors, as data.
+"""INT8 support of ONNX Runtime on a CPU: its QDQ selectors, as data.
 
 Sources: onnxruntime 1.31, ``qdq_selectors.cc`` and ``qdq_selector_action_transformer.cc``; its documentation of
-quantization; each entry is tried in ``tests/test_scheme.py``.
+quantization; each entry is verified in ``tests/test_scheme.py``.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ X86 = QuantizationScheme(
     flat_bias=frozenset({"linear"}),
     weights_only=WeightsOnly(layers=PRODUCTS, rounds_inputs=True),
 )
-"""Unsigned activations times signed weights, of which the instructions for it (VNNI) make sums of 32 bits."""
+"""Unsigned activations and signed weights, which VNNI instructions accumulate in 32 bits."""
 
 X86_WITHOUT_VNNI = replace(X86, weights=replace(X86.weights, bits=7))
-"""Older instructions add pairs of products in 16 bits, which overflow: weights of 7 bits never do."""
+"""Older instructions add pairs of products in 16 bits, which may overflow; 7-bit weights never do."""
 
 ARM = replace(X86, activations=Integers(is_signed=True))
 
 
 def scheme_of(flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
-    """Return what is right on a processor that can do what its flags say; without any, what never overflows."""
+    """Return the scheme for a processor with these flags; without any, one that never overflows."""
     if is_arm:
         return ARM
     return X86 if flags & processor.WIDE_SUMS else X86_WITHOUT_VNNI
 
 
 def scheme_here() -> QuantizationScheme:
-    """Return what is right on this processor."""
+    """Return the scheme for this processor."""
     return scheme_of(processor.flags(), is_arm=processor.is_arm())

@@ -29,7 +29,7 @@ from clika_ref_onnxruntime.scheme import scheme_here
 PROVIDERS = ["CPUExecutionProvider"]
 
 MOVING = (SAME_SCALE, SHARED_SCALE)
-"""What copies elements, of whatever dtype they are."""
+"""Traits of operators that copy elements of any dtype."""
 
 NO_BFLOAT16 = (
     "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32, not export_bf16"
@@ -38,7 +38,7 @@ NO_BFLOAT16 = (
 
 @dataclass(frozen=True)
 class OnnxRuntime:
-    """ONNX Runtime on the CPU; ``optimize=False`` runs the file as it is written."""
+    """ONNX Runtime on the CPU; ``optimize=False`` runs the file without graph optimizations."""
 
     runtime: ClassVar[str] = "onnxruntime"
     suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
@@ -48,11 +48,11 @@ class OnnxRuntime:
     optimize: bool = True
 
     def missing(self) -> str | None:
-        """Say whether the runtime is installed."""
+        """Return why the runtime is unavailable, or None."""
         return None if find_spec("onnxruntime") else "onnxruntime is not installed; pip install onnxruntime"
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what cannot be written as ONNX, and what the runtime has no kernel for; it has all for float32."""
+        """Return why a node is unsupported: it has no ONNX form, or no kernel. All operators have float32 kernels."""
         if (reason := onnx_refusal(node)) is not None:
             return reason
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
@@ -63,7 +63,7 @@ class OnnxRuntime:
         return missing_kernel(node) if dtypes - {torch.float32} else None
 
     def passes(self) -> Sequence[Pass]:
-        """Add nothing: the standard passes leave what ONNX Runtime fuses."""
+        """Return no passes: the standard ones suffice for ONNX Runtime's fusions."""
         return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
@@ -85,7 +85,7 @@ class OnnxRuntime:
         return OnnxRuntimeRunner(artifact, optimize=self.optimize)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
-        """Return what each node runs in, read from the graph that the runtime makes of the file: see `explaining`.
+        """Return the precision of each node, read from the graph that the runtime optimizes: see `explaining`.
 
         Raises:
             TargetError: the runtime is missing or rejects the file.
@@ -96,7 +96,7 @@ class OnnxRuntime:
         return precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
-        """Return the seconds of nodes in a call, from the runtime's own profile of `CALLS`: see `profiling`.
+        """Return the seconds of each node in a call, from the runtime's own profile of `CALLS` calls: see `profiling`.
 
         Raises:
             TargetError: the runtime is missing, rejects the file, or fails.
@@ -115,17 +115,17 @@ class OnnxRuntime:
 
 
 UNOPTIMIZED = OnnxRuntime("onnxruntime-unoptimized", optimize=False)
-"""ONNX Runtime without its own graph optimizations, to tell what is theirs from what is in the file.
+"""ONNX Runtime without graph optimizations, to separate their effects from those of the file.
 
-It is no installed target: ``clika-ref conformance run --target clika_ref_onnxruntime.target:UNOPTIMIZED``.
+It is not an installed target: ``clika-ref conformance run --target clika_ref_onnxruntime.target:UNOPTIMIZED``.
 """
 
 
 def _scaled_otherwise(node: Node) -> str | None:
-    """Refuse quantized weights with scales along an input side: the runtime's fusion reads them along the output side.
+    """Reject quantized weights with scales along an input dim: the runtime's fusion reads them along the output dim.
 
-    ONNX Runtime 1.31 does so in MatMul and Gemm of two dequantized operands, and says nothing. It fails where such a
-    weight is a stack of matrices that has more scales than one.
+    ONNX Runtime 1.31 does so silently in MatMul and Gemm of two dequantized operands. It fails if the weight is a stack
+    of matrices with more than one scale.
     """
     position, axis = node.op.trait.weight, node.op.trait.axis
     if position is None or axis is None or position >= len(node.inputs) or not _dequantized(node.inputs[0]):
@@ -152,15 +152,15 @@ def _dequantized(value: object) -> Node | None:
 
 
 class OnnxRuntimeRunner:
-    """A session of ONNX Runtime that takes and returns tensors."""
+    """An ONNX Runtime session on tensors."""
 
     def __init__(self, artifact: Artifact, *, optimize: bool = True, profiled: Path | None = None) -> None:
         """Load an artifact.
 
         Args:
-            artifact: what to load.
-            optimize: whether the runtime may.
-            profiled: where to write the graph that it runs; beside that it will write the profile of calls.
+            artifact: the artifact.
+            optimize: whether the runtime may optimize.
+            profiled: where to write the executed graph; the profile is written next to it.
         """
         import onnxruntime as ort  # noqa: PLC0415 - heavy, and the plugin must load without it
 
@@ -170,7 +170,7 @@ class OnnxRuntimeRunner:
         if not optimize:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         if profiled is not None:
-            options.optimized_model_filepath, options.log_severity_level = str(profiled), 4  # it warns of the file
+            options.optimized_model_filepath, options.log_severity_level = str(profiled), 4  # it warns about the file
             options.enable_profiling, options.profile_file_prefix = True, str(profiled.with_suffix(""))
         try:
             self.session = ort.InferenceSession(str(artifact.path), options, providers=PROVIDERS)
@@ -195,7 +195,7 @@ class OnnxRuntimeRunner:
 
 
 def _to_ort(tensor: torch.Tensor) -> Any:
-    """Hand a tensor over; bfloat16 has no numpy form and goes as bytes with its ONNX type."""
+    """Convert a tensor to ONNX Runtime. NumPy lacks bfloat16, which is passed as bytes with its ONNX type."""
     from onnxruntime import OrtValue  # noqa: PLC0415 - heavy, and the plugin must load without it
 
     plain = tensor.detach().cpu().contiguous()
@@ -205,7 +205,7 @@ def _to_ort(tensor: torch.Tensor) -> Any:
 
 
 def _from_ort(value: Any) -> torch.Tensor:
-    """Take a result over; DLPack carries every dtype, bool as bytes."""
+    """Convert a result to a tensor. bfloat16 goes through DLPack, because NumPy lacks it."""
     if value.data_type() == "tensor(bfloat16)":
         return torch.from_dlpack(value._ortvalue)  # noqa: SLF001 - the public wrapper has no DLPack
     return torch.from_numpy(value.numpy())

@@ -1,4 +1,4 @@
-"""OpenVINO's core, which reads and compiles models: one for the whole process."""
+"""The OpenVINO core of the process, which reads and compiles models."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @cache
 def core() -> Any:
-    """Return the core, which is never freed; the runtime has to be installed.
+    """Return the core, which is never freed. The runtime must be installed.
 
-    The CPU plugin of each core gives the thread that makes it a stack to handle signals on. Of two cores, the one that
-    goes first frees its stack though the other one's end makes it current again, and the next signal, such as that of
-    Ctrl-C, is a segmentation fault. Seen in OpenVINO 2026.4, by tracing its calls of ``sigaltstack``.
+    The CPU plugin of each core installs a signal stack for the thread that creates it. With two cores, the one
+    destroyed first frees its stack, but destroying the other makes it current again. The next signal, such as Ctrl-C,
+    is then a segmentation fault. Observed in OpenVINO 2026.4 by tracing its calls of ``sigaltstack``.
     """
     import openvino  # noqa: PLC0415 - heavy, and the plugin must load without it
 

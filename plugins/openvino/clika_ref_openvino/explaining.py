@@ -1,4 +1,4 @@
-"""What OpenVINO makes of a file: which of its nodes run in integers, read from the graph that the runtime executes."""
+"""Determine which nodes of a file OpenVINO runs in INT8, from the graph that the runtime executes."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from clika_ref.precisions import FLOAT, FUSED, INTEGERS
 BYTES = frozenset({"u8", "i8"})
 
 FEW_BITS = {"u8": 8, "i8": 8, "u4": 4, "i4": 4}
-"""Types of weights that are multiplied with floats, and their bits."""
+"""Weight types of products with float activations, with their bits."""
 
 BORDERS = ("quantize", "dequantize")
-"""Nodes between floats and integers, which stand for no layer."""
+"""Prefixes of quantize and dequantize nodes, which are no layers."""
 
 NO_LAYERS = frozenset({"Const", "Input", "Output", "Reorder", "FakeQuantize"})
-"""Kinds of nodes that the runtime adds, or that make integers of floats."""
+"""Node types that the runtime inserts, or that quantize."""
 
 PRODUCT, OF_PRODUCTS = "MatMul", "FullyConnected"
-"""What a product with a weight is called in a file, and when it is executed: by then it may have lost its name."""
+"""The type of a matrix product in a file and after compilation, which may rename it."""
 
 LAYERS = frozenset({"Convolution", "Deconvolution", OF_PRODUCTS, PRODUCT})
-"""Kinds of executed nodes that compute products: what these run in, their owners do, whatever else belongs to them."""
+"""Executed node types that compute products. Their precision is that of their owner, whatever else belongs to it."""
 
 MOVED = "_original"
-"""What the runtime appends to the name of a node that it computes in integers, and makes floats of in one more node."""
+"""Suffix that the runtime appends to an INT8 node if it adds a node that dequantizes its result."""
 
 
 def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
-    """Return what each node of a graph runs in: `INTEGERS`, ``int4 weights``, `FLOAT` and as what, or `FUSED`.
+    """Return the precision of each graph node: `INTEGERS`, ``int4 weights``, `FLOAT` with its type, or `FUSED`.
 
     Args:
         executed: the runtime's own graph, from ``CompiledModel.get_runtime_model()``.
-        read: the model as it is in the file, names of whose nodes begin with that of a node of the graph.
-        outputs: names of outputs, which nodes that make them bear alone.
+        read: the model of the file; its node names begin with those of the graph nodes.
+        outputs: names of outputs; the nodes that produce them have these names alone.
     """
     owners, found = _Owners(read, outputs), dict[str, tuple[int, str]]()
     quantized = _quantized(executed, owners)
@@ -54,13 +54,13 @@ def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, st
 def seconds_of_nodes(
     executed: Any, read: Any, outputs: Iterable[str], counts: Sequence[Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return the seconds of a call that each node of a graph takes, and under ``""`` what belongs to none of them.
+    """Return the seconds of each graph node in a call; ``""`` is the time that belongs to no node.
 
     Args:
         executed: as for `precisions`.
-        read: likewise.
-        outputs: likewise.
-        counts: of each call, the seconds of executed nodes.
+        read: as for `precisions`.
+        outputs: as for `precisions`.
+        counts: for each call, the seconds of executed nodes.
     """
     owners, found = _Owners(read, outputs), dict[str, float]()
     for node in executed.get_ordered_ops():
@@ -72,14 +72,14 @@ def seconds_of_nodes(
 
 
 class _Owners:
-    """The nodes of a graph, and to which of them nodes belong that the runtime executes."""
+    """Maps executed nodes to the graph nodes that they belong to."""
 
     def __init__(self, read: Any, outputs: Iterable[str]) -> None:
         self._originals = {node.get_friendly_name(): node for node in read.get_ops()}
         self.names = {name.partition("/")[0] for name in self._originals if "/" in name} | {*outputs}
 
     def of(self, facts: Any) -> str | None:
-        """Return the name of the node of the graph that an executed one computes; None where it computes none."""
+        """Return the name of the graph node that an executed node computes, or None."""
         if _said(facts, "layerType") in NO_LAYERS:
             return None
         firsts = [name.partition("/")[0] for name in _names(facts, self._originals)]
@@ -87,14 +87,14 @@ class _Owners:
         return next((name for name in known if name in self.names and not name.startswith(BORDERS)), None)
 
     def is_exact(self, node: Any) -> bool:
-        """Return whether an executed node makes what are booleans or integers in the file, and stand for no floats."""
+        """Return whether the result of an executed node is boolean or integer in the file, rather than quantized."""
         original = self._originals.get(node.get_friendly_name())
         made = original.outputs()[0].get_element_type() if original is not None and original.outputs() else None
         return made is not None and not made.is_real() and made.get_type_name() not in BYTES
 
 
 def _quantized(executed: Any, owners: _Owners) -> set[str]:
-    """Return the names of executed nodes that make bytes which stand for floats: those of booleans, too, are u8."""
+    """Return the names of executed nodes with quantized results. Booleans are u8, too, but not quantized."""
     found = set[str]()
     for node in executed.get_ordered_ops():
         types = [output.get_element_type().get_type_name() for output in node.outputs()]
@@ -121,12 +121,12 @@ def _precision(node: Any, facts: Any, quantized: Collection[str]) -> str:
     if precision in BYTES:
         if kind in LAYERS or any(_maker(operand) in quantized for operand in operands):
             return INTEGERS
-        precision = node.outputs()[0].get_element_type().get_type_name()  # as that of one that reads a mask, too, is u8
+        precision = node.outputs()[0].get_element_type().get_type_name()  # a reader of a mask also has precision u8
     return f"{FLOAT}: OpenVINO runs it as {kind} in {precision}"
 
 
 def _names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of what a node was made of, the one that it computes first."""
+    """Yield the names of the nodes that an executed node was fused from, the computed one first."""
     names = _said(facts, "originalLayersNames").split(",")
     if _said(facts, "layerType") == OF_PRODUCTS:
         added = originals.get(names[0])
@@ -137,5 +137,5 @@ def _names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _said(facts: Any, key: str) -> str:
-    """Return an entry of a node's runtime information, which is text, or nothing."""
+    """Return an entry of a node's runtime information as text; empty if absent."""
     return str(facts[key].astype(str)) if key in facts else ""

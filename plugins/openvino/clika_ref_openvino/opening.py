@@ -1,4 +1,4 @@
-"""Files of OpenVINO's own form as they lie there: their inputs, and a copy whose nodes have names to be told by."""
+"""Open files in OpenVINO's own format: their inputs, and a copy with node names that `explaining` can report on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clika_ref.opened_files import OpenedFile
 from clika_ref_openvino.core import core
 
 UNTOLD = frozenset({"Constant", "Parameter", "Result"})
-"""Kinds of nodes that compute nothing."""
+"""Node types without computation."""
 
 BORDERS = {"FakeQuantize": "quantize", "Convert": "dequantize"}
-"""Kinds of nodes between floats and integers, under names by which `explaining` knows them."""
+"""Types of quantize and dequantize nodes, with their names in `explaining`."""
 
 DTYPES = {
     "f16": torch.float16,
@@ -30,19 +30,19 @@ DTYPES = {
     "i64": torch.int64,
     "boolean": torch.bool,
 }
-"""By OpenVINO's names."""
+"""Dtypes by OpenVINO's names."""
 
 
 def opened(path: Path, folder: Path, ov: Any) -> OpenedFile:
-    """Return what is known of a file.
+    """Open a file.
 
     Args:
-        path: of the ``.xml``, beside which lies its ``.bin``.
-        folder: where to write the copy.
+        path: path of the ``.xml``, with its ``.bin`` next to it.
+        folder: folder for the copy.
         ov: the runtime.
 
     Raises:
-        TargetError: the runtime cannot read it.
+        TargetError: the runtime cannot read the file.
     """
     try:
         model = core().read_model(str(path))
@@ -68,7 +68,7 @@ def opened(path: Path, folder: Path, ov: Any) -> OpenedFile:
 
 
 def _named(port: Any, otherwise: str) -> str:
-    """Return the name of an input or output, which is given one where it has none."""
+    """Return the name of an input or output; sets one if it has none."""
     if not port.get_names():
         port.get_tensor().set_names({otherwise})
     return port.get_any_name()

@@ -1,7 +1,7 @@
-"""What OpenVINO computes in integers on a CPU, and in which: its low precision transformations, as data.
+"""INT8 support of OpenVINO on a CPU: its low precision transformations, as data.
 
 Sources: openvino 2026.4, ``layer_transformation.cpp``, ``transformation_pipeline.cpp`` of its CPU plugin, its guide to
-low precision transformations; each entry is tried in ``tests/test_scheme.py``.
+low precision transformations; each entry is verified in ``tests/test_scheme.py``.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ MIXED = QuantizationScheme(
     undivided=TRANSPOSED,
     weights_only=WeightsOnly(layers=PRODUCTS),
 )
-"""What a layer returns needs no integers of its own: the next one reads them, and what lies between is computed along.
+"""The output of a layer needs no quantization itself: the next layer quantizes it, and operators in between are fused.
 
-Residuals are added by the convolution before where both are integers, otherwise by a kernel in float.
+Residuals are added by the preceding convolution if both operands are quantized, otherwise by a float kernel.
 """
 
 
 def without_overflow(scheme: QuantizationScheme, flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
-    """Return a scheme for a processor that can do what its flags say: of 7 bits of weights pairs of products fit 16."""
+    """Return a scheme for a processor with these flags: without VNNI, sums of 16 bits require 7-bit weights."""
     return scheme if is_arm or flags & processor.WIDE_SUMS else replace(scheme, weights=replace(scheme.weights, bits=7))
 
 
 def symmetric(scheme: QuantizationScheme) -> QuantizationScheme:
-    """Return the scheme of OpenVINO's preset for performance: no layer has to make up for a zero point."""
+    """Return the scheme of OpenVINO's performance preset: symmetric activations, with no zero points to compensate."""
     return replace(scheme, activations=replace(scheme.activations, is_symmetric=True))
 
 
 def scheme_here() -> QuantizationScheme:
-    """Return what is right on this processor."""
+    """Return the scheme for this processor."""
     return without_overflow(MIXED, processor.flags(), is_arm=processor.is_arm())

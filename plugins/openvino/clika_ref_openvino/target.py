@@ -25,13 +25,13 @@ from clika_ref_openvino.opening import opened
 from clika_ref_openvino.scheme import scheme_here, symmetric
 
 OWN_FORM = ".xml"
-"""The suffix of OpenVINO's own files; weights lie beside them in ``.bin``."""
+"""Suffix of OpenVINO's own files; the weights are next to them in ``.bin``."""
 
 CALLS = 12
-"""That are counted: so many that a median of times leaves out the first ones, which allocate."""
+"""Number of timed calls: enough for a median that ignores the first ones, which allocate."""
 
 COMPARABLE: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-"""Compute in the types of the file: some processors default to bfloat16, and round what few-bit weights multiply."""
+"""Compute in the types of the file: some processors default to bfloat16, and quantize the inputs of low-bit weights."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +49,23 @@ class OpenVino:
         return replace(self, scheme=symmetric(self.scheme)) if is_symmetric else self
 
     def missing(self) -> str | None:
-        """Say whether the runtime is installed."""
+        """Return why the runtime is unavailable, or None."""
         return None if find_spec("openvino") else "openvino is not installed; pip install openvino"
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what cannot be written as ONNX."""
+        """Return why a node cannot be written as ONNX, or None."""
         return onnx_refusal(node)
 
     def passes(self) -> Sequence[Pass]:
-        """Add nothing: the standard passes leave what OpenVINO fuses."""
+        """Return no passes: the standard ones suffice for OpenVINO's fusions."""
         return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
-        """Write a graph as an ONNX file, or by way of one as OpenVINO's own where the path ends in ``.xml``.
+        """Write a graph as an ONNX file, or in OpenVINO's own format if the path ends in ``.xml``.
 
         Raises:
-            TargetError: ``.xml`` is asked for in capitals, or the runtime, which writes it, is missing or cannot read
-                the graph.
+            TargetError: the suffix is ``.xml`` in upper case, or the runtime that writes it is missing or rejects the
+                graph.
         """
         if path.suffix != OWN_FORM:
             _refuse_other_case(path)
@@ -90,7 +90,7 @@ class OpenVino:
         return OpenVinoRunner(artifact, self._runtime())
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
-        """Return what each node runs in, read from the graph that the runtime makes of the file: see `explaining`.
+        """Return the precision of each node, read from the graph that the runtime executes: see `explaining`.
 
         Raises:
             TargetError: the runtime is missing or rejects the file.
@@ -100,7 +100,7 @@ class OpenVino:
         return precisions(executed, core().read_model(str(artifact.path)), artifact.output_names)
 
     def opened(self, path: Path, folder: Path) -> OpenedFile:
-        """Return what is known of a file of OpenVINO's own form, ours or anybody's: see `opening`.
+        """Open a file in OpenVINO's own format from any source: see `opening`.
 
         Raises:
             TargetError: the runtime is missing or cannot read the file.
@@ -108,7 +108,7 @@ class OpenVino:
         return opened(path, folder, self._runtime())
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
-        """Return the seconds of nodes in a call, as the runtime counts them: see `explaining`.
+        """Return the seconds of each node in a call, from the runtime's performance counters: see `explaining`.
 
         Raises:
             TargetError: the runtime is missing, rejects the file, or fails.
@@ -137,10 +137,10 @@ def _refuse_other_case(path: Path) -> None:
 
 
 class OpenVinoRunner:
-    """A compiled model of OpenVINO that takes and returns tensors."""
+    """A compiled OpenVINO model on tensors."""
 
     def __init__(self, artifact: Artifact, ov: Any, *, counts: bool = False) -> None:
-        """Load an artifact; where ``counts`` is set, the runtime counts how long each of its nodes takes."""
+        """Load an artifact; ``counts`` enables the runtime's performance counters."""
         options = {**COMPARABLE, "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": counts}
         try:
             self.model: Any = core().compile_model(str(artifact.path), "CPU", options)
@@ -164,14 +164,14 @@ class OpenVinoRunner:
         return [self._taken(name, results[name]) for name in self.artifact.output_names]
 
     def _given(self, tensor: torch.Tensor) -> Any:
-        """Hand a tensor over; bfloat16, which numpy does not have, as bytes with its type."""
+        """Convert a tensor to OpenVINO; bfloat16, which NumPy lacks, is passed as bytes with its type."""
         plain = tensor.detach().cpu().contiguous()
         if plain.dtype != torch.bfloat16:
             return plain.numpy()
         return self._ov.Tensor(plain.view(torch.int16).numpy(), list(plain.shape), self._ov.Type.bf16)
 
     def _taken(self, name: str, result: Any) -> torch.Tensor:
-        """Take a copy of a result, of whose bytes OpenVINO says float16 where they are bfloat16."""
+        """Return a copy of a result. OpenVINO reports bfloat16 data as float16."""
         copy = torch.from_numpy(result.copy())
         is_bfloat16 = self.model.output(name).get_element_type() == self._ov.Type.bf16
         return copy.view(torch.bfloat16) if is_bfloat16 else copy

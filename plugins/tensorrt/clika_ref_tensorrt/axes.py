@@ -1,4 +1,4 @@
-"""Where a side of a weight lies once the weight has been moved."""
+"""Track the position of a weight's axis through operators that move elements."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import onnx
 from clika_ref_tensorrt.onnx_file import NOTHING, OnnxFile
 
 PICKED = -1
-"""Where a side lies from which one place, or some, have been picked: nowhere."""
+"""Position of an axis after Gather selected from it: it is no axis any more."""
 
 
 def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
-    """Return where the side along which a dequantizer has its scales lies in a value that was moved from its result.
+    """Return the position of a dequantizer's scale axis in a value moved from its result.
 
-    None where nothing tells, `PICKED` where it is no side of that value.
+    None if unknown, `PICKED` if it is no axis of that value.
     """
     known, path = file.once(_axes), list[tuple[onnx.NodeProto, str]]()
     while name not in made.output and name not in known:
-        node = file.makers[name]  # as the value was moved from that result
+        node = file.makers[name]  # exists, as the value was moved from that result
         path.append((node, name))
         name = node.input[0]
     if name not in known:
         rank = file.rank(name)
         axis = file.axis(made, rank) if rank is not None else None
-        known[name] = axis if axis in range(rank or 0) else None  # of which another rule speaks
+        known[name] = axis if axis in range(rank or 0) else None  # another rule reports it
     axis = known[name]
     for node, result in reversed(path):
         axis = known[result] = _behind(file, node, result, axis) if axis is not None else None
@@ -33,12 +33,12 @@ def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
 
 
 def _axes(_: OnnxFile) -> dict[str, int | None]:
-    """Return what `moved_axis` is going to find in a graph."""
+    """Return a cache for the results of `moved_axis` in a graph."""
     return {}
 
 
 def kept_sides(equation: str, position: int) -> list[int]:
-    """Return the sides of an operand of an Einsum that are sides of its result, too; none where it has an ellipsis."""
+    """Return the axes of an Einsum operand that are also axes of its result; empty if it has an ellipsis."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
     own = "".join(operands.split(",")[position : position + 1])
     result = result if arrow else "".join(label for label in operands if operands.count(label) == 1)
@@ -46,7 +46,7 @@ def kept_sides(equation: str, position: int) -> list[int]:
 
 
 def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
-    """Return where a side lies behind a node."""
+    """Return the position of an axis after a node."""
     if axis == PICKED:
         return PICKED
     match node.op_type:
@@ -65,7 +65,7 @@ def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
 
 
 def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
-    """Return where a side lies where others of length 1 are put between, or taken away."""
+    """Return the position of an axis after axes of size 1 are inserted or removed."""
     stated = file.constant(node.input[1]) if len(node.input) > 1 else None
     axes = file.attribute(node, "axes", None) if stated is None else stated.flatten().tolist()
     rank = file.rank(name if node.op_type == "Unsqueeze" else node.input[0])
@@ -79,7 +79,7 @@ def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
 
 
 def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
-    """Return the side of as many elements, with as many before it."""
+    """Return the axis with the same size and the same number of elements before it."""
     old, new = file.shape(before), file.shape(after)
     if old is None or new is None or axis >= len(old):
         return None
@@ -88,7 +88,7 @@ def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
 
 
 def _gathered(file: OnnxFile, node: onnx.NodeProto, axis: int) -> int | None:
-    """Return where a side lies where places along one are picked: as many sides as the places have stand for that."""
+    """Return the position of an axis after Gather, which replaces its own axis by the axes of the indices."""
     rank, places = file.rank(node.input[0]), file.rank(node.input[1])
     if rank is None or places is None:
         return None

@@ -1,4 +1,4 @@
-"""What a file computes in bfloat16, for a runtime that has no such kernels: in float32, each result rounded."""
+"""Emulation of bfloat16 for runtimes without such kernels: compute in float32 and round each result."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ NARROW, WHOLE = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 
 def computes_in_bfloat16(model: ModelProto) -> bool:
-    """Whether a file has any value of bfloat16."""
+    """Whether a file has any bfloat16 value."""
     return any(True for graph in _graphs(model.graph) for _ in _narrow(graph))
 
 
 def rounding_to_bfloat16(model: ModelProto) -> ModelProto:
-    """Return a file that computes the same in float32, and rounds whatever was bfloat16 to that.
+    """Return a file that computes the same in float32, and rounds all bfloat16 values.
 
-    Every value ``v`` of bfloat16 is still there; what computes it makes a ``v/made``, and who reads it a ``v/read``.
+    Each bfloat16 value ``v`` remains; its producer now makes ``v/made``, and its readers read ``v/read``.
 
     Args:
-        model: with its weights.
+        model: the model with its weights.
     """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=False)
     names = {name for graph in _graphs(inferred.graph) for name in _narrow(graph)}
@@ -32,7 +32,7 @@ def rounding_to_bfloat16(model: ModelProto) -> ModelProto:
 
 
 def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield a graph, and those of its branches and loops."""
+    """Yield a graph and its nested graphs: branches and loop bodies."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -41,7 +41,7 @@ def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
 
 
 def _narrow(graph: GraphProto) -> Iterator[str]:
-    """Yield the names of what is bfloat16."""
+    """Yield the names of bfloat16 values."""
     yield from (tensor.name for tensor in graph.initializer if tensor.data_type == NARROW)
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.tensor_type.elem_type == NARROW:
@@ -60,7 +60,7 @@ def _widen(graph: GraphProto, names: set[str]) -> None:
 
 
 def _widened(node: NodeProto, names: set[str]) -> Iterable[NodeProto]:
-    """Return a node that computes in float32, and behind it what rounds its results."""
+    """Return a node that computes in float32, followed by casts that round its results."""
     made = [name for name in node.output if name in names]
     for position, name in enumerate(node.input):
         node.input[position] = f"{name}/read" if name in names else name

@@ -1,4 +1,4 @@
-"""What TensorRT is going to run in integers, as its rules say of a file: there is no TensorRT here to ask."""
+"""Predict which nodes TensorRT runs in INT8, from its rules on the file, since no TensorRT is available to ask."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref_tensorrt.rules import violations
 
 
 def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]:
-    """Return what each node of a graph is going to run in; names of nodes in the file begin with those of the graph."""
+    """Return the predicted precision of each graph node; names of file nodes begin with those of graph nodes."""
     model = onnx.load(str(path), load_external_data=False)
     found_broken = violations(model, folder=path.parent, has_weights_alone=has_weights_alone)
     file = OnnxFile(model, folder=path.parent, has_weights_alone=has_weights_alone)
@@ -23,12 +23,12 @@ def precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]
     for node in file.nodes:
         owner, is_layer = node.name.rpartition("/")[0], node.op_type in LAYERS
         if node.op_type in (QUANTIZE, DEQUANTIZE, "Constant") or (owner in layers and not is_layer):
-            continue  # what multiplies says more than what moves its operands
+            continue  # a product determines the precision, not the operators that move its operands
         precision = _precision(file, node, broken.get(node.name, ""))
         if is_layer and owner not in layers:
             found[owner] = precision
             layers.add(owner)
-        # A layer runs in integers where all of it does, other nodes where anything does.
+        # A layer is INT8 if all of its nodes are, other nodes if any is.
         elif owner not in found or (found[owner] == INTEGERS) == is_layer:
             found[owner] = precision
     return found

@@ -1,4 +1,4 @@
-"""Rules of TensorRT about a file as a whole, and about operators in it."""
+"""TensorRT rules on a whole file and on the operators in it."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ NOT_IMPORTED = frozenset(
         "StringConcat", "StringNormalizer", "StringSplit", "TfIdfVectorizer", "Unique",
     }
 )  # fmt: skip
-"""Operators that its parser does not know. Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15."""
+"""Operators that the parser lacks. Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15."""
 
 OF_INTEGERS = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QGemm", "QLinearAdd"}
 )
-"""Operators of integers, which it does not know either."""
+"""Integer operators, which the parser also lacks."""
 
 COUNTING = ("NonZero", "NonMaxSuppression")
-"""Operators that find as many as the elements of their input decide."""
+"""Operators with an output size that depends on the elements of their input."""
 
 SHAPED = ("Reshape", "Expand", "ConstantOfShape")
-"""Operators whose result has as many sides as their last operand has elements."""
+"""Operators with an output rank equal to the number of elements of their last operand."""
 
 FORM = "form"
-"""The rule without which no node can be looked at."""
+"""The rule that all rules on nodes depend on."""
 
 
 @rule("empty", of_file=True)
@@ -84,7 +84,7 @@ def _(file: OnnxFile) -> Found:
 
 @rule("known-operators", of_file=True)
 def _(file: OnnxFile) -> Found:
-    functions = {(function.domain, function.name) for function in file.model.functions}  # which ONNX refuses
+    functions = {(function.domain, function.name) for function in file.model.functions}  # ONNX rejects these
     for node in file.everywhere:
         if node.op_type in NOT_IMPORTED and node.domain in ONNX_DOMAINS:
             yield node, f"{node.op_type} is not imported; write it in other operators, or as a plugin of TensorRT's"
@@ -109,7 +109,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _given(file: OnnxFile) -> MutableMapping[str, bool]:
-    """Return what is computed from elements of which nobody knows how many there are: given, or found among others."""
+    """Return the values computed from an unknown number of elements, given as input or found in data."""
     own = {v.name: True for v in file.graph.input if v.name not in file.initializers and file.sides(v.name) == [None]}
     found = file.on_top(own, _given)
     for node in file.nodes:
@@ -120,7 +120,7 @@ def _given(file: OnnxFile) -> MutableMapping[str, bool]:
 
 
 def _dynamic(file: OnnxFile) -> MutableMapping[str, bool]:
-    """Return what is computed from inputs with dynamic sides, or from what is found among elements."""
+    """Return the values computed from inputs with dynamic dims, or from elements found in data."""
     own = {v.name: True for v in file.graph.input if file.shape(v.name) is None}
     found = file.on_top(own, _dynamic)
     for node in file.nodes:
@@ -132,7 +132,7 @@ def _dynamic(file: OnnxFile) -> MutableMapping[str, bool]:
 @rule("top-k")
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind("TopK"):
-        is_operand = len(node.input) > 1  # from opset 10 on
+        is_operand = len(node.input) > 1  # since opset 10
         count = file.constant(node.input[1]) if is_operand else np.asarray(file.attribute(node, "k", 0))
         if count is not None and count.size and int(count.flat[0]) > MOST_TOP:
             most = int(count.flat[0])

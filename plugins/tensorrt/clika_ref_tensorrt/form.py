@@ -1,4 +1,4 @@
-"""Whether nodes have the operands, results and attributes of their operators, which all rules take for granted."""
+"""Check that nodes have the operands, results and attributes of their operators, which all rules assume."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import onnx
 
 ANY = 2**31 - 1
-"""The most operands that ONNX declares of operators that take any number."""
+"""Operand limit of variadic operators in ONNX schemas."""
 
 
 def misshapen(nodes: Iterable[onnx.NodeProto], opset: int) -> Iterator[tuple[onnx.NodeProto, str]]:
-    """Yield each node that is not formed as ONNX declares its operator at an opset, and why."""
+    """Yield each node that violates the ONNX schema of its operator at an opset, with the reason."""
     for node in nodes:
         schema = _schema(node.op_type, opset)
         if schema is not None and (fault := _fault(node, schema)):
@@ -20,7 +20,7 @@ def misshapen(nodes: Iterable[onnx.NodeProto], opset: int) -> Iterator[tuple[onn
 
 
 def _schema(operator: str, opset: int) -> Any:
-    """Return how ONNX declares an operator: at an opset, the latest where it is younger; None where it has none."""
+    """Return the ONNX schema of an operator at an opset, the latest one for a newer operator, or None."""
     if onnx.defs.has(operator, opset):
         return onnx.defs.get_schema(operator, opset)
     return onnx.defs.get_schema(operator) if onnx.defs.has(operator) else None
@@ -34,7 +34,7 @@ def _fault(node: onnx.NodeProto, schema: Any) -> str:
     for what, count, least, most in counts:
         if not least <= count <= most:
             return f"has {count} {what}, and {node.op_type} has {_between(least, most)}"
-    # An attribute that is younger than the opset is told by the rule about opsets.
+    # Attributes newer than the opset are reported by the opset rule.
     taken = {**onnx.defs.get_schema(node.op_type).attributes, **schema.attributes}
     for attribute in node.attribute:
         if attribute.ref_attr_name:
@@ -50,7 +50,7 @@ def _fault(node: onnx.NodeProto, schema: Any) -> str:
 
 
 def _between(least: int, most: int) -> str:
-    """Say how many there may be."""
+    """Return the allowed counts as text."""
     if most == ANY:
         return f"{least} or more"
     return f"{least} to {most}" if most > least else f"{least}"

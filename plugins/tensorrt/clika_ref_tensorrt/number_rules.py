@@ -1,4 +1,4 @@
-"""Rules of TensorRT about types, and about what may be held in blocks."""
+"""TensorRT rules on types, and on block-wise quantization."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from clika_ref_tensorrt.rule_book import (
 )
 
 BLOCKS: dict[int, tuple[int, ...]] = {TYPES.INT4: (64, 128), TYPES.FLOAT4E2M1: (16,), TYPES.FLOAT8E4M3FN: (MXFP8,)}
-"""How many elements share a scale, by the type of integers that may."""
+"""Allowed block sizes (elements per scale) by quantized type."""
 
 FROM_OPSET: dict[int, int] = {
     TYPES.FLOAT16: 19, TYPES.BFLOAT16: 19, TYPES.FLOAT8E4M3FN: 19, TYPES.INT4: 21, TYPES.UINT4: 21,
     TYPES.FLOAT4E2M1: 23, TYPES.FLOAT8E8M0: 24,
 }  # fmt: skip
-"""The first opset whose quantizers take a type, of integers or of what they stand for; 10 of others."""
+"""First opset with quantizers for a type, quantized or float; 10 for others."""
 
 
 BETWEEN = NOTHING | {"Transpose", "Reshape", "Cast", "Gather", "Squeeze", "Unsqueeze"}
-"""What may stand between a weight in blocks and who multiplies with it, as where one of several experts is picked."""
+"""Operators allowed between a block-wise weight and its product, for example to select one of several experts."""
 
 
 @rule("integer-type")
@@ -38,7 +38,7 @@ def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE, DEQUANTIZE):
         kind = file.integer_type(node)
         if kind == TYPES.INT32 and not serves_layers(file, node):
-            continue  # a bias, of which another rule speaks
+            continue  # a bias, which another rule reports
         if kind not in COMPUTED:
             name = type_name(kind) if kind else "unknown"
             yield node, f"its integers are {name}; TensorRT computes with INT8: give a zero point of int8 zeros"
@@ -61,7 +61,7 @@ def _(file: OnnxFile) -> Found:
 @rule("int8-beside-float8")
 def _(file: OnnxFile) -> Found:
     if file.around is not None:
-        return  # of which the whole speaks
+        return  # the check of the outermost graph covers this one
     first = dict[int, onnx.NodeProto]()
     for graph in (file, *file.within):
         for node in graph.of_kind(QUANTIZE, DEQUANTIZE):
@@ -133,7 +133,7 @@ def _misplaced_blocks(file: OnnxFile, node: onnx.NodeProto, name: str) -> Found:
 
 
 def _foreign_readers(file: OnnxFile, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Return who reads what a node, or the inverse of a quantizer, dequantizes, and is no matrix product."""
+    """Return the readers of a dequantized value other than matrix products."""
     inverses = [node] if node.op_type == DEQUANTIZE else file.inverses(node.output[0])
     readers = [reader for one in inverses for reader in file.sinks(one.output[0], BETWEEN)]
     return [reader for reader in readers if reader.op_type not in PRODUCTS]

@@ -1,4 +1,4 @@
-"""An ONNX graph as the rules look at it: who makes and reads each value, and what is constant."""
+"""An ONNX graph as seen by the rules: producers and readers of each value, and constants."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ Found = TypeVar("Found")
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 NOTHING = frozenset({"Identity", "Dropout"})
-"""Operators that do nothing where a model is only run."""
+"""Operators without effect in inference."""
 
 MOVING = NOTHING | {
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "GatherElements",
     "GatherND", "Expand", "Tile", "ReverseSequence", "Split", "DepthToSpace", "SpaceToDepth", "Pad", "Cast",
 }  # fmt: skip
-"""Operators before which a QuantizeLinear behind them moves, and behind which a DequantizeLinear before them does."""
+"""Operators that TensorRT can swap with a QuantizeLinear after them, and with a DequantizeLinear before them."""
 
 KEEPING = NOTHING | {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
-"""Operators that keep the elements of a constant in their order."""
+"""Operators that keep the elements of a constant in order."""
 
 HOLDING = KEEPING | {"Transpose"}
-"""Operators behind which a weight is a weight."""
+"""Operators that keep a weight a weight."""
 
 
 class OnnxFile:
-    """One graph of a file: the whole, or a branch or the body of a loop, which also sees what is around it."""
+    """One graph of a file: the main graph, or a branch or loop body, which also sees the graphs around it."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class OnnxFile:
         has_weights_alone: bool = False,
         branch: tuple[onnx.GraphProto, onnx.GraphProto, OnnxFile] | None = None,
     ) -> None:
-        """Look at the whole of a file, or at a branch: its graph, the same as it was inferred, and what is around."""
+        """Wrap a whole file, or a branch given by its graph, the inferred graph, and the enclosing one."""
         self.model, self.folder, self.has_weights_alone = model, folder, has_weights_alone
         self.graph, self.around = (model.graph, None) if branch is None else (branch[0], branch[2])
         self._inferred = None if branch is None else branch[1]
@@ -69,11 +69,11 @@ class OnnxFile:
         self._found: dict[object, object] = {}
 
     def _seen(self, own: dict[str, Found], what: str) -> Mapping[str, Found]:
-        """Return what a graph has of its own, and what it sees of that around it."""
+        """Return a graph's own entries, chained with those visible from enclosing graphs."""
         return own if self.around is None else ChainMap(own, getattr(self.around, what))
 
     def once(self, look: Callable[[OnnxFile], Found]) -> Found:
-        """Return what a function finds in the graph, which looks for it the first time only."""
+        """Return the cached result of a function on the graph."""
         if look not in self._found:
             self._found[look] = look(self)
         return cast("Found", self._found[look])
@@ -81,7 +81,7 @@ class OnnxFile:
     def on_top(
         self, own: dict[str, Found], look: Callable[[OnnxFile], MutableMapping[str, Found]]
     ) -> MutableMapping[str, Found]:
-        """Return what was found in the graph, on top of what a function finds around it; what is added is its own."""
+        """Return a mapping with a graph's own entries, on top of the function's result for the enclosing graph."""
         return own if self.around is None else ChainMap(own, self.around.once(look))
 
     @cached_property
@@ -91,17 +91,17 @@ class OnnxFile:
 
     @cached_property
     def inference(self) -> tuple[onnx.GraphProto, str]:
-        """The whole graph with the types that ONNX infers, and why it refuses them."""
+        """The main graph with inferred types, and the reason if ONNX rejects them."""
         return inferred(self.outline)
 
     @cached_property
     def inferred(self) -> onnx.GraphProto:
-        """The graph with the types that inference finds."""
+        """The graph with inferred types."""
         return self.inference[0] if self._inferred is None else self._inferred
 
     @cached_property
     def branches(self) -> Sequence[tuple[onnx.NodeProto, str, OnnxFile]]:
-        """The graphs that nodes have within, with the node and the name of the attribute."""
+        """The nested graphs, each with its node and the name of its attribute."""
         return [
             (node, name, OnnxFile(
                 self.model, folder=self.folder, has_weights_alone=self.has_weights_alone, branch=(own, typed, self)
@@ -111,27 +111,27 @@ class OnnxFile:
 
     @cached_property
     def within(self) -> Sequence[OnnxFile]:
-        """The graphs of its branches and loops, and theirs."""
+        """All nested graphs, recursively."""
         return [file for _, _, one in self.branches for file in (one, *one.within)]
 
     @cached_property
     def opset(self) -> int:
-        """The version of ONNX's own operators; 0 where the file states none."""
+        """The version of ONNX's own operators; 0 if the file declares none."""
         return next((int(o.version) for o in self.model.opset_import if o.domain in ONNX_DOMAINS), 0)
 
     @cached_property
     def values(self) -> Mapping[str, onnx.TypeProto.Tensor]:
-        """The types of values, as far as the file or inference tells them."""
+        """The types of values, as far as declared or inferred."""
         return self._seen({v.name: v.type.tensor_type for v in _typed(self.inferred)}, "values")
 
     @cached_property
     def types(self) -> Mapping[str, int]:
-        """The element types of values, 0 where nothing tells them."""
+        """The element types of values; 0 if unknown."""
         known = {v.name: int(v.type.tensor_type.elem_type) for v in _typed(self.inferred)}
         return self._seen(known | {t.name: int(t.data_type) for t in self.graph.initializer}, "types")
 
     def sides(self, name: str) -> list[int | None] | None:
-        """Return the sides of a value, each None where it is dynamic; None where nothing tells its rank."""
+        """Return the dims of a value, None for each dynamic one; None if the rank is unknown."""
         if name in self.initializers:
             return [*self.initializers[name].dims]
         kind = self.values.get(name)
@@ -140,20 +140,20 @@ class OnnxFile:
         return [side.dim_value if side.HasField("dim_value") else None for side in kind.shape.dim]
 
     def rank(self, name: str) -> int | None:
-        """Return how many sides a value has, None where nothing tells."""
+        """Return the rank of a value, or None if unknown."""
         sides = self.sides(name)
         return None if sides is None else len(sides)
 
     def shape(self, name: str) -> list[int] | None:
-        """Return the sides of a value, None where one is dynamic or nothing tells."""
+        """Return the shape of a value, or None if a dim is dynamic or unknown."""
         known = [side for side in self.sides(name) or [None] if side is not None]
         return known if len(known) == self.rank(name) else None
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the elements of a constant in their order, as it is cast and repeated; None where a value is computed.
+        """Return the elements of a constant after its casts and expansions, or None for a computed value.
 
         Raises:
-            TargetError: they lie in another file, which cannot be read.
+            TargetError: the elements are in another file, which cannot be read.
         """
         if name not in self._constants:
             self._constants[name] = self._decoded(name)
@@ -161,7 +161,7 @@ class OnnxFile:
 
     def _decoded(self, name: str) -> np.ndarray[Any, Any] | None:
         made = self.source(name, KEEPING)
-        if made is None or made.op_type != DEQUANTIZE:  # scales of blocks may be integers themselves
+        if made is None or made.op_type != DEQUANTIZE:  # scales of blocks may be quantized themselves
             return self._kept(name, self._stored(self.origin(name, KEEPING)))
         found, scale = (self._kept(one, self._stored(self.origin(one, KEEPING))) for one in made.input[:2])
         if found is None or scale is None or scale.size != 1:
@@ -169,7 +169,7 @@ class OnnxFile:
         return self._kept(name, found.astype(np.float32) * scale)
 
     def _kept(self, name: str, found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
-        """Return elements as they are behind the casts and repetitions that lie between their origin and a value."""
+        """Apply the casts and expansions between the origin of a value and the value itself."""
         for result in [*self.way_back(name, KEEPING)][-2::-1]:
             node = self.makers[result]
             if found is not None and node.op_type == "Cast":
@@ -179,7 +179,7 @@ class OnnxFile:
         return found
 
     def _stored(self, name: str) -> np.ndarray[Any, Any] | None:
-        """Return the numbers that are written in the file, or beside it."""
+        """Return the numbers stored in the file or in external data."""
         node, found = self.makers.get(name), None
         if name in self.initializers:
             found = elements(self.initializers[name], self.folder)
@@ -191,7 +191,7 @@ class OnnxFile:
 
     @cached_property
     def constants(self) -> Container[str]:
-        """What is computed from constants alone, by what moves elements."""
+        """The values computed only from constants, by operators that move elements."""
         found = dict.fromkeys((t.name for t in self.graph.initializer), True)
         seen = self._seen(found, "constants")
         for node in self.nodes:
@@ -200,7 +200,7 @@ class OnnxFile:
         return seen
 
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
-        """Whether a node quantizes, or dequantizes, a constant."""
+        """Whether a node quantizes or dequantizes a constant."""
         source = quantizer.input[0]
         made = self.source(source, HOLDING)
         if quantizer.op_type == DEQUANTIZE and made is not None and made.op_type == QUANTIZE:
@@ -208,9 +208,9 @@ class OnnxFile:
         return source in self.constants
 
     def moves(self, node: onnx.NodeProto, over: frozenset[str] = MOVING) -> bool:
-        """Whether a node only moves elements of its first operand; a Pad must not add others than 0.
+        """Whether a node only moves elements of its first operand; Pad may only add zeros.
 
-        A Cast from floats to floats does, too; of constants, any.
+        A Cast between floats counts, too; for constants, any Cast does.
         """
         if node.op_type not in over or node.domain not in ONNX_DOMAINS:
             return False
@@ -222,13 +222,13 @@ class OnnxFile:
         if len(node.input) > 2 and node.input[2]:
             filler = self.constant(node.input[2])
             return filler is not None and not np.any(filler != 0)
-        return float(self.attribute(node, "value", 0)) == 0  # as before opset 11
+        return float(self.attribute(node, "value", 0)) == 0  # before opset 11
 
     def origin(self, name: str, over: frozenset[str] = MOVING) -> str:
-        """Return what a value was called before it was moved."""
+        """Return the name of a value before it was moved."""
         known, path = self._origins.setdefault(over, {}), list[str]()
         while name not in known:
-            known[name] = name  # which also ends a search in a circle
+            known[name] = name  # also terminates a cycle
             path.append(name)
             node = self.makers.get(name)
             if name in self.initializers or node is None or not self.moves(node, over):
@@ -238,25 +238,25 @@ class OnnxFile:
         return known[name]
 
     def way_back(self, name: str, over: frozenset[str] = MOVING) -> Iterator[str]:
-        """Yield a value, and what it was moved from, up to its origin."""
+        """Yield a value and its predecessors, up to its origin."""
         yield name
-        for _ in self.nodes:  # as nothing is moved more often, but in a circle
+        for _ in self.nodes:  # a longer path would be a cycle
             if name == self.origin(name, over):
                 return
             name = self.makers[name].input[0]
             yield name
 
     def source(self, name: str, over: frozenset[str] = MOVING) -> onnx.NodeProto | None:
-        """Return the node that made a value before it was moved."""
+        """Return the node that produced a value before it was moved."""
         return self.makers.get(self.origin(name, over))
 
     def dequantizer(self, name: str) -> onnx.NodeProto | None:
-        """Return the node by which a value was made of integers, before it was moved."""
+        """Return the node that dequantized a value before it was moved."""
         node = self.source(name)
         return node if node is not None and node.op_type == DEQUANTIZE else None
 
     def sinks(self, name: str, over: frozenset[str] = MOVING) -> Iterator[onnx.NodeProto]:
-        """Yield who reads a value, those that only move it being followed to who reads that."""
+        """Yield the readers of a value, passing through nodes that only move it."""
         waiting, seen = [name], {name}
         while waiting:
             name = waiting.pop()
@@ -268,12 +268,12 @@ class OnnxFile:
                     yield node
 
     def inverses(self, integers: str) -> list[onnx.NodeProto]:
-        """Return the dequantizers of integers."""
+        """Return the dequantizers of a quantized value."""
         readers = self.readers.get(integers, [])
         return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in READ]
 
     def behind_pairs(self, integers: str) -> list[onnx.NodeProto]:
-        """Return who reads integers, behind their dequantizers."""
+        """Return the readers of a quantized value after its dequantizers."""
         return [reader for node in self.inverses(integers) for reader in self.sinks(node.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
@@ -282,14 +282,14 @@ class OnnxFile:
         return default if found is None else onnx.helper.get_attribute_value(found)
 
     def axis(self, node: onnx.NodeProto, rank: int) -> int:
-        """Return along which side of a tensor of some rank a quantizer or dequantizer has its scales."""
+        """Return the scale axis of a quantizer or dequantizer, for a tensor of the given rank."""
         axis = int(self.attribute(node, "axis", 1))
         return axis + rank if axis < 0 else axis
 
     def block(self, node: onnx.NodeProto) -> int:
-        """Return how many elements in a row share a scale of a quantizer or dequantizer; 0 where all of a side do.
+        """Return the block size of a quantizer or dequantizer; 0 without blocks.
 
-        TensorRT's own need not state it, as the shape of the scales says it.
+        TensorRT's own operators may omit it, since the shape of the scales implies it.
         """
         stated = int(self.attribute(node, "block_size", 0))
         sides, scales = self.shape(node.input[0]), self.shape(node.input[1])
@@ -298,7 +298,7 @@ class OnnxFile:
         return next((side // count for side, count in zip(sides, scales, strict=True) if side > count > 0), 0)
 
     def integer_type(self, node: onnx.NodeProto) -> int:
-        """Return the type of the integers of a quantizer or dequantizer: uint8 where it says nothing."""
+        """Return the quantized type of a quantizer or dequantizer; uint8 by default."""
         if told := int(self.attribute(node, INTEGERS, 0)):
             return told
         if len(node.input) > 2 and node.input[2]:
@@ -309,11 +309,11 @@ class OnnxFile:
 
     @cached_property
     def everywhere(self) -> Sequence[onnx.NodeProto]:
-        """The nodes of the graph and of all graphs within."""
+        """The nodes of the graph and of all nested graphs."""
         return [node for graph in graphs_of(self.graph) for node in graph.node]
 
     def of_kind(self, *kinds: str) -> Sequence[onnx.NodeProto]:
-        """Return the nodes of some operators."""
+        """Return the nodes of the given op types."""
         return [node for node in self.nodes if node.op_type in kinds]
 
 
@@ -322,7 +322,7 @@ def _typed(graph: onnx.GraphProto) -> Iterator[Any]:
 
 
 def _inner(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, onnx.GraphProto]]:
-    """Yield the graphs that the nodes of a graph have as attributes."""
+    """Yield the nested graphs of a graph's nodes."""
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:

@@ -1,4 +1,4 @@
-"""What ONNX itself says of a file, its types and its faults, without the weights: nothing of that follows from them."""
+"""ONNX's own inference and checks, run on a file without its weights, because they do not depend on them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16
 from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, graphs_of, stated_types
 
 SMALL = 1024
-"""Most elements of a constant that shapes may follow from."""
+"""Maximum elements of a constant that shapes may depend on."""
 
 TENSORS = onnx.TensorProto
 
 
 def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a file in which the nodes of local functions stand where these are called, where its opset has them."""
+    """Return a file with local functions inlined, where its opset allows."""
     if not model.functions:
         return model
     try:
         return onnx.inliner.inline_local_functions(_of_one_opset(model))
-    except Exception:  # noqa: BLE001 - such as functions that call themselves, of which `complaint` tells
+    except Exception:  # noqa: BLE001 - such as recursive functions, which `complaint` reports
         return model
 
 
 def _of_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a file whose functions have its opset where their operators are the same; ONNX refuses others."""
+    """Return a file with functions at its own opset if their operators are equal there; ONNX rejects others."""
     versions = {opset.domain: opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS}
     whole = onnx.ModelProto()
     whole.CopyFrom(model)
@@ -47,37 +47,37 @@ def _of_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _declared(operator: str, opset: int) -> int | None:
-    """Return since when an operator is as an opset has it; None where that has none."""
+    """Return the version that introduced an operator's schema at an opset, or None if the opset lacks it."""
     return onnx.defs.get_schema(operator, opset).since_version if onnx.defs.has(operator, opset) else None
 
 
 def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any]:
-    """Return the elements of a constant, which may lie in a file in a folder; none where it is malformed.
+    """Return the elements of a constant, possibly from a file in ``folder``; none if it is malformed.
 
     Raises:
-        TargetError: they lie in another file, which cannot be read.
+        TargetError: the elements are in another file, which cannot be read.
     """
     try:
         return np.asarray(onnx.numpy_helper.to_array(tensor, base_dir=str(folder or "")))
     except Exception as error:
         if tensor.data_location != TENSORS.EXTERNAL:
-            return np.zeros(0, np.float32)  # of which `malformed` tells
+            return np.zeros(0, np.float32)  # `malformed` reports it
         reason = str(error).rstrip(".")
         msg = f"the elements of {tensor.name!r} cannot be read: {reason}; put the file beside what it refers to"
         raise TargetError(msg) from error
 
 
 def converted(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
-    """Return elements as numbers of another type; None where that has none."""
+    """Return the elements in another type, or None if NumPy lacks it."""
     if kind not in onnx.helper.get_all_tensor_dtypes():
         return None
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kind)
-    with np.errstate(all="ignore"):  # what is infinite then, a rule tells
+    with np.errstate(all="ignore"):  # a rule reports infinite results
         return None if dtype.kind in "OSU" else found.astype(dtype)
 
 
 def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.ndarray[Any, Any] | None:
-    """Return one element as often as a shape has it; None where there are several, or nothing tells the shape."""
+    """Expand a single element to a shape; None for several elements, or an unknown shape."""
     if shape is None:
         return None
     if found.size == 1:
@@ -86,7 +86,7 @@ def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.nda
 
 
 def malformed(model: onnx.ModelProto) -> Iterator[str]:
-    """Say of each constant in a file whose elements cannot be read why; those in other files may be missing."""
+    """Yield a message for each constant with unreadable elements; those in other files may be missing."""
     for graph in graphs_of(model.graph):
         for name, tensor in _constants(graph):
             if reason := _fault(tensor):
@@ -94,19 +94,19 @@ def malformed(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _fault(tensor: onnx.TensorProto) -> str:
-    """Say why the elements of a constant cannot be read; nothing where they can, or lie in another file."""
+    """Return why the elements of a constant cannot be read; empty if they can, or are in another file."""
     if tensor.data_location == TENSORS.EXTERNAL:
         return ""
     try:
         onnx.numpy_helper.to_array(tensor)
-    except Exception as error:  # noqa: BLE001 - what it raises is its answer
+    except Exception as error:  # noqa: BLE001 - the exception is the answer
         is_known = tensor.data_type in onnx.helper.get_all_tensor_dtypes()
         return str(error) if is_known else f"there is no type {tensor.data_type}"
     return ""
 
 
 def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Yield the constants of a graph by their names."""
+    """Yield the constants of a graph with their names."""
     yield from ((tensor.name, tensor) for tensor in graph.initializer)
     for node in graph.node:
         if node.op_type == "Constant":
@@ -114,10 +114,10 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]
 
 
 def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
-    """Return a copy of a file whose large constants, and those that cannot be read in it, are inputs.
+    """Return a copy of a file with large or unreadable constants replaced by inputs.
 
-    Of the types that it states of computed values, only those are kept that nothing else tells: others may be of a
-    model that has been changed since, and TensorRT infers them anew.
+    Declared types of computed values are kept only if they cannot be inferred: others may predate changes to the model,
+    and TensorRT infers them itself.
     """
     whole = model.graph
     graph = onnx.GraphProto(
@@ -132,7 +132,7 @@ def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
             if (sizes := _sizes(tensor, folder)) is not None:
                 inner.initializer.append(onnx.numpy_helper.from_array(sizes, tensor.name))
                 continue
-            # Another branch may have another constant of that name.
+            # Another branch may have a different constant of this name.
             names[tensor.name] = f"{tensor.name}/{number}" if number else tensor.name
             if (name := names[tensor.name]) not in known:
                 known.add(name)
@@ -145,7 +145,7 @@ def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
 
 
 def _keep_untold(graph: onnx.GraphProto) -> None:
-    """Drop what a graph states of the types of values but for those that operators make which ONNX does not know."""
+    """Drop declared types of values, except outputs of operators unknown to ONNX."""
     foreign = [node for node in graph.node if node.domain not in ONNX_DOMAINS]
     types = {name: kind for node in foreign for name, kind in stated_types(node).items()}
     made = {name for node in foreign for name in node.output} - types.keys()
@@ -156,7 +156,7 @@ def _keep_untold(graph: onnx.GraphProto) -> None:
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Let a branch, and what is within, read values under other names; what it returns of them keeps its name."""
+    """Rename values that a branch and its nested graphs read; outputs of the branch keep their names."""
     for node in graph.node:
         for position, name in enumerate(node.input):
             node.input[position] = names.get(name, name)
@@ -168,24 +168,24 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
 
 
 def _sizes(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any] | None:
-    """Return the elements of a constant that may be sizes, as far as they can be read."""
+    """Return the elements of a constant that may be sizes, if readable."""
     if tensor.data_type not in (TENSORS.INT64, TENSORS.INT32) or math.prod(tensor.dims) > SMALL or _fault(tensor):
         return None
     try:
         return elements(tensor, folder)
     except TargetError:
-        return None  # which may be a bias; what a rule needs, it asks for itself
+        return None  # it may be a bias; a rule that needs it reads it itself
 
 
 def _head(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """Return a constant, without its elements where these are many."""
+    """Return a constant, without its elements if there are many."""
     if tensor.data_location == TENSORS.EXTERNAL or math.prod(tensor.dims) <= SMALL:
         return tensor
     return TENSORS(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TENSORS.EXTERNAL)
 
 
 def _lying_apart(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
-    """Take the constants out of a graph that are large, or whose elements cannot be read in it, and return them."""
+    """Remove large or unreadable constants from a graph, and return them."""
     held = graph.initializer
     places = [place for place, tensor in enumerate(held) if _is_apart(tensor)]
     found = [held.pop(place) for place in reversed(places)]
@@ -199,25 +199,25 @@ def _lying_apart(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
 
 
 def _is_apart(tensor: onnx.TensorProto) -> bool:
-    """Whether the elements of a constant are many, are not in a file, or not as its type has them."""
+    """Whether the elements of a constant are many, in another file, or invalid for its type."""
     is_elsewhere = tensor.data_location == TENSORS.EXTERNAL
     return is_elsewhere or math.prod(tensor.dims) > SMALL or bool(_fault(tensor))
 
 
 def inferred(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
-    """Return a graph with the types that ONNX infers, and why it refuses these; nothing where it does not.
+    """Return a graph with inferred types, and the reason if ONNX rejects it, otherwise an empty string.
 
-    Inference takes time that grows with the square of the branches, so that what is valid is inferred once.
+    Inference time is quadratic in the number of branches, so a valid file is inferred only once.
     """
     try:
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph, ""
-    except Exception as error:  # noqa: BLE001 - what it raises is its answer
+    except Exception as error:  # noqa: BLE001 - the exception is the answer
         refusal = _one_line(error)
     try:
         typed = onnx.shape_inference.infer_shapes(model).graph
     except Exception:  # noqa: BLE001 - as above
         return model.graph, refusal
-    # ONNX's own operators take bfloat16 from opset 22 on, those of TensorRT before that, too.
+    # ONNX's own operators support bfloat16 from opset 22 on; TensorRT's support it before that.
     if computes_in_bfloat16(onnx.ModelProto(graph=typed)):
         try:
             onnx.shape_inference.infer_shapes(model, strict_mode=True)
@@ -228,16 +228,16 @@ def inferred(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
 
 
 def complaint(model: onnx.ModelProto) -> str:
-    """Say what but its types makes an outline no valid ONNX, except ranks that it does not state."""
+    """Return why an outline is invalid ONNX, apart from types and undeclared ranks; empty if it is valid."""
     ranked = onnx.ModelProto()
     ranked.CopyFrom(model)
-    del ranked.graph.value_info[:]  # whose ranks need not be stated
+    del ranked.graph.value_info[:]  # their ranks may be undeclared
     for value in (*ranked.graph.input, *ranked.graph.output):
         if value.type.HasField("tensor_type"):
-            value.type.tensor_type.shape.SetInParent()  # as a rank must be stated; types are inferred without
+            value.type.tensor_type.shape.SetInParent()  # the checker requires a rank; inference does not
     try:
         onnx.checker.check_model(ranked)
-    except Exception as error:  # noqa: BLE001 - what it raises is its answer
+    except Exception as error:  # noqa: BLE001 - the exception is the answer
         return _one_line(error)
     return ""
 

@@ -1,4 +1,4 @@
-"""Operators that are TensorRT's and not ONNX's: what its parser and its plugins know by their names, in any domain.
+"""TensorRT's own operators, which its parser and plugins recognize by name in any domain.
 
 Sources: the importers of onnx-tensorrt and its docs/TRT_custom_ops.md; the table of TensorRT's plugin/README.md.
 """
@@ -10,37 +10,37 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 ONNX_DOMAINS = ("", "ai.onnx")
-"""The names of the domain of ONNX's own operators."""
+"""Names of the domain of ONNX's own operators."""
 
 DOMAIN = "trt"
-"""Where exporters put TensorRT's own."""
+"""Domain that exporters use for TensorRT's own operators."""
 
 READ = (*ONNX_DOMAINS, DOMAIN)
-"""The domains whose nodes the rules speak of."""
+"""Domains of nodes that the rules cover."""
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 TYPES = onnx.TensorProto
 
 MXFP8 = 32
-"""How many floats of 8 bits share a scale that is an exponent alone."""
+"""Number of 8-bit floats that share an exponent-only scale."""
 
 INTEGERS = "integers"
-"""The attribute in which `told_apart` notes what an operator's name says of its integers."""
+"""Attribute for the quantized type that `told_apart` reads from an operator's name."""
 
 TYPED: Mapping[str, tuple[str, int]] = {
     f"TRT_{name}{kind}": (kind, integers)
     for name, integers in (("FP8", TYPES.FLOAT8E4M3FN), ("MXFP8", TYPES.FLOAT8E4M3FN), ("INT4", TYPES.INT4))
     for kind in (QUANTIZE, DEQUANTIZE)
 }
-"""Operators that are one of ONNX's but for the type of their integers: which, and that type."""
+"""Variants of an ONNX operator with a fixed quantized type: the ONNX operator, and the type."""
 
 DYNAMIC: Mapping[str, tuple[int, int]] = {
     "TRT_FP4DynamicQuantize": (TYPES.FLOAT4E2M1, TYPES.FLOAT8E4M3FN),
     "TRT_MXFP8DynamicQuantize": (TYPES.FLOAT8E4M3FN, TYPES.FLOAT8E8M0),
     "TRT_DynamicQuantize": (0, 0),
 }
-"""Operators that return integers and their scales: the types of both, 0 where attributes say them."""
+"""Operators that return a quantized value and its scales: the types of both, 0 if set by attributes."""
 
 OTHERS = frozenset(
     {
@@ -50,7 +50,7 @@ OTHERS = frozenset(
         "TRT_Slice", "TRT_TopK_Min",
     }
 )  # fmt: skip
-"""What else its parser knows."""
+"""Other operators of the parser."""
 
 PLUGINS = frozenset(
     {
@@ -66,18 +66,18 @@ PLUGINS = frozenset(
         "Reorg_TRT", "ResizeNearest_TRT", "SpecialSlice_TRT", "VoxelGeneratorPlugin",
     }
 )  # fmt: skip
-"""The plugins that come with it."""
+"""The plugins included in TensorRT."""
 
 KNOWN = frozenset({*TYPED, *DYNAMIC, *OTHERS, *PLUGINS})
 
 
 def is_known(node: onnx.NodeProto) -> bool:
-    """Whether TensorRT knows a node that is none of ONNX's."""
+    """Whether TensorRT recognizes a node that is no ONNX operator."""
     return node.op_type in KNOWN or (node.domain == DOMAIN and node.op_type in (QUANTIZE, DEQUANTIZE))
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    """Yield a graph, and those of its branches and loops."""
+    """Yield a graph and its nested graphs: branches and loop bodies."""
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -86,9 +86,9 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 
 def told_apart(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a file in which TensorRT's own operators lie in a domain of theirs.
+    """Return a file with TensorRT's own operators moved to a domain of their own.
 
-    Those that are ONNX's but for a type have its name there, and note the type in an attribute.
+    Variants of ONNX operators get the ONNX name there, with their type in an attribute.
     """
     if not any(node.op_type in KNOWN for graph in graphs_of(model.graph) for node in graph.node):
         return model
@@ -113,7 +113,7 @@ def _tell(node: onnx.NodeProto) -> None:
 
 
 def stated_types(node: onnx.NodeProto) -> dict[str, int]:
-    """Return the element types of what a node of TensorRT's own makes, as far as its operator says them."""
+    """Return the element types of the outputs of a TensorRT operator, as far as it determines them."""
     stated = {a.name: a.i for a in node.attribute}
     if node.domain != DOMAIN:
         return {}

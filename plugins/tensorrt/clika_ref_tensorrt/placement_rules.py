@@ -1,4 +1,4 @@
-"""Rules of TensorRT about where pairs of QuantizeLinear and DequantizeLinear stand around layers."""
+"""TensorRT rules on the placement of QuantizeLinear/DequantizeLinear pairs around layers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _mixed(file: OnnxFile, node: onnx.NodeProto, place: int) -> str:
-    """Say what is wrong with a layer of which one operand has few bits, and another one more."""
+    """Return the message for a layer with one low-bit operand and another type for the other."""
     made, what = file.dequantizer(node.input[place]), _operand(file, node, place)
     kind = type_name(file.integer_type(made)).lower() if made is not None else ""
     if node.op_type not in PRODUCTS:
@@ -59,7 +59,7 @@ def _mixed(file: OnnxFile, node: onnx.NodeProto, place: int) -> str:
 
 
 def _operand(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
-    """Return what an operand of a layer is called: a weight is what the file holds, whichever of two it is."""
+    """Return the name of a layer's operand: ``weight`` for the one stored in the file, in either order."""
     match node.op_type:
         case "Attention":
             return ("query", "key", "value")[position]
@@ -73,7 +73,7 @@ def _operand(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
 
 
 def _is_held(file: OnnxFile, name: str) -> bool:
-    """Whether the file holds a value, as a float or in integers."""
+    """Whether a value is stored in the file, in float or quantized."""
     made = file.dequantizer(name)
     return name in file.constants if made is None else file.is_weight(made)
 
@@ -91,9 +91,9 @@ def _(file: OnnxFile) -> Found:
 
 
 def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a node would be computed along with a layer before it: a norm, or a part of an activation.
+    """Whether a node would be fused into a layer before it: a norm, or part of an activation.
 
-    A part may be a product of a value with what follows from that alone, element by element, as SiLU is.
+    The part may be an elementwise product of a value with a function of it, as in SiLU.
     """
     roots = file.once(_roots)
     computed = {roots.get(name, name) for name in _computed(file, node)}
@@ -101,7 +101,7 @@ def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
 
 
 def _roots(file: OnnxFile) -> MutableMapping[str, str]:
-    """Return what values follow from, element by element and through pairs, where that is one value and constants."""
+    """Return the single value that each value depends on elementwise, through pairs and constants, if there is one."""
     found = file.on_top({}, _roots)
     for node in file.nodes:
         computed = {found.get(name, name) for name in _computed(file, node)}
@@ -111,20 +111,20 @@ def _roots(file: OnnxFile) -> MutableMapping[str, str]:
 
 
 def _computed(file: OnnxFile, node: onnx.NodeProto) -> Sequence[str]:
-    """Return the operands of a node that are computed, or given."""
+    """Return the operands of a node that are not constant."""
     return [name for name in node.input if name and name not in file.constants]
 
 
 def layer_of(
     file: OnnxFile, node: onnx.NodeProto | None, layers: Sequence[str] | frozenset[str] = WEIGHTED
 ) -> onnx.NodeProto | None:
-    """Return the layer that a node is, or is computed along with before its activation: as its bias, or a norm."""
+    """Return the layer that a node is or is fused into before the activation, as a bias or a norm."""
     layer = file.once(_layers).get(node.output[0]) if node is not None else None
     return layer if layer is not None and layer.op_type in layers else None
 
 
 def _layers(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
-    """Return the layers by what they make, and what is computed along with them."""
+    """Return the layers by their outputs, including outputs of fused nodes."""
     found = file.on_top({}, _layers)
     for node in file.nodes:
         if node.op_type in WEIGHTED:
@@ -142,7 +142,7 @@ def _layers(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
 def _(file: OnnxFile) -> Found:
     for node in file.of_kind("Add"):
         if any(name in file.constants for name in node.input):
-            continue  # which is a bias
+            continue  # a bias
         sources = [_behind_quantizer(file, name) for name in node.input]
         if not any(layer_of(file, source, CONVOLUTIONS) for source in sources):
             if _adds_float_of(file, node):
@@ -157,7 +157,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _adds_float_of(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a node adds to a convolution in integers a float, which, or what it was moved from, is rounded, too."""
+    """Whether a node adds a float to a quantized convolution, although the float or its origin is also quantized."""
     for branch, identity in (node.input, node.input[::-1]):
         layer = layer_of(file, file.source(branch), CONVOLUTIONS)
         if layer is not None and all(file.dequantizer(name) is not None for name in layer.input[:2]):
@@ -167,7 +167,7 @@ def _adds_float_of(file: OnnxFile, node: onnx.NodeProto) -> bool:
 
 
 def _moved_from_rounded(file: OnnxFile) -> set[str]:
-    """Return what is rounded, and what is moved from that."""
+    """Return the quantized values, and values moved from them."""
     found = {file.origin(node.input[0], NOTHING) for node in file.of_kind(QUANTIZE)}
     for node in file.nodes:
         if file.moves(node) and node.input[0] in found:
@@ -176,7 +176,7 @@ def _moved_from_rounded(file: OnnxFile) -> set[str]:
 
 
 def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
-    """Return what makes a value that is then quantized; the quantizer itself where that is an input of the graph."""
+    """Return the producer of a value before its quantization, or the quantizer itself for a graph input."""
     made = file.dequantizer(name)
     quantizer = file.makers.get(made.input[0]) if made is not None else None
     if quantizer is None or quantizer.op_type != QUANTIZE:
@@ -185,7 +185,7 @@ def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
 
 
 def serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
-    """Whether a layer reads what a dequantizer, or another one of the same integers, makes."""
+    """Whether a layer reads the result of a dequantizer, or of another one with the same input."""
     around: OnnxFile | None = file
     while around is not None:
         if made.input[0] in around.once(_served):
@@ -195,7 +195,7 @@ def serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
 
 
 def _served(file: OnnxFile) -> set[str]:
-    """Return the integers that layers of a graph read, and those of its branches."""
+    """Return the quantized values that layers of a graph and of its branches read."""
     found = set[str]().union(*(branch.once(_served) for _, _, branch in file.branches))
     for node in file.of_kind(*LAYERS):
         made = [file.dequantizer(name) for name in multiplied(node)]
@@ -210,7 +210,7 @@ def _(file: OnnxFile) -> Found:
     for node in file.of_kind(QUANTIZE):
         name = file.origin(node.input[0], NOTHING)
         if file.is_weight(node):
-            continue  # which each reader may hold by channels of its own
+            continue  # each reader may have it quantized along its own channels
         if (other := around.get(name) or first.get(name)) is not None:
             yield node, f"quantizes {name!r}, as {other.name!r} does; let one serve all"
         first.setdefault(name, node)
@@ -220,12 +220,12 @@ def _(file: OnnxFile) -> Found:
 
 
 def _is_inverse(file: OnnxFile, node: onnx.NodeProto, made: onnx.NodeProto) -> bool:
-    """Whether a quantizer makes the integers again that a dequantizer reads."""
+    """Whether a quantizer restores the quantized value that a dequantizer reads."""
     return file.integer_type(node) == file.integer_type(made) and not _differing(file, node, made)
 
 
 def _quantized(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
-    """Return what is quantized in a graph and around it, and by whom first."""
+    """Return the quantized values of a graph and its enclosing graphs, each with its first quantizer."""
     found = file.on_top({}, _quantized)
     for node in file.of_kind(QUANTIZE):
         found.setdefault(file.origin(node.input[0], NOTHING), node)
@@ -256,12 +256,12 @@ def _(file: OnnxFile) -> Found:
 
 
 def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:
-    """Say what of scales differs between a quantizer and its inverse; nothing where they agree."""
+    """Return the difference between a quantizer's and a dequantizer's scales as text; empty if they agree."""
     ours, theirs = (file.constant(one.input[1]) for one in (node, inverse))
     if ours is None or theirs is None or not (ours.size and theirs.size):
-        return ""  # of which another rule speaks
+        return ""  # another rule reports it
     one, other = (scales.astype(np.float64).flatten() for scales in (ours, theirs))
-    # They may differ by what bfloat16 rounds.
+    # They may differ by rounding to bfloat16.
     if one.size != other.size or not np.allclose(one, other, rtol=2**-8, atol=0, equal_nan=True):
         return "other scales"
     if file.block(node) != file.block(inverse):

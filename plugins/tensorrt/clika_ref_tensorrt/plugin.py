@@ -14,5 +14,5 @@ CLIKA_REF_API = 1
 
 @hookimpl
 def clika_ref_targets() -> Sequence[Target]:
-    """Return TensorRT, and TensorRT-LLM, which takes weights in few bits alone."""
+    """Return TensorRT, and TensorRT-LLM, which uses weight-only quantization."""
     return [TensorRt(), TensorRt("tensorrt-llm", OF_WEIGHTS)]

@@ -1,4 +1,4 @@
-"""The sizes for which an engine is built, as they were seen together or are chosen, and the command that builds it."""
+"""Optimization profiles of engines, from observed or chosen sizes, and the command that builds an engine."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from clika_ref.input_checks import is_met
 from clika_ref.sizes_seen import Sizes
 
 SEPARATORS = frozenset(",:")
-"""What ``trtexec`` puts between inputs and their sizes."""
+"""Separators of ``trtexec`` between inputs and their sizes."""
 
 PARTS = ("minShapes", "optShapes", "maxShapes")
-"""The flags of ``trtexec`` for the three sizes of a profile."""
+"""The ``trtexec`` flags for the three sizes of a profile."""
 
 LEAST, USUAL, LARGEST = range(3)
-"""Their places, in `PARTS` and in what is chosen for a side."""
+"""Indices into `PARTS` and into the chosen sizes of a dim."""
 
 TYPED = "--stronglyTyped"
-"""Types as the file has them: TensorRT 10 must be told so, and 11, which knows nothing else, takes the flag, too.
+"""Use the types of the file: required by TensorRT 10; TensorRT 11 always does and accepts the flag.
 
 Source: NVIDIA's guide to the migration from weak to strong typing.
 """
 
 CUTTING = frozenset({"slice", "slice_scatter", "roll"})
-"""Operators whose numbers are operands of a Slice: an engine must know their range even where no side has them."""
+"""Operators with numbers that become operands of a Slice. The engine needs their range even if no dim uses them."""
 
 Chosen = Mapping[str, tuple[int, int, int]]
-"""Least, usual and largest size by the names of symbols, in place of what was seen."""
+"""Minimum, usual and maximum size by symbol name, overriding observed sizes."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Sizes of all dynamic sides together, by the names of symbols: the least, the usual and the largest."""
+    """Sizes of all dynamic dims by symbol name: minimum, usual and maximum."""
 
     least: Mapping[str, int]
     usual: Mapping[str, int]
     largest: Mapping[str, int]
     left_out: str = ""
-    """What was seen and lies outside, and why; nothing where all of it lies within."""
+    """Observed sizes outside the profile, with the reason; empty if there are none."""
 
 
 def profile_of(graph: Graph, observed: Mapping[Sizes, int], chosen: Chosen) -> Profile:
-    """Return the sizes for which an engine is built.
+    """Return the profile of an engine.
 
-    The usual ones were seen together more often than others. The least are the least of each side, and the largest the
-    largest; where a guard forbids these together, those of the smallest and the largest call that may be.
+    The usual sizes are the most frequent combination. The minimum is that of each dim, and the maximum likewise. If a
+    guard forbids such a combination, the smallest or largest allowed call is used.
 
     Args:
-        graph: that is in the file.
-        observed: how often the model was traced or calibrated with which sizes.
-        chosen: in place of what was observed.
+        graph: the graph of the file.
+        observed: number of traced or calibrated calls by sizes.
+        chosen: sizes that override the observed ones.
 
     Raises:
-        TargetError: a range is chosen for no symbol of the graph, lies outside what was traced, or contradicts a guard.
+        TargetError: a chosen range is for an unknown symbol, outside the traced range, or contradicts a guard.
     """
     symbols = _symbols(graph)
     _refuse_unknown(graph, symbols, chosen)
@@ -77,10 +77,10 @@ def profile_of(graph: Graph, observed: Mapping[Sizes, int], chosen: Chosen) -> P
 
 
 def command(graph: Graph, file: Path, profile: Profile) -> str:
-    """Return the command line of ``trtexec`` for the file of a graph.
+    """Return the ``trtexec`` command line for the file of a graph.
 
     Raises:
-        TargetError: the name of an input cannot be written.
+        TargetError: the name of an input contains a separator.
     """
     profiled = _profiled(graph)
     odd = [name for name in profiled if SEPARATORS & {*name}]
@@ -97,27 +97,26 @@ def command(graph: Graph, file: Path, profile: Profile) -> str:
 
 
 def script_of(line: str, profile: Profile) -> str:
-    """Return a script that runs a command line beside the file that it is for, and says what its engine leaves out."""
+    """Return a script that runs a command line in its own folder, with a comment on sizes that the engine omits."""
     note = f"# {' '.join(profile.left_out.split())}\n" if profile.left_out else ""
     return f'#!/bin/sh\n{note}cd "$(dirname "$0")" || exit\n{line}\n'
 
 
 def beside(file: Path, suffix: str) -> Path:
-    """Return the path of what belongs to an ONNX file, of another one for each file."""
+    """Return the path of a file that belongs to an ONNX file, unique for each."""
     return file.with_name(f"{file.name}{suffix}")
 
 
 def _symbols(graph: Graph) -> dict[str, Symbol]:
-    """Return the symbols that are read from inputs: others follow from data, and no profile speaks of them."""
+    """Return the symbols defined by inputs; others depend on data and are not part of a profile."""
     inputs = {value.name for value in graph.inputs}
     return {name: symbol for name, symbol in graph.symbols.items() if symbol.side.name in inputs}
 
 
 def _profiled(graph: Graph) -> dict[str, tuple[Dim, ...]]:
-    """Return the sides of inputs that have dynamic ones.
+    """Return the shapes of inputs with dynamic dims.
 
-    Of an input whose element is a length of something, or says where something begins or ends, ``trtexec`` takes the
-    value where others have sides.
+    For an input with an element that is a length or a slice bound, ``trtexec`` takes its value in place of a shape.
     """
     lengths = {name for node in graph.nodes for name in _lengths(node, graph)}
     numbers = [s for s in _symbols(graph).values() if s.side.dim is None and s.name in lengths]
@@ -126,7 +125,7 @@ def _profiled(graph: Graph) -> dict[str, tuple[Dim, ...]]:
 
 
 def _lengths(node: Node, graph: Graph) -> set[str]:
-    """Return the symbols that the sides of what a node makes have, or follow from."""
+    """Return the symbols that the output shapes of a node contain or depend on."""
     made = {name for value in node.outputs for name in _names(value.type.shape)}
     outputs = {value.name for value in node.outputs}
     makes_own = any(graph.symbols[name].side.name in outputs for name in made & graph.symbols.keys())
@@ -134,14 +133,14 @@ def _lengths(node: Node, graph: Graph) -> set[str]:
 
 
 def _names(item: Any) -> set[str]:
-    """Return the names of symbols in a side or a number, or in several."""
+    """Return the names of symbols in a dim or number, or in a tuple of them."""
     if isinstance(item, tuple):
         return {name for part in item for name in _names(part)}
     return {str(symbol) for symbol in item.free_symbols} if is_symbolic(item) else set()
 
 
 def _refuse_unknown(graph: Graph, symbols: Mapping[str, Symbol], chosen: Chosen) -> None:
-    """Refuse names of sides that the inputs of the graph do not have."""
+    """Reject chosen sizes for symbols that the inputs of the graph lack."""
     for name in chosen:
         if name not in symbols:
             known = ", ".join(map(repr, symbols)) or "none"
@@ -160,7 +159,7 @@ def _refuse_untraced(symbol: Symbol, sizes: tuple[int, int, int]) -> None:
 
 
 def _calls(symbols: Mapping[str, Symbol], observed: Mapping[Sizes, int], chosen: Chosen) -> Counter[Sizes]:
-    """Return how often which sizes were seen together, of sides that are not chosen; legal ones where none were."""
+    """Return the number of calls by their sizes, without chosen dims; one call of legal sizes if none were observed."""
     legal = {s.name: s.example or max(s.low or 1, 1) for s in symbols.values()}
     found = Counter[Sizes]()
     for sizes, count in (observed or {(): 1}).items():
@@ -170,7 +169,7 @@ def _calls(symbols: Mapping[str, Symbol], observed: Mapping[Sizes, int], chosen:
 
 
 def _most_frequent(calls: Counter[Sizes]) -> Sizes:
-    """Return the sizes that were seen together most often: of several, those that are frequent by themselves, too."""
+    """Return the most frequent combination of sizes; ties are broken by the frequency of each size."""
     alone = Counter[tuple[str, int]]()
     for call, count in calls.items():
         alone.update(dict.fromkeys(call, count))
@@ -183,20 +182,20 @@ def _together(call: Sizes, chosen: Chosen, part: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Limits:
-    """What the sizes of a profile must keep: the guards of a graph, and that the sides of its inputs rise with them."""
+    """Constraints on the sizes of a profile: the guards of a graph, and input dims that grow with the sizes."""
 
     guards: Sequence[Guard]
     profiled: Mapping[str, Sequence[Dim]]
 
     def fault(self, sizes: Mapping[str, int], usual: Mapping[str, int], part: int) -> str:
-        """Say why sizes cannot be a part of a profile; nothing where they can."""
+        """Return why sizes cannot be part of a profile; empty if they can."""
         for guard in self.guards:
             is_known = all(str(symbol) in sizes for symbol in guard.relation.free_symbols)
             if is_known and not is_met(guard, sizes):
                 return f"{dict(sizes)} contradict {guard}, for which the model was traced"
         for name, side in ((name, side) for name, sides in self.profiled.items() for side in sides):
             length, wanted = (_length(side, of) for of in (sizes, usual))
-            is_impossible = length < 0 and not getattr(side, "is_Symbol", False)  # a number counts from the end, too
+            is_impossible = length < 0 and not getattr(side, "is_Symbol", False)  # numbers may be negative
             if is_impossible or (part == LEAST and length > wanted) or (part == LARGEST and length < wanted):
                 return f"with {dict(sizes)} a side {side} of {name!r} is {length}, and usually {wanted}"
         return ""
@@ -205,12 +204,12 @@ class _Limits:
 def _end(
     limits: _Limits, calls: Counter[Sizes], usual: Mapping[str, int], chosen: Chosen, part: int
 ) -> tuple[Mapping[str, int], str]:
-    """Return the least or the largest sizes, and why they are not those of each side.
+    """Return the minimum or maximum sizes, and why they are not the extreme of each dim.
 
-    Of all sides where these may be together, of one call otherwise.
+    Uses the extreme of each dim if this combination is allowed, otherwise the extreme call.
 
     Raises:
-        TargetError: none of them go with what is chosen.
+        TargetError: no call is compatible with the chosen sizes.
     """
     by_size = sorted(calls, key=lambda call: (math.prod(size for _, size in call), call), reverse=part == LARGEST)
     first = ""
@@ -224,7 +223,7 @@ def _end(
 
 
 def _corner(calls: Sequence[Sizes], part: int) -> Sizes:
-    """Return the least or the largest size of each side, whichever were seen together."""
+    """Return the minimum or maximum size of each dim, regardless of their combination."""
     return tuple(min(sides) if part == LEAST else max(sides) for sides in zip(*calls, strict=True))
 
 
@@ -232,7 +231,7 @@ def _length(side: Dim, sizes: Mapping[str, int]) -> int:
     try:
         return int(evaluate(side, sizes))
     except ArithmeticError:
-        return -1  # as no side is that long
+        return -1  # no dim has this size
 
 
 def _refused(fault: str) -> TargetError:
@@ -240,7 +239,7 @@ def _refused(fault: str) -> TargetError:
 
 
 def _left_out(calls: Counter[Sizes], least: Mapping[str, int], largest: Mapping[str, int], fault: str) -> str:
-    """Say what of that which was seen lies outside of a profile, and why."""
+    """Return the observed sizes outside a profile, with the reason, as text."""
     if not fault:
         return ""
     missed = sum(n for call, n in calls.items() if any(not least[s] <= size <= largest[s] for s, size in call))

@@ -1,4 +1,4 @@
-"""Which calls TensorRT cannot run, as the rules say of the ONNX nodes that they are written as."""
+"""Calls that TensorRT cannot run, from its rules on the ONNX nodes of their lowering."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from clika_ref_tensorrt.rules import fault_of_nodes
 
 @once_per_call
 def unbuildable(node: Node) -> str | None:
-    """Say why TensorRT builds no engine of a call, or return None."""
+    """Return why TensorRT cannot build an engine of a call, or None."""
     model = None
-    with contextlib.suppress(ClikaError):  # a lowering that fails says more itself
+    with contextlib.suppress(ClikaError):  # the error of a failing lowering is more specific
         model = emit_alone(node)
     return None if model is None else fault_of_nodes(ir.to_proto(model))

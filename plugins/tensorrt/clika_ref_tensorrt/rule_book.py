@@ -1,4 +1,4 @@
-"""How a rule of TensorRT's is declared, and the words that all of them share."""
+"""Declaration of TensorRT rules, and constants that they share."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import onnx
 from clika_ref_tensorrt.onnx_file import OnnxFile
 
 Found = Iterator[tuple[onnx.NodeProto | None, str]]
-"""What breaks a rule: the node, None where it is the file, and what is wrong."""
+"""Violations of a rule: the node, or None for the file, and the message."""
 
 Check = Callable[[OnnxFile], Found]
 
 RULES: dict[str, Check] = {}
-"""Every rule of a graph by its name."""
+"""Rules on each graph, by name."""
 
 RULES_OF_FILES: dict[str, Check] = {}
-"""Every rule of a file as a whole, which takes nothing for granted."""
+"""Rules on a whole file, by name. They make no assumptions."""
 
 PRODUCTS = ("MatMul", "Gemm")
 
@@ -27,13 +27,13 @@ WEIGHTED = frozenset({*CONVOLUTIONS, *PRODUCTS, "Einsum"})
 """Operators that multiply with weights."""
 
 LAYERS = WEIGHTED | {"Attention"}
-"""Operators that run in integers where all that they multiply is."""
+"""Operators that run in INT8 if all factors are quantized."""
 
 FUSED_BEHIND = frozenset({"BatchNormalization", "Relu", "Clip"})
-"""What is computed along with a layer before it."""
+"""Operators that are fused into a preceding layer."""
 
 SCALING = ("Add", "Mul", "Sub", "Div")
-"""What is computed along with a layer before it where one operand is constant, as a bias and a norm are."""
+"""Operators that are fused into a preceding layer if one operand is constant, such as biases and norms."""
 
 POINTWISE = frozenset(
     {
@@ -42,19 +42,19 @@ POINTWISE = frozenset(
         "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu",
     }
 )  # fmt: skip
-"""Of what activations consist, element by element."""
+"""Elementwise operators that make up activations."""
 
 TYPES = onnx.TensorProto
 
 FEW_BITS = (TYPES.INT4, TYPES.FLOAT4E2M1)
-"""Types of weights whose layers compute in float."""
+"""Weight types of layers that compute in float."""
 
 COMPUTED = frozenset({TYPES.INT8, TYPES.FLOAT8E4M3FN, *FEW_BITS})
-"""Types of what stands for floats."""
+"""Quantized types."""
 
 
 def multiplied(node: onnx.NodeProto) -> Sequence[str]:
-    """Return what a layer multiplies: of a weighted one its input and weight, of attention query, key and value."""
+    """Return the factors of a layer: input and weight, or query, key and value of attention."""
     match node.op_type:
         case "Einsum":
             return node.input
@@ -65,12 +65,12 @@ def multiplied(node: onnx.NodeProto) -> Sequence[str]:
 
 
 def type_name(kind: int) -> str:
-    """Return how ONNX calls a type; its number, where this version of ONNX knows no such type."""
+    """Return the ONNX name of a type, or its number if this version of ONNX does not know it."""
     return TYPES.DataType.Name(kind) if kind in TYPES.DataType.values() else f"type {kind}"
 
 
 def rule(name: str, *, of_file: bool = False) -> Callable[[Check], Check]:
-    """Declare a rule: of each graph, or of the file as a whole."""
+    """Declare a rule on each graph, or on the file as a whole."""
 
     def declare(check: Check) -> Check:
         (RULES_OF_FILES if of_file else RULES)[name] = check

@@ -1,6 +1,6 @@
-"""What TensorRT asks of an ONNX file with integers in it, rule by rule; each names the node and what to do.
+"""TensorRT's requirements on quantized ONNX files, as rules. Each violation names the node and the remedy.
 
-Of TensorRT 11, whose networks are strongly typed, with the operators that its parser imports as of 10.15.
+For TensorRT 11, with strongly typed networks, and the operators that its parser imports as of 10.15.
 
 Sources: NVIDIA's guides to explicit quantization and quantization schemes (TensorRT 11), its ONNX operator support and
 the headers of its builder; the placement that ModelOpt and the tensorflow-quantization toolkit emit.
@@ -21,36 +21,36 @@ from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, told_apart
 from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES, Check
 
 DECLARING = (file_rules, number_rules, placement_rules, scale_rules, unweighted_rules, value_rules)
-"""The modules whose import declares the rules."""
+"""Modules that declare rules on import."""
 
 OF_NODES = ("known-operators", "data-type", "top-k")
-"""The rules that a node breaks, or keeps, whatever stands around it."""
+"""Rules on single nodes, independent of their context."""
 
 
 def violations(
     model: onnx.ModelProto, *, folder: Path | None = None, has_weights_alone: bool = False
 ) -> list[Violation]:
-    """Return every place where a file breaks a rule, rule by rule.
+    """Return all violations in a file, ordered by rule.
 
     Args:
-        model: what is in the file; its weights need not be read.
-        folder: where what it refers to lies.
-        has_weights_alone: whether weights of 8 bits may be multiplied with floats, as TensorRT-LLM does.
+        model: the model; its weights need not be loaded.
+        folder: folder of external data.
+        has_weights_alone: whether 8-bit weights may be multiplied with floats, as in TensorRT-LLM.
 
     Raises:
-        TargetError: scales, zero points or sizes lie in another file, which cannot be read.
+        TargetError: scales, zero points or sizes are in another file, which cannot be read.
     """
     file = OnnxFile(told_apart(inlined(model)), folder=folder, has_weights_alone=has_weights_alone)
     found = [*_broken(RULES_OF_FILES, [file])]
     if any(one.rule == file_rules.FORM for one in found):
-        return found  # as the other rules take the form of nodes for granted
+        return found  # the other rules assume well-formed nodes
     return [*found, *_broken(RULES, [file, *file.within])]
 
 
 def fault_of_nodes(model: onnx.ModelProto) -> str | None:
-    """Say why TensorRT builds no engine of ONNX nodes, whatever is going to stand around them; None where it may.
+    """Return why TensorRT cannot build an engine of ONNX nodes in any context, or None if it may.
 
-    Of operators that are not ONNX's, there may be a plugin where the engine is built.
+    Operators outside of ONNX are accepted, since the building machine may have a plugin for them.
     """
     file = OnnxFile(told_apart(inlined(model)))
     checks = [check for name, check in (RULES_OF_FILES | RULES).items() if name in OF_NODES]
@@ -66,5 +66,5 @@ def _broken(rules: Mapping[str, Check], graphs: Sequence[OnnxFile]) -> Iterator[
 
 
 def _name(node: onnx.NodeProto | None) -> str:
-    """Return what a node is called, or what it makes."""
+    """Return the name of a node, or else of its output."""
     return "" if node is None else node.name or next(iter(node.output), node.op_type)

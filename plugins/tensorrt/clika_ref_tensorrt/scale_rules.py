@@ -1,4 +1,4 @@
-"""Rules of TensorRT about scales and zero points, and about where weights have theirs."""
+"""TensorRT rules on scales and zero points, and on the scale axis of weights."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def _(file: OnnxFile) -> Found:
             if not _is_dynamic(file, node):
                 yield node, "its scale is computed; it must be a constant, which depends on no input and no shape"
         elif file.types.get(node.input[1]) == TYPES.UINT8:
-            continue  # which are exponents of MXFP8's, or of a type of which another rule speaks
+            continue  # exponents of MXFP8, or of a type that another rule reports
         elif not np.all(np.isfinite(scale.astype(np.float64)) & (scale.astype(np.float64) > 0)):
             yield node, "a scale is not above 0, or not finite"
 
 
 def _is_dynamic(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a node has its scales of blocks from what made its integers, as they are or held in few bits."""
+    """Whether the input and its block scales, possibly quantized themselves, come from one dynamic quantizer."""
     made = [file.source(name, KEEPING) for name in node.input[:2]]
     if made[1] is not None and made[1].op_type == DEQUANTIZE:
         made[1] = file.source(made[1].input[0], KEEPING)
@@ -59,7 +59,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _misshapen(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Sequence[int | None] | None) -> str:
-    """Say why scales of a shape do not fit what they are for; nothing where they do."""
+    """Return why the shape of the scales does not fit the data; empty if it does."""
     block = file.block(node)
     if not block and len(scale) > 1:
         return f"its scales have the shape {scale}; give them one side, as long as that of the channels, or none"
@@ -106,7 +106,7 @@ def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Fo
 
 
 def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int, axis: int | None) -> int | None:
-    """Return where a weight has its output channels; of several such sides the one along which its scales lie."""
+    """Return the output channel axis of a weight; of several, the one with the scales."""
     match node.op_type:
         case "Conv":
             return 0

@@ -1,7 +1,7 @@
-"""What TensorRT computes in integers, and in which, as data.
+"""INT8 and INT4 support of TensorRT, as data.
 
-Sources: NVIDIA's guides to explicit quantization and quantization schemes (TensorRT 11). No TensorRT was run: what is
-here follows its documents, and `clika_ref_tensorrt.rules` checks files by the same.
+Sources: NVIDIA's guides to explicit quantization and quantization schemes (TensorRT 11). No TensorRT was run: the
+scheme follows its documentation, and `clika_ref_tensorrt.rules` checks files by the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPLICIT = QuantizationScheme(
     is_all_or_none=True,
     weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
 )
-"""Integers only where a layer reads them; of a residual, only what is added to the result of a convolution."""
+"""Quantize only the inputs of layers; for a residual, only the operand that is added to a convolution's result."""
 
 OF_WEIGHTS = replace(EXPLICIT, weights_only=WeightsOnly(layers=PRODUCTS, is_default=True))
-"""TensorRT-LLM also multiplies with weights of 8 bits, and by default has nothing else in integers."""
+"""TensorRT-LLM also supports 8-bit weight-only quantization, and quantizes only weights by default."""

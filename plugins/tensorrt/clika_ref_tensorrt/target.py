@@ -1,6 +1,6 @@
-"""TensorRT as a target: ONNX files that obey its rules, with the command that builds an engine beside them.
+"""TensorRT as a target: ONNX files that obey its rules, with a script next to them that builds an engine.
 
-TensorRT itself needs an NVIDIA GPU. What a file computes is checked by ONNX Runtime, which runs it as it is written.
+TensorRT itself needs an NVIDIA GPU. ONNX Runtime checks the results of a file, without graph optimizations.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from clika_ref_tensorrt.scheme import EXPLICIT
 
 @dataclass(frozen=True)
 class TensorRt:
-    """TensorRT, or TensorRT-LLM, by the rules of explicit quantization."""
+    """TensorRT or TensorRT-LLM with explicit quantization."""
 
     suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
     name: str = "tensorrt"
     scheme: QuantizationScheme = EXPLICIT
     shapes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
-    """Least, usual and largest size of dynamic sides, in place of those that the model was traced with."""
+    """Minimum, usual and maximum size of dynamic dims, overriding those of tracing."""
     emulated_by: str = "ONNX Runtime"
 
     def configured(self, settings: BaseDeploymentSettings) -> TensorRt:
@@ -46,25 +46,25 @@ class TensorRt:
         return replace(self, shapes=getattr(settings, "shapes", {}))
 
     def missing(self) -> str | None:
-        """Say whether what stands in for the runtime is installed; files are written without it."""
+        """Return why the stand-in for the runtime is unavailable, or None. Files can be written without it."""
         problem = OnnxRuntime().missing()
         return None if problem is None else f"{self.name} is emulated by {self.emulated_by} here, and {problem}"
 
     def refusal(self, node: Node) -> str | None:
-        """Refuse what cannot be written as ONNX, and what TensorRT neither imports nor computes in its types."""
+        """Return why a node is unsupported: it has no ONNX form, or TensorRT lacks the operator or its types."""
         return onnx_refusal(node) or unbuildable(node)
 
     def passes(self) -> Sequence[Pass]:
-        """Add nothing: the standard passes leave what TensorRT fuses."""
+        """Return no passes: the standard ones suffice for TensorRT's fusions."""
         return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
-        """Write a graph as an ONNX file, and beside it a script with the command that builds an engine.
+        """Write a graph as an ONNX file, with a script next to it that builds an engine.
 
-        Only an export says which sizes were ``observed``, and under which names: the chosen shapes are for that.
+        Only an export passes ``observed`` sizes with their names, and only then are the chosen shapes used.
 
         Raises:
-            TargetError: the sizes that are chosen, or seen, do not fit the graph.
+            TargetError: the chosen or observed sizes do not fit the graph.
         """
         observed = options.get("observed")
         profile = profile_of(graph, observed or {}, self.shapes if observed is not None else {})
@@ -72,7 +72,7 @@ class TensorRt:
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         script = beside(path, ".trtexec.sh")
         script.write_text(script_of(line, profile), encoding="utf-8")
-        script.chmod(script.stat().st_mode | 0o111)  # for whoever may read it
+        script.chmod(script.stat().st_mode | 0o111)  # executable for all who may read it
         told = {"warnings": (profile.left_out,)} if profile.left_out else {}
         return replace(artifact, facts={**artifact.facts, "trtexec": line, **told})
 
@@ -94,11 +94,11 @@ class TensorRt:
             return OnnxRuntimeRunner(replace(artifact, path=path), optimize=False)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
-        """Return what each node is going to run in, as the rules say of the file."""
+        """Return the predicted precision of each node, from the rules on the file."""
         return precisions(artifact.path, has_weights_alone=self._has_weights_alone)
 
     def check(self, path: Path) -> Sequence[Violation]:
-        """Return the rules that an ONNX file breaks, of ours or of anybody's.
+        """Return the rules that an ONNX file from any exporter violates.
 
         Raises:
             TargetError: it is no ONNX file, or scales, zero points or sizes in another file cannot be read.
@@ -108,13 +108,13 @@ class TensorRt:
 
     @property
     def _has_weights_alone(self) -> bool:
-        """Whether weights of 8 bits may be multiplied with floats."""
+        """Whether 8-bit weights may be multiplied with floats."""
         few = self.scheme.weights_only
         return few is not None and 8 in few.bits
 
 
 def _read(path: Path, *, external: bool) -> onnx.ModelProto:
-    """Read a file, with what lies beside it or without."""
+    """Load a file with or without external data."""
     try:
         return onnx.load(str(path), load_external_data=external)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Rules of TensorRT about pairs around what has no weights: it runs in integers only between integers."""
+"""TensorRT rules on pairs around operators without weights, which run in INT8 only between quantized values."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ IN_FLOAT = frozenset(
         "InstanceNormalization", "LpNormalization", "MeanVarianceNormalization",
     }
 )  # fmt: skip
-"""Operators that compute in float whatever stands around them."""
+"""Operators that always compute in float."""
 
 
 TOLD = 8
-"""How many scales a message names."""
+"""Maximum number of scales in a message."""
 
 
 @dataclass
 class Joined:
-    """What is joined, step by step."""
+    """The accumulated operands of chained Concat nodes."""
 
     scales: set[float] = field(default_factory=set[float])
-    """The least of the scales, as many as are told."""
+    """The smallest scales, as many as are reported."""
     is_rounded: bool = False
-    """Whether any of it is computed and quantized."""
+    """Whether any of them is computed and quantized."""
     floats: list[str] = field(default_factory=list[str])
-    """Which of the operands are floats, or joined of such."""
+    """Operands that are float, or a Concat of such."""
     is_served: bool = True
-    """Whether layers read all of it that is quantized."""
+    """Whether layers read all quantized operands."""
 
     def add(self, name: str, other: Joined) -> None:
-        """Join what another one joins, under a name."""
+        """Add the operands of another Concat, or a single one, under a name."""
         self.scales = {*sorted(self.scales | other.scales)[:TOLD]}
         self.is_rounded |= other.is_rounded
         self.floats += [name] if other.floats else []
@@ -50,7 +50,7 @@ class Joined:
 
 
 def _joined(file: OnnxFile) -> MutableMapping[str, Joined]:
-    """Return what nodes join, by what they make of it; what was joined before is looked at once."""
+    """Return the operands of each Concat by its output; a nested Concat is processed once."""
     found = file.on_top({}, _joined)
     for node in file.of_kind(JOINING):
         whole = Joined()
@@ -62,7 +62,7 @@ def _joined(file: OnnxFile) -> MutableMapping[str, Joined]:
 
 
 def _operand(file: OnnxFile, name: str) -> Joined:
-    """Return what is known of a value that is joined."""
+    """Return the facts about one operand of a Concat."""
     made = file.dequantizer(name)
     if made is None:
         return Joined(floats=[name])
@@ -95,16 +95,16 @@ def _(file: OnnxFile) -> Found:
         pairs = [m for name in data if (m := file.dequantizer(name)) is not None and not file.is_weight(m)]
         floats = [name for name in data if file.dequantizer(name) is None]
         if all(serves_layers(file, made) for made in pairs):
-            continue  # which is what they are for
+            continue  # their purpose
         if node.op_type == "Add" and any(layer_of(file, file.source(name)) for name in floats):
-            continue  # which adds what is quantized itself
+            continue  # the layer itself adds the quantized operand
         yield from _lacking(node, data, floats, rounded)
 
 
 def _lacking(
     node: onnx.NodeProto, data: Sequence[str], floats: Sequence[str], rounded: MutableMapping[str, bool]
 ) -> Found:
-    """Say what keeps a node from integers: operands in float, or its result."""
+    """Yield the reason why a node does not run in INT8: float operands, or a float result."""
     if floats:
         lacking = f"only {len(data) - len(floats)} of its {len(data)} operands are quantized"
         yield node, f"{lacking}: it runs in float; quantize all, or none"
@@ -113,23 +113,23 @@ def _lacking(
 
 
 def _whole(file: OnnxFile) -> Iterator[onnx.NodeProto]:
-    """Yield what joins, but for what is only joined to more: of that, what joins it speaks."""
+    """Yield the outermost Concat nodes; nested ones are reported as part of these."""
     yield from (node for node in file.of_kind(JOINING) if not _is_joined(file, node))
 
 
 def _operands(node: onnx.NodeProto) -> Sequence[str]:
-    """Return the tensors that a node computes with."""
+    """Return the tensor operands of a node."""
     return node.input[:1] if node.op_type in OF_ONE else node.input
 
 
 def _is_joined(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether what a node joins is only joined to more."""
+    """Whether a Concat is only read by another Concat."""
     readers = [*file.sinks(node.output[0])]
     return bool(readers) and all(reader.op_type == JOINING for reader in readers)
 
 
 def _rounded(file: OnnxFile) -> MutableMapping[str, bool]:
-    """Return the values that become integers: themselves, what is moved from them, or what is computed of such."""
+    """Return the values that are quantized: directly, after moves, or after operators on such values."""
     found = file.on_top({}, _rounded)
     waiting = [name for n in file.everywhere if n.op_type == QUANTIZE for name in n.input[:1]]
     while waiting:
@@ -159,7 +159,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _gains(file: OnnxFile, reader: onnx.NodeProto, rounded: MutableMapping[str, bool]) -> bool:
-    """Whether a node runs in integers between such, or another rule says what it lacks for that."""
+    """Whether a node runs in INT8 between quantized values, or another rule reports the obstacle."""
     if reader.op_type in (*LAYERS, *OF_ONE, *OF_SEVERAL, JOINING, QUANTIZE):
         return True
     computed = [name for name in reader.input if name and name not in file.constants]

@@ -1,4 +1,4 @@
-"""Rules of TensorRT about the types of values that nodes read and make.
+"""TensorRT rules on the types of inputs and outputs of nodes.
 
 Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15: the types of its values, and of each operator.
 """
@@ -21,13 +21,13 @@ ABSENT: Mapping[int, str] = {
     TYPES.STRING: "let numbers stand for it",
     TYPES.COMPLEX64: "split real and imaginary parts", TYPES.COMPLEX128: "split real and imaginary parts",
 }  # fmt: skip
-"""Types of which it has no values, and what to do instead."""
+"""Unsupported value types, with the remedy."""
 
 CONVERTING = NOTHING | {"Cast", "CastLike", "Shape", "Size"}
-"""Operators that may read bytes of an input, or make those of an output."""
+"""Operators that may read UINT8 graph inputs, or produce UINT8 graph outputs."""
 
 TOLD_ELSEWHERE = NOT_IMPORTED | OF_INTEGERS | {QUANTIZE, DEQUANTIZE}
-"""Operators of which other rules speak."""
+"""Operators that other rules report."""
 
 CALCULATING = frozenset(
     {
@@ -36,7 +36,7 @@ CALCULATING = frozenset(
         "ReduceMin", "ReduceProd", "ReduceSum", "Relu", "Sign", "Sub", "Sum", "TopK",
     }
 )  # fmt: skip
-"""Operators that calculate with integers of 32 and 64 bits, and with no narrower ones."""
+"""Operators on 32-bit and 64-bit integers, but no narrower ones."""
 
 
 @rule("data-type")
@@ -55,7 +55,7 @@ def _(file: OnnxFile) -> Found:
 
 
 def _computes_in_float64(file: OnnxFile, node: onnx.NodeProto) -> bool:
-    """Whether a node reads or returns floats of 64 bits but sizes."""
+    """Whether a node reads or returns float64 other than sizes."""
     sizes = file.once(_of_sizes)
     names = [name for name in node.input if name not in file.constants and name not in sizes]
     names += [name for name in node.output if name in file.outputs and file.around is None]
@@ -63,7 +63,7 @@ def _computes_in_float64(file: OnnxFile, node: onnx.NodeProto) -> bool:
 
 
 def _of_sizes(file: OnnxFile) -> MutableMapping[str, bool]:
-    """Return what is computed from sizes and constants alone: TensorRT takes 32 bits for 64 there."""
+    """Return the values computed only from sizes and constants, where TensorRT accepts 64 bits as 32."""
     found = file.on_top({}, _of_sizes)
     for node in file.nodes:
         given = [name for name in node.input if name]
@@ -74,7 +74,7 @@ def _of_sizes(file: OnnxFile) -> MutableMapping[str, bool]:
 
 
 def _untaken(file: OnnxFile, node: onnx.NodeProto) -> str:
-    """Say of which type a node reads or makes a value that TensorRT has not, or not there; nothing where it has all."""
+    """Return the unsupported type that a node reads or produces, with the remedy; empty if all are supported."""
     if node.op_type in TOLD_ELSEWHERE or node.domain not in ONNX_DOMAINS:
         return ""
     read, made = (
@@ -99,12 +99,12 @@ def _untaken(file: OnnxFile, node: onnx.NodeProto) -> str:
 
 
 def _is_quantized(file: OnnxFile, name: str) -> bool:
-    """Whether a quantizer or its inverse made a value: of who reads that, and of its type, other rules speak."""
+    """Whether a quantizer or dequantizer produced a value; its readers and type are covered by other rules."""
     source = file.source(name)
     return source is not None and source.op_type in (QUANTIZE, DEQUANTIZE, *DYNAMIC)
 
 
 def _returned(file: OnnxFile) -> set[str]:
-    """Return what a file returns as it is; nothing of what its branches do."""
+    """Return the values that the file returns unchanged; empty for branches."""
     outputs = file.outputs if file.around is None else ()
     return {name for output in outputs for name in file.way_back(output, NOTHING)}

@@ -1,1 +1,1 @@
-"""Calls of one operator: what its samples describe, drawn by two of the drivers, and the tensors that they get."""
+"""Calls of a single operator, drawn by two of the drivers from its samples, and their input tensors."""

@@ -1,4 +1,4 @@
-"""The first driver: few calls in which any two decisions of a sampler meet in every combination of their options."""
+"""First driver: a few calls that cover all pairwise combinations of a sampler's options."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count,
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, sampled
 
 MOST_OPTIONS = 8
-"""Options of one choice that are told apart; of a longer list the first and some others are taken."""
+"""Maximum number of options of one choice; a longer list is thinned out, keeping its ends."""
 
 EQUAL = (1, 1, 1)
-"""Weights of three options that are wanted equally often; where a tensor has no or short sides, little else shows."""
+"""Weights of three equally frequent options; ranks have other weights, as low ranks show few faults."""
 
 SQUARE = 1 / 4
-"""Of tensors whose last two sides are the same: some faults, such as a transposed mask, fit nothing else."""
+"""Share of tensors with two equal last dims; some faults, such as a transposed mask, need this."""
 
 EMPTY_ROWS = 10
-"""Calls drawn with a side of length 0: the plainest may have rank 0, or lie on a path without a free shape."""
+"""Number of calls drawn with a dim of size 0; the simplest may have rank 0 or no free shape."""
 
 ZERO_ROWS = 3
-"""Calls drawn with each number of the samples as 0: most of these numbers are on every path, or no lengths at all."""
+"""Number of calls drawn with each number as 0; most numbers occur on every path, or are not lengths."""
 
 IDLE_ROWS = 4
-"""Rows without a new pair after which the cover is taken as whole: paths of a sampler are found by walking them."""
+"""Consecutive rows without a new pair that end the cover; a sampler's paths are only found by running it."""
 
 
 @dataclass
 class Cover:
-    """Which options of which decisions have met. A decision is known by its place in the sampler's code."""
+    """Combinations of options that have occurred; a decision is identified by its position in the sampler's code."""
 
     random: random.Random
     pairs: set[tuple[Any, Any]] = field(default_factory=set[tuple[Any, Any]])
@@ -47,10 +47,10 @@ class Cover:
     used: Counter[Any] = field(default_factory=Counter[Any])
 
     def best(self, row: Sequence[Any], key: Any, weights: Sequence[int]) -> int:
-        """Return an option that was never used, or the one that meets the most options of a row for the first time.
+        """Return an unused option, or the option with the most new pairs in a row.
 
-        What an option of weight 2 meets counts twice. Of equals it is the one that meets the most pairs of options for
-        the first time, and then the one used least for its weight.
+        The new pairs of an option of weight 2 count twice. Ties go to the option with the most new triples, and then to
+        the least used one relative to its weight.
         """
 
         def rank(i: int) -> tuple[Any, ...]:
@@ -62,7 +62,7 @@ class Cover:
         return min(range(len(weights)), key=rank)
 
     def add(self, row: Sequence[Any]) -> bool:
-        """Note a row; return whether anything in it is new."""
+        """Record a row and return whether it has anything new."""
         before = len(self.pairs), len(self.used)
         self.pairs.update(itertools.combinations(row, 2))
         self.triples.update(itertools.combinations(row, 3))
@@ -71,17 +71,17 @@ class Cover:
 
 
 class CoveringDraw:
-    """What a sampler is given for one row: decides each description by what the cover still lacks."""
+    """The ``draw`` argument of a sampler for one row, which favours options missing from the cover."""
 
     def __init__(self, cover: Cover, axis: DtypeAxis, *, empty: int | None = None, zero: int | None = None) -> None:
         self.cover = cover
         self.axis = axis
         self.empty = empty
-        """The side that becomes 0 long in the first tensor whose shape is free, counted from its last."""
+        """Index, from the last dim, of the dim set to 0 in the first tensor of free shape."""
         self.zero = zero
-        """Which of the positive numbers that the samples ask for becomes 0: sides of given shapes are made of them."""
+        """Index of the positive number set to 0; given shapes are computed from such numbers."""
         self.numbers = 0
-        """How many of them there were."""
+        """Number of positive numbers drawn so far."""
         self.row: list[Any] = []
         self.seen: Counter[Any] = Counter()
 
@@ -131,10 +131,10 @@ class CoveringDraw:
         return d.decided(dtype, shape)
 
     def _within(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL) -> int:
-        """Decide an integer of ``[low, high]``: one from the middle, the lowest, or the highest, of these weights.
+        """Decide an integer of ``[low, high]``: a middle one, the lowest or the highest, with these weights.
 
         Raises:
-            ValueError: there is none, which a side of length 0 may bring about.
+            ValueError: the range is empty, which a dim of size 0 may cause.
         """
         if low > high:
             msg = f"no integer lies in [{low}, {high}]"
@@ -152,7 +152,7 @@ class CoveringDraw:
 
 
 def _is_positive(description: Any) -> bool:
-    """Whether a description is of a number from 1 up."""
+    """Return whether a description only allows positive integers."""
     match description:
         case Integers(low, _):
             return low > 0
@@ -163,7 +163,7 @@ def _is_positive(description: Any) -> bool:
 
 
 def _few(options: Sequence[Any]) -> list[tuple[Any, int]]:
-    """Return the options that differ, at most `MOST_OPTIONS` of them, with how often each is listed."""
+    """Return the distinct options, at most `MOST_OPTIONS`, and the number of times that each is listed."""
     kinds = [(type(o), repr(o)) for o in options]
     counts = Counter(kinds)
     different = list({kind: (o, counts[kind]) for kind, o in zip(kinds, options, strict=True)}.values())
@@ -173,10 +173,10 @@ def _few(options: Sequence[Any]) -> list[tuple[Any, int]]:
 
 
 def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16) -> list[DrawnCall]:
-    """Return calls that show ``dtype``, the plainest first, at most ``limit``.
+    """Return at most ``limit`` calls that use ``dtype``, the simplest first.
 
     Raises:
-        UnjudgedError: no call was drawn whose dtypes are judged.
+        UnjudgedError: all calls drawn have dtypes that are not judged.
         SampleError: the sampler raises.
     """
     cover, rows, idle = _cover(op, dtype, seed), list[DrawnCall](), 0
@@ -202,12 +202,12 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
 def empty_calls(
     op: Operator, dtype: torch.dtype, seed: int, results: Callable[[Call], Sequence[torch.Tensor] | None]
 ) -> list[DrawnCall]:
-    """Return calls with a side of length 0, as far as the sampler and eager take them.
+    """Return calls with a dim of size 0, as far as the sampler and eager accept them.
 
-    Samples describe sides from 1 up, and not every call makes sense without elements: what is refused, of which
-    ``results`` are None, is left out. Of shapes that are free it is the last side, one before or the first: there is
-    one call for each thing that becomes of it with such tensors. Of shapes that are given it is each number they are
-    made of: one call for each set of sides that it makes empty, with other attributes.
+    Samples describe sizes from 1 up, and not every call makes sense without elements. Rejected calls, where ``results``
+    is None, are left out. In a free shape, the last dim, the one before it or the first is emptied; one call is kept
+    for each distinct effect on such tensors. In a given shape, each number that it is computed from is set to 0; one
+    call is kept for each set of emptied dims and each set of attributes.
     """
     found: dict[Any, DrawnCall] = {}
     numbers = 0
@@ -237,7 +237,7 @@ def _cover(op: Operator, dtype: torch.dtype, *names: object) -> Cover:
 def _rows(
     op: Operator, dtype: torch.dtype, cover: Cover, count: int, **which: int
 ) -> Iterator[tuple[CoveringDraw, Call | None]]:
-    """Draw calls, or None where the samples cannot make one: no length but 0 was offered."""
+    """Yield drawn calls, or None where the samples cannot make one, such as when only length 0 was offered."""
     for _ in range(count):
         draw = CoveringDraw(cover, DtypeAxis(dtype, choices=bool(choices_count(op, dtype))), **which)
         try:
@@ -249,18 +249,18 @@ def _rows(
 
 
 def _empty_places(call: Call) -> tuple[tuple[int, int], ...]:
-    """Return the operand and the dimension of each side of length 0."""
+    """Return the operand index and the dim of each dim of size 0."""
     samples = [(i, o) for i, o in enumerate(call.operands) if isinstance(o, TensorSample)]
     return tuple((i, dim) for i, o in samples for dim in _empty_sides(o.shape))
 
 
 def _tensors(call: Call) -> tuple[Any, ...]:
-    """Return the dtype of each operand that is a tensor, and whether it is a vector."""
+    """Return the dtype of each tensor operand, and whether it is a vector."""
     return tuple((o.dtype, o.rank == 1) if isinstance(o, TensorSample) else None for o in call.operands)
 
 
 def _fate(call: Call, results: Sequence[torch.Tensor]) -> str:
-    """Return what becomes of the sides of length 0 of a call: of a mean NaN, where a sum is 0."""
+    """Return the effect of a call on its dims of size 0; a mean gives NaN where a sum gives 0."""
     places = [_empty_sides(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
     if all(0 not in result.shape for result in results):
         return "gone, NaN" if any(result.isnan().any() for result in results) else "gone"

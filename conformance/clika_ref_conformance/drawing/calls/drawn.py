@@ -14,9 +14,10 @@ from clika_ref.core.samples import Call, TensorSample
 
 @dataclass(frozen=True)
 class DrawnCall:
-    """A call, the seed of its elements, and the number of the vector that it is run on besides typical elements.
+    """A call, the seed of its elements, and the index of the vector to run in addition to typical elements.
 
-    ``beyond`` says that it has a dtype that its samples do not name, ``error`` what its sampler raised instead.
+    ``beyond`` means that the call has a dtype that its samples do not list. ``error`` is the sampler's error, if it
+    raised instead of returning a call.
     """
 
     call: Call
@@ -27,7 +28,7 @@ class DrawnCall:
 
 
 def filled(call: Call, tensors: Sequence[torch.Tensor]) -> list[Any]:
-    """Return the operands of a call with ``tensors`` in place of its samples and tensors, in order."""
+    """Return the operands of a call with its samples and tensors replaced by ``tensors``, in order."""
     rest = iter(tensors)
     return [next(rest) if isinstance(o, TensorSample | torch.Tensor) else o for o in call.operands]
 

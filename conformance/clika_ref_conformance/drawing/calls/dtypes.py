@@ -1,4 +1,4 @@
-"""The dtype axis: one dtype, put into the calls that an operator's samples describe."""
+"""Dtype selection: calls of an operator with one requested dtype."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from clika_ref.core.samples import FLOATING, Call, Choice, TensorDescription, Te
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, sampled
 
 ANY_FLOAT = (torch.float32,)
-"""The dtypes of a description that names none: it means any float."""
+"""The dtypes of a description that names none, which stands for any float dtype."""
 
 HALVES = (torch.float16, torch.bfloat16)
-"""Floats that eager takes nearly everywhere, and that most samples do not list."""
+"""FP16 and BF16, which eager accepts nearly everywhere and most samples do not list."""
 
 PROBES = 12
-"""Calls by which it is found out whether a dtype can be had: a branch that 1 call in 3 takes is missed by 1 %."""
+"""Number of calls drawn to test a dtype; a branch taken by 1 call in 3 is missed with a probability of 1 %."""
 
 
 class DtypeAxis:
-    """Decides the dtypes of one call such that it shows ``dtype``.
+    """Decides the dtypes of one call such that it uses ``dtype``.
 
-    A description that names no dtype becomes ``dtype`` where that is a float; the first that lists ``dtype`` among
-    several is held to it, or that lists floats where ``dtype`` is one of half precision, and later ones stay free. With
-    ``choices``, a choice among dtypes counts as such a list: that is wrong for an attribute that asks for the dtype of
-    the result, and right where tensors are drawn in what was chosen. `choices_count` finds out which.
+    A description without a dtype gets ``dtype`` if that is a float. Among descriptions with several dtypes, the first
+    that lists ``dtype`` gets it; for FP16 and BF16 a list with any float is enough. Later descriptions stay free. With
+    ``choices``, a choice among dtypes counts as such a list. That is wrong for an attribute that sets the dtype of the
+    result, and right if tensors are drawn in the chosen dtype. `choices_count` finds out which applies.
     """
 
     def __init__(self, dtype: torch.dtype, *, choices: bool) -> None:
         self.dtype = dtype
         self.choices = choices
         self.met = False
-        """Whether the call took the dtype from the axis."""
+        """Whether the axis has set a dtype in this call."""
         self.beyond = False
-        """Whether a description became another float than those that it names, or than the default."""
+        """Whether a description got a float dtype that it does not list and that is not the default."""
 
     def narrow(self, description: Any) -> Any:
-        """Return a description with its dtypes decided by the axis, as far as they are its to decide."""
+        """Return a description with its dtypes restricted by the axis where the axis applies."""
         match description:
             case TensorDescription(dtypes=dtypes) if (
                 dtypes == ANY_FLOAT and self.dtype in FLOATING and not self._refused
@@ -57,7 +57,7 @@ class DtypeAxis:
                 return description
 
     def _wants(self, offered: tuple[Any, ...]) -> bool:
-        """Whether these are the dtypes to which the axis applies; it does so once."""
+        """Return whether the axis applies to these dtypes; it does so once per call."""
         has_floats = any(o in FLOATING for o in offered)
         if self._held or not (self.dtype in offered or (self.dtype in HALVES and has_floats)):
             self._refused |= has_floats and self.dtype not in offered
@@ -69,18 +69,18 @@ class DtypeAxis:
     _held = False
 
     _refused = False
-    """Whether a list of floats lacks the dtype: what names one float behind it most likely asks for the same."""
+    """Whether a list of floats lacks the dtype; later descriptions of one float likely do, too."""
 
 
 def shows(call: Call, dtype: torch.dtype) -> bool:
-    """Whether a tensor of a call has a dtype, or an attribute names it where there is no tensor."""
+    """Return whether a tensor of a call has a dtype, or an attribute has it in a call without tensors."""
     tensors = [o for o in call.operands if isinstance(o, TensorSample)]
     return any(t.dtype == dtype for t in tensors) if tensors else dtype in call.attrs.values()
 
 
 @cache
 def choices_count(op: Operator, dtype: torch.dtype) -> bool | None:
-    """Whether choices among dtypes must be held to the axis, or None where an operator does not take the dtype."""
+    """Return whether the axis must restrict choices among dtypes; None if an operator never takes the dtype."""
     shown = {choices: _shown(op, dtype, choices=choices) for choices in (False, True)}
     if shown[False] == PROBES or shown[False] >= shown[True] > 0:
         return False
@@ -88,7 +88,7 @@ def choices_count(op: Operator, dtype: torch.dtype) -> bool | None:
 
 
 def _shown(op: Operator, dtype: torch.dtype, *, choices: bool) -> int:
-    """Count the probes that show a dtype; one at which the sampler fails counts, so that its failure is reported."""
+    """Count the probes that use a dtype; one with a failing sampler counts too, so that its error is reported."""
     count = 0
     for seed in range(PROBES):
         axis = DtypeAxis(dtype, choices=choices)
@@ -105,17 +105,17 @@ def _shown(op: Operator, dtype: torch.dtype, *, choices: bool) -> int:
 
 
 def columns(op: Operator, wanted: tuple[torch.dtype, ...]) -> list[torch.dtype]:
-    """Return the wanted dtypes that an operator takes; where it takes none of them, the first that it takes at all."""
+    """Return the wanted dtypes that an operator takes; if it takes none, the first dtype that it does take."""
     found = [dtype for dtype in wanted if choices_count(op, dtype) is not None]
     return found or [_own(op)]
 
 
 OWN_DRAWS = 100
-"""Calls that are drawn in search of one in a dtype that is judged."""
+"""Number of calls drawn in search of one with a judged dtype."""
 
 
 def _own(op: Operator) -> torch.dtype:
-    """Return the dtype of the first tensor that an operator takes."""
+    """Return the dtype of the first tensor operand of an operator."""
     axis, unjudged = DtypeAxis(torch.float32, choices=False), torch.float32
     for seed in range(OWN_DRAWS):
         decide = random_draw(random.Random(seed))  # noqa: S311 - no secret

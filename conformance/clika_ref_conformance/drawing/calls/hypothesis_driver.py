@@ -1,4 +1,4 @@
-"""The second driver: a Hypothesis strategy of the calls that an operator's samples describe."""
+"""Second driver: a Hypothesis strategy for the calls that an operator's samples describe."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, s
 
 
 def calls(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
-    """Return the strategy of all calls of an operator that show ``dtype``; it shrinks to the plainest.
+    """Return the strategy of all calls of an operator that use ``dtype``.
 
-    Choices shrink to their first option, integers toward 0 or the end nearest to it, shapes to few and short sides.
+    Choices shrink to their first option, integers toward 0 or the nearest bound, and shapes to few, short dims.
     """
 
     @st.composite

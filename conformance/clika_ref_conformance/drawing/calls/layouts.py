@@ -1,4 +1,4 @@
-"""The forms in which a call can come: memory layouts of its inputs, types of its literals, signs of its sides."""
+"""Equivalent forms of a call: memory layouts of inputs, types of literals, and negative dims."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from clika_ref_conformance.cases import Run
 DIMENSIONS = frozenset(
     {"dim", "dims", "axis", "dim0", "dim1", "dim1_", "dim2", "start_dim", "end_dim", "axis0", "axis1"}
 )
-"""Attributes that name sides of the first operand, which may be counted from the last."""
+"""Attributes that name dims of the first operand and may be negative."""
 
 OF_FLOATS = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "beyond-single": 2**24 + 1}
 OF_HALVES = {"beyond-half": 70000.0, "below-half": 1e-8}
@@ -25,7 +25,7 @@ OF_INTEGERS = {"inf": math.inf, "fraction": -2.5, "32-bits": 2**31, "beyond-doub
 def laid_out(typical: Run, operands: Sequence[Any]) -> list[Run]:
     """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
 
-    The first three hold the same elements; ``expanded`` repeats a slice along a side of stride 0, where ties are legal.
+    The first three have the same elements. ``expanded`` repeats a slice along a dim of stride 0, where ties are legal.
     """
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     apart = [isinstance(o, torch.Tensor) or o.unique for o in tensors]
@@ -43,7 +43,7 @@ def _is_new(inputs: tuple[torch.Tensor, ...], plain: tuple[torch.Tensor, ...]) -
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose sides lie in memory in the opposite order, every second element unused."""
+    """Return a tensor with reversed dim order in memory, where every second element is unused."""
     if not tensor.ndim:
         return tensor
     turned = tensor.permute(*reversed(range(tensor.ndim)))
@@ -53,21 +53,21 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _offset(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that starts three elements into its memory, with others behind it."""
+    """Return a tensor with a storage offset of three elements and further elements after it."""
     room = tensor.new_ones(tensor.numel() + 5)
     room[3 : 3 + tensor.numel()] = tensor.reshape(-1)
     return room[3 : 3 + tensor.numel()].view(tensor.shape)
 
 
 def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
-    """Return images and volumes with the channel as the innermost side, others as they are."""
+    """Return 4-D and 5-D tensors in channels-last format, others unchanged."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     form = formats.get(tensor.ndim)
     return tensor if form is None else tensor.contiguous(memory_format=form)
 
 
 def _expanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose slices along its first side that is longer than 1 are one slice in memory."""
+    """Return a tensor with stride 0 along its first dim longer than 1, so that all slices are the first one."""
     for side, length in enumerate(tensor.shape):
         if length > 1:
             return tensor.narrow(side, 0, 1).expand(tensor.shape)
@@ -75,11 +75,12 @@ def _expanded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[tuple[str, Call]]:
-    """Yield a call with one literal in another form that PyTorch may take: a name, and the call.
+    """Yield a name and a call for each other form of one literal that PyTorch may accept.
 
-    Whole floats become integers, integers become floats where the schema has a float, any number True where it has a
-    scalar, or one that tells dtypes apart, and sides are counted from the other end. Eager decides whether a form is
-    legal: the caller asks it. Lists need no form: a graph holds tuples. ``dtype`` is that of the other operands.
+    Whole floats become integers. Integers become floats where the schema has a float. Numbers become True where the
+    schema has a scalar, or a number that distinguishes dtypes. Dims become negative, or positive if they were negative.
+    The caller must run eager to find out whether a form is legal. Lists need no form, as a graph stores tuples.
+    ``dtype`` is the dtype of the other operands.
     """
     notes = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
@@ -100,7 +101,7 @@ def _sides(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
 
 
 def _telling(dtype: torch.dtype) -> dict[str, float]:
-    """Return numbers that narrower dtypes do not hold, or hold as something else, as they show beside a dtype."""
+    """Return numbers that narrower dtypes cannot represent or represent differently, to combine with a dtype."""
     if not dtype.is_floating_point:
         return OF_INTEGERS
     return OF_FLOATS | (OF_HALVES if dtype.itemsize < torch.float32.itemsize else {})

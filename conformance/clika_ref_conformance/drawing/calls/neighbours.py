@@ -1,4 +1,4 @@
-"""Calls that differ in one decision of the sampler: both are legal, so what one attribute does can be seen."""
+"""Pairs of legal calls that differ in one decision of the sampler, which shows the effect of one attribute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clika_ref.core.samples import Call, Choice, Draw, Floats, Integers, random_
 from clika_ref_conformance.drawing.sampling import SampleError, sampled
 
 Decisions = Sequence[tuple[Any, Any]]
-"""What a sampler asked for and was given, in order."""
+"""The descriptions that a sampler drew from and the values it got, in order."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class TracedCall:
 
 
 def traced_call(op: Operator, seed: str) -> TracedCall:
-    """Return a random call, the same for the same seed.
+    """Return a random call; the same seed gives the same call.
 
     Raises:
-        SampleError: the sampler raises; what was drawn before it did is said with the place.
+        SampleError: the sampler raises. Its details include the values drawn before.
     """
     decisions: list[tuple[Any, Any]] = []
     decide = random_draw(random.Random(seed))  # noqa: S311 - no secret
@@ -47,12 +47,12 @@ def traced_call(op: Operator, seed: str) -> TracedCall:
 
 
 def neighbours(op: Operator, traced: TracedCall) -> Iterator[tuple[str, Call]]:
-    """Yield the calls that differ from one in a single attribute, with its name; operands are the same."""
+    """Yield each call that differs in a single attribute, with the attribute's name; operands are unchanged."""
     for at, (description, value) in enumerate(traced.decisions):
         for other in _alternatives(description, value):
             try:
                 call = sampled(op, _replay(traced.decisions, at, other))
-            except SampleError:  # such a path cannot be taken: the decisions before it do not fit
+            except SampleError:  # the other decision does not fit the earlier ones
                 continue
             names = [n for n, v in call.attrs.items() if _differ(v, traced.call.attrs[n])]
             if len(names) == 1 and not any(map(_differ, call.operands, traced.call.operands)):
@@ -60,7 +60,7 @@ def neighbours(op: Operator, traced: TracedCall) -> Iterator[tuple[str, Call]]:
 
 
 def _replay(decisions: Decisions, at: int, other: Any) -> Draw:
-    """Return a driver that decides as before but once; what was not asked before is decided at random."""
+    """Return a driver that repeats all decisions but one; decisions without a predecessor are random."""
     fresh = random_draw(random.Random(at))  # noqa: S311 - no secret
     rest = iter(range(len(decisions)))
 
@@ -88,7 +88,7 @@ def _alternatives(description: Any, value: Any) -> list[Any]:
 
 
 def _differ(a: Any, b: Any) -> bool:
-    """Whether two values differ, in type too: 1, 1.0 and True do."""
+    """Return whether two values differ in value or type: 1, 1.0 and True all differ."""
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return a.dtype != b.dtype or not torch.equal(a, b)
     return (type(a), repr(a)) != (type(b), repr(b))

@@ -1,4 +1,4 @@
-"""A drawn call to a graph of one node."""
+"""Conversion of a drawn call to a graph of one node."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from clika_ref.core.symbols import named
 from clika_ref.core.types import TensorType
 
 MANY = 10_000
-"""Elements along a side of what a call makes; more would be memory for nothing."""
+"""Maximum size of a result dim; larger ones waste memory."""
 
 
 def graph_of(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]) -> Graph:
-    """Return a graph of one call, with an input ``x0``, ``x1``, ... for every operand that is a tensor."""
+    """Return a graph of one call, with an input ``x0``, ``x1``, ... for each tensor operand."""
     graph = Graph(op.name)
     inputs = _inputs(graph, operands)
     node = graph.insert(Node(op, inputs, attrs), _types(op, inputs, operands, attrs))
@@ -29,7 +29,7 @@ def graph_of(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]) -> Gr
 
 
 def holds_many(op: Operator, operands: Sequence[Any], attrs: dict[str, Any]) -> bool:
-    """Whether a call would make more than `MANY` elements, as far as its type tells before it is made."""
+    """Return whether a result of a call has a dim longer than `MANY`, as far as type inference shows."""
     try:
         types = infer(op, _inputs(Graph(op.name), operands), attrs)
     except ClikaError:
@@ -47,7 +47,7 @@ def _inputs(graph: Graph, operands: Sequence[Any]) -> list[Any]:
 
 
 def _types(op: Operator, inputs: list[Any], operands: Sequence[Any], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
-    """Infer the output types; where sizes depend on the data, a lowering must not know any: they become symbols."""
+    """Return the inferred output types; data-dependent sizes become symbols, as a lowering must not know them."""
     try:
         return infer(op, inputs, attrs)
     except PassError as error:

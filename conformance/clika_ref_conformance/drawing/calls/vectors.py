@@ -1,4 +1,4 @@
-"""The inputs that every call is run on: the vectors without which mutants survive whatever the tolerance is."""
+"""Input vectors that each call is run on; without them, mutants survive at any tolerance."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clika_ref.core.samples import TensorSample, realize
 from clika_ref_conformance.cases import Run
 
 SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero": -0.0}
-"""Put into one element of one operand at a time: two of them in one tensor would hide each other."""
+"""Values put into one element of one operand at a time, as two of them in one tensor would mask each other."""
 
 AROUND = "around"
-"""The vector of elements that are near the numbers among operands and attributes."""
+"""The vector of elements close to the numbers among operands and attributes."""
 
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
@@ -37,14 +37,13 @@ def runs_of(
     every_magnitude: bool = False,
     only: int | None = None,
 ) -> list[Run]:
-    """Return the runs of a call: one on typical elements, and one for each vector that is legal for its operands.
+    """Return the runs of a call: one on typical elements, and one for each legal vector.
 
-    A tensor that the sampler made itself is the same in all of them. Special values stand first or last in one of the
-    operands; ``row`` says where, so that consecutive rows of a cover take turns, and `slots` of them reach every place.
-    With ``every_magnitude`` every other row has elements of which neither squares nor products fit the dtype: whoever
-    claims a bound for each element by itself may not overflow on the way. Numbers among
-    ``attributes`` count as those of the call, near which elements are. Where ``only`` is given, it chooses one vector,
-    or none.
+    A tensor that the sampler made itself is the same in all runs. Special values come first or last in one operand.
+    ``row`` selects the position, so that consecutive rows of a cover alternate and `slots` of them cover all positions.
+    With ``every_magnitude``, squares and products of the elements leave the range of the dtype in every other row; an
+    operator with an elementwise bound must not overflow in between. Numbers among ``attributes`` count as numbers of
+    the call for the vector `AROUND`. ``only`` selects at most one vector.
     """
     samples = _samples(operands)
     changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
@@ -56,13 +55,13 @@ def runs_of(
 
 
 def runs_around(operands: Sequence[Any], seed: int, attributes: Iterable[Any] = ()) -> list[Run]:
-    """Return the runs of a call that is about its numbers: on typical elements, and on those near the numbers."""
+    """Return the runs of a call that depends on its numbers: typical elements, and elements near the numbers."""
     around = _around(_samples(operands), operands, attributes)
     return _runs(operands, seed, [(AROUND, around)] if around else [])
 
 
 def _samples(operands: Sequence[Any]) -> dict[int, TensorSample]:
-    """Return the tensors that are to be filled, by their place among all tensors of a call."""
+    """Return the tensors to fill, by their index among all tensors of a call."""
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     return {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
 
@@ -77,22 +76,22 @@ def _runs(operands: Sequence[Any], seed: int, vectors: Sequence[tuple[str, Mappi
 
 
 def slots(operands: Sequence[Any]) -> int:
-    """Return how many rows it takes until special values have stood first and last in every operand of floats."""
+    """Return the number of rows that put special values first and last into every float operand."""
     return 2 * sum(isinstance(o, TensorSample) and o.dtype.is_floating_point for o in operands)
 
 
 def _generator(seed: int, index: int) -> torch.Generator:
-    """Return what fills an operand of a call: those that stay as they are hold the same in all runs."""
+    """Return the generator for an operand of a call; unchanged operands have the same elements in all runs."""
     return torch.Generator().manual_seed(seed * 97 + index)
 
 
 def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Iterator[tuple[str, dict[int, Fill]]]:
-    """Yield the name of each vector and the operands that it fills, by their index; none where it is not legal."""
+    """Yield the name of each vector and its fills by operand index; the fills are empty if it is illegal."""
     floats = [i for i, s in samples.items() if s.dtype.is_floating_point and math.prod(s.shape)]
     integers = [i for i, s in samples.items() if _is_integer(s) and math.prod(s.shape)]
     masks = [i for i, s in samples.items() if s.dtype == torch.bool and math.prod(s.shape)]
     for name, value in SPECIAL.items() if floats else ():
-        at, position = floats[row // 2 % len(floats)], row.bit_count() % 2  # attributes alternate too, but not so
+        at, position = floats[row // 2 % len(floats)], row.bit_count() % 2  # bit_count: attributes alternate by row
         legal = _is_legal(samples[at], value)
         yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _placed(value, -position)} if legal else {}
     crossed = [i for i in floats if not samples[i].unique]
@@ -122,9 +121,9 @@ def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Itera
 
 
 def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any], attributes: Iterable[Any]) -> dict[int, Fill]:
-    """Let elements be what the numbers of a call are, and their neighbours on either side.
+    """Return fills with the numbers of a call, and the adjacent values of each.
 
-    Not what is 0 among the attributes: it is a default, and its neighbours are those that runtimes take for 0.
+    Integer zeros among the attributes are skipped. They are defaults, and runtimes treat the values next to them as 0.
     """
     numbers = [*_numbers(operands), *(n for n in _numbers(attributes) if n or type(n) is float)]
     numbers = [n for n in dict.fromkeys(numbers) if math.isfinite(n)]
@@ -133,7 +132,7 @@ def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any], attrib
 
 
 def _numbers(items: Iterable[Any]) -> Iterator[float]:
-    """Yield ints and floats, those within tuples too."""
+    """Yield ints and floats, including those within tuples."""
     for item in items:
         if isinstance(item, tuple):
             yield from _numbers(item)
@@ -152,9 +151,9 @@ def _near(numbers: Sequence[float]) -> Fill:
 
 
 def _neighbours(number: float, sample: TensorSample) -> list[torch.Tensor]:
-    """Return a number as the dtype holds it, its opposite, and what lies on either side of it; none is beyond ints.
+    """Return a number in a dtype, its negation and the adjacent values; integers are clamped to the dtype.
 
-    Of floats three times the number, too, which is rounded otherwise: quotients are whole, or nearly so.
+    Floats include three times the number, which rounds differently. Quotients are then integers, or nearly so.
     """
     if sample.dtype.is_floating_point:
         held, thrice = torch.tensor([number, 3 * number], dtype=sample.dtype)
@@ -179,7 +178,7 @@ def _is_legal(sample: TensorSample, value: float) -> bool:
 
 
 def _placed(value: float, position: int) -> Fill:
-    """Return typical elements with ``value`` at a flat position."""
+    """Return a fill with typical elements and ``value`` at a flat index."""
 
     def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
         tensor = realize(sample, generator).contiguous()
@@ -190,16 +189,17 @@ def _placed(value: float, position: int) -> Fill:
 
 
 def _within(sample: TensorSample, values: torch.Tensor) -> torch.Tensor:
-    """Return values in the dtype of a sample, moved to the nearest legal one."""
+    """Return values in the dtype of a sample, clamped to its domain."""
     if sample.domain is not None:
         values = values.clamp(*sample.domain)
     return values.to(sample.dtype)
 
 
 def _crossed(number: int, row: int) -> Fill:
-    """Let special values and ones meet at one place: each its like first, then others, another one in every row.
+    """Return a fill that combines special values and ones of several operands at equal indices.
 
-    Elements of several operands stand at one place if their shapes are the same; ``number`` counts the operands.
+    In the first round all operands have the same value at an index; after that, other combinations, which change with
+    ``row``. Only operands of equal shape have common indices. ``number`` is the index of the operand.
     """
 
     def fill(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
@@ -215,21 +215,21 @@ def _crossed(number: int, row: int) -> Fill:
 
 
 def _tenths(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
-    """Tenths, which each dtype rounds to its own: the same in every operand, so that they are equal in the coarsest."""
+    """Fill all operands with the same tenths, which round differently in each dtype and are equal in the coarsest."""
     return _within(sample, (torch.arange(math.prod(sample.shape)).double() * 0.3 + 0.1).reshape(sample.shape))
 
 
 ODD = 2**13
-"""Odd numbers around it are rounded in half precision and in no other dtype."""
+"""Odd numbers around it are rounded in FP16 and BF16 and in no other dtype."""
 
 
 def _odd(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
-    """Odd numbers, the same in every operand, of integers too, with which floats of half precision may be compared."""
+    """Fill all operands with the same odd numbers; FP16 and BF16 may be compared with integer operands, too."""
     return _within(sample, (torch.arange(math.prod(sample.shape)).double() * 2 + ODD - 2001).reshape(sample.shape))
 
 
 def _magnitudes(sample: TensorSample, generator: torch.Generator, reach: float) -> torch.Tensor:
-    """Magnitudes from ``2^-reach`` to ``2^reach`` of either sign."""
+    """Fill with magnitudes from ``2^-reach`` to ``2^reach`` of either sign."""
     exponents = reach * (2 * torch.rand(sample.shape, generator=generator, dtype=torch.float64) - 1)
     signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
     return _within(sample, signs * 2**exponents)
@@ -240,18 +240,18 @@ def _wide(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
 
 
 def _vast(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Three quarters of the exponents of a dtype: squares overflow and vanish, elements do not.
+    """Fill with three quarters of the exponent range: squares overflow or underflow, elements do not.
 
-    Not of float64, in which nobody could say whether eager or a target has lost the digits.
+    Float64 has a smaller range, as no wider dtype can show whether eager or the target lost the digits.
     """
     reach = 8 if sample.dtype == torch.float64 else 0.75 * math.log2(torch.finfo(sample.dtype).max)
     return _magnitudes(sample, generator, reach)
 
 
 def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Up to ten times a half, a quarter, an eighth or 5: what rounds either way, what is whole, and what is equal.
+    """Fill with multiples up to ten of 1/2, 1/4, 1/8 and 5, to get rounding ties, integers and equal elements.
 
-    Of their products with powers of ten, and of their quotients, many lie in the middle of two integers too.
+    Many of their products with powers of ten, and of their quotients, are halfway between two integers, too.
     """
     low = 0 if sample.domain is not None and sample.domain[0] >= 0 else -10
     units = torch.tensor([0.5, 0.25, 0.125, 5.0], dtype=torch.float64)
@@ -260,12 +260,12 @@ def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
 
 
 def _tiny(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """A thousandth of typical elements."""
+    """Fill with a thousandth of typical elements."""
     return _within(sample, realize(replace(sample, dtype=torch.float64), generator) * 1e-3)
 
 
 def _shifted(shift: float) -> Fill:
-    """Return typical elements far from 0: variances and sums that cancel show their rounding."""
+    """Return a fill with typical elements far from 0: variances and sums that cancel show their rounding."""
     return lambda sample, generator: _within(
         sample, realize(replace(sample, dtype=torch.float64), generator) / 3 + shift
     )
@@ -287,38 +287,38 @@ def _limits(sample: TensorSample) -> tuple[int, int]:
 
 
 def _small(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """0, 1 and, where there is a sign, -1."""
+    """Fill with 0, 1 and, in a signed dtype, -1."""
     low = max(-1, _limits(sample)[0])
     return torch.randint(low, 2, sample.shape, generator=generator).to(sample.dtype)
 
 
 def _extremes(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Typical elements, the least of the dtype first and the greatest last."""
+    """Fill with typical elements, with the dtype's minimum first and its maximum last."""
     tensor = realize(sample, generator).contiguous()
     tensor.view(-1)[0], tensor.view(-1)[-1] = _limits(sample)
     return tensor
 
 
 def _large(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Elements of which two already add up beyond the middle of 32 bits, or of the dtype where that is narrower."""
+    """Fill with elements close to the int32 maximum, or to that of a narrower dtype, so that sums overflow."""
     top = min(_limits(sample)[1], 2**31 - 1)
     return torch.randint(top - top // 3, top, sample.shape, generator=generator).to(sample.dtype)
 
 
 def _signed(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Elements of either sign without 0: dividends and divisors of every combination."""
+    """Fill with elements of either sign without 0: dividends and divisors in all sign combinations."""
     signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
     return (signs * torch.randint(1, 10, sample.shape, generator=generator)).to(sample.dtype)
 
 
 def _far(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Elements around 2^40 and around 2^31 in turn, which neither 32 bits hold nor the fraction of a float32."""
+    """Fill with elements around 2^40 and 2^31 in turn, which neither int32 nor the fraction of float32 can hold."""
     places = torch.arange(math.prod(sample.shape)).reshape(sample.shape)
     return torch.where(places % 2 == 0, 2**40, 2**31) + torch.randint(-4, 5, sample.shape, generator=generator)
 
 
 def _nearly_equal(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    """Elements around 2^60, all of which are the same number in a float64."""
+    """Fill with elements around 2^60, which are all the same number in float64."""
     count = math.prod(sample.shape)
     apart = torch.randperm(count, generator=generator)
     return 2**60 + (apart if sample.unique else apart % 9).reshape(sample.shape)
@@ -328,7 +328,7 @@ _WHOLE: dict[str, Fill] = {"small": _small, "extremes": _extremes, "large": _lar
 
 
 def _differs(sample: TensorSample, name: str) -> bool:
-    """Whether an integer vector says anything about a dtype, and keeps elements apart where they must be."""
+    """Return whether an integer vector is useful for a dtype and keeps elements distinct where required."""
     if sample.unique and name != "extremes":
         return False
     return {"signed": _limits(sample)[0] < 0, "far": sample.dtype == torch.int64}.get(name, True)
@@ -339,7 +339,7 @@ _BOUNDED: dict[str, Callable[[Any], float]] = {
     "highest": lambda domain: domain[1],
     "minus-one": lambda _: -1,
 }
-"""Indices: all elements at one end of what is legal, which are duplicates too."""
+"""Fills of index tensors: all elements at one bound of the domain, or -1, which also makes them duplicates."""
 
 
 def _legal_index(sample: TensorSample, name: str) -> bool:
@@ -356,7 +356,7 @@ def _constant(value: float) -> Fill:
 
 
 def _false_row(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
-    """All true but the first row along the last side, which is all false; a mask of one row is all false."""
+    """Fill with True, except for the first row along the last dim; a mask with one row is all False."""
     mask = torch.ones(sample.shape, dtype=torch.bool)
     mask.view(-1, sample.shape[-1] if sample.shape else 1)[0] = False
     return mask

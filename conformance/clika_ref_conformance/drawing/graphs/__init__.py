@@ -1,1 +1,1 @@
-"""Whole graphs: the third driver, which answers descriptions of tensors by values that exist."""
+"""Random graphs from the third driver, which reuses existing values as operands."""

@@ -1,4 +1,4 @@
-"""The operators in most demand, of which every pair is run."""
+"""The most frequently used operators, which the suite tests in all pairs."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ DEMAND = (
     *("linalg_vector_norm", "masked_fill", "eq", "einsum", "clamp", "squeeze", "conv3d", "repeat_interleave", "repeat"),
     *("upsample_bicubic2d", "leaky_relu", "upsample_nearest2d", "group_norm", "gt", "topk", "sort", "exp", "conv1d"),
 )
-"""By the number of architectures that call them, counted over 152 exported models of image, text, video and speech."""
+"""Sorted by the number of architectures that call them, among 152 exported image, text, video and speech models."""
 
 NEIGHBOURS = 12
-"""The operators in most demand that every operator of another plugin is paired with."""
+"""Number of the most frequent operators to pair with each operator of another plugin."""
 
 
 def in_demand(registry: Registry, count: int) -> list[Operator]:
-    """Return the first ``count`` operators of the list that are there and that have samples."""
+    """Return the first ``count`` operators of the list that are registered and have samples."""
     found = [registry.operators[name] for name in DEMAND if name in registry.operators]
     return [op for op in found if op.sampler is not None and op.random is not True][:count]
 
 
 def of_strangers(registry: Registry) -> list[Operator]:
-    """Return the operators of plugins that declare none of those in demand."""
+    """Return the operators of plugins that declare none of the frequent operators."""
     strangers = [p for p in registry.plugins if not any(op.name in DEMAND for op in p.operators)]
     return [op for p in strangers for op in p.operators if op.sampler is not None and op.random is not True]
 
 
 def partners(registry: Registry, first: Operator, count: int) -> Sequence[Operator]:
-    """Return the operators that may follow ``first``: all in demand, or their neighbours where one is a stranger's."""
+    """Return the operators that may follow ``first``.
+
+    They are all frequent operators, or the first `NEIGHBOURS` of them if ``first`` comes from another plugin.
+    """
     known, strangers = in_demand(registry, count), of_strangers(registry)
     if first in strangers:
         return [*known[:NEIGHBOURS], first]

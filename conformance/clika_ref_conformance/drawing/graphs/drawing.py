@@ -1,4 +1,4 @@
-"""Drawn calls in which descriptions of tensors are answered by values that exist, where one fits."""
+"""Drawn calls that reuse existing graph values for described tensors where one fits."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from clika_ref_conformance.drawing.growing import NOT_JUDGED, Growth, Leaf, Trie
 from clika_ref_conformance.drawing.sampling import JudgedDescriptions, blaming, unjudged_operand
 
 MOST_ELEMENTS = 4096
-"""Of any tensor: larger ones cost time and find nothing more."""
+"""Maximum number of elements of a tensor; larger ones cost time and find no more faults."""
 LARGEST = 1e6
-"""Values beyond are not built upon: products of them overflow, and everything behind is infinite."""
+"""Larger values are not used as operands: their products overflow, and all later results are infinite."""
 DTYPES = (torch.float32, torch.int64, torch.bool)
-"""Of new tensors, where a description leaves the choice."""
+"""Dtypes of new tensors where a description leaves the choice."""
 USUAL_RANGE = (-3.0, 3.0)
-"""Elements of a description that does not say which; integers that say so are indices or sizes."""
+"""Element range of a description that sets none; integers with a range of their own are indices or sizes."""
 
 
 def accept_all(_: Node) -> None:
-    """Refuse nothing: what `GraphDrawing` asks where no target is meant."""
+    """Accept every node: the default of `GraphDrawing` without a target."""
     return
 
 
 @dataclass(frozen=True, slots=True)
 class PlacedSample(TensorSample):
-    """A tensor that a sampler was given: a value of the graph, or one to be made if the call is taken."""
+    """A tensor given to a sampler: an existing value, or a new tensor to create if the call is accepted."""
 
     value: Value | None = None
     constant: bool = False
@@ -51,11 +51,11 @@ class PlacedSample(TensorSample):
 
 @dataclass
 class GraphDrawing:
-    """Draws calls onto the values of a graph, steered towards lengths that are there.
+    """Draws calls onto the values of a graph, and adjusts drawn sizes to those of existing values.
 
     Args:
-        draw: decides all that is to be decided; the descriptions of tensors too, where a new one is needed.
-        refusal: says why the target cannot run a node, or returns None; such nodes are not taken.
+        draw: decides every description, including tensor descriptions that need a new tensor.
+        refusal: returns the reason why the target does not support a node, or None; unsupported nodes are not added.
 
     """
 
@@ -63,7 +63,7 @@ class GraphDrawing:
     refusal: Callable[[Node], str | None] = accept_all
     dtypes: Sequence[torch.dtype] = DTYPES
     samples: list[TensorSample] = field(default_factory=list[TensorSample])
-    """Of each input of the graph, in order."""
+    """One sample for each input of the graph, in order."""
     seed: int = 0
     tried: int = 0
     _wanted: Value | None = None
@@ -74,17 +74,17 @@ class GraphDrawing:
         self.growth = Growth(self._objection)
 
     def add(self, op: Operator, first: Value | None = None) -> Node | None:
-        """Draw one call and append it, or return None where it is none.
+        """Draw one call and append it, or return None if it is rejected.
 
         Args:
             op: the operator.
-            first: the value that should answer the first description that it fits.
+            first: the value to use for the first description that it fits.
 
         """
         return self.take(op, self.drawn(op, first))
 
     def drawn(self, op: Operator, first: Value | None = None) -> Call:
-        """Draw one call, without taking it; its tensors are `PlacedSample`s."""
+        """Draw one call without adding it; its tensors are `PlacedSample` objects."""
         assert op.sampler is not None
         self._wanted, self._was_steered = first, first is None
         steered = Steered(self.draw, self._answer)
@@ -98,7 +98,7 @@ class GraphDrawing:
                 steered.repeat(again.changes)
 
     def take(self, op: Operator, call: Call) -> Node | None:
-        """Append a drawn call, or return None where eager or the target refuses it."""
+        """Append a drawn call, or return None if eager or the target rejects it."""
         self.tried += 1
         if any(isinstance(o, TensorSample) and math.prod(o.shape) > MOST_ELEMENTS for o in call.operands):
             return self.growth.reject(op, "too large")
@@ -112,7 +112,7 @@ class GraphDrawing:
         return node
 
     def refusals(self, op: Operator) -> int:
-        """Return how often calls of an operator were not taken."""
+        """Return the number of rejected calls of an operator."""
         return sum(other is op for other, _ in self.growth.rejected)
 
     def _operand(self, sample: TensorSample | torch.Tensor) -> Value | Leaf:
@@ -145,9 +145,9 @@ class GraphDrawing:
         return PlacedSample(new.dtype, plain(new.shape), new.low, new.high, new.domain, new.unique, constant=constant)
 
     def _steer(self, d: TensorDescription) -> None:
-        """Ask for the call anew where the value that is wanted would fit if other lengths had been drawn.
+        """Request a repeated draw if the wanted value would fit with other drawn sizes.
 
-        It is tried once for a call; what eager then refuses is rejected like any other call.
+        This is tried once per call. If eager rejects the result, it is handled like any other rejected call.
         """
         value = self._wanted
         if value is None or self._was_steered or d.shape is None or value.type.rank != len(d.shape):
@@ -167,11 +167,11 @@ class GraphDrawing:
         usual = (d.low, d.high) == USUAL_RANGE
         if not found or self.draw(Integers(0, 9)) >= (7 if usual else 2):
             return None
-        back = min(self.draw(Integers(0, 7)), self.draw(Integers(0, 7)), len(found) - 1)  # rather what is new
+        back = min(self.draw(Integers(0, 7)), self.draw(Integers(0, 7)), len(found) - 1)  # prefer recent values
         return found[-1 - back]
 
     def _refusal(self, node: Node, results: Sequence[TensorType]) -> str | None:
-        """Ask the target about a node on inputs of its own, so that a refusal leaves no trace in the graph."""
+        """Query the target about a node on separate inputs, so that a rejection leaves the graph unchanged."""
         if node.is_random:
             return "random"
         trial = Graph()
@@ -180,9 +180,10 @@ class GraphDrawing:
 
 
 def fits(d: TensorDescription, tensor: torch.Tensor) -> bool:
-    """Whether a tensor that exists may stand where a description asks for one.
+    """Return whether an existing tensor matches a description.
 
-    Floats outside the domain are legal and give NaN; indices must lie in theirs, and elements without ties are made.
+    Floats outside the domain are legal and give NaN. Indices must lie within their domain, and tensors of unique
+    elements are always new.
     """
     if tensor.dtype not in d.dtypes or d.unique or tensor.numel() > MOST_ELEMENTS:
         return False
@@ -196,7 +197,7 @@ def fits(d: TensorDescription, tensor: torch.Tensor) -> bool:
 
 
 def _is_tame(tensor: torch.Tensor) -> bool:
-    """Whether what is computed from a tensor still says something: most of it finite, none of it huge."""
+    """Return whether results computed from a tensor are still informative: mostly finite elements, no huge ones."""
     if not tensor.is_floating_point():
         return True
     finite = tensor.isfinite()

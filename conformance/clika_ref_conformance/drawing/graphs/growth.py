@@ -1,4 +1,4 @@
-"""Growth: whole graphs from the samples of operators, as cases to be judged."""
+"""Random graphs grown from the samples of operators, as test cases."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from clika_ref_conformance.drawing.eager_values import eager_values, has_undefin
 from clika_ref_conformance.drawing.graphs.drawing import USUAL_RANGE, GraphDrawing, accept_all
 
 SHORTEST, LONGEST = 6, 30
-"""Nodes of a graph."""
+"""Minimum and maximum number of nodes of a graph."""
 PATIENCE = 3
-"""Calls of one operator that may fail in a graph, such as those whose sizes depend on the data."""
+"""Rejected calls of an operator before a graph drops it, such as calls with data-dependent sizes."""
 STRUCTURAL = frozenset({"as_strided", "as_strided_scatter", "searchsorted"})
-"""Left out: they read the memory of a tensor, or demand what no description says (sorted elements)."""
+"""Excluded operators: they read the memory of a tensor, or need sorted elements, which samples do not describe."""
 
 
 def growable(operators: Mapping[str, Operator]) -> list[Operator]:
-    """Return the operators that graphs are grown from: with samples, not always random."""
+    """Return the operators that graphs are grown from: they have samples and are not always random."""
     return [o for o in operators.values() if o.sampler and o.random is not True and o.name not in STRUCTURAL]
 
 
 def grow(operators: Sequence[Operator], drawing: GraphDrawing) -> GraphDrawing:
-    """Grow a graph of 6 to 30 nodes from a swarm of 3 to 6 of the operators, and give it outputs.
+    """Grow a graph of 6 to 30 nodes from a random subset of 3 to 6 operators, and give it outputs.
 
-    With probability 0.3 an earlier operator meets its operand again, with other attributes: two clamps of one tensor,
-    two casts. Whether to go on is drawn before the content of a node, so that a node can be deleted as one span.
+    With probability 0.3, an earlier operator is applied to its operand again, with other attributes, such as two clamps
+    of one tensor. Whether to continue is drawn before the content of a node, so that shrinking can delete a node as one
+    span.
     """
     draw, graph = drawing.draw, drawing.growth.graph
     swarm = [operators[draw(Integers(0, len(operators) - 1))] for _ in range(draw(Integers(3, 6)))]
@@ -59,12 +60,12 @@ def grow(operators: Sequence[Operator], drawing: GraphDrawing) -> GraphDrawing:
 
 
 def add_outputs(drawing: GraphDrawing) -> None:
-    """Return what nobody reads; at times also an inner value, an input, a constant, or one value twice."""
+    """Add the unread values as outputs, and sometimes an inner value, an input, a constant or a duplicate."""
     graph, draw = drawing.growth.graph, drawing.draw
     results = [v for n in graph.nodes for v in n.outputs]
     sinks = [v for v in results if not v.uses and (v.index == 0 or draw(Choice((True, False))))]
     for value in sinks:
-        if len(sinks) == 1 or draw(Integers(0, 7)) < 7:  # the others are dead code
+        if len(sinks) == 1 or draw(Integers(0, 7)) < 7:  # the skipped sinks are dead code
             graph.add_output(value)
     for group in (results, graph.inputs, list(graph.constants.values()), list(graph.outputs)):
         if group and draw(Integers(0, 6)) == 6:
@@ -81,10 +82,10 @@ def add_outputs(drawing: GraphDrawing) -> None:
 def graph_cases(
     operators: Sequence[Operator], refusal: Callable[[Node], str | None] = accept_all
 ) -> st.SearchStrategy[Case]:
-    """Return the strategy of whole graphs with their inputs, each drawn from a seed of its own.
+    """Return a strategy of whole graphs with inputs, each generated from a seed of its own.
 
-    Graphs whose every decision Hypothesis draws are mostly mutations of one another: 200 of them had 51 different sets
-    of operators, where seeds give 200. What Hypothesis would gain by that is shrinking, which the reducer does better.
+    If Hypothesis draws every decision, most graphs are mutations of one another: 200 graphs had 51 distinct sets of
+    operators, against 200 from seeds. The only gain would be Hypothesis's shrinking, and the reducer does that better.
     """
 
     def grown(seed: int) -> Case:
@@ -99,7 +100,10 @@ SPECIALS = (math.nan, math.inf, -math.inf, -0.0)
 
 
 def case_of(drawing: GraphDrawing, name: str, random: Random) -> Case:
-    """Return the case of a grown graph: the inputs that it grew on, other ones, and some with a special element."""
+    """Return the case of a grown graph.
+
+    Its runs have the inputs that the graph was grown on, newly drawn ones, and ones with a special element.
+    """
     graph = drawing.growth.graph
     typical = Run("typical", tuple(drawing.growth.tensors[v] for v in graph.inputs))
     runs = [typical]
@@ -114,7 +118,7 @@ def case_of(drawing: GraphDrawing, name: str, random: Random) -> Case:
 
 
 def _place_special(inputs: list[torch.Tensor], random: Random) -> None:
-    """Put one NaN, infinity or negative zero into the first or last lane of one floating input."""
+    """Set the first or last element of one float input to NaN, an infinity or negative zero."""
     floats = [t for t in inputs if t.is_floating_point() and t.numel()]
     if floats:
         flat = random.choice(floats).reshape(-1)

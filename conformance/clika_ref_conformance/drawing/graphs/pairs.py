@@ -1,4 +1,4 @@
-"""Graphs of two calls: one after the other, one after the other and returned too, and both of the same value."""
+"""Graphs of two calls: a chain, a chain with its inner value returned, and both calls on one operand."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clika_ref_conformance.drawing.graphs.growth import case_of
 
 CHAIN, TAPPED, FORKED = "{}->{}", "{}->{}, tapped", "{}, {}"
 ATTEMPTS = 24
-"""Calls that are drawn until one fits the other; most fit at the first, 1 in 20 never."""
+"""Maximum number of draws for a pair of matching calls; most match at the first, 1 in 20 never does."""
 STARTS = 12
-"""Different first calls that are tried: of another rank, with other attributes."""
+"""Number of first calls to try, with different ranks and attributes."""
 DTYPES = (torch.float32,)
 
 
 class Pairing:
-    """One operator, and all that may follow it."""
+    """One operator, paired with those that may follow it."""
 
     def __init__(self, first: Operator, seed: int) -> None:
         self.first = first
@@ -41,9 +41,9 @@ class Pairing:
                 yield seed, call
 
     def cases(self, second: Operator, *, fork: bool) -> Iterator[Case]:
-        """Yield tapped chain and chain of two operators, and with ``fork`` both calls on one operand.
+        """Yield the tapped chain and the chain of two operators, and with ``fork`` both calls on one operand.
 
-        A pair that cannot be, because no result of the first fits an operand of the second, is left out.
+        A pair is left out if no result of the first operator fits an operand of the second.
         """
         names = self.first.name, second.name
         found = self._joined(second, forked=False)
@@ -61,7 +61,7 @@ class Pairing:
             yield _returning(drawing, (*one.outputs, *two.outputs), FORKED.format(*names), self.seed)
 
     def _joined(self, second: Operator, *, forked: bool) -> tuple[GraphDrawing, Node, Node] | None:
-        """Draw calls until the second reads what the first makes (or, forked, what it reads)."""
+        """Draw calls until the second reads a result of the first, or, if ``forked``, one of its operands."""
         random = Random(f"{self.first.name}-{second.name}-{forked}-{self.seed}")  # noqa: S311 - draws keep no secret
         for attempt in range(ATTEMPTS if self.starts else 0):
             seed, start = self.starts[attempt % len(self.starts)]

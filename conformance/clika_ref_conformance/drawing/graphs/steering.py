@@ -1,4 +1,4 @@
-"""Steering a sampler: the lengths that it drew are changed until a shape that it asks for is one that exists."""
+"""Changes to the sizes that a sampler draws, so that a shape it asks for becomes an existing one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from clika_ref.core.samples import Choice, Draw, Integers
 
 
 class Drawn(int):
-    """A number that a sampler drew, which remembers its place among the decisions until it is calculated with."""
+    """A number drawn by a sampler, with its index among the decisions; arithmetic drops the index."""
 
     place: int
 
     def __new__(cls, value: int, place: int) -> Self:
-        """Return ``value``, marked with its place."""
+        """Return ``value`` with its decision index."""
         self = super().__new__(cls, value)
         self.place = place
         return self
@@ -24,14 +24,14 @@ class Drawn(int):
 
 
 def plain(item: Any) -> Any:
-    """Return an attribute or operand without the marks of its numbers."""
+    """Return an attribute or operand with plain numbers instead of `Drawn` ones."""
     if isinstance(item, tuple | list):
         return type(item)(map(plain, item))
     return int(item) if isinstance(item, Drawn) else item
 
 
-class Again(Exception):  # noqa: N818 - no error: a request
-    """Asks for the sampler to be run once more, with other numbers at some places."""
+class Again(Exception):  # noqa: N818 - a request, not an error
+    """Requests another run of the sampler, with other numbers at some decision indices."""
 
     def __init__(self, changes: Mapping[int, int]) -> None:
         super().__init__()
@@ -48,19 +48,19 @@ class Steered:
         self.next = 0
 
     def __call__(self, description: Any, /) -> Any:
-        """Decide a number or an option; what is a tensor goes to ``answer``."""
+        """Decide a number or an option; other descriptions go to ``answer``."""
         if not isinstance(description, Choice | Integers):
             return self.answer(description)
         if self.decisions[self.next : self.next + 1] and self.decisions[self.next][0] == description:
             result = self.decisions[self.next][1]
-        else:  # new, or another question than before, after which nothing is as it was
+        else:  # a new or changed description invalidates all later decisions
             result = self.draw(description)
             self.decisions[self.next :] = [(description, result)]
         self.next += 1
         return Drawn(result, self.next - 1) if type(result) is int else result
 
     def repeat(self, changes: Mapping[int, int]) -> None:
-        """Start from the first decision again; after the last change all is decided anew."""
+        """Restart from the first decision; all decisions after the last change are drawn again."""
         for place, number in changes.items():
             self.decisions[place] = (self.decisions[place][0], number)
         del self.decisions[max(changes) + 1 :]
@@ -68,9 +68,9 @@ class Steered:
 
 
 def changes_for(wanted: Sequence[int], there: Sequence[int]) -> dict[int, int] | None:
-    """Return which numbers to change so that the shape ``wanted`` becomes ``there``, or None where that cannot be.
+    """Return the numbers to change so that shape ``wanted`` becomes shape ``there``, or None if impossible.
 
-    It cannot where a length was calculated rather than drawn, or one number is to become two.
+    It is impossible if a size was computed rather than drawn, or if one number would need two values.
     """
     changes: dict[int, int] = {}
     for mine, other in zip(wanted, there, strict=True):

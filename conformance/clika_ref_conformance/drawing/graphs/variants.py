@@ -1,4 +1,4 @@
-"""Graphs that are proven to compute the same: what a compiler makes of one, it must make of the other."""
+"""Equivalent variants of a graph, which a compiler must treat alike."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Operators = Mapping[str, Operator]
 
 
 def variant_of(case: Case, kind: str, operators: Operators, random: Random) -> Case | None:
-    """Return a case whose graph is written in another way, or None where that way is not open to it.
+    """Return a case with an equivalent graph of this kind, or None if it does not apply.
 
-    Whatever the way, eager must return the same for every run, to the last bit but for the sign of zeros.
+    Eager must return the same for every run, bit for bit except for the sign of zeros.
     """
     changed = VARIANTS[kind](replace(case, graph=case.graph.clone()), operators, random)
     if changed is None or not _is_equal(case, changed):
@@ -42,7 +42,7 @@ def _is_equal(case: Case, changed: Case) -> bool:
 
 
 def _uses(graph: Graph, random: Random, *, floating: bool = False) -> list[tuple[Value, Use]]:
-    """Return every place where a node reads a value, in random order."""
+    """Return every use of a value by a node, in random order."""
     values = [*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]
     found = [
         (v, use)
@@ -59,7 +59,7 @@ Rewrite = Callable[[Builder, Value], Value]
 
 
 def _rewritten(case: Case, operators: Operators, random: Random, rewrite: Rewrite, rank: int = 0) -> Case | None:
-    """Let one reader of a value read what ``rewrite`` makes of it."""
+    """Replace a value by the result of ``rewrite`` for one of its readers."""
     for value, use in _uses(case.graph, random, floating=True):
         if value.type.rank >= rank and isinstance(use.user, Node):
             made = rewrite(Builder(case.graph, operators, use.user), value)
@@ -121,14 +121,14 @@ def _input_as_constant(case: Case, _: Operators, random: Random) -> Case | None:
 
 
 def _output_twice(case: Case, _: Operators, random: Random) -> Case | None:
-    if not case.graph.outputs:  # the target refused whatever was drawn
+    if not case.graph.outputs:  # the target rejected all drawn calls
         return None
     case.graph.add_output(random.choice(case.graph.outputs))
     return case
 
 
 def _batch_split(case: Case, operators: Operators, random: Random) -> Case | None:
-    """Compute one node in two halves of its first side, where eager says that it works along it."""
+    """Compute one node in two halves of its first dim, if eager confirms that it is independent along it."""
     nodes = [n for n in case.graph.nodes if len(n.outputs) == 1 and n.output.uses]
     random.shuffle(nodes)
     for node in nodes:

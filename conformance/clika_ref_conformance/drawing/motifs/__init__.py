@@ -1,1 +1,1 @@
-"""Graphs on which a pass fires, and near misses on which it must not."""
+"""Motifs, which are minimal graphs that a pass rewrites, and near misses that it must leave alone."""

@@ -1,4 +1,4 @@
-"""Near misses that hinge on two things being alike: constants, numbers, calls, and sides of one length."""
+"""Near misses with two similar parts: constants, numbers, calls, or dims of equal size."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from clika_ref_conformance.drawing.motifs.near_misses import Operators, sampled_
 from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding, is_checked
 
 ALIKE = 4
-"""Places at which two large constants differ, one at a time."""
+"""Number of indices where two large constants may differ, one at a time."""
 
 MANY = 2000
-"""Elements of a large constant: more than a pass that takes samples reads."""
+"""Number of elements of a large constant: more than a pass that only samples elements reads."""
 
 
 def constants_alike(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Add a constant like one of the motif's, or two large ones, which differ in one element or in the sign of zero."""
+    """Add a constant similar to one of the motif's, or two large ones that differ in one element or zero sign."""
     originals = [t for v, t in Rebuilding.of(case).leaves if v.is_constant and t.numel()]
     large = torch.linspace(-1, 1, MANY)
     pairs = [(large, _another(large, place)) for place in random_places(MANY)]
@@ -44,7 +44,7 @@ def constants_alike(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def random_places(count: int) -> list[int]:
-    """Return places in a large constant, the same each time."""
+    """Return random indices into a large constant, the same in each call."""
     return Random(count).sample(range(count), ALIKE)  # noqa: S311 - no secret
 
 
@@ -58,7 +58,7 @@ PAIRS = ((0.0, -0.0), (1, 2), (1.0, 2.0), (0, 1))
 
 
 def literals_alike(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Give all calls of one operator one number, and the last of them one that is like it."""
+    """Give all calls of one operator the same number, and the last of them a similar one."""
     kinds = {node.kind: None for node in case.graph.nodes if any(isinstance(v, int | float) for v in node.inputs)}
     for kind, (one, other) in product(kinds, PAIRS):
         nodes = [node for node in case.graph.nodes if node.kind == kind]
@@ -74,14 +74,14 @@ def _with_number(node: Node, number: float) -> list[Any]:
 
 
 CALLS = 24
-"""Operators of which the same call is placed twice but for one thing."""
+"""Number of operators to add as a pair of calls that differ in one respect."""
 
 SIMPLE = ("exact", "ulp")
-"""Kinds of errors of their operators: kernels that weigh neighbours trust their attributes to fit each other."""
+"""Error classes of their operators; kernels with windows do not check that their attributes are consistent."""
 
 
 def calls_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Add a drawn call twice, but for one attribute, a number, or the order of its operands; a random one just so."""
+    """Add a drawn call twice, changing one attribute, a number or the operand order; repeat random calls unchanged."""
     random = Random(case.name)  # noqa: S311 - no secret
     simple = sorted(name for name, op in operators.items() if op.error.kind in SIMPLE and name not in UNCHECKED)
     for kind in random.sample(simple, min(CALLS, len(simple))):
@@ -114,7 +114,7 @@ def _twin(random: Random, new: Rebuilding, node: Node) -> Node | None:
 
 
 def numbers_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Divide the first float of a motif by 0.0 and by -0.0: of all numbers that are equal these two are not alike."""
+    """Divide the first float of a motif by 0.0 and by -0.0, the only equal numbers with different effects."""
     new = Rebuilding.of(case)
     new.take_leaves()
     floats = [new.mapping[v] for v, t in new.leaves if t.is_floating_point()]
@@ -125,7 +125,7 @@ def numbers_alike(case: Case, operators: Operators) -> Iterator[Case | None]:
 
 
 def sides_alike(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Give all sides one length, and calls of one operator the same attributes or a turn."""
+    """Give all dims one size, and all calls of one operator the same or permuted attributes."""
     for length, (how, change) in product((None, 2, 3), CHANGES.items()) if is_checked(case) else ():
         if length is None and how == "as they are":
             continue
@@ -137,14 +137,14 @@ def sides_alike(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def _turned(_: Node, node: Node) -> Mapping[str, Any]:
-    """Return attributes of which every order of three sides or more moves each by one, which is not its own inverse."""
+    """Return attributes with each order of three or more dims replaced by a rotation, which is not self-inverse."""
     return {name: (*range(1, len(v)), 0) if _is_order(v) else v for name, v in node.attrs.items()}
 
 
 def _is_order(value: Any) -> bool:
     return (
         isinstance(value, tuple)
-        and len(value) > 2  # shorter orders are their own inverses
+        and len(value) > 2  # shorter permutations are their own inverses
         and all(isinstance(d, int) for d in value)
         and sorted(d % len(value) for d in value) == list(range(len(value)))
     )
@@ -155,7 +155,7 @@ CHANGES: Mapping[str, Callable[[Node, Node], Mapping[str, Any]]] = {
     "alike": lambda first, _: first.attrs,
     "turned": _turned,
 }
-"""What becomes of the attributes of a call, given the first call of its operator and itself."""
+"""New attributes of a call, as a function of the first call of its operator and the call itself."""
 
 
 def _cut(tensor: Tensor, length: int | None) -> Tensor:
@@ -176,11 +176,11 @@ DTYPES = (
     torch.bool,
 )
 DETAILED = (0.1, -1.7, 1e-6, 70001.0, 2.0**31 - 1, -(2.0**24) - 1, 0.0, 3.0)
-"""Elements of which each narrower dtype loses some."""
+"""Elements, some of which each narrower dtype cannot represent."""
 
 
 def round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Cast from each dtype to each other and back, and integers on to int64, where the motif casts more than once."""
+    """Cast between all pairs of dtypes and back, and integers on to int64, if the motif has two casts or more."""
     casts = [node for node in case.graph.nodes if set(map(type, node.attrs.values())) == {torch.dtype}]
     if len(casts) < TWICE or not is_checked(case):
         return
@@ -198,7 +198,7 @@ def round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
 TWICE = 2
 
 NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)
-"""Integers that may lose their sign or their size on the way to a wider dtype."""
+"""Integer dtypes that may lose a sign or high bits on the way to a wider dtype."""
 
 
 def _detailed(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,4 @@
-"""Motifs cut small: without a node, whose results become inputs, or without an output and what only it read."""
+"""Reduction of motifs: remove a node, so that its results become inputs, or an output with its exclusive nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clika_ref_conformance.cases import Case, Run
 
 
 def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:
-    """Cut nodes and outputs off a case as long as it stays what is wanted; what a cut node made becomes an input."""
+    """Remove nodes and outputs from a case while ``wanted`` holds; results of a removed node become inputs."""
     again = True
     while again:
         again = False
@@ -32,7 +32,7 @@ def _smaller(case: Case) -> Iterator[Case]:
 
 
 def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
-    """Return a case without the node at a position, whose results become inputs, and without one output."""
+    """Return a case without the node at a position, so that its results become inputs, and without one output."""
     (run, *_) = case.runs
     graph = case.graph.clone()
     nodes = list(graph.nodes)
@@ -47,7 +47,10 @@ def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
 
 
 def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
-    """Copy what a graph without a node and an output still needs; where it returns leaves only, what is unread."""
+    """Copy the needed part of a graph without a node and an output.
+
+    If no computed output is left, all unread results become outputs.
+    """
     left = Graph(graph.name)
     held = dict(zip(graph.inputs, tensors, strict=True))
     mapping: dict[Value, Value] = {}
@@ -69,7 +72,7 @@ def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node
     for position, value in enumerate(graph.outputs):
         if position != drop and value in mapping and value.producer is not None and value.producer is not gone:
             left.add_output(mapping[value])
-    for value in gone.inputs if gone else ():  # what nobody reads any more would be dead, and compared with nothing
+    for value in gone.inputs if gone else ():  # unread values would be dead code, which is not compared
         if isinstance(value, Value) and value.producer is not None and not mapping[value].uses:
             left.add_output(mapping[value])
     if not left.outputs:
@@ -79,7 +82,10 @@ def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node
 
 
 def _read_for(graph: Graph, output: int) -> set[Node]:
-    """Return the nodes that nobody reads but for one output: they go with it, lest a pass fire on what is not seen."""
+    """Return the nodes that only one output needs.
+
+    They are removed with it, so that a pass does not fire on nodes without a visible effect.
+    """
     found: set[Node] = set()
     for node in reversed(list(graph.nodes)):
         uses = [use for v in node.outputs for use in v.uses]

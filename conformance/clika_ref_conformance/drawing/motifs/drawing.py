@@ -1,4 +1,4 @@
-"""Drawn calls on the values of a graph, of which some answer calls that are there already."""
+"""Drawn calls on the values of a graph, some with attributes that relate to earlier calls."""
 
 from __future__ import annotations
 
@@ -29,37 +29,41 @@ TRUSTING = (
     "weight_norm",
 )
 UNCHECKED = frozenset({*TRUSTING, "lstm", "gru", "rnn_tanh", "rnn_relu"})
-"""Operators of which PyTorch trusts the attributes: with others than they were drawn with, they corrupt memory."""
+"""Operators with attributes that PyTorch does not validate; other values than the drawn ones corrupt memory."""
 
 LONGEST_SIDE = 8
-"""A value may stand for a drawn tensor if none of its sides is longer: graphs stay small."""
+"""Maximum dim size of values that replace a drawn tensor, so that graphs stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Standing(TensorSample):
-    """A value of the graph that stands where a sampler asked for a tensor."""
+    """A graph value used for a tensor that a sampler asked for."""
 
     value: Value | None = None
 
 
 @dataclass
 class Drawing:
-    """Draws calls of operators onto the values of a growth: ``standing`` of the tensors asked for are those values."""
+    """Draws calls of operators onto the values of a growth.
+
+    With probability ``standing``, a tensor that a sampler asks for is an existing value.
+    """
 
     random: Random
     growth: Growth
     standing: float = 0.8
     constants: float = 0.3
-    """The share of new tensors that are constants rather than inputs."""
+    """Share of new tensors that are constants rather than inputs."""
 
     def __post_init__(self) -> None:
-        """Seed the elements from the same source as everything else."""
+        """Create the generator of the elements from ``random``."""
         self.generator = torch.Generator().manual_seed(self.random.getrandbits(62))
 
     def call(self, op: Operator, pool: Sequence[Value] = (), *, echoing: bool = False) -> Node | None:
-        """Add one drawn call, on values of the pool where they fit; None where the draw was not legal.
+        """Add one drawn call, on values of the pool where they fit; return None if the draw is illegal.
 
-        With ``echoing`` it may answer calls that are there already; see `clika_ref_conformance.drawing.motifs.echoes`.
+        With ``echoing``, its attributes may relate to those of earlier calls; see
+        `clika_ref_conformance.drawing.motifs.echoes`.
         """
         if op.sampler is None:
             return None
@@ -103,7 +107,7 @@ class Drawing:
 
 
 def fits(kind: TensorType, description: TensorDescription) -> bool:
-    """Whether a value of a type may stand where a sampler describes a tensor."""
+    """Return whether a value of a type matches a sampler's description of a tensor."""
     if kind.dtype not in description.dtypes or description.unique or is_symbolic(kind.shape):
         return False
     if description.shape is not None:

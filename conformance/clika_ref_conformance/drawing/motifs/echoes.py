@@ -1,4 +1,4 @@
-"""Calls that answer earlier ones: the same attributes again or their inverse, a cast back, numbers that matter."""
+"""Calls that relate to earlier ones: equal or inverse attributes, casts back, and special numbers."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ TELLING = (0, 1, -1, 2, 0.0, -0.0, 1.0)
 """Numbers that passes look for."""
 
 ECHOES = 1 / 2
-"""The share of calls that answer an earlier one, where there is one to answer."""
+"""Share of calls that reuse attributes of an earlier one, if there is any."""
 
 NOTHING = 1 / 6
-"""The share of tuples of whole numbers that become zeros."""
+"""Share of integer tuples that become zeros."""
 
 NUMBERS = 1 / 2
-"""The share of numbers that become telling ones."""
+"""Share of numbers that are replaced by `TELLING` ones."""
 
 
 def telling(random: Random, operands: Sequence[Any]) -> list[Any]:
-    """Put numbers that passes look for in the place of some that were drawn."""
+    """Replace some drawn numbers by those that passes look for."""
     return [
         random.choice([n for n in TELLING if isinstance(n, int) or isinstance(item, float)])
         if isinstance(item, int | float) and not isinstance(item, bool) and random.random() < NUMBERS
@@ -34,9 +34,9 @@ def telling(random: Random, operands: Sequence[Any]) -> list[Any]:
 
 
 def echo(random: Random, graph: Graph, kind: str, attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return attributes of which some were seen in the graph: on a call of that kind, or as the dtype of a value.
+    """Return attributes with some values taken from the graph: from calls of this op type, or dtypes of values.
 
-    A permutation may come back as its inverse, and whole numbers as zeros, which is often no move at all.
+    A permutation may become its inverse, and integers may become zeros, often a no-op.
     """
     if random.random() > ECHOES:
         return dict(attrs)

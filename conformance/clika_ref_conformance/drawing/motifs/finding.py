@@ -1,4 +1,4 @@
-"""Motifs of a pass: the smallest graphs found on which it fires, derived from its own rules."""
+"""Motifs of a pass: minimal graphs that it rewrites, derived from its own rules."""
 
 from __future__ import annotations
 
@@ -25,66 +25,66 @@ from clika_ref_conformance.drawing.motifs.near_misses import sort_of
 from clika_ref_conformance.drawing.motifs.varying import other_kind, same_kinds
 
 LENGTHS = (1, 2, 2, 3, 3, 4)
-"""Nodes of a drawn chain, before anything in it is repeated."""
+"""Number of nodes of a drawn chain, before repeats."""
 
 UNDOING = 1 / 2
-"""The share of chains that end in what they began with: what undoes an operator is most often another of its kind."""
+"""Share of chains that end in their first operator: the inverse of a call is mostly a call of the same operator."""
 
 STRANGERS = 3
-"""Operators of a group that no drawn motif has, which are put in the place of others."""
+"""Number of operators to substitute from a group that no drawn motif has."""
 
 ROUNDS = 3
-"""How often each is tried."""
+"""Number of tries for each of them."""
 
 EACH = 3
-"""Motifs added at most by drawing one call of a motif anew."""
+"""Maximum number of motifs from redrawing one call of a motif."""
 
 PLACES = 3
-"""Motifs in which an operator of a table is tried in the place of others of it, at least."""
+"""Minimum number of motifs to try for the substitution of an operator of a table."""
 
 SHORT = 100
-"""All that are tried for a table, where it is so short that each may have more."""
+"""Number of tries for a whole table; operators of a short table get more each."""
 
 MEETING = 1 / 4
-"""The share of calls that read again what another reads or made."""
+"""Share of calls that also read an operand or result of another call."""
 
 REMEMBERING = 100
-"""Chains that return all that nobody reads; if no motif is among them, some leave out an output from then on."""
+"""Number of chains that return all unread values; if none is a motif, some later ones return less."""
 
 FORGETTING = 4
-"""One chain in so many does."""
+"""One in this many of the later chains leaves out an output."""
 
 Fires = Callable[[Graph], bool]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What a motif should make happen: one rule of a pass, or anything at all."""
+    """An effect that a motif should have: one rule of a pass fires, or the pass changes anything."""
 
     name: str
     fires: Fires
     last: tuple[str, ...]
-    """The operators that the last node of a chain may have; any where empty."""
+    """Operators allowed as the last node of a chain; all if empty."""
     groups: Sequence[tuple[str, ...]] = ()
-    """The operators that it mentions, in groups."""
+    """Groups of operators that the code of the pass or rule mentions."""
 
 
 @dataclass
 class Motifs:
-    """What was found for one pass."""
+    """The motifs found for one pass."""
 
     cases: list[Case] = field(default_factory=list[Case])
     varied: list[Case] = field(default_factory=list[Case])
-    """Those with other operators and attributes, near the drawn ones and found from them."""
+    """Variants of the drawn motifs with other operators and attributes."""
     listed: list[Case] = field(default_factory=list[Case])
-    """More of those: one for each operator of a long table, to be checked as they are."""
+    """Further variants, one for each operator of a long table; they get few near misses."""
     silent: list[str] = field(default_factory=list[str])
-    """The goals that no graph reached."""
+    """Goals without a motif."""
     tried: int = 0
 
 
 def goals_of(p: Pass, operators: Mapping[str, Operator]) -> list[Goal]:
-    """Return the pass as a whole, and each of its rules by itself."""
+    """Return one goal for the pass as a whole, and one for each of its rules."""
 
     def whole(graph: Graph) -> bool:
         revision = graph.revision
@@ -116,10 +116,10 @@ def find_motifs(
     patience: int,
     varied: bool = True,
 ) -> Motifs:
-    """Draw chains until each goal of a pass has ``wanted`` different motifs, or ``patience`` chains bring no new one.
+    """Draw chains until each goal of a pass has ``wanted`` motifs, or ``patience`` chains give no new one.
 
-    A goal that has none yet is tried up to ``tries`` times. What a pass offers in ``motifs`` comes first: functions of
-    a builder that return the outputs of a graph. What was found is then ``varied``: see `_Search.vary`.
+    A goal without any motif is tried up to ``tries`` times. The pass's own ``motifs`` come first: functions that take a
+    builder and return the outputs of a graph. With ``varied``, `_Search.vary` then adds variants.
     """
     found, goals = Motifs([*offered(p, operators)]), goals_of(p, operators)
     for goal in goals:
@@ -149,12 +149,12 @@ class _Search:
     own: list[Case]
     tried: int = 0
     plain: int = 0
-    """How many there were before those that differ in an operator only."""
+    """Number of motifs before those that only differ in an operator."""
     forgets: bool = False
-    """Whether some chains leave out an output, where nobody sees faults, as none that returned all was a motif."""
+    """Whether some chains leave out an output, which hides faults, as no chain with all outputs was a motif."""
 
     def draw(self, tries: int, patience: int) -> None:
-        """Draw chains until there are as many different motifs as are wanted."""
+        """Draw chains until there are as many different motifs as wanted."""
         known = {_signature(case) for case in self.own}
         ends = Counter[str]()
         share = -(-2 * self.wanted // max(len(self.goal.last), 1))
@@ -177,10 +177,10 @@ class _Search:
                 self._add(small)
 
     def vary(self) -> None:
-        """Add motifs that hold what the drawn ones lack: what is wrong with a table or a pattern may show there only.
+        """Add variants of the drawn motifs, as faults of a table or a pattern may only show in these.
 
-        First those with an operator of each group that the goal mentions and that no drawn one has, then the same as
-        drawn with other sorts of attributes and operands, then one with each operator of the groups.
+        First come operators from each mentioned group that no drawn motif contains. Then come the drawn motifs with
+        other sorts of attributes and operands. Last comes one motif for each operator of the groups.
         """
         drawn = list(self.own)
         traits = set().union(*(_traits(_fired(self.goal, case) or ()) for case in drawn))
@@ -205,7 +205,7 @@ class _Search:
             yield from other_kind(self.random, motif, self.operators, group, kind, kin=kin)
 
     def _first(self, cases: Iterator[Case], known: set[Any]) -> set[Any]:
-        """Add the first case that is a motif and has traits that are not known; return its traits."""
+        """Add the first case that is a motif with new traits, and return its traits."""
         for case in cases:
             if not _traits(case.graph.nodes) <= known and not _traits(_fired(self.goal, case) or ()) <= known:
                 small = smallest(cut(case, None), lambda c: _fires(self.goal, c))
@@ -220,20 +220,20 @@ class _Search:
 
 
 def _fires(goal: Goal, case: Case) -> bool:
-    """Whether a goal is reached; a pass that fails on a graph has at least looked at it."""
+    """Return whether a case reaches a goal; a pass that raises on the graph counts as firing."""
     return _fired(goal, case) is not None
 
 
 def _fired(goal: Goal, case: Case) -> list[Node] | None:
-    """Return the nodes that go where a goal is reached, or that nobody reads any more; all where that is none of them.
+    """Return the nodes that a firing goal removes or leaves unread, or all nodes if it leaves none so.
 
-    What merely stands beside them shows nothing of the rule. None where the goal is not reached.
+    Untouched nodes show nothing of the rule. None if the goal does not fire.
     """
     try:
         return _replaced(goal, case)
-    except Exception as error:  # noqa: BLE001 - a pass may raise anything; the checks of the motif will say so
+    except Exception as error:  # noqa: BLE001 - a pass may raise anything; the checks of the motif report it
         is_full = isinstance(error, MemoryError)
-    if is_full:  # of the graph of a pass that never ends, which refers to itself
+    if is_full:  # frees the graph of an endless pass, which is a reference cycle
         gc.collect()
     return list(case.graph.nodes)
 
@@ -251,7 +251,7 @@ def _replaced(goal: Goal, case: Case) -> list[Node] | None:
 
 
 def offered(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Case]:
-    """Yield the motifs that a pass brings along: those which drawing would not find."""
+    """Yield the motifs that a pass provides, which random drawing would not find."""
     functions: Sequence[Callable[[Builder], Any]] = getattr(p, "motifs", ())
     for number, function in enumerate(functions):
         graph = Graph(p.name)
@@ -271,11 +271,10 @@ def _elements(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:
 
 
 def chain(random: Random, operators: Mapping[str, Operator], goal: Goal, attempt: int, *, forgets: bool) -> Case | None:
-    """Draw a chain of calls, each on what the one before returned, ending in one of the operators that a goal asks for.
+    """Draw a chain of calls that each read the previous result and end in one of the goal's last operators.
 
-    Now and then a call may also read what nobody has read yet, or reads again what others read, as in
-    ``x * sigmoid(x)``.
-    All is returned that nobody reads, but for the first of it where the chain ``forgets``.
+    Some calls also read an unread value, or a value that has a reader already, as in ``x * sigmoid(x)``. All unread
+    values become outputs, except for the first one if the chain ``forgets``.
     """
     growth = Growth()
     drawing = Drawing(random, growth, 0.9, random.choice((0.0, 0.5, 1.0, 1.0)))
@@ -303,7 +302,7 @@ def chain(random: Random, operators: Mapping[str, Operator], goal: Goal, attempt
 
 
 def _meeting(random: Random, growth: Growth, node: Node) -> Node:
-    """Sometimes let a call read what another reads or made in the place of a new tensor, so that paths meet."""
+    """Sometimes replace a new operand by an operand or result of another call, so that paths join."""
     if node.kind in UNCHECKED or random.random() > MEETING:
         return node
     operands = list(node.inputs)
@@ -323,7 +322,7 @@ def _meeting(random: Random, growth: Growth, node: Node) -> Node:
 
 
 def _repeat(random: Random, growth: Growth) -> None:
-    """Sometimes add a node a second time, sometimes one that reads an equal copy of a constant."""
+    """Sometimes add a node a second time, sometimes with an equal copy of a constant."""
     if random.random() > 1 / 3:
         return
     node = random.choice(list(growth.graph.nodes))
@@ -337,7 +336,7 @@ def _repeat(random: Random, growth: Growth) -> None:
 
 
 def _signature(case: Case) -> tuple[Any, ...]:
-    """What tells motifs apart: operators, in order, where their operands come from, and sorts of attributes."""
+    """Return the key that distinguishes motifs: operators in order, sources of operands, sorts of attributes."""
 
     def attributes(node: Node) -> tuple[Any, ...]:
         return tuple(sort_of(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
@@ -352,7 +351,7 @@ def _role(item: Any) -> str:
 
 
 def _traits(nodes: Iterable[Node]) -> set[Any]:
-    """What nodes show of each operator: the sorts of its attributes, and which operands are there and numbers."""
+    """Return the features of nodes: the sorts of their attributes, and the types of their operands."""
     found: set[Any] = set()
     for node in nodes:
         found.add((node.kind, tuple(type(v).__name__ for v in node.inputs)))

@@ -1,4 +1,4 @@
-"""Near misses with dynamic sides: a side of an input becomes a symbol, and the case is run in several sizes."""
+"""Near misses with dynamic dims: a dim of an input becomes symbolic, and the case runs at several sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SYMBOL = "n"
 
 
 def sides_freed(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Make one side of an input dynamic, or all inputs' sides of that length, in attributes too where that is legal."""
+    """Make one input dim dynamic, or all input dims of its size, and also equal attributes where legal."""
     for value in case.graph.inputs if is_checked(case) else ():
         for dim in range(value.type.rank):
             for alike in (False, True):
@@ -32,7 +32,7 @@ def sides_freed(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def _freed(case: Case, side: Side, *, alike: bool, in_attributes: bool) -> Case | None:
-    """Return the case with a side of an input freed; None where its types would hold for one size only."""
+    """Return the case with an input dim made dynamic, or None if its types would only hold for one size."""
     size = next(int(v.type.shape[side.dim or 0]) for v in case.graph.inputs if v.name == side.name)
     places = {
         (v.name, d)
@@ -79,7 +79,7 @@ def _symbolic(attr: Any, size: int) -> Any:
 
 
 def _resized(tensor: Tensor, name: str, places: set[tuple[str, int]], size: int) -> Tensor:
-    """Return a tensor whose freed sides have another length, by repeating or dropping slices."""
+    """Return a tensor with its freed dims resized, by repeating or dropping slices."""
     for dim in range(tensor.ndim):
         if (name, dim) in places:
             tensor = tensor.index_select(dim, torch.arange(size) % tensor.shape[dim])

@@ -1,4 +1,4 @@
-"""Random graphs that hold a motif: nodes before it, beside it and behind it."""
+"""Random graphs around a motif, with nodes before, next to and after it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from clika_ref_conformance.drawing.motifs.drawing import Drawing
 from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 
 NODES = (1, 4)
-"""Nodes drawn before a motif and behind it, the fewest and the most."""
+"""Minimum and maximum number of nodes drawn before a motif and after it."""
 
 POOL = 6
-"""The youngest values stand for new operands; older ones are forgotten."""
+"""Number of most recent values to choose operands from."""
 
 
 def host(
     random: Random, motif: Case, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
 ) -> Case | None:
-    """Draw nodes, place a motif on what they made where types agree, and draw more; None where it is not legal."""
+    """Draw nodes, add a motif that reads them where types match, and draw more nodes; None if that is illegal."""
     new = Rebuilding.of(motif)
     drawing = Drawing(random, new.growth, 0.7, random.choice((0.1, 0.5)))
     swarm = [random.choice(random.choice(groups) if groups else sorted(operators)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Which operators a pass looks for, read from its code: its rules, and the operator names that it mentions."""
+"""The operators that a pass looks for, from its rules and the operator names in its code."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ WRAPPERS = (classmethod, staticmethod, property)
 
 
 def rules_of(p: Pass) -> list[Rule]:
-    """Return the rules that a pass can reach, by name; none where it walks the graph by itself."""
+    """Return the rules that a pass can reach, sorted by name; empty if it visits the graph without rules."""
     found = {item.name: item for item in _reachable(p) if isinstance(item, Rule)}
     return [found[name] for name in sorted(found)]
 
 
 def mentions(p: Pass | Rule, operators: Mapping[str, Operator]) -> list[tuple[str, ...]]:
-    """Return the groups of operators that a pass or a rule mentions, each sorted: a name in its code is its own group.
+    """Return the groups of operators in the code of a pass or rule, each sorted; a name in code is its own group.
 
-    A table of a hundred elementwise operators is one group, as one name is: drawing a group first finds what a pattern
-    hinges on.
+    A table of a hundred elementwise operators is one group, like a single name. Drawing a group first therefore favours
+    the operators that a pattern depends on.
     """
     groups: set[tuple[str, ...]] = set()
     for item in _reachable(p):
@@ -41,7 +41,10 @@ def _names(item: Any) -> Collection[Any]:
 
 
 def _reachable(p: Pass | Rule) -> Iterator[Any]:
-    """Yield what a pass can name: its options, and functions, classes, tables and constants of its own package."""
+    """Yield the objects that a pass can refer to.
+
+    These are its options, and the functions, classes, tables and constants of its own package.
+    """
     rule = p if isinstance(p, Rule) else None
     package = (rule.rewrite if rule else type(p)).__module__.partition(".")[0]
     seen: set[int] = set()

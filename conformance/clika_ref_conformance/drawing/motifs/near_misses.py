@@ -1,4 +1,4 @@
-"""Near misses: graphs that differ from a motif in one respect, in which many a pass goes wrong."""
+"""Near misses: graphs that differ from a motif in one respect, where passes often go wrong."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from clika_ref_conformance.drawing.sampling import described
 
 Operators = Mapping[str, Operator]
 Makes = Callable[[Case, Operators], Iterator[Case | None]]
-"""Yields the near misses of a motif; None for one that is not legal."""
+"""Yields the near misses of a motif; None for an illegal one."""
 
 
 def _changed_calls(
     case: Case, changes: Callable[[Node], Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]]
 ) -> Iterator[Case | None]:
-    """Yield the case with one call changed, for each node and each change of it."""
+    """Yield the case with one call changed, for each node and each of its changes."""
     for position, node in enumerate(case.graph.nodes):
         for what, inputs, attrs in changes(node) if node.kind not in UNCHECKED else ():
             new = Rebuilding.of(case)
@@ -43,7 +43,7 @@ def _changed_calls(
 
 
 def attribute_changed(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Give one attribute another value: a near one, or one that the operator's samples have."""
+    """Give one attribute another value: a near one, or one from the operator's samples."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for name, value in node.attrs.items():
@@ -54,7 +54,7 @@ def attribute_changed(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def attribute_of_another_sort(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Give one attribute another value of the operator's samples, one of each sort that it has not."""
+    """Give one attribute a value of another sort from the operator's samples, one for each sort."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for name, value in node.attrs.items():
@@ -66,19 +66,22 @@ def attribute_of_another_sort(case: Case, _: Operators) -> Iterator[Case | None]
 
 
 def sort_of(value: Any) -> Any:
-    """What a pass may ask of an attribute: how long a tuple is and whether in order, whether a number is small."""
+    """Return the properties of an attribute that a pass may test.
+
+    These are the length and order of a tuple, whether it has duplicates, and whether a number is small.
+    """
     if isinstance(value, tuple):
         return len(value), value == tuple(sorted(value, key=repr)), len(set(value)) < len(value)
     return min(max(value, -1), 2) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
 
 
 def other_values(op: Operator, name: str, value: Any) -> list[Any]:
-    """Return other values of an attribute: near ones, and those that the operator's samples have."""
+    """Return other values of an attribute: near ones, and those in the operator's samples."""
     return _unlike(value, (*_near(value), *_sampled(op, name)))[:MOST_VALUES]
 
 
 def sampled_values(op: Operator, name: str, value: Any) -> list[Any]:
-    """Return other values of an attribute that the operator's samples have."""
+    """Return other values of an attribute from the operator's samples."""
     return _unlike(value, _sampled(op, name))
 
 
@@ -89,10 +92,10 @@ def _unlike(value: Any, others: Iterable[Any]) -> list[Any]:
 
 
 MOST_VALUES = 7
-"""Other values per attribute."""
+"""Maximum number of other values per attribute."""
 
 MOST_SORTS = 3
-"""Values of other sorts per attribute."""
+"""Maximum number of values of other sorts per attribute."""
 
 
 def _near(value: Any) -> Iterator[Any]:
@@ -119,7 +122,7 @@ def _sampled(op: Operator, name: str) -> Iterator[Any]:
 
 
 SAMPLED = 8
-"""Sampled calls of an operator that show its attributes."""
+"""Number of sampled calls that provide attribute values of an operator."""
 
 
 @cache
@@ -129,7 +132,7 @@ def sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
 
 
 def operands_swapped(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Swap the first two operands of a call, and replace the second by the first."""
+    """Swap the first two operands of a call, or use the first for both."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         if len(node.inputs) > 1:
@@ -144,7 +147,7 @@ NUMBERS = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, math.nan, math.inf, True)
 
 
 def scalar_changed(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Write a number as another literal type, another number, or a tensor of rank 0 or 1, and a tensor as a number."""
+    """Replace a number by another type or value, or by a tensor of rank 0 or 1, and a tensor by a number."""
 
     def changes(node: Node) -> Iterator[tuple[str, Sequence[Any], Mapping[str, Any]]]:
         for i, item in enumerate(node.inputs):
@@ -167,7 +170,7 @@ def _scalars(item: Any) -> Iterator[Any]:
 
 
 def read_elsewhere(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Let something else read a value inside the motif: before its own reader and behind it, by node and as output."""
+    """Add another reader of a value inside the motif: a node, or an output before or after the others."""
     inner = [v for node in case.graph.nodes for v in node.outputs]
     leaves = [v for v, _ in Rebuilding.of(case).leaves]
     for value in (*inner, *leaves):
@@ -211,7 +214,7 @@ def repeated(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def outputs_changed(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Return something twice, inputs and constants too, not everything, and in another order; add an unused input."""
+    """Duplicate, drop or reorder outputs, return inputs and constants, or add an unused input."""
     leaves = [v for v, _ in Rebuilding.of(case).leaves]
     own = case.graph.outputs
     ways: list[tuple[str, Sequence[Value], bool]] = [("every output twice", own, False), ("leaves too", leaves, True)]
@@ -234,7 +237,7 @@ def outputs_changed(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def leaves_changed(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Make a constant an input and an input a constant, compute a leaf, and overwrite one in the call."""
+    """Turn constants into inputs and inputs into constants, compute a leaf, or overwrite it during the call."""
     for value, tensor in Rebuilding.of(case).leaves:
         yield _with_leaf(case, value, Leaf(tensor, not value.is_constant, name="other_role"))
         yield _with_leaf(case, value, Leaf(tensor, constant=True, name="clika.lifted_tensor_9"))
@@ -265,11 +268,11 @@ DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64
 
 
 OF_DTYPES = 4
-"""How many of them each motif has: passes ask for classes of dtypes, and motifs are many."""
+"""Number of dtypes tried per motif; passes test classes of dtypes, and there are many motifs."""
 
 
 def dtype_changed(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Give all tensors of one dtype another, or one tensor alone; each motif has some of the dtypes."""
+    """Change the dtype of all tensors of one dtype, or of one tensor; each motif gets some of the dtypes."""
     leaves = Rebuilding.of(case).leaves
     chosen = [[v for v, _ in leaves if v.type.dtype == d] for d in {t.dtype: None for _, t in leaves}]
     chosen += [[v] for v, _ in leaves if len(leaves) > 1]
@@ -291,10 +294,10 @@ LARGE = (2**24 + 1, 2**53 + 1)
 
 
 def special_elements(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Put NaN, Inf and -0.0 first and last into every float input, and the ends of the dtype into every integer one.
+    """Set the first and last element of float inputs to NaN, Inf and -0.0, and of integer ones to dtype bounds.
 
-    Constants become inputs in a second graph, and all floats where none is: what a pass does to a weight or to integers
-    it may do to any value.
+    A second graph turns constants into inputs, and all leaves into floats if there are none, as a pass may treat any
+    value like weights or integers.
     """
     for one in (case, *_of_float_inputs(case)):
         accepted = [run for run in _special_runs(one) if _accepts(one, run)]
@@ -332,7 +335,7 @@ def _special_runs(case: Case) -> list[Run]:
 
 
 def large_constants(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Let a constant be almost as large as its dtype allows, and leaves beside it so small that no sum overflows."""
+    """Scale a constant close to its dtype's maximum, and the leaves next to it so low that no sum overflows."""
     leaves = Rebuilding.of(case).leaves
     floats = {value for value, tensor in leaves if _has_float_elements(tensor)}
     for value in (v for v, _ in leaves if v.is_constant and v in floats):
@@ -348,7 +351,7 @@ def _values_of(user: Any) -> list[Value]:
 
 
 ALMOST = 0.9
-"""Of the largest number of a dtype."""
+"""Share of the dtype's largest number."""
 
 
 def _scaled(large: Value, small: Container[Value], value: Value, leaf: Leaf) -> Leaf:
@@ -367,11 +370,11 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 def _accepts(case: Case, run: Run) -> bool:
-    """Whether eager takes the elements: an index may not be large."""
+    """Return whether eager accepts the elements; a large integer may be an invalid index."""
     try:
         with torch.no_grad():
             interpret(case.graph, run.inputs)
-    except Exception:  # noqa: BLE001 - whatever eager refuses is no legal input
+    except Exception:  # noqa: BLE001 - an input is illegal if eager rejects it
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Near misses that take an operand from a call which may do without, or give it one that it did without."""
+"""Near misses that omit an operand of a call, or add an optional one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 
 
 def operand_given_or_taken(case: Case, _: Operators) -> Iterator[Case | None]:
-    """Leave each operand out, and put a constant where there is none; eager says whether that is a call."""
+    """Omit each operand, and add a constant for each missing one, where eager accepts the call."""
     for position, node in enumerate(case.graph.nodes):
         for index, item in enumerate(node.inputs) if node.kind not in UNCHECKED else ():
             name = f"{node.kind} {position}: operand {index}"
@@ -28,7 +28,7 @@ def operand_given_or_taken(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def _leaves(node: Node) -> Iterator[Leaf]:
-    """Yield constants as long as a side of the result or of an operand, of which one fits if it goes along a side."""
+    """Yield constants with the lengths of the dims of the result and operands, to fit along one of them."""
     values = [*node.outputs, *(v for v in node.inputs if isinstance(v, Value))]
     lengths = dict.fromkeys(int(side) for v in values for side in v.type.shape if isinstance(side, int))
     dtype = node.outputs[0].type.dtype

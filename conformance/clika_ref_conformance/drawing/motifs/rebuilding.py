@@ -1,4 +1,4 @@
-"""A case built again, call by call, with something changed on the way."""
+"""A case rebuilt call by call, with changes."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ def conformance_tap(x: Tensor) -> Tensor:
 
 @operator(error=EXACT)
 def conformance_step(x: Tensor) -> Tensor:
-    """``x + 1``, or of bools the other: what a call may leave in its state."""
+    """``x + 1``, or the negation of bools: a new value for the state of a call."""
     return ~x if x.dtype == torch.bool else x + 1
 
 
 OWN_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
-"""Operators of the suite, which no plugin provides and a reproducer may hold."""
+"""Operators of the suite, which no plugin provides and which reproducers may contain."""
 
 
 def is_checked(case: Case) -> bool:
-    """Whether PyTorch refuses every illegal form of a case, rather than to corrupt memory."""
+    """Return whether PyTorch rejects every illegal form of a case instead of corrupting memory."""
     return UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes)
 
 
 @dataclass
 class Rebuilding:
-    """Builds a case again, call by call, with something changed on the way."""
+    """Rebuilds a case call by call, with changes."""
 
     case: Case
     growth: Growth
@@ -48,24 +48,24 @@ class Rebuilding:
 
     @classmethod
     def of(cls, case: Case) -> Rebuilding:
-        """Start with nothing but an empty graph."""
+        """Start from an empty graph."""
         return cls(case, Growth(), {})
 
     @property
     def leaves(self) -> list[tuple[Value, Tensor]]:
-        """The inputs and constants of the case, with their elements."""
+        """The inputs and constants of the case, with their tensors."""
         graph = self.case.graph
         constants = [v for v in graph.constants.values() if v.data is not None]
         return [(v, self.case.tensors[v]) for v in (*graph.inputs, *constants)]
 
     def take_leaves(self, change: Callable[[Value, Leaf], Leaf] = lambda _, leaf: leaf) -> None:
-        """Add every leaf, changed."""
+        """Add every leaf, after applying ``change``."""
         for value, tensor in self.leaves:
             leaf = change(value, Leaf(tensor, value.is_constant, name=value.name))
             self.mapping[value] = self.growth.leaf(leaf)
 
     def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
-        """Add a node, on other operands or with other attributes; say whether that is legal."""
+        """Add a node, with other operands or attributes if given; return whether that is legal."""
         operands = [self.now(v) for v in (node.inputs if inputs is None else inputs)]
         attrs = node.attrs if attrs is None else attrs
         if inputs is None and attrs is node.attrs and self._is_known(node):
@@ -79,7 +79,7 @@ class Rebuilding:
         return True
 
     def _is_known(self, node: Node) -> bool:
-        """Whether a node reads what it reads in the case, and so makes what it makes there."""
+        """Return whether a node has the same operands as in the case, so that its results are known."""
         known, twins = self.case.tensors, [(v, self.mapping.get(v)) for v in node.inputs if isinstance(v, Value)]
         return known.keys() >= {*node.outputs} and all(
             isinstance(twin, Value) and twin.type == v.type and self.growth.tensors[twin] is known[v]
@@ -87,25 +87,25 @@ class Rebuilding:
         )
 
     def take_nodes(self) -> bool:
-        """Add every node as it is; say whether that is legal."""
+        """Add every node unchanged; return whether that is legal."""
         return all(self.take(node) for node in self.case.graph.nodes)
 
     def now(self, item: Any) -> Any:
-        """Return what an operand has become."""
+        """Return the new value for an operand of the case."""
         return self.mapping.get(item, item) if isinstance(item, Value) else item
 
     @property
     def unread(self) -> list[Value]:
-        """The results that were read in the case and that nobody reads any more: what is wrong there would not show."""
+        """Results that had readers in the case and have none now, so that faults in them would not show."""
         returned = {self.now(v) for v in self.case.graph.outputs}
         read = [self.now(v) for node in self.case.graph.nodes for v in node.outputs if v.uses]
         return [v for v in read if not v.uses and v not in returned]
 
     def done(self, name: str, extra: Sequence[Value] = (), *, first: bool = False, tapped: bool = True) -> Case:
-        """Return the case, with outputs before or behind its own.
+        """Return the case, with extra outputs before or after its own.
 
-        What is returned is ``tapped``, which means read by a node that is returned instead: no pass may put an input,
-        or another output, in the place of an output, and it would not show where it wanted to.
+        With ``tapped``, a node reads each output, and its result is returned instead. A pass may not replace an output
+        by an input or another output, so without the tap a wrong replacement would not show.
         """
         own = [self.now(v) for v in self.case.graph.outputs]
         outputs = [*extra, *own] if first else [*own, *extra]

@@ -1,4 +1,4 @@
-"""Motifs varied: one call becomes that of another operator, or one drawn anew, and what reads it follows."""
+"""Variants of motifs: one call is redrawn or gets another operator, and its readers are adapted."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from clika_ref_conformance.drawing.motifs.near_misses import Operators, sampled_
 from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
 
 DRAWS = 8
-"""Calls drawn for each node in search of a motif."""
+"""Number of calls drawn for each node in search of a motif."""
 
 NEAR_DRAWS = 3
-"""Calls drawn for each node of a motif, fitting its pattern or not."""
+"""Number of calls drawn for each node of a motif, whether or not they match its pattern."""
 
 FORMS = 3
-"""Different attributes with which another operator is tried on the operands that are there."""
+"""Number of distinct attribute sets tried for another operator on the existing operands."""
 
 RANDOM = 6
-"""Random operators tried in the place of each node, at most."""
+"""Maximum number of random operators tried in place of each node."""
 
 NEUTRAL = (0, 1)
-"""Numbers that one operator or another takes no notice of."""
+"""Numbers that are neutral in some operators."""
 
 Call = tuple[Operator, Sequence[Any], Mapping[str, Any]]
-"""Operator, operands, of which values are those of a motif, and attributes."""
+"""Operator, operands and attributes; values among the operands belong to a motif."""
 
 
 def other_kind(
     random: Random, motif: Case, operators: Operators, group: Sequence[str], kind: str, *, kin: bool
 ) -> Iterator[Case]:
-    """Yield ways to put an operator of a group in the place of each node that is in the group too, or is not."""
+    """Yield the motif with an operator of a group in place of each node inside the group, or outside of it."""
     for position, node in enumerate(motif.graph.nodes):
         if kind not in UNCHECKED and kind != node.kind and (node.kind in group) is kin:
             yield from (_finished(new, motif) for new in _ways(random, motif, position, operators[kind]))
 
 
 def same_kinds(random: Random, motif: Case) -> Iterator[Iterator[Case]]:
-    """Yield, for each node, the motif with that one drawn anew."""
+    """Yield, for each node, the variants of the motif with that call redrawn."""
     for position, node in enumerate(motif.graph.nodes):
         yield (_finished(new, motif) for new in _redrawn(random, motif, position, node.op))
 
@@ -54,7 +54,7 @@ def _finished(new: Rebuilding, motif: Case) -> Case:
 
 
 def call_redrawn(case: Case, _: Operators, *, draws: int = NEAR_DRAWS) -> Iterator[Case | None]:
-    """Draw each call anew: with operands of other ranks and sides, and other attributes that go with them."""
+    """Redraw each call: with operands of other ranks and sizes, and other attributes that fit them."""
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
         for new in _redrawn(random, case, position, node.op, draws=draws):
@@ -70,7 +70,7 @@ def _ways(random: Random, motif: Case, position: int, op: Operator) -> Iterator[
 
 
 def _with_neutral(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield operands as they are, and with each number replaced by those that are neutral in arithmetic."""
+    """Yield the operands unchanged, and with each number replaced by arithmetically neutral ones."""
     yield operands
     for i, item in enumerate(operands):
         if isinstance(item, int | float):
@@ -84,9 +84,9 @@ def _sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
 
 
 def _redrawn(random: Random, motif: Case, position: int, op: Operator, *, draws: int = DRAWS) -> Iterator[Rebuilding]:
-    """Yield the motif with drawn calls of an operator at a node, on what other nodes made for it and new leaves.
+    """Yield the motif with redrawn calls of an operator at a node, on results of other nodes and new leaves.
 
-    Each comes as drawn, with all attributes as they were in the motif, and with one of them as it was.
+    Each call comes as drawn, with all attributes of the motif's call, and with each single one of them.
     """
     node = list(motif.graph.nodes)[position]
     for _ in range(draws if op.name not in UNCHECKED else 0):
@@ -100,21 +100,21 @@ def _redrawn(random: Random, motif: Case, position: int, op: Operator, *, draws:
 
 
 def _until(motif: Case, position: int) -> Rebuilding | None:
-    """Build the motif again as far as a node, which is left out."""
+    """Rebuild the motif up to a node, excluding it."""
     new = Rebuilding.of(motif)
     new.take_leaves()
     return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
 
 
 def _made(random: Random, new: Rebuilding, node: Node) -> list[Value]:
-    """Return what stands for the operands of a node that other nodes made, and every other time for those they read."""
+    """Return the new values for computed operands of a node, and half of the time also for those with other readers."""
     readers = 1 if random.random() < 1 / 2 else math.inf
     values = [v for v in node.inputs if isinstance(v, Value)]
     return [new.now(v) for v in values if v.producer is not None or len(v.uses) > readers]
 
 
 def _operands(new: Rebuilding, old: Node, drawn: Node) -> list[Any]:
-    """Return the operands of a drawn call as values of the motif, and as leaves: inputs where they were inputs."""
+    """Return the operands of a drawn call as values of the motif or as leaves, keeping inputs as inputs."""
     known = {twin: value for value, twin in new.mapping.items()}
     inputs = {i for i, v in enumerate(old.inputs) if isinstance(v, Value) and not v.is_constant and v.producer is None}
     return [
@@ -124,7 +124,7 @@ def _operands(new: Rebuilding, old: Node, drawn: Node) -> list[Any]:
 
 
 def _carried(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield drawn attributes: as they are, with all old ones, and with each old one that differs from the new."""
+    """Yield the drawn attributes, those with all old values, and those with each single old value that differs."""
     yield new
     carried = {name: _as_long(old[name], value) for name, value in new.items() if name in old}
     different = [name for name in carried if repr(carried[name]) != repr(new[name])]
@@ -134,7 +134,7 @@ def _carried(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Mapping
 
 
 def _as_long(old: Any, new: Any) -> Any:
-    """Return an old value; for a tuple of another length one that is alike: of equal numbers, or in ascending order."""
+    """Return an old value, or one of the new length for a tuple: constant or ascending, if the old one was."""
     if not (isinstance(old, tuple) and isinstance(new, tuple)) or len(old) == len(new):
         return old
     if old and len(set(old)) == 1:
@@ -145,7 +145,7 @@ def _as_long(old: Any, new: Any) -> Any:
 def _with_call(random: Random, motif: Case, position: int, call: Call) -> Iterator[Rebuilding]:
     """Yield the motif with another call at a node, if it is legal.
 
-    Where a node behind it does not take the new result, its other operands are drawn anew.
+    If a later node does not accept the new result, its other operands are redrawn.
     """
     op, operands, attrs = call
     new = _until(motif, position)
@@ -155,7 +155,7 @@ def _with_call(random: Random, motif: Case, position: int, call: Call) -> Iterat
 
 
 def _stands(new: Rebuilding, nodes: Sequence[Node], placed: Node, random: Random) -> bool:
-    """Let a call stand for the first of some nodes, and add the others; say whether that is legal."""
+    """Use a call in place of the first of some nodes, and add the others; return whether that is legal."""
     first, *rest = nodes
     if len(placed.outputs) != len(first.outputs):
         return False
@@ -169,7 +169,7 @@ def _stands(new: Rebuilding, nodes: Sequence[Node], placed: Node, random: Random
 
 
 def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool:
-    """Add a node on operands that fit what it reads, with its own attributes where they are legal if asked."""
+    """Add a node on operands that match its inputs, keeping its attributes if asked and legal."""
     for _ in range(DRAWS // 2 if node.kind not in UNCHECKED else 0):
         drawn = Drawing(random, new.growth, 1.0, 1.0).call(node.op, _made(random, new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
@@ -186,7 +186,7 @@ def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool
 
 
 def random_instead(case: Case, operators: Operators) -> Iterator[Case | None]:
-    """Let a random operator stand in the place of each node, and read what it read."""
+    """Replace each node by random operators on the same operands."""
     random = Random(case.name)  # noqa: S311 - no secret
     drawing = [op for name, op in sorted(operators.items()) if op.random and op.sampler and name not in UNCHECKED]
     nodes = list(case.graph.nodes)

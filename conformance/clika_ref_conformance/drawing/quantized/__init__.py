@@ -1,1 +1,1 @@
-"""Graphs of integers: ranges, and layers between quantized tensors with their exact results."""
+"""Quantized test graphs: ranges, and layers between quantized tensors with their exact results."""

@@ -1,7 +1,7 @@
-"""Layers between quantized tensors, and their results by integer arithmetic, which is exact by the choice of scales.
+"""Layers between quantized tensors, with results from integer arithmetic that are exact by choice of scales.
 
-All scales are powers of two, and sums stay below 2^24: no product or sum rounds in float32, so whether a runtime
-computes in integers or simulates them, it must give these very numbers.
+All scales are powers of two, and sums stay below 2^24. No product or sum rounds in float32. A runtime must therefore
+return exactly these numbers, whether it computes with integers or simulates them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ W_SCALE = 2.0**-6
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer on codes uint8 ``x`` and int8 ``w``: which operator, the shapes, and how it is quantized."""
+    """One layer on uint8 ``x`` and int8 ``w``: its operator, shapes and quantization."""
 
     name: str
     op: str
@@ -34,14 +34,14 @@ class Layer:
     w: tuple[int, ...]
     zero_point: int = 0
     axis: int | None = None
-    """The axis of ``w`` along which scales differ."""
+    """Axis of ``w`` for per-channel scales."""
     bias: bool = False
     requantized: bool = False
-    """Whether the result is quantized again, which lets runtimes fuse the whole."""
+    """Whether the result is quantized again, so that runtimes can fuse the layer."""
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def is_known(self, registry: Registry) -> bool:
-        """Whether a plugin declares the operator."""
+        """Return whether a plugin declares the operator."""
         return self.op in registry.operators
 
 
@@ -63,7 +63,7 @@ LAYERS = (
 
 
 def layer_case(layer: Layer, registry: Registry, seed: int, bits: int = 8) -> tuple[Case, dict[str, np.ndarray]]:
-    """Return a layer with weights of so many bits as a case, and for each of its runs what integer arithmetic gives."""
+    """Return a layer with weights of ``bits`` bits as a case, and the exact result for each run."""
     end = 2 ** (bits - 1)
     weights = {"largest": np.full(layer.w, end - 1), "drawn": np.random.default_rng(seed).integers(-end, end, layer.w)}
     kind = "drawn" if layer.axis is not None else "largest"
@@ -114,7 +114,7 @@ def _graph(layer: Layer, registry: Registry, w: np.ndarray, scales: np.ndarray, 
 
 
 OUTPUT = (2.0**-1, 100)
-"""Scale and zero point of a result that is quantized again."""
+"""Scale and zero point of a requantized result."""
 
 
 def _weight(graph: Graph, build: Builder, w: np.ndarray, scales: np.ndarray, axis: int | None) -> Value:
@@ -128,10 +128,10 @@ def _weight(graph: Graph, build: Builder, w: np.ndarray, scales: np.ndarray, axi
 def _expected(
     layer: Layer, codes: np.ndarray, w: np.ndarray, scales: np.ndarray, bias: np.ndarray | None
 ) -> np.ndarray:
-    """Sum the products of integers in 64 bits, scale them in float64, and quantize again where the layer does."""
+    """Return the exact result, computed in float64 and quantized again if the layer is requantized."""
     a, b = torch.from_numpy(codes - layer.zero_point).double(), torch.from_numpy(w.astype(np.float64))
     spread = torch.as_tensor(scales.astype(np.float64) * X_SCALE)
-    if layer.axis is not None:  # scales of the weight may be taken into it: they are powers of two
+    if layer.axis is not None:  # multiplying a weight by powers of two is exact
         spread = spread.reshape([-1 if i == layer.axis else 1 for i in range(b.ndim)])
     weight = b * spread
     extra = None if bias is None else torch.as_tensor(bias * scales.astype(np.float64) * X_SCALE)

@@ -1,6 +1,6 @@
-"""Quantized ranges, the elements that tell right from wrong on them, and what integer arithmetic makes of those.
+"""Quantized ranges, elements that expose errors on them, and their exact integer results.
 
-Nothing here calls an operator or PyTorch's arithmetic: it is what both are held against.
+This module is the reference for operators and for PyTorch's arithmetic, so it uses neither.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ RANGES = (
     ("uint8", 0, 15),
     ("uint8", 0, 127),
 )
-"""All eight bits, the symmetric range, four bits, and seven bits as for processors that add pairs in 16 bits."""
+"""INT8 and UINT8, symmetric INT8, INT4 and UINT4, and 7 bits for CPUs that add pairs of products in 16 bits."""
 
 SCALES = (0.05, 0.03125, 1 / 3, 1.0, 1e-30, 1e-40, 1e30)
-"""Usual ones, powers of two (halves are then ties), a tiny one, a subnormal one and a huge one."""
+"""A common scale, powers of two (which make halves ties), a tiny, a subnormal and a huge one."""
 
 AXES = (None, 0, 1, -1)
 
 SHAPE = (4, 4)
-"""Square, so that an axis taken for the other is not told by the shape."""
+"""Square, so that swapped axes do not show as a shape mismatch."""
 
 UNIT = 2.0**-24
-"""Relative rounding error of float32, to nearest."""
+"""Unit roundoff of float32."""
 
 SMALLEST = 2.0**-149
-"""The distance of subnormal numbers of float32."""
+"""Spacing of the subnormal float32 numbers."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A quantized range: dtype, ends, and scales and zero points of shape [] or [c] along ``axis``."""
+    """A quantized range: dtype, bounds, and scales and zero points of shape [] or [c] along ``axis``."""
 
     dtype: str
     low: int
@@ -60,27 +60,28 @@ class Grid:
         return parameter.reshape([-1 if i == self.axis % rank else 1 for i in range(rank)])
 
     def codes(self, x: np.ndarray) -> np.ndarray:
-        """Return the integers of ``x``: divided in float32, halves to even, and from there on exact."""
+        """Return ``x`` quantized: divided in float32, rounded half to even, then exact."""
         with np.errstate(over="ignore"):
             steps = np.rint(x / self.spread(self.scale, x.ndim))
         return np.clip(steps.astype(np.float64) + self.spread(self.zero_point, x.ndim), self.low, self.high).astype(int)
 
     def ties(self, x: np.ndarray) -> np.ndarray:
-        """Return where ``x / scale`` in float32 lies in the middle of two integers."""
+        """Return a mask of the elements where ``x / scale`` in float32 is halfway between two integers."""
         with np.errstate(over="ignore", invalid="ignore"):
             quotient = np.abs(x / self.spread(self.scale, x.ndim))
             return quotient - np.floor(quotient) == 0.5
 
     def values(self, codes: np.ndarray) -> np.ndarray:
-        """Return what codes stand for: one product in float32."""
+        """Return codes dequantized, with one product in float32."""
         with np.errstate(over="ignore"):
             steps = (codes - self.spread(self.zero_point, codes.ndim)).astype(np.float32)
             return steps * self.spread(self.scale, codes.ndim)
 
     def loss(self, x: np.ndarray, codes: np.ndarray, values: np.ndarray) -> str | None:
-        """Say which element lost more than half a step within the range or is not its end outside, or return None.
+        """Return a message about the first wrong element, or None.
 
-        Quotient and product round: they add ``|x| * u`` each, and a subnormal step.
+        Within the range, an element may differ by half a step at most. Outside, it must have the code of the nearest
+        bound. The quotient and the product round: they add ``|x| * u`` each, and a subnormal step.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             scale = self.spread(self.scale.astype(np.float64), x.ndim)
@@ -89,7 +90,7 @@ class Grid:
             below, above = exact < scale * (self.low - zero - 0.5), exact > scale * (self.high - zero + 0.5)
             bound = scale / 2 + 2 * np.abs(exact) * UNIT + SMALLEST
             inside = (exact >= scale * (self.low - zero)) & (exact <= scale * (self.high - zero))
-            finite = np.isfinite(values)  # a huge scale overflows where its codes are right
+            finite = np.isfinite(values)  # with a huge scale, even correct codes overflow
             far = inside & finite & (np.abs(values.astype(np.float64) - exact) > bound)
         slack = np.abs(exact) * 2 * UNIT
         for wrong, text in (
@@ -105,7 +106,7 @@ class Grid:
 
 
 def grids(count: int, seed: int) -> list[Grid]:
-    """Return quantized ranges, the same for a seed; all of them where ``count`` is large."""
+    """Return ``count`` quantized ranges, or all if there are fewer; the same seed gives the same ranges."""
     every = list(product(RANGES, ("middle", "low", "high"), SCALES, AXES))
     Random(seed).shuffle(every)  # noqa: S311 - draws tests, not keys
     return [_grid(*choice) for choice in every[:count]]
@@ -122,7 +123,7 @@ def _grid(bits: tuple[str, int, int], place: str, scale: float, axis: int | None
 
 
 def elements(grid: Grid, seed: int) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield float32 tensors of `SHAPE` that a quantizer must get right on a range, with their names."""
+    """Yield names and float32 tensors of `SHAPE` that a quantizer must get right on a range."""
     random = np.random.default_rng(seed)
     scale = grid.spread(grid.scale, len(SHAPE)).astype(np.float64)
     zero = grid.spread(grid.zero_point, len(SHAPE))

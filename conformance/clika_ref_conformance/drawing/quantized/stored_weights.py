@@ -1,7 +1,7 @@
-"""Weights that are stored in few bits and read in float, and products with them that are exact by choice of numbers.
+"""Low-bit weights that are dequantized to float, and matrix products with them that are exact.
 
-All scales are powers of two, and what is multiplied with are integers of which each block of a row has 127 for its
-largest: a runtime that rounds what it reads to eight bits, block by block, loses nothing, and no sum rounds in float32.
+All scales are powers of two. The other operand has integers, with a maximum of 127 in each block of a row. A runtime
+that quantizes it block-wise to INT8 therefore loses nothing, and no sum rounds in float32.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 
 ROWS = 3
-"""Of what is multiplied with a weight."""
+"""Number of rows of the matrix that is multiplied with a weight."""
 
 LARGEST = 127
-"""Of what is multiplied, at the start of every `BLOCK` of a row."""
+"""Largest element of that matrix, at the start of every `BLOCK` of a row."""
 
 BLOCK = 16
-"""The shortest block that a runtime may give a scale of its own."""
+"""Minimum block size of block-wise quantization in a runtime."""
 
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A constant of integers ``[inputs, outputs]``, and how it is read."""
+    """A quantized constant ``[inputs, outputs]`` and its use."""
 
     name: str
     bits: int
     block_size: int | None
-    """Neighbours among the inputs that share a scale; one scale for each output where None."""
+    """Number of consecutive inputs that share a scale; None means one scale per output."""
     inputs: int
     outputs: int
     is_multiplied: bool = True
-    """Whether the graph returns a product with it, or what it stands for."""
+    """Whether the graph returns a product with the weight, or the dequantized weight itself."""
 
     def is_known(self, registry: Registry) -> bool:
-        """Whether a plugin declares what reads it."""
+        """Return whether a plugin declares the operator that reads the weight."""
         return not self.is_multiplied or "matmul" in registry.operators
 
 
@@ -57,7 +57,7 @@ STORED_WEIGHTS = (
 
 
 def stored_weight_case(weight: StoredWeight, registry: Registry, seed: int) -> tuple[Case, dict[str, np.ndarray]]:
-    """Return a graph that reads a stored weight as a case, and for each of its runs what is right."""
+    """Return a graph that reads a stored weight as a case, and the exact result for each run."""
     random = np.random.default_rng(seed)
     end = 2 ** (weight.bits - 1)
     codes = random.integers(-end, end, (weight.inputs, weight.outputs))

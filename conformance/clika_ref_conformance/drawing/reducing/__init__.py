@@ -1,1 +1,1 @@
-"""A failing case made small: fewer nodes, plainer elements, shorter and fixed sides."""
+"""Reduction of a failing case: fewer nodes, simpler elements, and shorter or static dims."""

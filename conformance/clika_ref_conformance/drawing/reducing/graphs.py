@@ -1,4 +1,4 @@
-"""Making a failing graph small: fewer outputs, fewer nodes, plainer elements, as long as it still fails."""
+"""Reduction of a failing graph to fewer outputs and nodes, and simpler elements, while it still fails."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from clika_ref_conformance.drawing.eager_values import eager_values
 from clika_ref_conformance.drawing.reducing.sides import fewer_symbols
 
 Fails = Callable[[Case], bool]
-"""Whether a case still fails in the way that is looked for; it may raise, which counts as no."""
+"""Returns whether a case still fails in the same way; an exception counts as False."""
 
 
 def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
-    """Return the smallest case found in the time given that still fails, or the case itself.
+    """Return the smallest case found within the time limit that still fails, or the case itself.
 
-    The first failing run is kept, then few outputs, then few nodes: what is cut off above becomes an input that holds
-    what eager computed there, what is cut off below is dropped. Then dynamic sides become shorter, and fixed where they
-    need not be dynamic. Last, elements become zero, one, or whole numbers. A case of which no run fails alone keeps its
-    graph, and few runs.
+    First, all runs but one failing run are removed, then outputs, then nodes. Values computed by removed nodes become
+    inputs with their eager results; unneeded later nodes are dropped. Next, dynamic dims become shorter, or static if
+    they need not be dynamic. Last, elements become zeros, ones or integers. If no single run fails, the case keeps its
+    graph and only loses runs.
 
     Args:
-        case: a failing one; its graph may have dynamic sides.
-        fails: asked once for each candidate.
-        seconds: of wall clock, after which the best so far is returned.
+        case: a failing case; its graph may have dynamic dims.
+        fails: called once for each candidate.
+        seconds: wall-clock limit, after which the best case so far is returned.
 
     """
     search = _Search(fails, time.monotonic() + seconds)
@@ -42,7 +42,7 @@ def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
     try:
         values = eager_values(single.graph, single.runs[0].inputs)
     except ClikaError:
-        return single  # eager itself fails on it
+        return single  # eager fails on it, so there are no values to cut at
     single = _structural(single, values, search)
     single = fewer_symbols(_bypassed(single, search), search.accepts)
     return _plain(single, search)
@@ -50,23 +50,23 @@ def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
 
 @dataclass
 class _Search:
-    """What is asked, until when, and how often."""
+    """The predicate and the deadline of a reduction."""
 
     fails: Fails
     deadline: float
 
     def accepts(self, case: Case | None) -> bool:
-        """Whether there is time left, and the candidate fails too."""
+        """Return whether there is time left and the candidate fails, too."""
         if case is None or time.monotonic() > self.deadline:
             return False
         try:
             return self.fails(case)
-        except Exception:  # noqa: BLE001 - a candidate that cannot even be asked about is none
+        except Exception:  # noqa: BLE001 - a check that raises does not confirm the failure
             return False
 
 
 def _fewer_runs(case: Case, search: _Search) -> Case:
-    """Leave out one run after the other: what fails only after another run needs both."""
+    """Remove runs one by one; a failure that needs an earlier run keeps both."""
     for run in case.runs:
         candidate = replace(case, runs=[r for r in case.runs if r is not run])
         if candidate.runs and search.accepts(candidate):
@@ -76,14 +76,14 @@ def _fewer_runs(case: Case, search: _Search) -> Case:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A part of a graph: the nodes that are kept, by their position, and the values that are returned."""
+    """A part of a graph: the indices of the kept nodes, and the returned values."""
 
     nodes: tuple[int, ...]
     outputs: tuple[Value, ...]
 
 
 def _structural(case: Case, values: dict[Value, torch.Tensor], search: _Search) -> Case:
-    """Cut a case: to single nodes first, since one faulty operator is the usual cause, then by halves, then by one."""
+    """Cut a case to single nodes first, as one faulty operator is the usual cause, then by halves, then by one."""
     nodes = list(case.graph.nodes)
 
     def made(cut: _Cut) -> Case | None:
@@ -106,7 +106,7 @@ Made = Callable[[_Cut], Case | None]
 
 
 def _one_output(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
-    """Keep one failing output and what it needs; all of them where no single one fails."""
+    """Keep one failing output and the nodes it needs, or all outputs if no single one fails."""
     for value in dict.fromkeys(cut.outputs):
         candidate = _Cut(_needed(nodes, cut.nodes, (value,)), (value,))
         if search.accepts(made(candidate)):
@@ -115,7 +115,7 @@ def _one_output(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _C
 
 
 def _needed(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) -> tuple[int, ...]:
-    """Return the positions, among those kept, of nodes that the outputs are computed from."""
+    """Return the indices, among those kept, of nodes that the outputs depend on."""
     wanted, found = set(outputs), list[int]()
     for index in sorted(kept, reverse=True):
         if not wanted.isdisjoint(nodes[index].outputs):
@@ -125,7 +125,7 @@ def _needed(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) ->
 
 
 def _halved(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
-    """Cut off the largest front, and then the largest end, that is not needed, by halving what is in question."""
+    """Cut off the longest unneeded head, and then the longest unneeded tail, by bisection."""
     low, high = 0, len(cut.nodes) - 1
     while low < high:  # keeping from `low` on fails
         middle = (low + high + 1) // 2
@@ -149,13 +149,13 @@ def _halved(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
 
 
 def _sinks(nodes: list[Node], kept: Sequence[int]) -> tuple[Value, ...]:
-    """Return what the kept nodes make and do not read themselves."""
+    """Return the results of the kept nodes that none of them reads."""
     read = {v for i in kept for v in nodes[i].inputs if isinstance(v, Value)}
     return tuple(v for i in kept for v in nodes[i].outputs if v not in read)
 
 
 def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
-    """Drop one node after the other, its results becoming inputs, until none can be spared."""
+    """Drop nodes one by one, turning their results into inputs, until all are needed."""
     progress = True
     while progress and len(cut.nodes) > 1:
         progress = False
@@ -175,7 +175,7 @@ def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _
 
 
 def _shed(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
-    """Drop one output after the other, with what only it needs; where that does not fail, what it needs stays."""
+    """Drop outputs one by one, with the nodes that only they need, or without if the case must keep these."""
     for value in cut.outputs:
         outputs = tuple(v for v in cut.outputs if v is not value)
         for kept in (_needed(nodes, cut.nodes, outputs), cut.nodes):
@@ -187,7 +187,7 @@ def _shed(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
 
 
 def _cut_case(case: Case, nodes: list[Node], cut: _Cut, values: dict[Value, torch.Tensor]) -> Case | None:
-    """Build the graph of a cut, or None where it is nothing: no node, or an output that nobody makes."""
+    """Build the graph of a cut, or return None if it has no nodes or no outputs."""
     if not cut.nodes or not cut.outputs:
         return None
     kept = [nodes[i] for i in cut.nodes]
@@ -236,7 +236,7 @@ def _names(item: Any) -> set[str]:
 
 
 def _sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
-    """Return the values that sides are read from and that are not there: they become inputs that nothing else reads."""
+    """Return the missing values that symbols are read from; they become otherwise unused inputs."""
     by_name = {
         v.name: v for v in (*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs))
     }
@@ -255,14 +255,14 @@ def _sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
 
 
 def _take_symbols(whole: Graph, part: Graph) -> None:
-    """Carry over the symbols that are read from values of the part, and the guards that are about them alone."""
+    """Copy the symbols that are read from values of the part, and the guards that only use those."""
     names = {v.name for v in (*part.inputs, *part.constants.values(), *(v for n in part.nodes for v in n.outputs))}
     part.symbols.update({n: s for n, s in whole.symbols.items() if s.side.name in names})
     part.guards += [g for g in whole.guards if _names(g.relation) <= part.symbols.keys()]
 
 
 def _bypassed(case: Case, search: _Search) -> Case:
-    """Let the readers of a node read its operand instead, where the types agree: what a pass trips over stays."""
+    """Remove nodes by letting their readers read an operand of the same type, as long as the case fails."""
     progress = True
     while progress:
         progress = False
@@ -300,7 +300,7 @@ def _is_source(graph: Graph, value: Value) -> bool:
 
 
 def _plain(case: Case, search: _Search) -> Case:
-    """Make the elements of inputs and constants plainer, one tensor at a time: zeros, ones, or whole numbers."""
+    """Simplify the elements of inputs and constants, one tensor at a time: zeros, ones, or integers."""
     for position in range(len(case.runs[0].inputs)):
         for plain in _plainer(case.runs[0].inputs[position]):
             inputs = list(case.runs[0].inputs)
@@ -321,7 +321,7 @@ def _plain(case: Case, search: _Search) -> Case:
 
 
 def _plainer(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return plainer tensors of the same type and shape, the plainest first."""
+    """Return simpler tensors of the same type and shape, the simplest first."""
     plain = [torch.zeros_like(tensor), torch.ones_like(tensor)]
     if tensor.is_floating_point():
         plain += [torch.arange(tensor.numel()).reshape(tensor.shape).to(tensor.dtype), tensor.round()]

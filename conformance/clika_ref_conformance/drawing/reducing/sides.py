@@ -1,4 +1,4 @@
-"""A failing case with dynamic sides, made plainer: shorter sides, and fixed ones where it still fails."""
+"""Reduction of the dynamic dims of a failing case: shorter ones, and static ones if it still fails."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clika_ref.symbol_substitution import substitute_symbols
 from clika_ref_conformance.cases import Case, Run
 
 LONGEST = 3
-"""The longest length that sides are cut to; failures that need a longer side keep theirs."""
+"""Maximum length that dims are cut to; failures that need longer dims keep theirs."""
 
 
 def fixed_at(case: Case, run: Run, names: Collection[str] | None = None) -> Case:
-    """Return a case of one run in which some symbols, by default all, are the lengths that they have in the run.
+    """Return a case of one run with some symbols, by default all, replaced by their sizes in the run.
 
-    Symbols that are read from what nodes compute stay.
+    Symbols read from values that nodes compute are kept.
     """
     graph = case.graph.clone()
     sizes = read_sizes(graph, run.inputs)
@@ -32,7 +32,7 @@ def fixed_at(case: Case, run: Run, names: Collection[str] | None = None) -> Case
 
 
 def fewer_symbols(case: Case, accepts: Callable[[Case], bool]) -> Case:
-    """Return a case of one run whose sides are short, and fixed where they need not be dynamic, as far as accepted."""
+    """Return a case of one run with short dims, and static ones where possible, as far as accepted."""
     for name in list(case.graph.symbols):
         run = case.runs[0]
         length = read_sizes(case.graph, run.inputs).get(name)
@@ -47,7 +47,7 @@ def fewer_symbols(case: Case, accepts: Callable[[Case], bool]) -> Case:
 
 
 def _cut(case: Case, name: str, length: int) -> Case:
-    """Return a case of one run in which one symbol has another length."""
+    """Return a case of one run with another length for one symbol."""
     run = case.runs[0]
     sizes = {**read_sizes(case.graph, run.inputs), name: length}
     inputs = [_front(t, value.type.shape, sizes) for t, value in zip(run.inputs, case.graph.inputs, strict=True)]
@@ -55,7 +55,7 @@ def _cut(case: Case, name: str, length: int) -> Case:
 
 
 def _front(tensor: torch.Tensor, shape: Sequence[Dim], sizes: Mapping[str, int]) -> torch.Tensor:
-    """Return the front of a tensor along each side; elements come again where a side grows, zeros where it has none."""
+    """Return a tensor cut to its new sizes; longer dims repeat elements, and empty ones get zeros."""
     for dim, side in enumerate(shape):
         known = not isinstance(side, int) and {str(s) for s in side.free_symbols} <= sizes.keys()
         length = evaluate(side, sizes) if known else tensor.shape[dim]

@@ -1,1 +1,1 @@
-"""Graphs with dynamic sides, and inputs of many lengths for them."""
+"""Graphs with dynamic dims, and inputs of many sizes for them."""

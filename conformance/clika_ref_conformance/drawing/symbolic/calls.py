@@ -1,4 +1,4 @@
-"""One graph for a drawn call at all its sizes, and the inputs to run it on."""
+"""A single graph for a drawn call at all sizes, and inputs to run it on."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, coun
 
 @dataclass(frozen=True)
 class SymbolicCall:
-    """A call whose shapes are expressions: the graph, the sizes that are free, and the expression of each integer."""
+    """A call with symbolic shapes: the graph, the free sizes, and the expression of each integer."""
 
     drawing: Drawing
     graph: Graph
     places: Sequence[Place]
     expressions: Mapping[int, sympy.Basic]
     ranges: Mapping[Place, tuple[int, int]]
-    """The lengths of each free size at which the expressions hold."""
+    """The range of each free size within which the expressions hold."""
     carried: Sequence[Place] = ()
-    """Sizes that no operand has: each is the length of a further input, which nothing reads."""
+    """Sizes that are no operand's dim; each is the length of a further, unused input."""
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The inputs of each set of sizes without a 0, with the smallest again after larger ones."""
+        """One run for each set of sizes without a 0; the smallest runs again after larger ones."""
         runs = [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._sizes())]
         if len(runs) > 1:
             smallest = min(runs, key=lambda r: sum(t.numel() for t in r.inputs))
@@ -49,14 +49,18 @@ class SymbolicCall:
         return runs
 
     def empty(self) -> list[Run]:
-        """Return inputs with one size 0 each, as far as the samples and eager take it."""
+        """Return runs with one size set to 0 each, as far as the samples and eager accept them."""
         return [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._zeros())]
 
     def _inputs(self, drawing: Drawing, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return (*_tensors(operands), *(torch.zeros(drawing.size(place)) for place in self.carried))
 
     def _legal(self, wanted: Iterable[tuple[str, dict[Place, int]]]) -> Iterator[tuple[str, Drawing, list[Any]]]:
-        """Leave out sizes twice, and those at which samples draw another call, or eager refuses or changes dtype."""
+        """Yield the usable sizes.
+
+        Duplicates are left out, as are sizes that make samples draw another call, that eager rejects, or that change a
+        dtype.
+        """
         seen: list[list[tuple[int, ...]]] = []
         for name, sizes in wanted:
             drawing = self.drawing.resized(sizes)
@@ -64,7 +68,7 @@ class SymbolicCall:
                 continue
             operands = filled(drawing, name)
             if operands is None or _dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
-                continue  # bincount ignores its weights where there is nothing to count
+                continue  # bincount ignores its weights if its input is empty
             if (shapes := [tuple(t.shape) for t in self._inputs(drawing, operands)]) not in seen:
                 seen.append(shapes)
                 yield name, drawing, operands
@@ -88,7 +92,7 @@ class SymbolicCall:
                 yield f"{place.symbol}=0", {place: 0}
 
     def _weight_symbols(self) -> set[sympy.Basic]:
-        """Return the sizes of weights: a layer without channels is no layer, and ONNX Runtime hangs on it."""
+        """Return the sizes of weights: a layer without channels is useless, and hangs ONNX Runtime."""
         (node,) = self.graph.nodes
         weights = [v.type for v in node.inputs[1:] if isinstance(v, Value)] if node.op.error is DOT else []
         sides = [side for weight in weights for side in weight.shape if isinstance(side, sympy.Basic)]
@@ -106,7 +110,7 @@ def _tensors(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
 
 
 def static_case(drawing: Drawing, name: str) -> Case | None:
-    """Return the case of a drawn call as it is, with one run of that name, or None where eager refuses it."""
+    """Return a drawn call with fixed sizes as a case with one run of this name, or None if eager rejects it."""
     operands = filled(drawing, name)
     if operands is None:
         return None
@@ -115,7 +119,7 @@ def static_case(drawing: Drawing, name: str) -> Case | None:
 
 
 def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
-    """Return a size from each range, none of which divides or shares a factor with another, as far as that goes."""
+    """Return one size from each range, pairwise coprime as far as possible."""
     chosen: list[int] = []
     for low, high in ranges:
         sizes = list(range(max(low, 2), high + 1)) or [high]
@@ -125,7 +129,7 @@ def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
 
 
 def filled(drawing: Drawing, name: str) -> list[Any] | None:
-    """Return the operands of a call with their elements, or None where no element is legal, or eager refuses them."""
+    """Return the operands of a call with elements, or None if no element is legal or eager rejects the call."""
     if any(isinstance(o, TensorSample) and _has_no_legal_element(o) for o in drawing.call.operands):
         return None
     generator = torch.Generator().manual_seed(zlib.crc32(f"{drawing.op.name}-{drawing.seed}-{name}".encode()))
@@ -133,13 +137,13 @@ def filled(drawing: Drawing, name: str) -> list[Any] | None:
         operands = [realize(o, generator) if isinstance(o, TensorSample) else o for o in drawing.call.operands]
         with torch.no_grad():
             drawing.op(*operands, **drawing.call.attrs)
-    except Exception:  # noqa: BLE001 - whatever eager raises, the call is not legal at this size
+    except Exception:  # noqa: BLE001 - any exception from eager means that the call is illegal at this size
         return None
     return operands
 
 
 def has_no_elements(drawing: Drawing) -> bool:
-    """Whether an operand or a result of a drawn call has no elements, so that little of the call shows."""
+    """Return whether an operand or result of a drawn call is empty, so that the call tests little."""
     operands = filled(drawing, "elements")
     if operands is None:
         return False
@@ -150,23 +154,21 @@ def has_no_elements(drawing: Drawing) -> bool:
 
 
 def has_sizes_among_numbers(drawing: Drawing) -> bool:
-    """Whether a number of a drawn call, that is no side of a tensor, follows the sizes."""
+    """Return whether a number of a drawn call depends on sizes without being a tensor dim."""
     return bool(following(drawing).keys() - {position for position, _, _ in _tensor_sides(drawing.call)})
 
 
 def _has_no_legal_element(sample: TensorSample) -> bool:
-    """Whether a tensor has elements, none of which can be legal: positions along a side of length 0."""
+    """Return whether a tensor has elements but an empty domain: indices along a dim of size 0."""
     return sample.domain is not None and sample.domain[0] > sample.domain[1] and 0 not in sample.shape
 
 
 def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCall | str:
-    """Return the graph of a call in which as many sides as possible are symbols, or say why there is none.
+    """Return a call with as many symbolic sizes as possible, or the reason why there are none.
 
-    Those of ``fixed`` keep the length that was drawn.
-
-    A size is a symbol if it stands as a side of some operand, or may stand where it does without being one (it is then
-    the length of a further input), every number that follows it does so by an expression, and the output types can be
-    inferred. Sizes that fail keep the length that was drawn.
+    A size becomes a symbol if three conditions hold. It is a dim of some operand, or the schema allows a size where it
+    occurs; in the second case it is the length of a further input. Every number that depends on it follows an
+    expression. The output types can be inferred. Other sizes, and those in ``fixed``, keep the drawn length.
     """
     expressions = following(drawing)
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
@@ -193,23 +195,23 @@ def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCa
 
 
 def _is_readable(place: Place, drawing: Drawing, expressions: Mapping[int, sympy.Basic]) -> bool:
-    """Whether a size stands as a side of an operand."""
+    """Return whether a size is a dim of an operand."""
     return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(drawing.call))
 
 
 def _keeps_numbers(drawing: Drawing) -> bool:
-    """Whether what no operand has a side of keeps the number that was drawn: so it does in every other call."""
+    """Return whether sizes that are no operand's dim keep their drawn number; true for half of the calls."""
     return zlib.crc32(drawing.seed.encode()) % 2 == 0
 
 
 def _is_number(place: Place, counts: set[int], expressions: Mapping[int, sympy.Basic]) -> bool:
-    """Whether a size stands among the numbers of a call only, where it may."""
+    """Return whether a size only occurs among the numbers of a call, and only where a size is allowed."""
     positions = {position for position, e in expressions.items() if place.symbol in e.free_symbols}
     return bool(positions) and positions <= counts
 
 
 def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
-    """Yield the position among the leaves, the number among the tensors, and the side, of every side of a tensor."""
+    """Yield the leaf index, the tensor index and the dim of every tensor dim of a call."""
     position = tensors = 0
     for operand in call.operands:
         if isinstance(operand, TensorSample | torch.Tensor):
@@ -221,10 +223,10 @@ def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
 
 
 def _lawful_range(place: Place, expressions: Mapping[int, sympy.Basic], drawing: Drawing) -> tuple[int, int] | None:
-    """Return the lengths around the drawn one at which the numbers of the call are what the expressions say.
+    """Return the lengths around the drawn one at which the expressions give the numbers of the call.
 
-    None where these are not most of the lengths. Some numbers follow a size only from some length on: that of
-    ``x[-2:]`` is 2, but not of a single element.
+    None if these are not most of the lengths. Some numbers follow a size only from a minimum length on: ``x[-2:]`` has
+    2 elements, except for an ``x`` with a single element.
     """
     if any(place.symbol in e.free_symbols and not _is_whole(e) for e in expressions.values()):
         return None
@@ -296,14 +298,14 @@ def _graph(
 
 
 def _open_types(drawing: Drawing) -> tuple[TensorType, ...]:
-    """Return output types whose sides are all unknown, as the data decides some of them."""
+    """Return output types with unknown dims only, as the data decides some of them."""
     results = drawing.op(*(filled(drawing, "types") or ()), **drawing.call.attrs)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
     return tuple(TensorType(r.dtype, tuple(named(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results))
 
 
 def _rewritten(call: Call, expressions: Mapping[int, sympy.Basic]) -> Call:
-    """Put the expressions in the places of the integers of a call, in the order of `leaves`; tensors become types."""
+    """Replace the integers of a call by expressions, in the order of `leaves`, and tensors by their types."""
     counter = itertools.count()
 
     def leaf(item: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Random expressions over lengths and numbers, each as a graph that returns its value."""
+"""Random expressions over sizes and numbers, each in a graph that returns its value."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 
 FILLER = "full"
-"""The operator that makes a tensor of the value."""
+"""The operator that converts the value to a tensor."""
 
 SYMBOLS = (
     Symbol("n", 0, None, Side("x", 0)),
     Symbol("m", 0, None, Side("y", 0)),
     Symbol("k", None, None, Side("k", None)),
 )
-"""Two lengths, and a number, which may be negative."""
+"""Two sizes, and a number that may be negative."""
 
 VALUES = ((3, 5, 2), (7, 4, -3), (1, 1, 1), (6, 9, -7), (2, 3, 0), (0, 5, -1), (5, 0, 4))
-"""What the symbols are in each run, all signs of the number among them."""
+"""Values of the symbols in each run, with all signs of the number."""
 
 DEPTH = 3
 
 Expression = Any
-"""Of sympy, which states no types."""
+"""A sympy expression; sympy has no type hints."""
 
 
 def _quotient(rounded: Callable[[Expression], Expression]) -> Callable[[Expression, Expression], Expression]:
-    """Return the division whose fraction is rounded so."""
+    """Return a division that is rounded by ``rounded``."""
     return lambda a, b: rounded(torch_sympy.IntTrueDiv(a, b))
 
 
@@ -59,11 +59,11 @@ OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = (
     _quotient(torch_sympy.TruncToInt),
     _quotient(torch_sympy.RoundToInt),
 )
-"""What a size is computed by from two others; the more often one stands here, the more often it is drawn."""
+"""Binary operations on sizes; repeated entries are drawn more often."""
 
 
 def expression_cases(filler: Operator, seed: str) -> Iterator[Case]:
-    """Yield cases without end, no expression of a seed twice; runs that divide by zero are left out."""
+    """Yield cases endlessly, without duplicate expressions; runs that divide by zero are left out."""
     random = Random(seed)  # noqa: S311 - draws tests, not keys
     seen: set[Expression] = set()
     while True:

@@ -1,4 +1,4 @@
-"""A graph of fixed sizes as one whose equal sides are a symbol, and inputs of other lengths for it."""
+"""Conversion of static graphs to graphs with one dynamic size, with inputs of several lengths."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from clika_ref_conformance.drawing.sampling import FRAGILE, described
 BATCH = named("batch")
 
 LENGTHS = (9, 1, 7, 0)
-"""Lengths to try beside the one that was drawn: more, one, coprime, none."""
+"""Lengths to try in addition to the drawn one: a larger one, 1, a coprime one and 0."""
 
 FEWEST_NODES = 2
 
 PROBES = 8
-"""Drawn calls that show whether an operator's samples ask for something."""
+"""Number of drawn calls that decide whether an operator's samples ask for unique elements."""
 
 
 def with_dynamic_side(case: Case) -> Case | None:
-    """Return a case in which all input sides of one length are a symbol, with runs at several lengths.
+    """Return a case where all input dims of one size become a symbol, with runs at several sizes.
 
-    Nodes whose types cannot be inferred then are left out, and with them what follows. None where no length leaves a
-    graph that eager runs at another length.
+    Nodes without inferable types are left out, together with the nodes that depend on them. None if no size leaves a
+    graph that eager runs at another size.
     """
     best: Case | None = None
     for length in _lengths(case.graph):
@@ -89,9 +89,9 @@ def _copy(node: Node, graph: Graph, values: dict[Value, Value]) -> None:
 
 
 def _runs(graph: Graph, first: Run) -> Iterator[Run]:
-    """Yield inputs of each length that eager takes; of none only where it takes more than one other length.
+    """Yield inputs of each length that eager accepts, and empty ones only after at least two other lengths.
 
-    Of tensors without elements eager takes much that does not fit: keys and values of unlike lengths.
+    With empty tensors, eager accepts inconsistent operands, such as keys and values of different lengths.
     """
     served = 0
     for length in (None, *LENGTHS):
@@ -110,9 +110,9 @@ def _runs(graph: Graph, first: Run) -> Iterator[Run]:
 
 
 def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Tensor:
-    """Return a tensor with its dynamic sides of another length: cut, or with its elements repeated.
+    """Return a tensor with its dynamic dims cut, or extended by repetition, to another length.
 
-    They are shifted where something reads them that has no one answer for equal elements.
+    Repeated elements are shifted if a reader has no unique result for equal elements.
     """
     is_compared = any(isinstance(use.user, Node) and _without_ties(use.user.op) for use in value.uses)
     for dim, side in enumerate(value.type.shape):
@@ -128,7 +128,7 @@ def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Te
 
 @cache
 def _without_ties(op: Operator) -> bool:
-    """Whether an operator's samples ask for elements of which no two are equal."""
+    """Return whether an operator's samples ask for pairwise different elements."""
     seen: list[bool] = []
     decide = random_draw(Random(op.name))  # noqa: S311 - draws tests, not keys
 

@@ -1,4 +1,4 @@
-"""Draws a call again with the same decisions but other sizes, and finds out how its shapes and numbers follow them."""
+"""Repeated draws of a call with other sizes, to find out how its shapes and numbers depend on them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from clika_ref.core.symbols import evaluate, named
 from clika_ref_conformance.drawing.sampling import SampleError, sampled
 
 SIZE_ARGUMENT = re.compile(r"\bSymInt(?:\[\d*\])?\??\s+(\w+)")
-"""An argument of an ATen schema that may be a size expression."""
+"""Matches the arguments of an ATen schema that may be size expressions."""
 
 CONFIGURED = frozenset(
     {"stride", "dilation", "groups", "padding", "output_padding", "padding_idx", "ignore_index", "storage_offset"}
 )
-"""Such arguments which the schema only lets be one: a layer is made with them, and no model computes them of sizes."""
+"""Size arguments by schema only: they configure a layer, and models do not compute them from sizes."""
 
 
 class Place(NamedTuple):
-    """A decision that is a number: the ``at``-th of a draw, an integer, or side ``dim`` of the tensor drawn there."""
+    """A numeric decision: the ``at``-th of a draw, which is an integer, or dim ``dim`` of the tensor drawn there."""
 
     at: int
     dim: int | None
 
     @property
     def symbol(self) -> sympy.Symbol:
-        """The symbol of a size that is decided here."""
+        """The symbol of the size decided here."""
         return named(f"s{self.at}" if self.dim is None else f"s{self.at}_{self.dim}")
 
 
@@ -50,9 +50,9 @@ Sizes = Mapping[Place, int]
 
 @dataclass
 class Tape:
-    """The driver of one draw: what was decided before is decided again, but for the sizes; the rest is random.
+    """Driver of one draw: repeats the known decisions, with other sizes where given; the rest is random.
 
-    ``decided`` holds each description with its value, in order.
+    ``decided`` has each description and its value, in order.
     """
 
     known: Sequence[tuple[Any, Any]]
@@ -96,7 +96,7 @@ class Tape:
 
 
 def _in_float32(description: Any) -> Any:
-    """Prefer float32 among the dtypes of a tensor: others have columns and levels of their own."""
+    """Restrict a description to float32 if possible; other dtypes are tested elsewhere."""
     match description:
         case TensorDescription(dtypes=dtypes) if torch.float32 in dtypes:
             return replace(description, dtypes=(torch.float32,))
@@ -119,7 +119,7 @@ def _alike(before: Any, description: Any) -> bool:
 
 
 def _again(description: Any, before: Any, value: Any) -> Any:
-    """Decide a description as it was decided before, as far as its range, which may follow a size, allows."""
+    """Repeat a decision, clamped to the description's range, which may depend on a size."""
     match description:
         case Choice(options):
             position = next(i for i, option in enumerate(before.options) if option is value)
@@ -133,7 +133,7 @@ def _again(description: Any, before: Any, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawn call, the decisions that made it, and the ranges of those that may be sizes."""
+    """A drawn call, the decisions behind it, and the ranges of those that may be sizes."""
 
     op: Operator
     seed: str
@@ -142,22 +142,22 @@ class Drawing:
     ranges: Mapping[Place, tuple[int, int]]
 
     def resized(self, sizes: Sizes) -> Drawing | None:
-        """Draw it again with other sizes; None where the samples cannot, or make another call of it."""
+        """Return the draw repeated with other sizes, or None if the samples fail or draw a different call."""
         try:
             found = draw(self.op, self.seed, self.decided, sizes)
-        except SampleError:  # on sizes that they did not choose
+        except SampleError:  # the samples need not support these sizes
             return None
         is_alike = len(found.decided) == len(self.decided) and skeleton(found.call) == skeleton(self.call)
         return found if is_alike else None
 
     def size(self, place: Place) -> int:
-        """Return what was decided at a place."""
+        """Return the number decided at a place."""
         value = self.decided[place.at][1]
         return value if place.dim is None else value.shape[place.dim]
 
 
 def draw(op: Operator, seed: str, known: Sequence[tuple[Any, Any]] = (), sizes: Sizes | None = None) -> Drawing:
-    """Draw a call of an operator that declares samples; equal arguments draw equal calls.
+    """Draw a call of an operator with samples; equal arguments draw equal calls.
 
     Raises:
         SampleError: the sampler raises.
@@ -167,7 +167,7 @@ def draw(op: Operator, seed: str, known: Sequence[tuple[Any, Any]] = (), sizes: 
 
 
 def leaves(call: Call) -> Iterable[Any]:
-    """Yield what a call consists of in a fixed order; of a tensor its dtype and its sides."""
+    """Yield the parts of a call in a fixed order; a tensor gives its dtype and its dims."""
     for operand in call.operands:
         if isinstance(operand, TensorSample | torch.Tensor):
             yield operand.dtype
@@ -188,7 +188,7 @@ def _flat(item: Any) -> Iterable[Any]:
 
 
 def skeleton(call: Call) -> list[Any]:
-    """Return what must not change with a size: everything but integers, with the ranks and lengths that hold them."""
+    """Return the parts that must not change with a size: all but integers, with the ranks and tuple lengths."""
     ranks = [len(o.shape) if isinstance(o, TensorSample | torch.Tensor) else -1 for o in call.operands]
     parts = [int if _is_integer(leaf) else repr(leaf) for leaf in leaves(call)]
     lengths = [len(v) if isinstance(v, tuple) else -1 for _, v in sorted(call.attrs.items())]
@@ -200,10 +200,10 @@ def _is_integer(leaf: Any) -> bool:
 
 
 def following(base: Drawing) -> dict[int, sympy.Basic]:
-    """Return how the integers of a call follow the sizes that it was drawn with, by their position among `leaves`.
+    """Return the integers of a call as expressions of its sizes, by their index among `leaves`.
 
-    Each number that may be a size is varied alone. Numbers that follow several are taken for their sum or product;
-    numbers that follow one, for a line. Whether that is so is for `is_explained` to say.
+    Each number that may be a size is varied on its own. An integer that depends on one size is assumed to be linear,
+    one that depends on several their sum or product. `is_explained` checks this.
     """
     here, counts = list(leaves(base.call)), counting(base)
     slopes: dict[int, dict[Place, tuple[int, int]]] = {}
@@ -216,16 +216,16 @@ def following(base: Drawing) -> dict[int, sympy.Basic]:
         pairs = enumerate(zip(here, leaves(twin.call), strict=True))
         moved = {position: b - a for position, (a, b) in pairs if a != b}
         if _shapes(twin.call) == _shapes(base.call) and not moved.keys() <= counts:
-            continue  # the number is no size
+            continue  # the number is not a size
         for position, step in moved.items():
             slopes.setdefault(position, {})[place] = (other - value, step)
     return {position: _expression(here[position], found, base) for position, found in slopes.items()}
 
 
 def counting(drawing: Drawing) -> set[int]:
-    """Return the positions among `leaves` of numbers that may be sizes though no operand has such a side.
+    """Return the indices among `leaves` of numbers that may be sizes without being a dim of an operand.
 
-    Those are the attributes that ATen lets be size expressions; where a call makes tensors of numbers alone, all.
+    These are the attributes that ATen's schema declares as sizes, or all numbers of a call without tensor operands.
     """
     call = drawing.call
     if not _shapes(call):
@@ -252,7 +252,7 @@ def _shapes(call: Call) -> list[Any]:
 
 
 def _expression(here: int, slopes: Mapping[Place, tuple[int, int]], base: Drawing) -> sympy.Basic:
-    """Return the line, sum or product of sizes that has the value ``here``."""
+    """Return the linear expression, sum or product of sizes with the value ``here``."""
     steps = {place: sympy.Rational(b, a) for place, (a, b) in slopes.items()}
     product = sympy.Mul(*(base.size(place) for place in slopes))
     if len(slopes) > 1 and product and all(s * base.size(p) == here for p, s in steps.items()):
@@ -262,7 +262,7 @@ def _expression(here: int, slopes: Mapping[Place, tuple[int, int]], base: Drawin
 
 
 def is_explained(expressions: Mapping[int, sympy.Basic], base: Drawing, drawing: Drawing) -> bool:
-    """Whether every integer of a call drawn with other sizes is what the expressions say."""
+    """Return whether the expressions give every integer of a call drawn with other sizes."""
     values = {place.symbol.name: drawing.size(place) for place in base.ranges}
     here = list(leaves(base.call))
     return all(
