@@ -121,7 +121,7 @@ def keys_of(item):
 
 def documented(command):
     """The keys that the manual names in the rows of a command; and those of tensors, which it names once."""
-    text = MANUAL.read_text(encoding="utf-8").partition("## For machines")[2].partition("## ")[0]
+    text = MANUAL.read_text(encoding="utf-8").partition("## JSON output")[2].partition("## ")[0]
     rows = [row for row in text.splitlines() if row.startswith("|") and f"`{command}`" in row.split("|")[1]]
     return {word for row in rows for word in re.findall(r"`(\w+)`", row)} | {"name", "dtype", "shape"}
 
