@@ -14,11 +14,12 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help demo test docs conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
+.PHONY: help install demo test test-all docs conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
 
 help:
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
-	@echo "make test    run every test"
+	@echo "make test    run every test that is not marked slow, in minutes"
+	@echo "make test-all  run every test, and show the 30 slowest"
 	@echo "make docs    build the documentation into build/docs, and check its links"
 	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
 	@echo "make mutants  count which seeded faults the conformance suite finds (about 50 minutes)"
@@ -33,12 +34,17 @@ help:
 	@echo "make bench-training  step times and accuracy of what is trained after compression, pruned models, saved files"
 	@echo "make clean   remove the environment and the caches"
 
+install: $(VENV)/development.stamp
+
 demo: $(VENV)/runtime.stamp
 	$(BIN)/python examples/digits.py
 
 # One thread for each of the two workers: torch's own threads would fight over the cores. No test may reach the network.
 test: $(VENV)/development.stamp
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/development.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --durations=30
 
 # Warnings are errors, and nothing is fetched. The note that is silenced advertises another program.
 docs: $(VENV)/development.stamp

@@ -1,0 +1,84 @@
+"""Measure coverage of the default tests and of all tests, and compare them by package and file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import coverage
+
+from releasing.distributions import ROOT
+
+DATA = ROOT / "build" / "coverage"
+SOURCES = ("clika_ref", *(f"clika_ref_{path.name}" for path in sorted((ROOT / "plugins").iterdir()) if path.is_dir()))
+LIMIT_ALL, LIMIT_PACKAGE = 2.0, 4.0
+"""Points of coverage that the default tests may be below all tests: of everything, and of one package (issue 38)."""
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass(frozen=True)
+class FileCoverage:
+    """Statements of one file, and those that the default tests and all tests execute."""
+
+    path: str
+    statements: int
+    default: int
+    everything: int
+
+    @property
+    def package(self) -> str:
+        """Folder of the file: a subpackage of ``clika_ref``, or a plugin."""
+        parts = Path(self.path).parts
+        return "/".join(parts[:2]) if len(parts) > 2 or parts[0] == "plugins" else parts[0]
+
+
+def measure(kind: str, expression: str) -> None:
+    """Run the tests that a marker expression selects, and write their data to ``build/coverage/<kind>``."""
+    DATA.mkdir(parents=True, exist_ok=True)
+    config = DATA / "coverage.ini"
+    config.write_text(f"[run]\nsource_pkgs = {','.join(SOURCES)}\n", encoding="utf-8")
+    environment = {**os.environ, **ENVIRONMENT, "COVERAGE_FILE": str(DATA / kind)}
+    words = ["-n", "2", "-q", "-m", expression, "-p", "no:cacheprovider", "-p", "releasing.default_tests.contexts"]
+    words += ["--cov", f"--cov-config={config}", "--cov-report="]
+    subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=True)
+
+
+def executed(kind: str) -> dict[str, set[int]]:
+    """Return the lines that a measurement executed, by path from the root."""
+    data = coverage.CoverageData(str(DATA / kind))
+    data.read()
+    return {str(Path(f).relative_to(ROOT)): set(data.lines(f) or ()) for f in sorted(data.measured_files())}
+
+
+def compare() -> Iterator[FileCoverage]:
+    """Yield the coverage of each file by the default tests, and by these and the slow ones."""
+    default, slow = executed("default"), executed("slow")
+    analysis = coverage.Coverage(data_file=None, config_file=str(DATA / "coverage.ini"))
+    for path in sorted({*default, *slow}):
+        statements = set(analysis.analysis2(str(ROOT / path))[1])
+        fast, late = default.get(path, set()) & statements, slow.get(path, set()) & statements
+        if statements:
+            yield FileCoverage(path, len(statements), len(fast), len(fast | late))
+
+
+def report(files: list[FileCoverage]) -> list[str]:
+    """Print coverage by package; return the limits that are broken."""
+    groups: dict[str, list[FileCoverage]] = {}
+    for file in files:
+        groups.setdefault(file.package, []).append(file)
+    broken = [f"{file.path}: the default tests execute nothing of it" for file in files if not file.default]
+    for name, group in [*sorted(groups.items()), ("all", files)]:
+        total = sum(file.statements for file in group)
+        default, everything = (
+            100 * sum(values) / total for values in zip(*((f.default, f.everything) for f in group), strict=True)
+        )
+        print(f"{name:<28}{total:>8} statements{default:>8.1f} %{everything:>8.1f} %")
+        limit = LIMIT_ALL if name == "all" else LIMIT_PACKAGE
+        if everything - default > limit:
+            broken.append(f"{name}: {everything - default:.1f} points below all tests, {limit:g} are allowed")
+    return broken
