@@ -71,7 +71,7 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
 
 
 def test_the_core_has_as_many_files_and_lines_as_its_reader_is_told():
-    text = (ROOT / "docs/read_in_an_afternoon.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reading-guide.md").read_text(encoding="utf-8")
     files = [path for path in (ROOT / "clika_ref/core").glob("*.py") if path.name != "__init__.py"]
     assert f"The core is {len(files)} files with at most {CORE_LINES:,} lines of code." in text
     assert all(f"core/{path.name})" in text for path in files), "a file of the core is in none of the hours"

@@ -188,7 +188,7 @@ def is_told(error: str, text: str) -> bool:
 
 def test_the_errors_of_plugins_are_told_once_for_all():
     text = (ROOT / "docs/api/index.md").read_text("utf-8")
-    assert "What needs plugins loads them when it is first called, and raises a [`PluginError`]" in text
+    assert "Functions that need plugins load them on the first call. They raise a\n  [`PluginError`]" in text
 
 
 def test_every_parameter_of_a_public_function_is_named(public, capsys):
