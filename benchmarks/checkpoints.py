@@ -21,9 +21,9 @@ from torch import nn
 
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.core.registry import load_registry
-from clika_ref.integer_weights import integer_weights
+from clika_ref.export.simulation import target_of
+from clika_ref.module.weight_storage import find_storable_weights
 from clika_ref.reporting.tables import print_table
-from clika_ref.simulation import target_of
 
 LARGER, SPARE_BYTES, SLOWER_S = 1.02, 200e3, 0.2
 """By how much a file may be larger than what its weights need, and slower than safetensors alone (issue 6)."""
@@ -46,8 +46,8 @@ def needed_bytes(module: ClikaModule) -> int:
     """Return what the weights of a quantized module need: integers in their bits, scales, and what stays float."""
     quantized, graph, registry = module._clika_quantized, module.graph, load_registry()
     assert quantized is not None
-    stored = integer_weights(graph, quantized.plan, target_of(quantized, registry), registry)
-    planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.compressed.items()}
+    stored = find_storable_weights(graph, quantized.plan, target_of(quantized, registry), registry)
+    planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.packed_weights.items()}
     integers = sum(weight.integers.numel() * weight.bits // 8 for weight in stored.values())
     floats = [v.data for name, v in graph.constants.items() if name not in stored and v.data is not None]
     return integers + sum(t.nbytes for t in (*planned.values(), *floats))

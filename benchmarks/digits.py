@@ -26,7 +26,7 @@ from clika_ref import (
     distillation_loss,
 )
 from clika_ref.core.registry import load_registry
-from clika_ref.latency import seconds_and_ratio
+from clika_ref.export.latency import measure_seconds_and_ratio
 from clika_ref.reporting.tables import print_table
 
 SEEDS = 3
@@ -144,7 +144,7 @@ def measure(name: str, seed: str) -> dict[str, float]:
         found = {"float": accuracy(teacher), "before": before, "after": accuracy(lambda x: session([x])[0])}
         if road.is_timed:
             whole = target.load(compiled().clika_export(Path(folder) / "before.onnx"))
-            found["faster"] = 1 / seconds_and_ratio(session, [images[:BATCH]], whole, [images[:BATCH]])[1]
+            found["faster"] = 1 / measure_seconds_and_ratio(session, [images[:BATCH]], whole, [images[:BATCH]])[1]
     return found
 
 

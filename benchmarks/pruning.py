@@ -20,7 +20,7 @@ from torch import nn
 from benchmarks.measuring import geometric_mean, in_fresh_process
 from clika_ref import ClikaModule, PruningSettings, clika_compile
 from clika_ref.core.registry import load_registry
-from clika_ref.latency import seconds_and_ratio
+from clika_ref.export.latency import measure_seconds_and_ratio
 from clika_ref.reporting.tables import print_table
 
 SHARE = 0.5
@@ -85,7 +85,7 @@ def measure(name: str) -> dict[str, float]:
         before = module.clika_export(Path(folder) / "before.onnx")
         found = module.clika_prune(PruningSettings("structured", None, SHARE), calibration_inputs=inputs)
         after = module.clika_export(Path(folder) / "after.onnx")
-        seconds, ratio = seconds_and_ratio(target.load(after), inputs, target.load(before), inputs)
+        seconds, ratio = measure_seconds_and_ratio(target.load(after), inputs, target.load(before), inputs)
     return {
         "seconds": seconds,
         "latency": ratio,

@@ -15,18 +15,18 @@ from typing import Any, cast
 import torch
 
 from benchmarks.traces import traced_graph
-from clika_ref.capture.examples import TracedCalls
 from clika_ref.capture.program import ProgramImporter, TracedGraph
+from clika_ref.capture.traced_calls import TracedCalls
 from clika_ref.core.execution import interpret, to_fx
+from clika_ref.core.fx_execution import compile_with_fx
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.fast_form import fast_form
-from clika_ref.onnx_emission.emission import emit
-from clika_ref.onnx_emission.writing import write_model
-from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref.onnx_export.emission import emit
+from clika_ref.onnx_export.writing import write_model
+from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 
 
 class Stopwatch:
@@ -75,7 +75,7 @@ def _imported(program: Any, calls: TracedCalls, registry: Registry) -> TracedGra
     log: list[str] = []
     return ProgramImporter(
         program, calls, registry, name="model", fallback=lambda _: None, detail=log.append
-    ).imported()
+    ).import_graph()
 
 
 def _passes(graph: Graph, registry: Registry, phase: Phase, watch: Stopwatch) -> None:
@@ -104,7 +104,7 @@ class _Timed:
 def _forms(graph: Graph, registry: Registry, watch: Stopwatch) -> None:
     watch("print", lambda: str(graph))
     watch("to FX", lambda: to_fx(graph))
-    watch("to FX and compiled", lambda: fast_form(graph))
+    watch("to FX and compiled", lambda: compile_with_fx(graph))
     document = watch("to JSON", lambda: json.loads(json.dumps(graph_to_json(graph))))
     tensors = {name: value.data for name, value in graph.constants.items() if value.data is not None}
     watch("from JSON", lambda: graph_from_json(document, registry.operators.get, tensors))

@@ -14,10 +14,10 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.utils import _pytree as pytree
 
-from clika_ref.capture.callables import Callee, callee_of
-from clika_ref.capture.dimensions import Comparison
+from clika_ref.capture.callables import TracedCallable, make_callable
+from clika_ref.capture.dimensions import InputComparison
 from clika_ref.capture.eager import EagerRun
-from clika_ref.capture.examples import TracedCalls
+from clika_ref.capture.traced_calls import TracedCalls
 
 aten = torch.ops.aten
 
@@ -142,9 +142,9 @@ def _program(trace: TraceWriter) -> Any:
 
 
 def _calls(module: torch.nn.Module) -> TracedCalls:
-    callee: Callee = callee_of(module)
+    callee: TracedCallable = make_callable(module)
     x = torch.randn(2, CHANNELS, SIDE, SIDE)
     _, spec = pytree.tree_flatten(x)
     _, returned = pytree.tree_flatten((x,))
     assert tuple(inspect.signature(module.forward).parameters) == ("x",)
-    return TracedCalls(callee, Comparison(["x"], [[x]]), ("x",), (spec,), [EagerRun([x], returned)])
+    return TracedCalls(callee, InputComparison(["x"], [[x]]), ("x",), (spec,), [EagerRun([x], returned)])

@@ -24,8 +24,8 @@ from clika_ref import (
     SimpleProgressBar,
     clika_compile,
 )
-from clika_ref.processor import WIDE_SUMS, flags
 from clika_ref.reporting.tables import print_table
+from clika_ref.targets.cpu import INT32_ACCUMULATION_FLAGS, cpu_flags
 
 EPOCHS = 8
 BATCH = 64
@@ -206,7 +206,7 @@ def show_float_layers(module: Any) -> None:
 def show_missing_speedup(share: float) -> None:
     """Print why INT8 is not faster, if it is not."""
     if share > 0.9:
-        vnni = sorted(WIDE_SUMS & flags())
+        vnni = sorted(INT32_ACCUMULATION_FLAGS & cpu_flags())
         reason = f"although it has {vnni[0]}: is it busy?" if vnni else "as it has no INT8 dot product (VNNI)"
         print(f"\n  At batch 1, INT8 takes {share:.2f}x of float on this CPU, {reason}")
 

@@ -7,21 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings
-from clika_ref.algorithms import calibrated
-from clika_ref.calibrating import to_calibrate
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.capturing import capture
-from clika_ref.capture.inputs import model_calls
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.capture import capture
+from clika_ref.capture.inputs import make_calls
+from clika_ref.compress.calibrate import prepare_calibration
+from clika_ref.compress.quantize import calibrate_graph
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import load_registry
-from clika_ref.core.rewriting import apply_rules, rule
-from clika_ref.exporting.export import target_for
+from clika_ref.core.rewriter import apply_rules, rule
+from clika_ref.export.export import target_for
+from clika_ref.export.simulation import quantize_for_target
+from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.simulation import quantized_graph
-from clika_ref.wanted import Wanted
 
 
 @rule("silu")
@@ -32,14 +32,16 @@ def silu_to_hardswish(node: Node, build: Builder) -> Value:
 
 def main(model: nn.Module, data: list[Tensor]) -> None:
     """Print the SQNR of integers against float, as the model is and with the pass in between."""
-    registry, callee, log, batches = load_registry(), callee_of(model), CompilationLog(), [[x] for x in data[1:]]
-    wanted = Wanted(target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry), QuantizationSettings())
+    registry, callee, log, batches = load_registry(), make_callable(model), CompilationLog(), [[x] for x in data[1:]]
+    wanted = QuantizationRequest(target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry), QuantizationSettings())
     for name, rules in {"as it is": [], "with Hardswish": [silu_to_hardswish]}.items():
-        graph = capture(callee, model_calls(callee, data[:1]), registry).graph
+        graph = capture(callee, make_calls(callee, data[:1]), registry).graph
         Pipeline.of(registry.passes, registry.operators, Phase.CLEAN).run(graph)
         fired = apply_rules(graph, rules, registry.operators)  # the pass of one's own
-        stages = calibrated(to_calibrate(graph, wanted, registry), batches, wanted, registry, log, model=graph)
-        integers = quantized_graph(graph, stages.decided().plan, wanted.target, registry)
+        stages = calibrate_graph(
+            prepare_calibration(graph, wanted, registry), batches, wanted, registry, log, model=graph
+        )
+        integers = quantize_for_target(graph, stages.decided().plan, wanted.target, registry)
         (exact,), (found,), original = interpret(graph, data[:1])[0], interpret(integers, data[:1])[0], model(data[0])
         own, whole = sqnr(exact, found), sqnr(original, found)
         print(f"{name}: {fired} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model")

@@ -16,7 +16,7 @@ NEEDED = "CLIKA_REF_NEEDS_BROWSER"
 """Environment variable by which a missing browser fails a test."""
 
 CHROMIUM = "CLIKA_REF_CHROMIUM"
-"""Environment variable that names the program, where it is none of `NAMES`."""
+"""Environment variable that names the program, where it is none of `FIELD_NAMES`."""
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -62,9 +62,13 @@ def open_page(browser):
         context = browser.new_context(**how)
         contexts.append(context)
         page, address = context.new_page(), path.absolute().as_uri()
-        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-        page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("request", lambda asked: problems.append(asked.url) if not asked.url.startswith(address) else None)
+        page.to_device("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.to_device(
+            "console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None
+        )
+        page.to_device(
+            "request", lambda asked: problems.append(asked.url) if not asked.url.startswith(address) else None
+        )
         page.goto(address)
         return page
 

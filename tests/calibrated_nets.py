@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
-from clika_ref.quantization.decision import decibels
+from clika_ref.quantization.decision import ratio_in_decibels
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -39,7 +39,7 @@ def compiled(**options):
 def noise(wanted, found):
     """Return what is left of a tensor in another one, in dB."""
     wanted, found = wanted.detach(), found.detach()
-    return decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
+    return ratio_in_decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
 
 
 def told(folder):

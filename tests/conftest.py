@@ -9,8 +9,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from clika_ref import clika_compile
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.inputs import pack
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.inputs import pack_arguments
 
 sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest leaves the folder of a test off the path
 sys.path.append(str(Path(__file__).parents[1]))  # for `releasing`; last, so that what is installed comes first
@@ -29,7 +29,7 @@ def warm_commands(tmp_path_factory):
 
 def call(function, element):
     """Return what a function returns for an element of ``tracing_inputs``, and its arguments after the call."""
-    packed = pack(callee_of(function).parameters, element).copy()
+    packed = pack_arguments(make_callable(function).parameters, element).copy()
     result = function(*packed.args, **packed.kwargs)
     return pytree.tree_leaves(result), pytree.tree_leaves((packed.args, packed.kwargs))
 

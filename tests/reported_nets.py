@@ -8,7 +8,16 @@ import torch
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
-from clika_ref.report.contents import Chosen, Contents, Histogram, NodeRecord, Repeat, Seen, ValueRecord, WhatIfRecord
+from clika_ref.report.contents import (
+    ChosenRow,
+    HistogramRecord,
+    NodeRecord,
+    ObservedRange,
+    ReportContents,
+    Reproduction,
+    ValueRecord,
+    WhatIfRecord,
+)
 from clika_ref.report.module_tree import module_records
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
@@ -80,12 +89,12 @@ def node(name, scope="", operator="conv2d", **facts):
 
 def made_up(nodes, values=(), **facts):
     """Contents of a model that nobody has compiled."""
-    told = {of.name: [] for of in dataclasses.fields(Contents)}
+    told = {of.name: [] for of in dataclasses.fields(ReportContents)}
     told |= {"model": "Made", "target": "onnxruntime", "made": "2026-11-25T20:00:00+00:00", "summary": "made up"}
     told |= {"parameters": 0, "bytes_before": 100, "bytes_after": 50, "bytes_of_file": None, "latency": None}
     told |= {"modules": module_records(nodes), "nodes": nodes, "values": values, "missing": {}, "version": 1}
-    told |= {"chosen": None, "repeat": Repeat("a: 1\n", "pass\n", {"torch": "2.13.0"}, {"system": "none"}, {})}
-    return Contents(**{**told, **facts})
+    told |= {"chosen": None, "repeat": Reproduction("a: 1\n", "pass\n", {"torch": "2.13.0"}, {"system": "none"}, {})}
+    return ReportContents(**{**told, **facts})
 
 
 def large(count):
@@ -102,8 +111,10 @@ def large(count):
         scope = f"stage.{place // 100}.block.{place // 10 % 10}"
         facts = {**layer, "sensitivity": 1e-6 * (1 + place * 7919 % count), "products": 1000, "reads": reads}
         nodes.append(node(f"conv2d_{place}", scope, state=state, planned="int8", runs="int8", makes=[place], **facts))
-        histogram = Histogram(-1.0, 1 / 32, [place * i % 97 for i in range(64)])
-        values.append(ValueRecord(f"conv2d_{place}", "float32[1, 8, 4, 4]", place, Seen(-1.0, 1.0, 2, histogram)))
+        histogram = HistogramRecord(-1.0, 1 / 32, [place * i % 97 for i in range(64)])
+        values.append(
+            ValueRecord(f"conv2d_{place}", "float32[1, 8, 4, 4]", place, ObservedRange(-1.0, 1.0, 2, histogram))
+        )
         rows.append(WhatIfRecord(1e-6 * (place + 1), place + 1, 10_000_000 - 3000 * place, 60 - place / 100))
-    chosen = Chosen(1e-6 * count, count, count, 4_000_000, 40.0)
+    chosen = ChosenRow(1e-6 * count, count, count, 4_000_000, 40.0)
     return made_up(nodes, values, what_if=rows, chosen=chosen, bytes_before=10_000_000, bytes_after=4_000_000)

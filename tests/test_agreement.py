@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from clika_ref.agreement import agreement_of
+from clika_ref.compress.model_comparison import measure_agreement
 from clika_ref.core.errors import ModelError
 
 X = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
@@ -16,7 +16,7 @@ def returning(*results):
 
 
 def test_what_is_equal_agrees_and_has_no_noise():
-    found = agreement_of(returning(X), returning(X.clone()), [None, None], ["logits"])
+    found = measure_agreement(returning(X), returning(X.clone()), [None, None], ["logits"])
     (output,) = found.outputs
     assert (found.inputs, output.name, output.elements) == (2, "logits", 12)
     assert (output.worst, output.largest, output.sqnr, output.decisions) == (0.0, 3.0, math.inf, 1.0)
@@ -26,7 +26,7 @@ def test_what_is_equal_agrees_and_has_no_noise():
 
 def test_what_differs_is_counted_over_all_inputs():
     far = X + torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])  # turns the second decision
-    found = agreement_of(returning(X), lambda call: [X if call else far], [True, False])
+    found = measure_agreement(returning(X), lambda call: [X if call else far], [True, False])
     (output,) = found.outputs
     assert (output.worst, output.decisions) == (3.0, 0.75)
     assert output.sqnr == found.sqnr == pytest.approx(10 * math.log10(2 * 28 / 9))
@@ -35,27 +35,27 @@ def test_what_differs_is_counted_over_all_inputs():
 
 
 def test_the_worst_of_several_outputs_counts():
-    found = agreement_of(returning(X, X), returning(X, X * 1.1), [None])
+    found = measure_agreement(returning(X, X), returning(X, X * 1.1), [None])
     assert [output.name for output in found.outputs] == ["0", "1"]
     assert found.sqnr == pytest.approx(20, abs=0.01)
 
 
 def test_a_rounding_is_no_difference():
-    found = agreement_of(returning(X), returning(X * (1 + 1e-6)), [None])
+    found = measure_agreement(returning(X), returning(X * (1 + 1e-6)), [None])
     assert found.is_within_rounding
     assert found.sqnr < math.inf
 
 
 def test_integers_are_counted_and_decide_nothing():
     numbers = torch.tensor([1, 2, 3])
-    found = agreement_of(returning(numbers), returning(numbers + torch.tensor([0, 0, 1])), [None])
+    found = measure_agreement(returning(numbers), returning(numbers + torch.tensor([0, 0, 1])), [None])
     (output,) = found.outputs
     assert (output.worst, output.decisions, output.beyond_rounding) == (1.0, None, "1 of 3 elements differ")
 
 
 def test_infinities_that_both_have_are_no_noise_and_nothing_has_no_elements():
     masked = torch.tensor([1.0, -math.inf])
-    found = agreement_of(returning(masked, torch.ones(0, 3)), returning(masked, torch.ones(0, 3)), [None])
+    found = measure_agreement(returning(masked, torch.ones(0, 3)), returning(masked, torch.ones(0, 3)), [None])
     first, second = found.outputs
     assert (first.largest, first.worst, first.sqnr) == (1.0, 0.0, math.inf)
     assert (second.elements, second.decisions, second.sqnr) == (0, None, math.inf)
@@ -63,8 +63,8 @@ def test_infinities_that_both_have_are_no_noise_and_nothing_has_no_elements():
 
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ModelError, match="the first returns 1 tensors and the second 2; compare what returns the same"):
-        agreement_of(returning(X), returning(X, X), [None])
+        measure_agreement(returning(X), returning(X, X), [None])
     with pytest.raises(ModelError, match=r"output 0 is of shape \[2, 3\] in the first and \[2\] in the second"):
-        agreement_of(returning(X), returning(X[:, 0]), [None])
+        measure_agreement(returning(X), returning(X[:, 0]), [None])
     with pytest.raises(ModelError, match="there are no inputs to compare on; give at least one call"):
-        agreement_of(returning(X), returning(X), [])
+        measure_agreement(returning(X), returning(X), [])

@@ -11,8 +11,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.quantization import planning, stages
-from clika_ref.quantization.weight_rounding import Rounded
+from clika_ref.quantization import pipeline
+from clika_ref.quantization.algorithms.gptq import RoundedWeight
+from clika_ref.quantization.qdq import planning
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,7 @@ def test_what_is_off_is_left_out_and_what_is_on_is_used():
 
 
 def test_scales_of_weights_cover_all_where_clipping_is_off(monkeypatch):
-    monkeypatch.setattr(planning, "clipped_scales", lambda weight, *_: torch.ones(len(weight)))
+    monkeypatch.setattr(planning, "find_clipped_scales", lambda weight, *_: torch.ones(len(weight)))
     whole, clipped = (quantized(weight_clipping=switch, weight_rounding="off") for switch in ("off", "auto"))
     assert all((scales < 1).all() for scales in whole.weights.values())
     assert all((scales == 1).all() for scales in clipped.weights.values())
@@ -81,8 +82,8 @@ def test_scales_of_weights_cover_all_where_clipping_is_off(monkeypatch):
 def test_an_algorithm_on_auto_is_kept_only_where_it_helps(monkeypatch):
     found = quantized().moved
     assert found
-    worse = {name: Rounded(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
-    monkeypatch.setattr(stages, "rounded_weights", lambda *_, **__: worse)
+    worse = {name: RoundedWeight(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
+    monkeypatch.setattr(pipeline, "round_weights", lambda *_, **__: worse)
     assert not quantized().moved
     assert quantized(weight_rounding="on").moved
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clika_ref.command_line.arguments import load_model
-from clika_ref.command_line.data import example_input
+from clika_ref.command_line.data import parse_example_input
 from clika_ref.core.errors import ModelError
 
 numbers = itertools.count()
@@ -93,22 +93,22 @@ def test_a_module_that_fails_to_import_says_so(source):
 
 
 def test_one_tensor_several_and_keywords_take_the_forms_of_tracing_inputs():
-    one = example_input("1x3x4")
+    one = parse_example_input("1x3x4")
     assert (one.shape, one.dtype) == ((1, 3, 4), torch.float32)
-    several = example_input("2x3, int64:5")
+    several = parse_example_input("2x3, int64:5")
     assert [(t.shape, t.dtype) for t in several] == [((2, 3), torch.float32), ((5,), torch.int64)]
-    keywords = example_input("ids=int64:1x8,mask=bool:1x8")
+    keywords = parse_example_input("ids=int64:1x8,mask=bool:1x8")
     assert [(k, t.shape, t.dtype) for k, t in keywords.items()] == [
         ("ids", (1, 8), torch.int64),
         ("mask", (1, 8), torch.bool),
     ]
-    x, named = example_input("1x2,scale=scalar")
+    x, named = parse_example_input("1x2,scale=scalar")
     assert (x.shape, named["scale"].shape) == ((1, 2), ())
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "complex64", "uint8", "int32", "bool"])
 def test_every_kind_of_dtype_can_be_drawn(dtype):
-    drawn = example_input(f"{dtype}:3x4")
+    drawn = parse_example_input(f"{dtype}:3x4")
     assert drawn.dtype == getattr(torch, dtype)
     if not (drawn.dtype.is_floating_point or drawn.dtype.is_complex):
         assert set(drawn.flatten().tolist()) <= {0, 1}  # legal as indices
@@ -131,4 +131,4 @@ def test_every_kind_of_dtype_can_be_drawn(dtype):
 )
 def test_an_input_of_another_form_is_told_the_form(text, message):
     with pytest.raises(ModelError, match=message):
-        example_input(text)
+        parse_example_input(text)

@@ -14,11 +14,11 @@ from saved_nets import Convolutions, Tokens, batches, compiled
 from torch import nn
 
 from clika_ref import BaseDeploymentSettings, ClikaModule, ModelError, clika_compile
-from clika_ref import checkpointed_module as checkpointed
 from clika_ref.core.registry import Plugin, build_registry, load_registry
-from clika_ref.quantization.decision import decibels
-from clika_ref.saving import container
-from clika_ref.saving.container import packed, unpacked
+from clika_ref.module import checkpointed_module as checkpointed
+from clika_ref.quantization.decision import ratio_in_decibels
+from clika_ref.serialization import container
+from clika_ref.serialization.container import pack_file, unpack_file
 
 OLDER = Path(__file__).parent / "older_checkpoints"
 
@@ -39,10 +39,10 @@ def load(serialized):
 
 def altered(serialized, change):
     """Return a file whose document is another one, its digest being right."""
-    document, tensors = unpacked(serialized)
+    document, tensors = unpack_file(serialized)
     document = copy.deepcopy(document)
     change(document)
-    return b"".join(packed(document, tensors))
+    return b"".join(pack_file(document, tensors))
 
 
 def with_header(serialized, change):
@@ -99,7 +99,7 @@ def test_an_interrupt_while_saving_leaves_the_old_file_whole(module, tmp_path, m
         yield b"half of a fi"
         raise error
 
-    monkeypatch.setattr(checkpointed, "packed", interrupted)
+    monkeypatch.setattr(checkpointed, "pack_file", interrupted)
     with pytest.raises(error):
         module.clika_save(path)
     assert path.read_bytes() == before
@@ -162,7 +162,7 @@ def test_a_file_with_another_byte_is_refused_wherever_it_is(serialized):
         load(bytes(changed))
 
 
-@pytest.mark.parametrize("number", range(1, container.FORMAT))
+@pytest.mark.parametrize("number", range(1, container.FILE_FORMAT))
 def test_a_file_of_an_older_format_with_another_byte_is_refused(number):
     own = (OLDER / f"format_{number}.safetensors").read_bytes()
     header = 8 + int.from_bytes(own[:8], "little")
@@ -178,7 +178,7 @@ def test_a_file_of_an_older_format_with_another_byte_is_refused(number):
     ("head", "reason"),
     [
         ('{"format":1e999}', "it holds no compiled module: OverflowError"),
-        (f'{{"format":{container.FORMAT},"x":"\ud800"}}', "its digest is another one"),
+        (f'{{"format":{container.FILE_FORMAT},"x":"\ud800"}}', "its digest is another one"),
     ],
 )
 def test_metadata_that_json_reads_and_no_module_has_is_refused(serialized, head, reason):
@@ -192,9 +192,9 @@ def test_places_of_tensors_without_an_end_are_refused(serialized):
         load(with_header(serialized, lambda header: header["clika/document"].update(endless)))
 
 
-@pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"format\":2", rb"\"fprmat\":%d" % container.FORMAT])
+@pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"format\":2", rb"\"fprmat\":%d" % container.FILE_FORMAT])
 def test_a_file_whose_format_is_altered_does_not_pass_for_one_without_a_digest(serialized, other):
-    own = rb"\"format\":%d" % container.FORMAT
+    own = rb"\"format\":%d" % container.FILE_FORMAT
     assert serialized.count(own) == 1
     with pytest.raises(ModelError, match="its digest is another one"):
         load(serialized.replace(own, other))
@@ -202,10 +202,10 @@ def test_a_file_whose_format_is_altered_does_not_pass_for_one_without_a_digest(s
 
 def test_a_newer_format_is_refused_with_what_to_do(serialized, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(container, "FORMAT", 99)
+        patched.setattr(container, "FILE_FORMAT", 99)
         newer = altered(serialized, lambda document: None)
     with pytest.raises(
-        ModelError, match=rf"it has format 99, and this clika-ref reads up to {container.FORMAT}; update"
+        ModelError, match=rf"it has format 99, and this clika-ref reads up to {container.FILE_FORMAT}; update"
     ):
         load(newer)
     with pytest.raises(
@@ -253,16 +253,16 @@ def test_a_file_of_every_older_format_is_read():
     first = ClikaModule()
     first.load_state_dict(safetensors.torch.load_file(OLDER / "format_0.safetensors"))
     later = [
-        ClikaModule.clika_load(OLDER / f"format_{number}.safetensors") for number in range(1, container.FORMAT + 1)
+        ClikaModule.clika_load(OLDER / f"format_{number}.safetensors") for number in range(1, container.FILE_FORMAT + 1)
     ]
     for loaded in (first, *later):
         found = loaded.eval()(batches(Convolutions, 1)[0])
-        missed = decibels(float(expected.square().sum()), float((expected - found).square().sum()))
+        missed = ratio_in_decibels(float(expected.square().sum()), float((expected - found).square().sum()))
         assert missed > 30  # another processor sums in another order, and rounds to a neighbour here and there
 
 
 def test_a_reader_of_a_newer_format_reads_this_one(serialized, monkeypatch):
-    monkeypatch.setattr(container, "FORMAT", 99)
+    monkeypatch.setattr(container, "FILE_FORMAT", 99)
     assert load(serialized)._clika_quantized is not None
 
 
@@ -389,7 +389,7 @@ def test_an_empty_module_and_strange_parameters_are_refused():
 
 
 def test_a_module_that_was_compiled_in_float_holds_no_more_than_its_graph():
-    document, tensors = unpacked(compiled(settings=None).clika_serialize())
+    document, tensors = unpack_file(compiled(settings=None).clika_serialize())
     assert tensors.keys() == {*document["graph"]["constants"]}
     assert document["calibration"] is document["wanted"] is document["quantization"] is None
     assert json.dumps(document)

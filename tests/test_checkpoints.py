@@ -26,7 +26,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.saving.container import unpacked
+from clika_ref.serialization.container import unpack_file
 
 CASES = {
     "float": (Convolutions, None, {}),
@@ -73,7 +73,7 @@ def stored(serialized):
     """Return the dtype of each tensor of a file, and its document."""
     length = int.from_bytes(serialized[:8], "little")
     header = json.loads(serialized[8 : 8 + length])
-    return {n: e["dtype"] for n, e in header.items() if n != "__metadata__"}, unpacked(serialized)[0]
+    return {n: e["dtype"] for n, e in header.items() if n != "__metadata__"}, unpack_file(serialized)[0]
 
 
 # What is loaded
@@ -137,7 +137,7 @@ def test_weights_that_become_integers_are_stored_as_these(case):
     expected = {"stem.0.weight", "deep.0.weight", "last.weight"}
     expected = expected if "stem.0.weight" in kinds else {"one.weight", "two.weight"}
     assert expected == document["integers"].keys()  # a computed and a tied one stay
-    assert {kinds[name] for name in expected} == {"U8" if plan.compressed else "I8"}
+    assert {kinds[name] for name in expected} == {"U8" if plan.packed_weights else "I8"}
     assert {kinds[name] for name in ("table.weight", "head.weight", "scale") if name in kinds} == {"F32"}
 
 
@@ -242,7 +242,7 @@ def test_a_deep_model_of_few_weights_takes_hardly_more_than_these():
         deployment_settings=HERE,
     )
     serialized, plan = module.clika_serialize(), module._clika_quantized.plan
-    constants = unpacked(serialized)[0]["graph"]["constants"]
+    constants = unpack_file(serialized)[0]["graph"]["constants"]
     table = json.loads(serialized[8 : 8 + int.from_bytes(serialized[:8], "little")])
     places = [table[name]["data_offsets"] for name in constants]
     needed = sum(end - begin for begin, end in places) + sum(scales.nbytes for scales in plan.weights.values())
@@ -374,8 +374,8 @@ def test_settings_are_those_that_were_chosen(tmp_path):
     assert (loaded._clika_wanted.given, loaded._clika_wanted.layers) == (settings, layers)
     assert loaded._clika_wanted.options == loaded._clika_options
     assert (loaded._clika_options.observer, loaded._clika_options.ranges_file) == ("min-max", "")
-    assert loaded._sizes_seen() == module._sizes_seen()
-    assert again(module, keep_calibration_inputs=True)._sizes_seen() == module._sizes_seen()
+    assert loaded._count_sizes() == module._count_sizes()
+    assert again(module, keep_calibration_inputs=True)._count_sizes() == module._count_sizes()
 
 
 # Processes

@@ -3,8 +3,14 @@
 import pytest
 
 from clika_ref import DeploymentSettings_OpenVINO_ONNX
-from clika_ref.command_line.choices import Flags, chosen, for_compile, for_export, for_quantize
-from clika_ref.command_line.endings import MisuseError
+from clika_ref.command_line.command_settings import (
+    Flags,
+    export_deployment_settings,
+    float_compile_arguments,
+    quantize_arguments,
+    resolve_settings,
+)
+from clika_ref.command_line.exit_status import MisuseError
 from clika_ref.command_line.quantizing import quantization_flags
 
 FILE = """deployment_settings:
@@ -35,21 +41,21 @@ def quantization(threshold=None, bits=None, weights_only=None):
 
 
 def test_without_file_and_flags_settings_are_the_defaults():
-    found = chosen(None, Flags()).settings
+    found = resolve_settings(None, Flags()).settings
     assert found.deployment_settings.target == "onnxruntime"
     assert found.global_quantization_settings.quantization_sensitivity_threshold == 0.005
 
 
 def test_a_file_is_heeded_and_nothing_is_said(file, capsys):
-    found = chosen(file, Flags())
+    found = resolve_settings(file, Flags())
     assert found.settings.deployment_settings == DeploymentSettings_OpenVINO_ONNX(preset="performance")
-    assert for_quantize(found)["clika_compile_options"].smoothing == "on"
+    assert quantize_arguments(found)["clika_compile_options"].smoothing == "on"
     assert capsys.readouterr().err == ""
 
 
 def test_a_flag_wins_over_the_file_and_says_over_which_line(file, capsys):
     flags = Flags("ort", ["smoothing=off"], quantization(0.01, [8], weights_only=True), ["head.*"])
-    found = chosen(file, flags).settings
+    found = resolve_settings(file, flags).settings
     assert found.deployment_settings.target == "onnxruntime"
     assert found.clika_compile_options.smoothing == "off"
     settings = found.global_quantization_settings
@@ -67,7 +73,7 @@ def test_a_flag_wins_over_the_file_and_says_over_which_line(file, capsys):
 
 def test_a_flag_that_says_the_same_says_nothing_and_leaves_what_else_the_file_says(file, capsys):
     flags = Flags("openvino", ["smoothing=on"], quantization(0.005, [8, 4]))
-    found = chosen(file, flags).settings
+    found = resolve_settings(file, flags).settings
     assert found.deployment_settings.preset == "performance"
     assert capsys.readouterr().err == ""
 
@@ -76,23 +82,23 @@ def test_what_the_file_leaves_float_is_quantized_where_a_flag_says_how_and_refus
     path = tmp_path / "float.yaml"
     path.write_text("global_quantization_settings: null\n")
     with pytest.raises(MisuseError, match=r"leaves the model float \(global_quantization_settings: null\); take that"):
-        for_quantize(chosen(path, Flags()))
-    found = for_quantize(chosen(path, Flags(quantization=quantization(0.02))))
+        quantize_arguments(resolve_settings(path, Flags()))
+    found = quantize_arguments(resolve_settings(path, Flags(quantization=quantization(0.02))))
     assert found["quantization_settings"].quantization_sensitivity_threshold == 0.02
     said = f"note: --threshold 0.02 wins over global_quantization_settings in line 1 of {path}\n"
     assert capsys.readouterr().err == said
 
 
 def test_compile_leaves_integers_aside_and_says_so(file, capsys):
-    found = for_compile(chosen(file, Flags()))
+    found = float_compile_arguments(resolve_settings(file, Flags()))
     assert (found["quantization_settings"], found["layer_quantization_settings"]) == (None, None)
     assert "note: compile leaves the model float, and global_quantization_settings of" in capsys.readouterr().err
 
 
 def test_an_export_heeds_where_to_alone(file, capsys):
-    assert for_export(None, None) is None
-    assert for_export(None, "trt").target == "tensorrt"
-    assert for_export(file, None) == DeploymentSettings_OpenVINO_ONNX(preset="performance")
+    assert export_deployment_settings(None, None) is None
+    assert export_deployment_settings(None, "trt").target == "tensorrt"
+    assert export_deployment_settings(file, None) == DeploymentSettings_OpenVINO_ONNX(preset="performance")
     said = "global_quantization_settings, layer_settings, clika_compile_options change nothing"
     assert said in capsys.readouterr().err
 
@@ -116,14 +122,14 @@ def test_an_export_heeds_where_to_alone(file, capsys):
 )
 def test_a_flag_that_is_no_setting_is_wrong_use(flags, message):
     with pytest.raises(MisuseError, match=message):
-        chosen(None, flags)
+        resolve_settings(None, flags)
 
 
 def test_a_file_that_is_none_is_wrong_use(tmp_path):
     with pytest.raises(MisuseError, match="cannot read the settings in"):
-        chosen(tmp_path / "absent.yaml", Flags())
+        resolve_settings(tmp_path / "absent.yaml", Flags())
     (tmp_path / "odd.yaml").write_text("global_quantization_settings:\n  weights_num_bit: 8\n")
     with pytest.raises(
         MisuseError, match=r"line 2: global_quantization_settings has no 'weights_num_bit'; did you mean"
     ):
-        chosen(tmp_path / "odd.yaml", Flags())
+        resolve_settings(tmp_path / "odd.yaml", Flags())

@@ -16,12 +16,12 @@ import torch
 from typer.testing import CliRunner
 
 import clika_ref
-from clika_ref.command_line import cli, explaining, inspection
+from clika_ref.command_line import cli, explaining, plugin_facts
 from clika_ref.core.errors import ModelError, PluginError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin
 from clika_ref.core.targets import Artifact
-from clika_ref.disagreement import DisagreementError
+from clika_ref.export.disagreement_error import DisagreementError
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def compiled(monkeypatch):
         return SimpleNamespace(clika_export=export, timings={"Capturing": 0.5})
 
     def export(path):
-        seen.exported.append(path)
+        seen.check_export.append(path)
         return Artifact(path, "onnxruntime", ("input",), ("output",), {"bytes": path.write_bytes(b"abc")})
 
     monkeypatch.setattr(clika_ref, "clika_compile", stand_in)
@@ -62,8 +62,8 @@ def installed(monkeypatch):
     """Stand in for what is installed."""
     plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
     found = {"failures": (), "left_out": ()}
-    for module in (inspection, explaining):
-        monkeypatch.setattr(module, "installed_plugins", lambda: inspection.Installed((plugin,), **found))
+    for module in (plugin_facts, explaining):
+        monkeypatch.setattr(module, "installed_plugins", lambda: plugin_facts.InstalledPlugins((plugin,), **found))
     return found
 
 
@@ -102,7 +102,7 @@ def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
     assert given["logs_dir"] == tmp_path
     assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (False, True, False)
     assert not given["clika_compile_options"].compare_after_export
-    assert compiled.exported == [path]
+    assert compiled.check_export == [path]
     assert result.stdout == f"{path}  3 bytes\n"
 
 
@@ -135,7 +135,7 @@ def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
     assert result.exit_code == 0
     assert compiled.arguments["is_dry_run"]
     assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "m").exit_code == 0
-    assert compiled.exported == []
+    assert compiled.check_export == []
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_bad_arguments_end_with_2_and_a_message_without_traceback(run, compiled,
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-    assert compiled.exported == []
+    assert compiled.check_export == []
 
 
 def failing(error):
@@ -324,7 +324,9 @@ def test_a_short_name_is_one_of_our_targets(run, compiled, tmp_path, given, name
     run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", given)
     settings = compiled.arguments["deployment_settings"]
     assert settings.target == name
-    assert type(settings).__module__ == "clika_ref.settings", "one of ours, and none that was made for the name"
+    assert type(settings).__module__ == "clika_ref.settings.compile_options", (
+        "one of ours, and none that was made for the name"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.command_line.inspection import installed_plugins
+from clika_ref.command_line.plugin_facts import load_installed_plugins
 from clika_ref.core.errors import ClikaError, ModelError, TargetError
-from clika_ref.settings import DISTRIBUTIONS
+from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS
 
 
 class Net(nn.Module):
@@ -323,8 +323,8 @@ def test_a_target_that_no_plugin_provides_says_what_to_do(name, remedy, monkeypa
 
 
 def test_what_is_said_to_provide_our_targets_provides_them():
-    found = {t.name: plugin.distribution for plugin in installed_plugins().plugins for t in plugin.targets}
-    assert {name: found[name] for name in DISTRIBUTIONS} == DISTRIBUTIONS
+    found = {t.name: plugin.distribution for plugin in load_installed_plugins().plugins for t in plugin.targets}
+    assert {name: found[name] for name in TARGET_DISTRIBUTIONS} == TARGET_DISTRIBUTIONS
 
 
 def test_deployment_settings_say_what_they_are_for():

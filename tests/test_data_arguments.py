@@ -9,8 +9,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from clika_ref.command_line.data import Batches, one_call, read_calls, redrawn, warn_of_draws
-from clika_ref.command_line.endings import MisuseError
+from clika_ref.command_line.data import (
+    NamedBatches,
+    note_random_calibration,
+    randomize_floats,
+    read_calls,
+    read_single_call,
+)
+from clika_ref.command_line.exit_status import MisuseError
 
 numbers = itertools.count()
 
@@ -107,7 +113,12 @@ def test_functions_lists_and_loaders_give_batches_that_are_read_when_they_are_wa
     assert shapes(read_calls([f"{place}:generated"])) == [(2, 3), (1, 3)]
     assert len(read_calls([f"{place}:listed"])) == 2
     loader = read_calls([f"{place}:Loader"])
-    assert (type(loader), len(loader), shapes(loader), shapes(loader)) == (Batches, 2, [(2, 3), (1, 3)], shapes(loader))
+    assert (type(loader), len(loader), shapes(loader), shapes(loader)) == (
+        NamedBatches,
+        2,
+        [(2, 3), (1, 3)],
+        shapes(loader),
+    )
     assert shapes(read_calls([f"{place}:generated", "7x3"])) == [(2, 3), (1, 3), (7, 3)]
 
 
@@ -171,20 +182,20 @@ def test_floats_of_64_bits_which_nobody_asked_for_are_told_of(place, capsys):
 
 
 def test_one_call_is_one(place):
-    assert one_call([]) is None
-    assert one_call(["2x3"]).shape == (2, 3)
+    assert read_single_call([]) is None
+    assert read_single_call(["2x3"]).shape == (2, 3)
     with pytest.raises(MisuseError, match="--input stands for 2 calls where one is wanted; give one"):
-        one_call(["2x3", "2x3"])
+        read_single_call(["2x3", "2x3"])
 
 
 def test_only_floats_are_drawn_anew():
-    call = redrawn({"x": torch.ones(100), "ids": torch.ones(3, dtype=torch.int64)})
+    call = randomize_floats({"x": torch.ones(100), "ids": torch.ones(3, dtype=torch.int64)})
     assert call["x"].std() > 0.5
     assert call["ids"].tolist() == [1, 1, 1]
 
 
 def test_only_shapes_are_warned_of(capsys):
-    warn_of_draws(["x.npy", "data:batches", "mask=x.npy"], "--calibrate")
+    note_random_calibration(["x.npy", "data:batches", "mask=x.npy"], "--calibrate")
     assert capsys.readouterr().err == ""
-    warn_of_draws(["x=1x3,y=x.npy"], "--calibrate")
+    note_random_calibration(["x=1x3,y=x.npy"], "--calibrate")
     assert capsys.readouterr().err.startswith("note: --calibrate x=1x3,y=x.npy draws random numbers")

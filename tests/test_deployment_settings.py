@@ -7,10 +7,10 @@ import pytest
 
 import clika_ref
 from clika_ref import BaseDeploymentSettings, DeploymentSettings_TensorRT_ONNX
-from clika_ref.command_line.choices import deployment
-from clika_ref.command_line.endings import MisuseError
+from clika_ref.command_line.command_settings import deployment_settings_for
+from clika_ref.command_line.exit_status import MisuseError
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.settings import deployment_settings_named
+from clika_ref.settings.compile_options import deployment_settings_named
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ def test_settings_are_found_behind_intermediate_bases_and_bases_first(kinds):
 
 
 @pytest.mark.usefixtures("kinds")
-@pytest.mark.parametrize(("call", "kind"), [(deployment_settings_named, TargetError), (deployment, MisuseError)])
+@pytest.mark.parametrize(
+    ("call", "kind"), [(deployment_settings_named, TargetError), (deployment_settings_for, MisuseError)]
+)
 def test_a_field_without_a_default_is_told_with_its_class_and_what_to_do(call, kind):
     message = (
         r"interpreter needs settings, and its name alone does not tell cores of .*\.Chip: give them as deployment_s"

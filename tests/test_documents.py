@@ -29,9 +29,9 @@ from clika_ref import (
     Settings,
 )
 from clika_ref.command_line import cli
-from clika_ref.command_line.endings import MEANINGS
+from clika_ref.command_line.exit_status import STATUS_MEANINGS
 from clika_ref.pictures.drawing import Role
-from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums, WeightsOnly
+from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
 
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 PLACEHOLDER = "…"
@@ -179,7 +179,7 @@ def test_contributing_shows_the_target_that_reads_onnx_from_its_first_line_to_it
     assert [line for code in shown for line in code.splitlines() if line] == [x for x in written.splitlines() if x]
 
 
-@pytest.mark.parametrize("kind", [QuantizationScheme, Integers, Sums, WeightsOnly])
+@pytest.mark.parametrize("kind", [QuantizationScheme, QuantizedType, FusedSums, WeightOnlyScheme])
 def test_every_field_of_a_scheme_is_explained(kind):
     assert "(docs/targets.md#the-scheme-field-by-field)" in (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     table = below(ROOT / "docs/targets.md", "### The scheme, field by field")
@@ -231,8 +231,8 @@ def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
     places = re.findall(r"`((?:clika_ref|plugins)/[\w/]+\.py)`", text)
     assert all((ROOT / place).exists() for place in places)
     assert "1,024 roundings" in text
-    assert "ROUNDINGS = 1024" in (ROOT / "clika_ref/comparison.py").read_text(encoding="utf-8")
-    check = (ROOT / "clika_ref/exporting/artifact_check.py").read_text(encoding="utf-8")
+    assert "ROUNDINGS = 1024" in (ROOT / "clika_ref/core/comparison.py").read_text(encoding="utf-8")
+    check = (ROOT / "clika_ref/export/artifact_check.py").read_text(encoding="utf-8")
     assert "AGREEMENT = 1024.0" in check
     assert "JUDGE = 20.0" in check
     assert "20 * float(" in (ROOT / "plugins/aten/tests/one_operator.py").read_text(encoding="utf-8")
@@ -284,7 +284,7 @@ def test_the_command_lines_of_the_manual_run_as_they_stand_and_end_as_it_says(tm
 def test_the_manual_of_the_command_line_names_every_command_and_exit_status():
     text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (\d+) \| (.+) \|$", below(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE)
-    assert table == [(str(int(status)), meaning) for status, meaning in MEANINGS.items()]
+    assert table == [(str(int(status)), meaning) for status, meaning in STATUS_MEANINGS.items()]
     named = {
         word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)
     }

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
 from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
-from clika_ref.dynamo_backend import compile_options, weight_names
+from clika_ref.integrations.dynamo_backend import translate_options, weight_names
 
 
 class Block(nn.Module):
@@ -232,7 +232,7 @@ def test_tracing_inputs_are_example_inputs_and_a_dataloader_is_calibration_input
 
     loader = never()
     options = {"tracing_inputs": ["b"], "example_inputs": ["a"], "train_dataloader": loader}
-    assert compile_options(options) == {"example_inputs": ["a", "b"], "calibration_inputs": loader}
+    assert translate_options(options) == {"example_inputs": ["a", "b"], "calibration_inputs": loader}
     options = {"tracing_inputs": [torch.zeros(5, 3)], "train_dataloader": loader, "logs_dir": tmp_path}
     torch.compile(Block().eval(), backend="clika", options=options)(torch.randn(4, 3))
     (log,) = tmp_path.iterdir()
@@ -274,7 +274,7 @@ def test_options_reach_the_compilation(tmp_path):
 )
 def test_options_that_cannot_be_served_are_refused_by_name(options, message):
     with pytest.raises(ModelError, match=message):
-        compile_options(options)
+        translate_options(options)
 
 
 class OwnRegion(nn.Module):

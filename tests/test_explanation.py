@@ -27,7 +27,7 @@ def quantized(layers=None):
 
 
 def told(found):
-    return [(n.scope, n.operator, n.planned, n.runs) for n in found.nodes if n.is_told]
+    return [(n.scope, n.operator, n.planned, n.runs) for n in found.nodes if n.is_in_table]
 
 
 def test_each_layer_says_what_it_runs_in_and_what_lies_between_says_why_it_does_not():

@@ -18,9 +18,9 @@ from torch import nn
 from clika_ref import DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_TensorRT_ONNX, clika_compile
 from clika_ref.core.errors import ModelError, PassError, TargetError
 from clika_ref.core.operators import Operator
-from clika_ref.exporting import artifact_check
-from clika_ref.generic import find_operator, torchlib_operator
-from clika_ref.onnx_emission import writing
+from clika_ref.export import artifact_check
+from clika_ref.onnx_export import writing
+from clika_ref.onnx_export.generic_operators import find_operator, torchlib_operator
 
 
 class Net(nn.Module):
@@ -317,7 +317,7 @@ def test_a_mismatch_is_told_though_the_node_at_fault_cannot_be_found(module, tmp
         msg = "the probe does not load"
         raise TargetError(msg)
 
-    monkeypatch.setattr(artifact_check, "first_difference", failing)
+    monkeypatch.setattr(artifact_check, "find_first_difference", failing)
     (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     message = (
@@ -348,7 +348,7 @@ def test_a_graph_with_casts_to_half_precision_is_computed_in_float64_too():
 
     original, x = Half(), torch.randn(2, 8)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
-    (exact,) = artifact_check.in_float64(module.graph, [x])
+    (exact,) = artifact_check.compute_in_float64(module.graph, [x])
     wide = original.second.double()(original.first.double()(x.double()))
     torch.testing.assert_close(exact, wide)
 
@@ -484,7 +484,7 @@ def test_checked_passes_include_those_that_fold_weights(tmp_path, monkeypatch):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     module = clika_compile(model, tracing_inputs=[torch.rand(1, 3, 8, 8)], check_passes=True)
     module.clika_export(tmp_path / "m.onnx")
-    honest = fold_batch_norm.folded_weight
-    monkeypatch.setattr(fold_batch_norm, "folded_weight", lambda *a, **b: honest(*a, **b) * 1.0001)
+    honest = fold_batch_norm.fold_weight
+    monkeypatch.setattr(fold_batch_norm, "fold_weight", lambda *a, **b: honest(*a, **b) * 1.0001)
     with pytest.raises(PassError, match="pass fold-batch-norm promises dot but moved output 0"):
         module.clika_export(tmp_path / "m.onnx")

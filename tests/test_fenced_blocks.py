@@ -57,7 +57,7 @@ def test_every_block_is_one_that_runs_is_read_is_quoted_or_is_listed(capsys):
 
 
 def test_a_block_whose_output_is_another_one_is_told_with_its_line(tmp_path):
-    run = Run.begin(tmp_path)
+    run = Run.start(tmp_path)
     run.take(Block("page.md", 3, "python", "", "print(1 + 1)\n"))
     run.take(Block("page.md", 7, "output", "", "2\n"))
     with pytest.raises(AssertionError, match=r"page\.md:11"):
@@ -65,7 +65,7 @@ def test_a_block_whose_output_is_another_one_is_told_with_its_line(tmp_path):
 
 
 def test_a_command_that_fails_fails_the_page_and_one_after_it_does_not_hide_that(tmp_path):
-    run = Run.begin(tmp_path)
+    run = Run.start(tmp_path)
     run.take(Block("page.md", 3, "console", "", 'false; echo "exit status $?"\n'))
     assert run.printed == "exit status 1\n"
     with pytest.raises(AssertionError, match=r"(?s)page\.md:7.*failed: false"):
@@ -73,7 +73,7 @@ def test_a_command_that_fails_fails_the_page_and_one_after_it_does_not_hide_that
 
 
 def test_a_session_shares_the_names_of_the_blocks_around_it(tmp_path):
-    run = Run.begin(tmp_path)
+    run = Run.start(tmp_path)
     run.take(Block("page.md", 3, "python", "", "x = 2\n"))
     run.take(Block("page.md", 7, "python", "", ">>> y = x + 1\n>>> y\n3\n"))
     run.take(Block("page.md", 12, "python", "", "assert y == 3\n"))

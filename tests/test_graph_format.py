@@ -20,9 +20,9 @@ from transformers.modeling_outputs import BaseModelOutput
 from clika_ref import ClikaModule, clika_compile
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.core.symbols import FUNCTIONS, evaluate, named
-from clika_ref.saving.graph_format import decode, encode, graph_from_json, graph_to_json
-from clika_ref.saving.signature_format import signature_from_json, signature_to_json
+from clika_ref.core.symbols import SYMPY_TO_PYTHON, evaluate, make_symbol
+from clika_ref.serialization.graph_format import decode, encode, graph_from_json, graph_to_json
+from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
 
 ITEMS = [
     None,
@@ -41,8 +41,8 @@ ITEMS = [
     torch.device("cpu"),
     {"a": 1, "b": (2,)},
     {"tuple": [1]},
-    named("batch") * 2 + 1,
-    (named("batch"), 3),
+    make_symbol("batch") * 2 + 1,
+    (make_symbol("batch"), 3),
 ]
 
 
@@ -83,7 +83,7 @@ def test_powers_that_would_take_forever_are_refused(power):
 @pytest.mark.parametrize("text", ["__import__('os').system('true')", "eval", "S"])
 def test_names_in_expressions_are_symbols_and_never_code(text):
     expr = decode({"expr": ["Add", text, 1]})
-    assert expr.free_symbols == {named(text)}
+    assert expr.free_symbols == {make_symbol(text)}
     with pytest.raises(ModelError, match=r"a saved size expression applies .*, which is not one of"):
         decode({"expr": [text, 1]})
 
@@ -97,8 +97,8 @@ NUMBERS = {"a": 7, "b": 3}
 
 
 def expressions():
-    a, b = named("a"), named("b")
-    for kind in FUNCTIONS:
+    a, b = make_symbol("a"), make_symbol("b")
+    for kind in SYMPY_TO_PYTHON:
         for arguments in ((a, b), (a,), (a, sympy.Integer(2), b), (sympy.Ge(a, b), a, b)):
             try:
                 expr = kind(*arguments)
@@ -118,7 +118,7 @@ def test_expressions_over_every_function_mean_the_same_after_reading(expr, value
 
 
 def test_most_functions_are_covered():
-    assert len(list(expressions())) > len(FUNCTIONS) * 0.7
+    assert len(list(expressions())) > len(SYMPY_TO_PYTHON) * 0.7
 
 
 class Net(nn.Module):

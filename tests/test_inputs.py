@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
 
+from clika_ref.capture.inputs_catcher import clika_install_inputs_catcher, clika_move_to_device
 from clika_ref.core.errors import ModelError
-from clika_ref.inputs import clika_install_inputs_catcher, clika_move_to_device
 
 META = torch.device("meta")
 """A device that is always there, and is not where tensors are made."""

@@ -5,15 +5,21 @@ import inspect
 import pytest
 import torch
 
-from clika_ref.command_line import inspection
-from clika_ref.command_line.inspection import counts_of, facts_of, find_operator, installed_plugins, location
+from clika_ref.command_line import plugin_facts
+from clika_ref.command_line.plugin_facts import (
+    counts_of,
+    find_operator,
+    load_installed_plugins,
+    operator_facts,
+    source_location,
+)
 from clika_ref.core.errors import ModelError, PluginError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin, build_registry
-from clika_ref.core.traits import compute
+from clika_ref.core.traits import compute_trait
 
 
-@operator(torch.ops.aten.linear.default, quant=compute(bias=2))
+@operator(torch.ops.aten.linear.default, quant=compute_trait(bias=2))
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Map ``x[..., i]`` to ``y[..., o]``.
 
@@ -64,7 +70,7 @@ def test_an_unknown_operator_is_answered_with_near_ones(registry, text, message)
 
 def test_all_facts_of_an_operator_are_told(registry):
     line = inspect.getsourcelines(lower)[1]
-    facts = dict(facts_of(registry, linear))
+    facts = dict(operator_facts(registry, linear))
     assert facts["schema"] == (
         "linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor"
     )
@@ -76,7 +82,7 @@ def test_all_facts_of_an_operator_are_told(registry):
     assert facts["ONNX lowering"].endswith(f"test_inspection.py:{line}")
     assert facts["samples"] == "none"
     assert facts["plugin"] == "'mine' (my-distribution 1.2)"
-    other = dict(facts_of(registry, rand_like))
+    other = dict(operator_facts(registry, rand_like))
     assert other["meaning"] == "not documented"
     assert other["repeatable"] == "no: two calls with equal operands may differ"
     assert other["quantization"] == "keep-float"
@@ -86,8 +92,8 @@ def test_a_file_below_the_working_directory_is_shown_from_there(tmp_path, monkey
     code = compile("def f(): pass", str(tmp_path / "folder" / "file.py"), "exec")
     (function,) = [torch.nn.Module.__init__.__class__(code.co_consts[0], {})]
     monkeypatch.chdir(tmp_path)
-    assert location(function) in {"folder/file.py:1", "folder\\file.py:1"}
-    assert location(torch.relu) == "builtins.builtin_function_or_method"
+    assert source_location(function) in {"folder/file.py:1", "folder\\file.py:1"}
+    assert source_location(torch.relu) == "builtins.builtin_function_or_method"
 
 
 def test_counts_leave_out_what_is_not_there():
@@ -109,7 +115,7 @@ def environment(monkeypatch):
     monkeypatch.delenv("CLIKA_REF_PLUGINS", raising=False)
 
     def install(*names):
-        monkeypatch.setattr(inspection, "entry_points", lambda group: [Entry(name) for name in names])
+        monkeypatch.setattr(plugin_facts, "entry_points", lambda group: [Entry(name) for name in names])
 
     def load(limit):
         if limit == "broken":
@@ -119,13 +125,13 @@ def environment(monkeypatch):
             raise PluginError(message)
         return build_registry([Plugin(limit, f"dist-{limit}", "1.2", operators=(linear,))])
 
-    monkeypatch.setattr(inspection, "load_registry", load)
+    monkeypatch.setattr(plugin_facts, "load_registry", load)
     return install
 
 
 def test_a_plugin_that_fails_does_not_hide_the_others(environment):
     environment("broken", "good")
-    installed = installed_plugins()
+    installed = load_installed_plugins()
     assert [p.name for p in installed.plugins] == ["good"]
     assert installed.failures == ("'broken' = b.plugin (b 0.1): ImportError: no c",)
     assert installed.as_json() == {
@@ -146,7 +152,7 @@ def test_a_plugin_that_fails_does_not_hide_the_others(environment):
 
 def test_plugins_that_clash_are_both_listed_and_the_clash_is_told(environment):
     environment("good", "twin")
-    installed = installed_plugins()
+    installed = load_installed_plugins()
     assert [p.name for p in installed.plugins] == ["good", "twin"]
     (failure,) = installed.failures
     assert "operator 'linear' is claimed by 'good' (dist-good 1.2) and by 'twin' (dist-twin 1.2)" in failure
@@ -155,6 +161,6 @@ def test_plugins_that_clash_are_both_listed_and_the_clash_is_told(environment):
 def test_what_the_environment_leaves_out_is_told(environment, monkeypatch):
     environment("broken", "good")
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "good, absent")
-    installed = installed_plugins()
+    installed = load_installed_plugins()
     assert installed.failures == ("'absent', which $CLIKA_REF_PLUGINS names, is not installed",)
     assert installed.left_out == ("broken",)

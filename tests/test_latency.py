@@ -16,11 +16,11 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
-from clika_ref import latency as timing
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
-from clika_ref.latency import LayerTimer, ratio_to_float
-from clika_ref.quantization.quantizing import Plan
+from clika_ref.export import latency as timing
+from clika_ref.export.latency import LayerTimer, measure_ratio_to_float
+from clika_ref.quantization.qdq.insertion import Plan
 
 REGISTRY = load_registry()
 SCHEME = OnnxRuntime().scheme
@@ -75,7 +75,7 @@ class Slow:
 
 @pytest.fixture(autouse=True)
 def _made_up(monkeypatch):
-    monkeypatch.setattr(timing, "_seconds", lambda runner, given, calls: runner(given))
+    monkeypatch.setattr(timing, "_time_calls", lambda runner, given, calls: runner(given))
 
 
 def graph():
@@ -84,7 +84,7 @@ def graph():
 
 def test_a_layer_that_is_slower_in_integers_is_named_and_those_that_are_alike_are_timed_once():
     target = Slow({"conv2d": -0.5, "linear": 0.5})
-    found = LayerTimer(target, SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
+    found = LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
     assert {node.origin.scope: reason for node, reason in found.items()} == {
         "head": "onnxruntime takes 1.50 times as long for it in integers as in float"
     }
@@ -93,7 +93,7 @@ def test_a_layer_that_is_slower_in_integers_is_named_and_those_that_are_alike_ar
 
 def test_a_layer_is_timed_with_what_the_runtime_computes_along_with_it():
     target = Slow({"conv2d": 0.0, "linear": 0.0})
-    LayerTimer(target, SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
+    LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
     assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
 
 
@@ -101,19 +101,22 @@ def test_a_layer_is_timed_with_what_the_runtime_computes_along_with_it():
 def test_a_layer_is_timed_without_what_the_runtime_computes_by_itself(least, is_along):
     target, model = Slow({"conv2d": 0.0}), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(least, 6.0)).eval()
     bounded = clika_compile(model, tracing_inputs=DATA[:1]).graph.clone()
-    LayerTimer(target, SCHEME, REGISTRY.operators).slower(bounded, DATA[:1])
+    LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(bounded, DATA[:1])
     assert target.kinds == [["conv2d", "hardtanh"] if is_along else ["conv2d"]] * 2
 
 
 def test_little_is_no_reason():
-    assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).slower(graph(), DATA[:1])
+    assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).find_slow_layers(
+        graph(), DATA[:1]
+    )
 
 
 def compiled(monkeypatch, costs, *, only_weights=False, **options):
     target = Slow(costs)
-    monkeypatch.setattr("clika_ref.algorithms.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
+    monkeypatch.setattr("clika_ref.compress.quantize.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
     monkeypatch.setattr(
-        "clika_ref.algorithms.ratio_to_float", lambda g, p, _, *rest: ratio_to_float(g, p, target, *rest)
+        "clika_ref.compress.quantize.measure_ratio_to_float",
+        lambda g, p, _, *rest: measure_ratio_to_float(g, p, target, *rest),
     )
     module = clika_compile(
         Net().eval(),
@@ -125,7 +128,7 @@ def compiled(monkeypatch, costs, *, only_weights=False, **options):
         clika_compile_options=ClikaCompileOptions(**options),
     )
     plan = module._clika_quantized.plan if module._clika_quantized else Plan(SCHEME)
-    return sorted([*plan.weights, *plan.compressed]), plan.floats
+    return sorted([*plan.weights, *plan.packed_weights]), plan.floats
 
 
 def test_such_a_layer_stays_float_where_latency_is_asked_for_and_only_there(monkeypatch):

@@ -3,7 +3,7 @@
 import pytest
 
 from clika_ref import ClikaCompileOptions, LoraSettings, ModelError
-from clika_ref.dynamo_backend import compile_options
+from clika_ref.integrations.dynamo_backend import translate_options
 
 
 def test_the_default_is_that_of_the_record():
@@ -54,4 +54,4 @@ def test_options_refuse_other_settings_and_live_norms(options, message):
 def test_the_backend_of_torch_compile_attaches_none():
     options = {"clika_compile_options": ClikaCompileOptions(global_lora_settings=LoraSettings())}
     with pytest.raises(ModelError, match=r"attaches no adapters.*compile with clika_compile"):
-        compile_options(options)
+        translate_options(options)

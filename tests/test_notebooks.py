@@ -53,7 +53,7 @@ def test_each_result_gives_records_of_plain_values_with_the_same_names_in_each(r
 
 
 def test_what_another_threshold_would_give_is_a_table_as_well(module):
-    table = module.clika_summary().what_if_table
+    table = module.clika_summary().prediction_table
     assert isinstance(table, Table)
     records = table.to_dict()
     assert [*records[0]] == ["threshold", "layers", "bytes", "sqnr"]

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from clika_ref.command_line.endings import MisuseError
-from clika_ref.command_line.places import refuse_no_place
+from clika_ref.command_line.exit_status import MisuseError
+from clika_ref.command_line.output_paths import check_output_paths
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,12 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["new.onnx", "there", "link", "folder/new.onnx"])
 def test_a_file_that_may_be_written_is_a_place(here, name):
-    refuse_no_place({"-o": here / name}, "give -o")
-    refuse_no_place({"-o": here / name, "--save": None}, "give -o")
+    check_output_paths({"-o": here / name}, "give -o")
+    check_output_paths({"-o": here / name, "--save": None}, "give -o")
 
 
 def test_nothing_is_asked_for_where_nothing_is_written():
-    refuse_no_place({}, "give -o")
+    check_output_paths({}, "give -o")
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_nothing_is_asked_for_where_nothing_is_written():
 )
 def test_what_is_no_place_is_wrong_use_of_its_flag(here, place, said):
     with pytest.raises(MisuseError, match=said):
-        refuse_no_place({"-o": type(here)(place)}, "give -o")
+        check_output_paths({"-o": type(here)(place)}, "give -o")
 
 
 def test_a_folder_that_cannot_be_written_to_is_none(here, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, how: False)
     with pytest.raises(MisuseError, match=f"-o: the folder {here} cannot be written to; choose another one"):
-        refuse_no_place({"-o": here / "new.onnx"}, "give -o")
+        check_output_paths({"-o": here / "new.onnx"}, "give -o")
 
 
 @pytest.mark.parametrize("place", ["there", "link", "./there"])
@@ -55,8 +55,8 @@ def test_a_folder_that_cannot_be_written_to_is_none(here, monkeypatch):
 def test_what_is_read_is_not_written_over(here, place, word):
     said = re.escape(f"--save: {here / place} is read here, and would be written over; choose another name")
     with pytest.raises(MisuseError, match=said):
-        refuse_no_place({"--save": here / place}, "give -o", ["1x3", "my_model:Net", word])
+        check_output_paths({"--save": here / place}, "give -o", ["1x3", "my_model:Net", word])
 
 
 def test_words_that_name_no_file_hinder_nothing(here):
-    refuse_no_place({"-o": here / "there"}, "give -o", ["1x3", "my_model:Net", "None", "nu\0ll", "", "x" * 999])
+    check_output_paths({"-o": here / "there"}, "give -o", ["1x3", "my_model:Net", "None", "nu\0ll", "", "x" * 999])

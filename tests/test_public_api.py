@@ -18,13 +18,13 @@ def test_a_public_object_is_importable_and_documented(name):
         return
     assert inspect.isclass(found) or inspect.isfunction(found)
     assert found.__name__ == name
-    assert found.__module__ == f"clika_ref.{clika_ref.HOMES[name]}"
+    assert found.__module__ == f"clika_ref.{clika_ref.MODULE_BY_PUBLIC_NAME[name]}"
     first, *_ = (inspect.getdoc(found) or "").splitlines() or [""]
     assert first.rstrip().endswith((".", ",", ":")), f"{name} is not documented"
 
 
 def test_the_list_of_public_names_is_that_of_the_table_and_of_dir():
-    assert clika_ref.__all__ == sorted(clika_ref.HOMES) == dir(clika_ref)
+    assert clika_ref.__all__ == sorted(clika_ref.MODULE_BY_PUBLIC_NAME) == dir(clika_ref)
     assert not [name for name in clika_ref.__all__ if name.startswith("_")]
 
 

@@ -22,11 +22,11 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
-from clika_ref.capture.calibration_inputs import PEEKED
+from clika_ref.capture.calibration_inputs import STREAM_EXAMPLE_COUNT
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting import quantized_check
-from clika_ref.simulation import Simulation
-from clika_ref.wanted import Wanted
+from clika_ref.export import quantized_check
+from clika_ref.export.simulation import Simulation
+from clika_ref.quantization.request import QuantizationRequest
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -262,10 +262,10 @@ def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(argu
     settings.pop("quantization_settings", None)
     with pytest.raises(ModelError, match=said):
         compiled(**settings, data=read_once(), tracing_inputs=batches(1))
-    assert len(read) <= PEEKED, "no more than to trace with"
+    assert len(read) <= STREAM_EXAMPLE_COUNT, "no more than to trace with"
     with pytest.raises(ModelError, match=said):
         compiled(**settings, data=read_once())
-    assert len(read) <= 2 * PEEKED
+    assert len(read) <= 2 * STREAM_EXAMPLE_COUNT
     module.clika_initialize_algorithms()
     assert module._clika_calibration.table.batches == 6
 
@@ -622,7 +622,7 @@ def test_what_there_is_not_is_said_before_data_is_read():
         yield
 
     with pytest.raises(TargetError, match="identity states no scheme"):
-        Wanted(Identity(), QuantizationSettings())
+        QuantizationRequest(Identity(), QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
         clika_compile(net(), calibration_inputs=never(), quantization_settings=QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):

@@ -16,12 +16,12 @@ from clika_ref import (
     LayerQuantizationSettings,
     ModelError,
     QuantizationSettings,
-    algorithms,
     clika_compile,
 )
-from clika_ref.latency import LayerTimer
-from clika_ref.quantization.calibration import Reservoir
-from clika_ref.quantization.stages import Stages
+from clika_ref.compress import quantize
+from clika_ref.export.latency import LayerTimer
+from clika_ref.quantization.calibration.calibrator import Reservoir
+from clika_ref.quantization.pipeline import QuantizationPipeline
 
 
 def planned(module, deployment):
@@ -40,7 +40,7 @@ def test_data_of_which_nothing_was_read_leaves_nothing_to_go_on_with(bad):
 def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows_was_interrupted(monkeypatch):
     module = traced(deployment_settings=HERE, clika_compile_options=ClikaCompileOptions(optimize_for="latency"))
     with monkeypatch.context() as patched:
-        patched.setattr(LayerTimer, "slower", interrupted)
+        patched.setattr(LayerTimer, "find_slow_layers", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms(calibration_inputs=iter(batches()))
     module.clika_initialize_algorithms()
@@ -62,7 +62,7 @@ def test_weights_that_were_trained_are_warned_of_also_where_quantizing_them_anew
     with torch.no_grad():
         module.get_parameter("first.weight").mul_(1.5)
     with monkeypatch.context() as patched:
-        patched.setattr(Stages, "decided", interrupted)
+        patched.setattr(QuantizationPipeline, "decide", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms()
     assert warned_of_weights(module, tmp_path)
@@ -85,7 +85,7 @@ def test_weights_are_known_again_where_a_module_was_copied_or_loaded(tmp_path, w
 def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_there_are_none(monkeypatch):
     module = traced()
     with monkeypatch.context() as patched:
-        patched.setattr(Stages, "decided", interrupted)
+        patched.setattr(QuantizationPipeline, "decide", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
     with pytest.raises(ModelError, match=r"nothing was decided yet by the ranges .* which reads no data"):
@@ -130,13 +130,13 @@ def test_sizes_stay_when_weights_are_loaded_and_when_ranges_are_found_anew(monke
     first_only = lambda self, inputs: self.batches or self.batches.append(inputs)  # noqa: E731
     monkeypatch.setattr(Reservoir, "offer", first_only)
     module = compiled()
-    sizes = module._sizes_seen()
+    sizes = module._count_sizes()
     assert {dict(one)[name] for one in sizes for name, _ in one} == {4, 5, 6, 7}
     few = QuantizationSettings(weights_num_bits=4, prefer_weights_only_quantization=True)
     module.clika_initialize_algorithms(few)
-    assert module._sizes_seen() == sizes
+    assert module._count_sizes() == sizes
     module.load_state_dict(module.state_dict())
-    assert module._sizes_seen() == sizes
+    assert module._count_sizes() == sizes
 
 
 def test_what_is_left_to_a_target_is_what_each_target_does():
@@ -164,7 +164,7 @@ def test_nan_that_nothing_reads_is_no_reason_to_refuse_a_model():
 
 
 def test_a_layer_in_few_bits_that_reads_a_computed_bias_is_not_timed(monkeypatch):
-    monkeypatch.setattr(algorithms, "ratio_to_float", lambda *_: 0.5)
+    monkeypatch.setattr(quantize, "measure_ratio_to_float", lambda *_: 0.5)
 
     class Computed(nn.Module):
         def __init__(self):
@@ -178,4 +178,4 @@ def test_a_layer_in_few_bits_that_reads_a_computed_bias_is_not_timed(monkeypatch
     few = QuantizationSettings(prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1.0)
     options = {"deployment_settings": HERE, "clika_compile_options": ClikaCompileOptions(optimize_for="latency")}
     module = clika_compile(Computed().eval(), calibration_inputs=batches(), quantization_settings=few, **options)
-    assert module._clika_quantized.plan.compressed
+    assert module._clika_quantized.plan.packed_weights

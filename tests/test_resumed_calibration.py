@@ -9,8 +9,8 @@ from clika_ref import (
     DeploymentSettings_OpenVINO_ONNX,
     QuantizationSettings,
 )
-from clika_ref.quantization.fingerprint import batch_fingerprint
-from clika_ref.quantization.ranges import RangeTable
+from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
+from clika_ref.quantization.calibration.range_table import RangeTable
 
 
 def after_an_interrupt(module, data, stops=5):

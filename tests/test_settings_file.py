@@ -27,7 +27,7 @@ from clika_ref import (
     TrainingSettings,
     clika_compile,
 )
-from clika_ref.dynamo_backend import compile_options
+from clika_ref.integrations.dynamo_backend import translate_options
 
 RECORD = """
 # the whole schema of 24.x, with the values of its template
@@ -421,9 +421,9 @@ def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):
     settings = Settings(global_quantization_settings=None)
     settings.save_to_path(tmp_path / "clika.yaml")
     expected = {**settings.compile_arguments(), "graph_name": "named"}
-    assert compile_options({"settings": settings, "graph_name": "named"}) == expected
-    assert compile_options({"settings": tmp_path / "clika.yaml", "graph_name": "named"}) == expected
-    default = compile_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
+    assert translate_options({"settings": settings, "graph_name": "named"}) == expected
+    assert translate_options({"settings": tmp_path / "clika.yaml", "graph_name": "named"}) == expected
+    default = translate_options({"settings": settings, "deployment_settings": DeploymentSettings_OpenVINO_ONNX()})
     assert default["deployment_settings"] == DeploymentSettings_OpenVINO_ONNX(), "what is said outright counts"
     assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
 
@@ -435,9 +435,9 @@ def test_the_backend_reads_as_many_batches_of_a_dataloader_as_settings_say():
             yield from "abc"
 
     read, options = [], {"settings": Settings(training_settings=TrainingSettings(stats_steps=2))}
-    found = compile_options({**options, "train_dataloader": Loader()})["calibration_inputs"]
+    found = translate_options({**options, "train_dataloader": Loader()})["calibration_inputs"]
     assert not read
     assert [*found] == ["a", "b"]
-    assert compile_options({**options, "train_dataloader": ["a", "b", "c"]})["calibration_inputs"] == ["a", "b"]
+    assert translate_options({**options, "train_dataloader": ["a", "b", "c"]})["calibration_inputs"] == ["a", "b"]
     with pytest.raises(ModelError, match="train_dataloader are a int; give a list"):
-        compile_options({**options, "train_dataloader": 3})
+        translate_options({**options, "train_dataloader": 3})

@@ -4,28 +4,28 @@ import pytest
 import torch
 
 from clika_ref import clika_compile
+from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.execution import interpret
-from clika_ref.core.symbols import named
+from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.stated_types import StatedTypes
 
 
 def broken(graph, inputs):
-    found, types = [], StatedTypes(graph, inputs)
-    interpret(graph, inputs, lambda node, results: found.extend(types.broken(node, results)))
+    found, types = [], DeclaredTypes(graph, inputs)
+    interpret(graph, inputs, lambda node, results: found.extend(types.find_mismatches(node, results)))
     return found
 
 
 @pytest.mark.parametrize(
     ("stated", "is_right"),
     [
-        (TensorType(torch.float32, (named("batch"), 4)), True),
+        (TensorType(torch.float32, (make_symbol("batch"), 4)), True),
         (TensorType(torch.float32, (3, 4)), True),
-        (TensorType(torch.float64, (named("batch"), 4)), False),
-        (TensorType(torch.float32, (named("batch") + 1, 4)), False),
-        (TensorType(torch.float32, (named("batch"),)), False),
-        (TensorType(torch.float32, (named("of_data"), 4)), True),
-        (TensorType(torch.float64, (named("of_data"), 4)), False),
+        (TensorType(torch.float64, (make_symbol("batch"), 4)), False),
+        (TensorType(torch.float32, (make_symbol("batch") + 1, 4)), False),
+        (TensorType(torch.float32, (make_symbol("batch"),)), False),
+        (TensorType(torch.float32, (make_symbol("of_data"), 4)), True),
+        (TensorType(torch.float64, (make_symbol("of_data"), 4)), False),
     ],
 )
 def test_dtype_and_shape_are_held_against_what_the_graph_states(stated, is_right):

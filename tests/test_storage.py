@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.storage import AtomicFiles, staged, write_atomically
+from clika_ref.serialization.atomic_files import AtomicFiles, stage_file, write_atomically
 
 OLD, NEW = b"old", b"new content"
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_named_with_the_remedy_and_the_old_file_stays(old, monkey
 def test_a_real_limit_of_the_system_is_the_same(old):
     code = (
         "import resource, signal, sys\n"
-        "from clika_ref.storage import write_atomically\n"
+        "from clika_ref.serialization.atomic_files import write_atomically\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "with write_atomically(sys.argv[1]) as file:\n"
@@ -149,7 +149,7 @@ def test_a_real_interrupt_while_writing_leaves_the_old_file_alone(old):
     code = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell in the background ignores it
-        "from clika_ref.storage import write_atomically\n"
+        "from clika_ref.serialization.atomic_files import write_atomically\n"
         "with write_atomically(sys.argv[1]) as file:\n"
         "    file.write(bytes(1 << 20))\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
@@ -291,7 +291,7 @@ def test_a_second_place_that_is_refused_takes_back_the_first(old):
 
 @pytest.mark.parametrize("kind", [ModelError, TargetError])
 def test_what_is_said_of_a_staged_file_names_its_place(old, kind):
-    with pytest.raises(kind) as caught, staged(old) as place:
+    with pytest.raises(kind) as caught, stage_file(old) as place:
         raise kind(f"{place} is no model, nor is {str(place)!r}")
     assert str(caught.value) == f"{old} is no model, nor is {str(old)!r}"
     assert names(old.parent) == ["model.onnx"]
@@ -303,19 +303,19 @@ def test_a_full_disk_is_named_with_the_place_of_a_staged_file(old, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), staged(old) as place:
+    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), stage_file(old) as place:
         write(place, NEW)
     assert names(old.parent) == ["model.onnx"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_is_full_while_a_file_is_staged_by_others_is_a_full_disk_too(old, code):
-    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), staged(old):
+    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), stage_file(old):
         raise OSError(code, os.strerror(code))
 
 
 def test_other_failures_around_a_staged_file_pass_on(old):
-    with pytest.raises(ConnectionError), staged(old):
+    with pytest.raises(ConnectionError), stage_file(old):
         raise ConnectionError
     assert names(old.parent) == ["model.onnx"]
 
@@ -326,7 +326,7 @@ def test_a_staged_file_that_cannot_take_its_place_is_explained(old, monkeypatch)
 
     monkeypatch.setattr(Path, "replace", refuse)
     message = rf"cannot write '{old}': Permission denied; choose a path that you may write to"
-    with pytest.raises(ModelError, match=message), staged(old) as place:
+    with pytest.raises(ModelError, match=message), stage_file(old) as place:
         place.write_bytes(NEW)
     assert old.read_bytes() == OLD
     assert names(old.parent) == ["model.onnx"]
@@ -336,5 +336,5 @@ def test_a_path_with_a_null_byte_is_refused():
     message = r"cannot write 'a\\x00b': embedded null byte; choose a path without it"
     with pytest.raises(ModelError, match=message), write_atomically("a\0b"):
         pytest.fail("there is no such place")
-    with pytest.raises(ModelError, match=message), staged(Path("a\0b")):
+    with pytest.raises(ModelError, match=message), stage_file(Path("a\0b")):
         pytest.fail("there is no such place")

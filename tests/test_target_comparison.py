@@ -14,7 +14,7 @@ from clika_ref import (
     clika_compile,
     export_configuration,
 )
-from clika_ref.settings import deployment_settings_named
+from clika_ref.settings.compile_options import deployment_settings_named
 
 TENSORRT, OPENVINO = DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()
 

@@ -20,8 +20,8 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.quantization import fake_quantization
-from clika_ref.quantization.learned_scales import LEARNED
+from clika_ref.quantization.qat import fake_quantization
+from clika_ref.quantization.qat.learned_scales import LOG_SCALE_SCOPES
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 ALL = QuantizationSettings(quantization_sensitivity_threshold=1e9)
@@ -123,7 +123,7 @@ def trained(module, kind=Convolutions, steps=12, rate=3e-3):
 
 
 def logs_of(module):
-    return {name: p for name, p in module.named_parameters() if name.startswith(LEARNED)}
+    return {name: p for name, p in module.named_parameters() if name.startswith(LOG_SCALE_SCOPES)}
 
 
 # What it starts from
@@ -141,7 +141,7 @@ def test_training_starts_from_what_the_integers_compute(case):
 def test_every_parameter_of_the_original_gets_nearly_the_gradient_that_it_has_there(case):
     kind, module = case
     x, twin, original = batches(kind, 1, seed=5)[0], copy.deepcopy(module).train(), made(kind)
-    if twin._clika_quantized.plan.compressed:
+    if twin._clika_quantized.plan.packed_weights:
         original.load_state_dict({n: p for n, p in twin.state_dict().items() if n in original.state_dict()})
     twin(x).square().sum().backward()
     original(x).square().sum().backward()
@@ -164,12 +164,12 @@ def test_values_that_must_have_one_scale_learn_one():
         model.eval(), calibration_inputs=[x], quantization_settings=ALL, deployment_settings=HERE
     ).train()
     planned = module._clika_quantized.plan
-    assert planned.scaled_as == {"max_pool2d": "relu"}
+    assert planned.scale_sources == {"max_pool2d": "relu"}
     assert {name.rpartition(".")[2] for name in logs_of(module)} == {"input", "relu", "conv2d", "conv2d_1"}
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     module(x).square().sum().backward()
     optimizer.step()
-    learned = module._learned.plan.activations
+    learned = module._learned_quantization.plan.activations
     assert learned["max_pool2d"] == learned["relu"] != planned.activations["relu"]
 
 
@@ -234,7 +234,7 @@ def test_after_training_integers_and_artifact_compute_what_was_trained(case, tmp
     (exported,) = OnnxRuntime().load(artifact)([x])
     assert noise(integers, exported) > 30
     if kind is Convolutions:
-        planned, learned = twin._clika_quantized.plan.activations, twin._learned.plan.activations
+        planned, learned = twin._clika_quantized.plan.activations, twin._learned_quantization.plan.activations
         constants = {i.name: numpy_helper.to_array(i) for i in onnx.load(artifact.path).graph.initializer}
         written = {float(c) for c in constants.values() if c.dtype == "float32" and not c.ndim}
         assert {s.scale for s in learned.values()} <= written
@@ -267,11 +267,11 @@ def test_copies_pickles_and_state_dicts_keep_what_was_learned(case):
 def test_a_new_quantization_forgets_what_was_learned_and_optimizers_keep_its_parameters():
     module = trained(compiled())
     held = logs_of(module)
-    before = module._learned.plan.weights
+    before = module._learned_quantization.plan.weights
     module.clika_initialize_algorithms(ALL)
     assert all(module.get_parameter(name) is p and not p.any() for name, p in held.items())
     assert any(not torch.equal(module._clika_quantized.plan.weights[name], scales) for name, scales in before.items())
-    module.clika_adopt(None, None)
+    module._set_quantization(None, None)
     assert not logs_of(module)
 
 
@@ -338,8 +338,8 @@ SIDES[Uneven] = SIDES[Convolutions]
 @pytest.mark.parametrize("norms", ["frozen", "live"])
 @pytest.mark.parametrize("kind", [Convolutions, Uneven])
 def test_without_rounding_it_computes_and_trains_what_the_original_does(monkeypatch, kind, norms):
-    monkeypatch.setattr(fake_quantization, "_FakeQuantized", Unrounded)
-    monkeypatch.setattr(fake_quantization, "_RoundedBias", Unrounded)
+    monkeypatch.setattr(fake_quantization, "_FakeQuantize", Unrounded)
+    monkeypatch.setattr(fake_quantization, "_FakeQuantizeBias", Unrounded)
     module = compiled(kind, batch_norm=norms, bias_correction="off").train()
     original, x = made(kind), batches(kind, 1)[0]
     assert bool(module._clika_quantized.plan.smoothing) is (kind is Uneven)

@@ -22,9 +22,9 @@ from clika_ref import (
 )
 from clika_ref.core.ir import Graph
 from clika_ref.core.targets import Artifact
-from clika_ref.explanation import Explanation
-from clika_ref.quantization.decision import LayerReport, Quantization, WhatIf
-from clika_ref.quantization.goal import GoalSearch
+from clika_ref.export.explanation import Explanation
+from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch
+from clika_ref.quantization.decision import LayerReport, Quantization, ThresholdPrediction
 from clika_ref.reporting.tables import Table
 
 
@@ -50,11 +50,11 @@ def test_a_module_and_what_it_returns_are_known_by_their_types(tmp_path: Path) -
     found = module.clika_summary()
     assert_type(found, Quantization)
     assert_type(found.table, Table[LayerReport])
-    assert_type(found.what_if_table, Table[WhatIf])
+    assert_type(found.prediction_table, Table[ThresholdPrediction])
     assert_type(found.table.to_dict(), list[dict[str, Any]])
     assert_type(module.clika_export(tmp_path / "model.onnx"), Artifact)
     assert_type(module.clika_explain(), Explanation)
-    assert_type(module.clika_quantize_to_goal(lambda _: 1.0, 0.5), GoalSearch)
+    assert_type(module.clika_quantize_to_goal(lambda _: 1.0, 0.5), AccuracySearch)
     module.clika_save(tmp_path / "model")
     assert_type(ClikaModule.clika_load(tmp_path / "model"), ClikaModule)
 

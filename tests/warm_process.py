@@ -20,7 +20,7 @@ from typing import Any
 PRELOADED = [
     "torch",
     "onnxruntime",
-    "clika_ref.compiling",
+    "clika_ref.api",
     "clika_ref.command_line.cli",
     "clika_ref_aten.plugin",
     "clika_ref_cleanup.plugin",

@@ -28,15 +28,15 @@ from clika_ref import (
 )
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.decision import Quantization, decibels
-from clika_ref.quantization.energy import energy
-from clika_ref.quantization.layers import choices
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.ranging import FIRST
-from clika_ref.quantization.stages import Stages
-from clika_ref.quantization.trials import Trial
-from clika_ref.quantization_scheme import QuantizationScheme, scheme_of
+from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
+from clika_ref.quantization.algorithms.sqnr import sum_squares
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.calibration.observer_search import DEFAULT_OBSERVER
+from clika_ref.quantization.decision import Quantization, ratio_in_decibels
+from clika_ref.quantization.layer_settings import resolve_node_settings
+from clika_ref.quantization.pipeline import QuantizationPipeline
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.targets.quantization_scheme import QuantizationScheme, scheme_of
 
 EXACT_SAMPLES = 16
 """Of the test data, on which each layer alone is run."""
@@ -44,7 +44,7 @@ EXACT_SAMPLES = 16
 JUDGED_SAMPLES = 256
 """Of the test data, on which predictions of whole plans are judged."""
 
-ALONE = ClikaCompileOptions(observer=FIRST, weight_rounding="off", bias_correction="on")
+ALONE = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
 """How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
 
 
@@ -91,9 +91,11 @@ class Weighing:
     def decided(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
         """Quantize all that is not to stay float."""
         settings = QuantizationSettings(automatic_skip_quantization=False)
-        chosen = choices(self.graph, settings, {})
+        chosen = resolve_node_settings(self.graph, settings, {})
         operators = self.registry.operators
-        return Stages(self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})).decided()
+        return QuantizationPipeline(
+            self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})
+        ).decided()
 
     def rank_correlation(self) -> float:
         """Return Spearman's coefficient of estimates and of exact runs of one layer alone, with the same ranges."""
@@ -114,17 +116,17 @@ class Weighing:
         found: list[tuple[int, float, float]] = []
         for row in dict.fromkeys(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4)):
             settings = QuantizationSettings()
-            chosen = choices(self.graph, settings, {})
-            stages = Stages(self.calibration, self.scheme, chosen, settings, self.registry.operators)
+            chosen = resolve_node_settings(self.graph, settings, {})
+            stages = QuantizationPipeline(self.calibration, self.scheme, chosen, settings, self.registry.operators)
             measured = self._sqnr(stages.decided(row.threshold))
             found.append((row.layers, row.sqnr, measured))
         return found
 
-    def _trials(self, samples: int) -> list[Trial]:
-        count, trials = 0, list[Trial]()
+    def _trials(self, samples: int) -> list[CandidateEvaluation]:
+        count, trials = 0, list[CandidateEvaluation]()
         for inputs in self.test:
             if count < samples:
-                trials.append(Trial(self.graph, self.registry.operators, inputs))
+                trials.append(CandidateEvaluation(self.graph, self.registry.operators, inputs))
                 count += len(inputs[0])
         return trials
 
@@ -136,8 +138,8 @@ class Weighing:
         trials = self._trials(JUDGED_SAMPLES)
         outputs = torch.cat([trial.outputs[0] for trial in trials]).double()
         varying = float((outputs - outputs.mean(0)).square().sum())
-        noise = sum(trial.error(found.plan) * energy(trial.outputs[0]) for trial in trials)
-        return decibels(varying, noise)
+        noise = sum(trial.error(found.plan) * sum_squares(trial.outputs[0]) for trial in trials)
+        return ratio_in_decibels(varying, noise)
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:

@@ -11,7 +11,7 @@ from torch import fx
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
-from clika_ref.capture.calls import written_arguments
+from clika_ref.capture.aten_schemas import find_written_arguments
 from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
@@ -22,27 +22,27 @@ aten = torch.ops.aten
 
 
 @dataclass(eq=False)
-class Memory:
+class VersionedMemory:
     """A block of memory that the model writes; ``version`` counts the writes so far."""
 
     version: int = 0
 
 
 @dataclass(eq=False)
-class Traced:
+class TracedTensor:
     """A traced tensor: its value at ``version`` of its memory, and the view that created it from ``parent``."""
 
     value: Value
-    memory: Memory | None = None
+    memory: VersionedMemory | None = None
     version: int = 0
-    parent: Traced | None = None
+    parent: TracedTensor | None = None
     view: tuple[Operator, tuple[Any, ...], dict[str, Any], int] | None = None
     """The operator, its other operands, its attributes, and the index of this output."""
-    siblings: tuple[TensorType, ...] = ()
+    sibling_types: tuple[TensorType, ...] = ()
     """The types of all outputs of that operator."""
 
 
-class Aliases:
+class AliasTracker:
     """Tracks memory through the trace. Fake tensors share storage exactly if real tensors would.
 
     A write through a view becomes a new value of the base (by the operator's ``write_back``). Other views of the same
@@ -52,41 +52,41 @@ class Aliases:
     def __init__(self, builder: Callable[[], Builder]) -> None:
         self._written: set[int] = set()
         self._builder = builder
-        self._memories: dict[int, Memory] = {}
+        self._memories: dict[int, VersionedMemory] = {}
         self._programs: list[fx.GraphModule] = []
 
     def track(self, program: fx.GraphModule) -> None:
         """Find the memory that a program writes. Call this before importing the program."""
         self._programs.append(program)  # keep the program alive: the identity of freed memory could be reused
-        self._written |= _written_memory(program)
+        self._written |= _find_written_storages(program)
 
-    def root(self, value: Value, fake: Any) -> Traced:
+    def root(self, value: Value, fake: Any) -> TracedTensor:
         """Return the entry of a tensor that owns its memory."""
         key = storage_of(fake)
         if key not in self._written:
-            return Traced(value)
-        memory = self._memories.setdefault(key, Memory())
-        return Traced(value, memory, memory.version)
+            return TracedTensor(value)
+        memory = self._memories.setdefault(key, VersionedMemory())
+        return TracedTensor(value, memory, memory.version)
 
     def result(
         self,
         value: Value,
         fake: Any,
-        operands: list[tuple[Any, Traced]],
+        operands: list[tuple[Any, TracedTensor]],
         view: tuple[Operator, tuple[Any, ...], dict[str, Any], int],
-    ) -> Traced:
+    ) -> TracedTensor:
         """Return the entry of a call's result: a view if it shares memory with an operand."""
         key = storage_of(fake)
         if key not in self._written:
-            return Traced(value)
+            return TracedTensor(value)
         for operand_fake, operand in operands:
             if storage_of(operand_fake) == key and operand.memory is not None:
                 assert value.producer is not None
                 siblings = tuple(v.type for v in value.producer.outputs)
-                return Traced(value, operand.memory, operand.memory.version, operand, view, siblings)
+                return TracedTensor(value, operand.memory, operand.memory.version, operand, view, siblings)
         return self.root(value, fake)
 
-    def adopted(self, entry: Traced, fake: Any, operands: list[Any]) -> Traced:
+    def adopt_result(self, entry: TracedTensor, fake: Any, operands: list[Any]) -> TracedTensor:
         """Return the entry of a decomposition's result as the result of the original call.
 
         The decomposition has its own fake tensors. The rest of the trace knows the memory of a new tensor by another
@@ -94,18 +94,20 @@ class Aliases:
         """
         if storage_of(fake) in map(storage_of, operands):
             return entry
-        return self.root(self.current(entry), fake)
+        return self.root(self.current_value(entry), fake)
 
-    def is_idle(self, node: fx.Node) -> bool:
+    def is_noop(self, node: fx.Node) -> bool:
         """Whether a call returns its input tensor itself."""
         target: Any = node.target
-        if target.overloadpacket in DROPOUTS:  # tracers return a new tensor for these
+        if target.overloadpacket in DROPOUT_OVERLOADS:  # tracers return a new tensor for these
             names = (argument.name for argument in target._schema.arguments)
             said: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
             return (not said["train"] or said["p"] == 0) and storage_of(node.meta["val"]) not in self._written
-        return target.overloadpacket in MAY_BE_IDLE and _is_alike(node.meta["val"], node.all_input_nodes[0].meta["val"])
+        return target.overloadpacket in CONDITIONAL_NOOPS and _is_same_tensor(
+            node.meta["val"], node.all_input_nodes[0].meta["val"]
+        )
 
-    def current(self, entry: Traced) -> Value:
+    def current_value(self, entry: TracedTensor) -> Value:
         """Return the current value of a tensor, after all writes so far.
 
         Raises:
@@ -121,12 +123,12 @@ class Aliases:
             raise ModelError(msg)
         assert entry.view is not None
         op, others, attrs, index = entry.view
-        made = self._builder()(op, self.current(entry.parent), *others, types=entry.siblings, **attrs)
+        made = self._builder()(op, self.current_value(entry.parent), *others, types=entry.sibling_types, **attrs)
         entry.value = made[index] if isinstance(made, tuple) else made
         entry.version = entry.memory.version
         return entry.value
 
-    def write(self, entry: Traced, new: Value) -> None:
+    def write(self, entry: TracedTensor, new: Value) -> None:
         """Set a new value for a tensor, its base and all other views of the base.
 
         Raises:
@@ -143,8 +145,8 @@ class Aliases:
                     f"an in-place write through the view made by {op.name} is not supported; write to its base instead"
                 )
                 raise ModelError(msg)
-            base = self.current(entry.parent)
-            which = {"index": index} if len(entry.siblings) > 1 else {}
+            base = self.current_value(entry.parent)
+            which = {"index": index} if len(entry.sibling_types) > 1 else {}
             self.write(entry.parent, op.write_back_rule(self._builder(), base, new, **attrs, **which))
         entry.value = new
         entry.version = entry.memory.version
@@ -157,18 +159,18 @@ def storage_of(fake: Any) -> int:
     return fake.untyped_storage()._cdata
 
 
-MAY_BE_IDLE = frozenset(
+CONDITIONAL_NOOPS = frozenset(
     getattr(aten, name)
     for name in ["to", "type_as", "contiguous", "flatten", "positive", "real", "resolve_conj", "resolve_neg"]
     + [f"atleast_{rank}d" for rank in (1, 2, 3)]
 )
 """Calls that return their input itself, not a view of it, if they have nothing to do."""
 
-DROPOUTS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout})
+DROPOUT_OVERLOADS = frozenset({aten.dropout, aten.alpha_dropout, aten.feature_dropout, aten.feature_alpha_dropout})
 """Calls that return their input itself outside training."""
 
 
-def _is_alike(made: Any, given: Any) -> bool:
+def _is_same_tensor(made: Any, given: Any) -> bool:
     """Whether two traced tensors share memory, dtype and sizes; checked without adding a guard."""
     if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
         return False
@@ -176,13 +178,13 @@ def _is_alike(made: Any, given: Any) -> bool:
     return next(facts) == next(facts) and statically_known_true(sym_eq(made.shape, given.shape))
 
 
-def _written_memory(program: fx.GraphModule) -> set[int]:
+def _find_written_storages(program: fx.GraphModule) -> set[int]:
     """Return the identities of all storages that a call of the program writes."""
     found: set[int] = set()
     for module in program.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-                written = written_arguments(node.target, node.args, node.kwargs)
+                written = find_written_arguments(node.target, node.args, node.kwargs)
                 norm = node.target in (aten.batch_norm.default, aten.instance_norm.default)
                 targets = [*written, *(node.args[3:5] if norm else ())]
                 found.update(storage_of(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from clika_ref.capture.callables import Callee
-from clika_ref.capture.inputs import ForwardFn, ModelCall, model_call, refuse_no_list
+from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.inputs import ForwardFn, ModelCall, check_iterable, make_call
 from clika_ref.core.errors import ModelError
 
-ARGUMENT = "calibration_inputs"
+ARGUMENT_NAME = "calibration_inputs"
 
-PEEKED = 4
+STREAM_EXAMPLE_COUNT = 4
 """Number of elements of a one-pass iterable to trace with; dims that differ among them are dynamic."""
 
-TOLD_APART = 8
+MAX_LIST_EXAMPLES = 8
 """Maximum number of elements of a list to trace with."""
 
 
@@ -39,51 +39,53 @@ class CalibrationInputs:
         transform: Callable[[Any], Any] | None = None,
         forward_fn: ForwardFn | None = None,
     ) -> None:
-        refuse_no_list(inputs, ARGUMENT)
+        check_iterable(inputs, ARGUMENT_NAME)
         self._transform, self._forward_fn = transform, forward_fn
         self.count = _count(inputs)
         self._inputs = inputs
         self._elements: Iterator[Any] = iter(inputs)
-        self._known: dict[int, ModelCall] = {}
-        self._ahead: list[Any] = []
+        self._calls_by_index: dict[int, ModelCall] = {}
+        self._read_elements: list[Any] = []
 
-    def examples(self, callee: Callee) -> list[ModelCall]:
+    def examples(self, callee: TracedCallable) -> list[ModelCall]:
         """Return the calls to trace with.
 
         Raises:
             ModelError: there are none, or one does not fit the model.
         """
         inputs = self._inputs
-        for number in telling(inputs) if isinstance(inputs, list | tuple) else range(PEEKED):
-            self._ahead += itertools.islice(self._elements, max(number + 1 - len(self._ahead), 0))
-            if number < len(self._ahead):
-                self._known[number] = self._call(callee, number, self._ahead[number])
-        if not self._known:
-            msg = f"{ARGUMENT} hold no element; give at least one batch, and no generator that was read before"
+        for number in (
+            select_distinct_shapes(inputs) if isinstance(inputs, list | tuple) else range(STREAM_EXAMPLE_COUNT)
+        ):
+            self._read_elements += itertools.islice(self._elements, max(number + 1 - len(self._read_elements), 0))
+            if number < len(self._read_elements):
+                self._calls_by_index[number] = self._call(callee, number, self._read_elements[number])
+        if not self._calls_by_index:
+            msg = f"{ARGUMENT_NAME} hold no element; give at least one batch, and no generator that was read before"
             raise ModelError(msg)
-        return [*self._known.values()]
+        return [*self._calls_by_index.values()]
 
-    def ahead(self, callee: Callee) -> Iterator[ModelCall]:
+    def peek(self, callee: TracedCallable) -> Iterator[ModelCall]:
         """Yield calls in order, reading only as many as requested; `calls` still yields all of them."""
         for number in itertools.count():
-            self._ahead += itertools.islice(self._elements, number == len(self._ahead))
-            if number == len(self._ahead):
+            self._read_elements += itertools.islice(self._elements, number == len(self._read_elements))
+            if number == len(self._read_elements):
                 return
-            if number not in self._known:
-                self._known[number] = self._call(callee, number, self._ahead[number])
-            yield self._known[number]
+            if number not in self._calls_by_index:
+                self._calls_by_index[number] = self._call(callee, number, self._read_elements[number])
+            yield self._calls_by_index[number]
 
-    def calls(self, callee: Callee) -> Iterator[ModelCall]:
+    def calls(self, callee: TracedCallable) -> Iterator[ModelCall]:
         """Yield all calls in order, reusing those made before."""
-        for number, element in enumerate(itertools.chain(self._ahead, self._elements)):
-            yield self._known.pop(number, None) or self._call(callee, number, element)
+        for number, element in enumerate(itertools.chain(self._read_elements, self._elements)):
+            yield self._calls_by_index.pop(number, None) or self._call(callee, number, element)
 
-    def _call(self, callee: Callee, number: int, element: Any) -> ModelCall:
-        return model_call(callee, element, self._transform, self._forward_fn, number + 1)
+    def _call(self, callee: TracedCallable, number: int, element: Any) -> ModelCall:
+        return make_call(callee, element, self._transform, self._forward_fn, number + 1)
 
 
 @dataclass(frozen=True)
-class Unread:
+class LazyDataset:
     """Unread calibration inputs, with the functions that convert an element to a call."""
 
     inputs: Iterable[Any]
@@ -96,11 +98,11 @@ class Unread:
         return _count(self.inputs)
 
     @property
-    def can_be_read_again(self) -> bool:
+    def is_rereadable(self) -> bool:
         """Whether the inputs can be iterated again, unlike a generator."""
         return not isinstance(self.inputs, Iterator)
 
-    def begin(self) -> CalibrationInputs:
+    def start(self) -> CalibrationInputs:
         """Start reading the inputs.
 
         Raises:
@@ -116,30 +118,30 @@ def _count(inputs: Iterable[Any]) -> int | None:
         return None
 
 
-def telling(elements: Sequence[Any]) -> list[int]:
+def select_distinct_shapes(elements: Sequence[Any]) -> list[int]:
     """Return the indices of elements that show which dims differ: the first, and each that differs in a new dim."""
     chosen: list[int] = []
     differing: set[Any] = set()
     first: list[Any] = []
     for number, element in enumerate(elements):
-        described = [_described(leaf) for leaf in pytree.tree_leaves(element)]
+        described = [_describe(leaf) for leaf in pytree.tree_leaves(element)]
         if not number:
             first, new = described, {None}
         else:
-            new = _differences(first, described) - differing
+            new = _find_differences(first, described) - differing
         if new:
             differing |= new
             chosen.append(number)
-        if len(chosen) == TOLD_APART:
+        if len(chosen) == MAX_LIST_EXAMPLES:
             break
     return chosen
 
 
-def _described(leaf: Any) -> tuple[Any, ...]:
+def _describe(leaf: Any) -> tuple[Any, ...]:
     return (leaf.dtype, *leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
 
 
-def _differences(first: Sequence[tuple[Any, ...]], other: Sequence[tuple[Any, ...]]) -> set[Any]:
+def _find_differences(first: Sequence[tuple[Any, ...]], other: Sequence[tuple[Any, ...]]) -> set[Any]:
     """Return the positions of differences between two descriptions: leaf and dim, or the structure as a whole."""
     if [len(d) for d in first] != [len(d) for d in other]:
         return {tuple(len(d) for d in other)}

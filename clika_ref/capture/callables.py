@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from clika_ref.capture.ownership import reachable
+from clika_ref.capture.reachable_modules import find_reachable_modules
 from clika_ref.core.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Callee:
+class TracedCallable:
     """The object to compile: the module that owns the weights, and the function that a call runs."""
 
     module: torch.nn.Module
@@ -23,9 +23,9 @@ class Callee:
     name: str
     warnings: tuple[str, ...] = ()
     """Properties that the graph cannot keep."""
-    stays: bool = False
+    is_preserved: bool = False
     """Whether the user keeps the module, so that writes to its parameters are undone; this takes a copy of them."""
-    borrows: bool = False
+    is_function: bool = False
     """Whether its modules are those that a function can reach; the function need not call all of them."""
 
     @property
@@ -33,7 +33,7 @@ class Callee:
         """The signature of a call."""
         return inspect.signature(self.function)
 
-    def spelled_out(self, arguments: Sequence[str]) -> Callee:
+    def with_explicit_arguments(self, arguments: Sequence[str]) -> TracedCallable:
         """Return a callable with an explicit parameter for each argument that ``**kwargs`` collects.
 
         torch.export 2.13 counts such arguments twice, alone and under the name of ``**kwargs``.
@@ -43,7 +43,7 @@ class Callee:
         if not extra:
             return self
         own = [p for p in known.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
-        function = _passed_on(self.function)
+        function = _wrap(self.function)
         function.__signature__ = inspect.Signature([*own, *extra])  # type: ignore[attr-defined]
         return replace(self, function=function)
 
@@ -66,43 +66,43 @@ class Callee:
                 del module.__dict__["forward"]
 
 
-_CALLED = "the function"
-"""The key under which `_Function` stores its function. It has a space, so no variable or submodule has this name."""
+_FUNCTION_KEY = "the function"
+"""The key under which `_FunctionModule` stores its function. It has a space, so no variable or submodule has this name."""
 
 
-class _Function(torch.nn.Module):
+class _FunctionModule(torch.nn.Module):
     """A plain function as a module. The modules that it can reach become submodules, so their weights are found."""
 
     def __init__(self, function: Callable[..., Any], children: Mapping[str, torch.nn.Module]) -> None:
         super().__init__()
-        self.__dict__[_CALLED] = function
+        self.__dict__[_FUNCTION_KEY] = function
         for name, module in children.items():
             self.add_module(name, module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__[_CALLED](*args, **kwargs)
+        return self.__dict__[_FUNCTION_KEY](*args, **kwargs)
 
 
-def callee_of(module_or_func: Any) -> Callee:
-    """Return the `Callee` for a module, a bound method of a module, or a function.
+def make_callable(module_or_func: Any) -> TracedCallable:
+    """Return the `TracedCallable` for a module, a bound method of a module, or a function.
 
     Raises:
         ModelError: the argument is none of these.
     """
     if isinstance(module_or_func, torch.nn.Module):
-        return Callee(module_or_func, module_or_func.forward, type(module_or_func).__name__)
+        return TracedCallable(module_or_func, module_or_func.forward, type(module_or_func).__name__)
     owner = getattr(module_or_func, "__self__", None)
     if isinstance(owner, torch.nn.Module):
-        return Callee(owner, module_or_func, f"{type(owner).__name__}_{module_or_func.__name__}")
+        return TracedCallable(owner, module_or_func, f"{type(owner).__name__}_{module_or_func.__name__}")
     if callable(module_or_func) and not isinstance(module_or_func, type):
         name = getattr(module_or_func, "__name__", type(module_or_func).__name__)
-        found = reachable(module_or_func)
-        return Callee(
-            _Function(module_or_func, {n: m for n, m in found.items() if isinstance(m, torch.nn.Module)}),
-            _with_signature(module_or_func),
+        found = find_reachable_modules(module_or_func)
+        return TracedCallable(
+            _FunctionModule(module_or_func, {n: m for n, m in found.items() if isinstance(m, torch.nn.Module)}),
+            _ensure_signature(module_or_func),
             "function" if name == "<lambda>" else name,
-            tuple(_loose(n) for n, p in found.items() if isinstance(p, torch.nn.Parameter)),
-            borrows=True,
+            tuple(_loose_parameter_warning(n) for n, p in found.items() if isinstance(p, torch.nn.Parameter)),
+            is_function=True,
         )
     msg = (
         f"cannot compile {module_or_func!r}, a {type(module_or_func).__name__}: "
@@ -111,27 +111,27 @@ def callee_of(module_or_func: Any) -> Callee:
     raise ModelError(msg)
 
 
-def _with_signature(function: Callable[..., Any]) -> Callable[..., Any]:
+def _ensure_signature(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function, or a wrapper with a signature and code: builtins lack a signature, objects lack code."""
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return _passed_on(function)
+        return _wrap(function)
     if hasattr(function, "__code__"):
         return function
-    passed_on = _passed_on(function)
+    passed_on = _wrap(function)
     passed_on.__signature__ = signature  # type: ignore[attr-defined]
     return passed_on
 
 
-def _passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
     return forward
 
 
-def _loose(name: str) -> str:
+def _loose_parameter_warning(name: str) -> str:
     return (
         f"the parameter {name!r} that the function uses is in no module: it becomes a constant that is not trained; "
         "put it into an nn.Module"

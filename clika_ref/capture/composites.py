@@ -15,9 +15,9 @@ from clika_ref.core.errors import ModelError
 
 aten = torch.ops.aten
 
-COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+COMPOSITE_KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
-LONG = 64
+ASSUMED_SIZE = 64
 """The assumed value of a data-dependent size when choosing an order."""
 
 
@@ -48,7 +48,9 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
     """
     if fweights is not None or aweights is not None:
         given = [n for n, w in (("fweights", fweights), ("aweights", aweights)) if w is not None]
-        msg = f"torch.cov with weights branches on their values; write it as {_weighted(x, given, correction)}"
+        msg = (
+            f"torch.cov with weights branches on their values; write it as {_write_weighted_cov(x, given, correction)}"
+        )
         raise ModelError(msg)
     variables = x.reshape(1, -1) if x.dim() < 2 else x
     count = variables.shape[1]
@@ -56,7 +58,7 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
     return (centered @ centered.conj().t() / torch.sym_max(count - correction, 0)).squeeze()
 
 
-def _weighted(x: Tensor, given: Sequence[str], correction: int) -> str:
+def _write_weighted_cov(x: Tensor, given: Sequence[str], correction: int) -> str:
     """Return Python code for `torch.cov` with these weights, for more observations than ``correction``."""
     count = "w.sum()"
     if correction:
@@ -82,31 +84,34 @@ def _corrcoef(x: Tensor) -> Tensor:
 
 
 @cache
-def _cost(sizes: tuple[int, ...]) -> tuple[int, int]:
+def _chain_cost(sizes: tuple[int, ...]) -> tuple[int, int]:
     """Return the minimum number of multiplications for a chain of matrices of these sizes, and its last split."""
     splits = range(1, len(sizes) - 1)
-    costs = [(_cost(sizes[: k + 1])[0] + _cost(sizes[k:])[0] + sizes[0] * sizes[k] * sizes[-1], k) for k in splits]
+    costs = [
+        (_chain_cost(sizes[: k + 1])[0] + _chain_cost(sizes[k:])[0] + sizes[0] * sizes[k] * sizes[-1], k)
+        for k in splits
+    ]
     return min(costs, default=(0, 0))
 
 
-def _chain(matrices: Sequence[Tensor]) -> Tensor:
+def _multiply_chain(matrices: Sequence[Tensor]) -> Tensor:
     """Multiply matrices in the cheapest order for the traced sizes; the order adds no guards."""
     sizes = (*(m.shape[0] for m in matrices), matrices[-1].shape[1])
-    _, split = _cost(tuple(optimization_hint(n, LONG) for n in sizes))
-    return matrices[0] if split == 0 else _chain(matrices[:split]) @ _chain(matrices[split:])
+    _, split = _chain_cost(tuple(optimization_hint(n, ASSUMED_SIZE) for n in sizes))
+    return matrices[0] if split == 0 else _multiply_chain(matrices[:split]) @ _multiply_chain(matrices[split:])
 
 
 def _multi_dot(tensors: Sequence[Tensor]) -> Tensor:
     """Multiply matrices; the first and the last may be vectors."""
     first, *inner, last = tensors
     columns = last.unsqueeze(1) if last.dim() == 1 else last
-    product = _chain([first.unsqueeze(0) if first.dim() == 1 else first, *inner, columns])
+    product = _multiply_chain([first.unsqueeze(0) if first.dim() == 1 else first, *inner, columns])
     product = product.squeeze(1) if last.dim() == 1 else product
     return product.squeeze(0) if first.dim() == 1 else product
 
 
-FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.chain_matmul.default: _chain,
+PYTHON_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.chain_matmul.default: _multiply_chain,
     aten.corrcoef.default: _corrcoef,
     aten.cov.default: _cov,
     aten.kron.default: _kron,
@@ -116,7 +121,7 @@ FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
 """Equivalent Python functions for any size; PyTorch's own read each size as a number, or the value of a tensor."""
 
 
-def _recurrent(x: Tensor, hx: Tensor | Sequence[Tensor], _params: Any, *flags: Any) -> tuple[Tensor, ...]:
+def _make_rnn_results(x: Tensor, hx: Tensor | Sequence[Tensor], _params: Any, *flags: Any) -> tuple[Tensor, ...]:
     """Return results with the shapes of a recurrent network's results, without computing it."""
     states = (hx,) if isinstance(hx, Tensor) else hx
     bidirectional = flags[4]
@@ -124,32 +129,32 @@ def _recurrent(x: Tensor, hx: Tensor | Sequence[Tensor], _params: Any, *flags: A
     return (x.new_empty((*x.shape[:-1], width)), *(torch.empty_like(s) for s in states))
 
 
-SHAPES: dict[torch._ops.OpOverload, Callable[..., Any]] = {
-    aten.lstm.input: _recurrent,
-    aten.gru.input: _recurrent,
-    aten.rnn_tanh.input: _recurrent,
-    aten.rnn_relu.input: _recurrent,
+SHAPE_ONLY_FORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {
+    aten.lstm.input: _make_rnn_results,
+    aten.gru.input: _make_rnn_results,
+    aten.rnn_tanh.input: _make_rnn_results,
+    aten.rnn_relu.input: _make_rnn_results,
 }
 """Shape-only replacements: PyTorch unrolls these calls over the sequence, which fixes its length."""
 
 
 @contextlib.contextmanager
-def for_any_size() -> Iterator[None]:
-    """Register `FORMS` and `SHAPES` as kernels for fake tensors while the context lasts."""
-    replaced = {**FORMS, **SHAPES}
-    before = {overload: overload.py_kernels.get(COMPOSITE) for overload in replaced}
+def replace_composites() -> Iterator[None]:
+    """Register `PYTHON_FORMS` and `SHAPE_ONLY_FORMS` as kernels for fake tensors while the context lasts."""
+    replaced = {**PYTHON_FORMS, **SHAPE_ONLY_FORMS}
+    before = {overload: overload.py_kernels.get(COMPOSITE_KEY) for overload in replaced}
     for overload, form in replaced.items():
-        _set(overload, form)
+        _set_kernel(overload, form)
     try:
         yield
     finally:
         for overload, kernel in before.items():
-            _set(overload, kernel)
+            _set_kernel(overload, kernel)
 
 
-def _set(overload: torch._ops.OpOverload, kernel: Callable[..., Any] | None) -> None:
+def _set_kernel(overload: torch._ops.OpOverload, kernel: Callable[..., Any] | None) -> None:
     if kernel is None:
-        overload.py_kernels.pop(COMPOSITE, None)
+        overload.py_kernels.pop(COMPOSITE_KEY, None)
     else:
-        overload.py_kernels[COMPOSITE] = kernel
+        overload.py_kernels[COMPOSITE_KEY] = kernel
     overload._dispatch_cache.clear()

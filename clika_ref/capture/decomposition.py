@@ -17,20 +17,20 @@ from torch._guards import detect_fake_mode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from clika_ref.capture.composites import FORMS
-from clika_ref.capture.regions import Region, autocast
+from clika_ref.capture.autocast_casts import AutocastRegion, make_autocast
+from clika_ref.capture.composites import PYTHON_FORMS
 from clika_ref.core.errors import ModelError
 
-UNDECLARED = "no operator is declared for it, torchlib has no lowering"
+UNDECLARED_REASON = "no operator is declared for it, torchlib has no lowering"
 
-CAST_WITHIN = "torch.autocast casts what it computes within"
+INNER_CAST_REASON = "torch.autocast casts what it computes within"
 
-REASON_LIMIT = 200
+MAX_REASON_LENGTH = 200
 """Maximum number of characters of PyTorch's reason."""
 
 
 @lru_cache(maxsize=1)
-def rules() -> dict[Any, Any]:
+def load_decompositions() -> dict[Any, Any]:
     """Return PyTorch's decompositions by overload; core ATen ones take precedence."""
     return {**decomposition_table, **core_aten_decompositions()}
 
@@ -43,16 +43,18 @@ class Decomposition:
     operands: list[fx.Node]
 
 
-def decompose(node: fx.Node, overload: torch._ops.OpOverload, region: Region | None = None) -> Decomposition | None:
+def decompose(
+    node: fx.Node, overload: torch._ops.OpOverload, region: AutocastRegion | None = None
+) -> Decomposition | None:
     """Return a call as a program of simpler calls, or None if there is no rule; in a region, with its casts.
 
     Raises:
         ModelError: the rule fails on these operands, or only works for their exact sizes.
     """
-    rule = _rule(overload)
+    rule = _find_decomposition(overload)
     if rule is None:
         return None
-    lack = UNDECLARED if region is None else CAST_WITHIN
+    lack = UNDECLARED_REASON if region is None else INNER_CAST_REASON
     operands = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
     fakes = [n.meta["val"] for n in operands]
 
@@ -63,21 +65,21 @@ def decompose(node: fx.Node, overload: torch._ops.OpOverload, region: Region | N
 
     mode = detect_fake_mode([node.meta.get("val"), *fakes])
     try:
-        recording = _recording(mode.shape_env if mode is not None else None)
-        with mode or nullcontext(), recording as fixed, autocast(region) if region else nullcontext():
+        recording = _record_guards(mode.shape_env if mode is not None else None)
+        with mode or nullcontext(), recording as fixed, make_autocast(region) if region else nullcontext():
             program = make_fx(call, decomposition_table={})(*fakes)
     except Exception as error:
-        reason = shorten(str(error) or repr(error), REASON_LIMIT, placeholder=" ...")
+        reason = shorten(str(error) or repr(error), MAX_REASON_LENGTH, placeholder=" ...")
         msg = f"{lack}, and PyTorch's decomposition fails on these operands: {reason}"
         raise ModelError(msg) from error
     if fixed:
         msg = f"{lack}, and PyTorch's decomposition fixes sizes that should be dynamic"
         raise ModelError(msg)
-    return None if _calls(program, overload) else Decomposition(program, operands)
+    return None if _contains_call(program, overload) else Decomposition(program, operands)
 
 
-def _rule(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
-    rule = FORMS.get(overload) or rules().get(overload)
+def _find_decomposition(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    rule = PYTHON_FORMS.get(overload) or load_decompositions().get(overload)
     if rule is not None or not torch._C._dispatch_has_kernel(overload.name()):  # calls on sizes have no kernels
         return rule
     composite = overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
@@ -85,7 +87,7 @@ def _rule(overload: torch._ops.OpOverload) -> Callable[..., Any] | None:
 
 
 @contextmanager
-def _recording(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
+def _record_guards(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
     """Let an environment record guards again after its trace froze it; yield the symbols that become fixed."""
     fixed: set[sympy.Symbol] = set()
     if env is None:
@@ -100,6 +102,6 @@ def _recording(env: ShapeEnv | None) -> Iterator[set[sympy.Symbol]]:
         fixed |= {s for s, size in env.replacements.items() if s not in known and size.is_number}
 
 
-def _calls(program: fx.GraphModule, overload: torch._ops.OpOverload) -> bool:
+def _contains_call(program: fx.GraphModule, overload: torch._ops.OpOverload) -> bool:
     """Whether a decomposition contains the call that it should replace."""
     return any(n.target is overload for n in program.graph.nodes)

@@ -13,7 +13,7 @@ from clika_ref.core.errors import ModelError
 
 
 @dataclass(frozen=True)
-class InputSide:
+class InputDim:
     """Dim ``dim`` of leaf ``leaf`` of a call, or the leaf itself (an integer) if ``dim`` is None."""
 
     leaf: int
@@ -21,60 +21,60 @@ class InputSide:
 
 
 @dataclass
-class Comparison:
+class InputComparison:
     """The differences between the calls: the leaves of each call, and the sizes of every dim that differs."""
 
     names: list[str]
     calls: list[list[Any]]
-    lengths: dict[InputSide, tuple[int, ...]] = field(default_factory=dict)
+    sizes: dict[InputDim, tuple[int, ...]] = field(default_factory=dict)
 
     @property
-    def groups(self) -> list[list[InputSide]]:
+    def groups(self) -> list[list[InputDim]]:
         """The dynamic dims, grouped by equal sizes in all calls."""
-        by_lengths: dict[tuple[int, ...], list[InputSide]] = {}
-        for side, lengths in self.lengths.items():
+        by_lengths: dict[tuple[int, ...], list[InputDim]] = {}
+        for side, lengths in self.sizes.items():
             by_lengths.setdefault(lengths, []).append(side)
         return list(by_lengths.values())
 
-    def label(self, side: InputSide) -> str:
+    def label(self, side: InputDim) -> str:
         """Return a readable name of a dim."""
         name = self.names[side.leaf]
         return name if side.dim is None else f"side {side.dim} of {name!r}"
 
 
-def compare(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> Comparison:
+def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> InputComparison:
     """Find the differences between the leaves of several calls.
 
     Raises:
         ModelError: calls differ in a property that no graph can vary, or differ at all with ``dynamic`` off.
     """
-    result = Comparison(names, [list(c) for c in calls])
+    result = InputComparison(names, [list(c) for c in calls])
     for index, (name, *values) in enumerate(zip(names, *calls, strict=True)):
         first = values[0]
         if isinstance(first, torch.Tensor):
             _compare_tensors(result, index, name, values, marks_count=dynamic)
         elif isinstance(first, int) and not isinstance(first, bool) and all(type(v) is int for v in values):
             if len(set(values)) > 1:
-                result.lengths[InputSide(index, None)] = tuple(values)
-        elif any(type(v) is not type(first) or not _equal(v, first) for v in values):
+                result.sizes[InputDim(index, None)] = tuple(values)
+        elif any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
             kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
             msg = (
                 f"input {name!r} differs between the inputs ({kinds}); only integers and the sides of tensors may: "
                 "make it a tensor, or compile once for each value"
             )
             raise ModelError(msg)
-    if result.lengths and not dynamic:
-        shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.lengths.items())
+    if result.sizes and not dynamic:
+        shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.sizes.items())
         msg = f"the inputs differ ({shown}) but dynamic=False makes every side static; give inputs of one shape"
         raise ModelError(msg)
     return result
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
     return a is b or bool(a == b) or (a != a and b != b)  # noqa: PLR0124 - NaN
 
 
-def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any], *, marks_count: bool) -> None:
+def _compare_tensors(result: InputComparison, index: int, name: str, values: list[Any], *, marks_count: bool) -> None:
     first = values[0]
     kinds = {
         (v.dtype, v.dim()) if isinstance(v, torch.Tensor) else type(v).__name__: str(
@@ -91,31 +91,31 @@ def _compare_tensors(result: Comparison, index: int, name: str, values: list[Any
     for dim in range(first.dim()):
         lengths = tuple(v.shape[dim] for v in values)
         if len(set(lengths)) > 1 or dim in marked:
-            result.lengths[InputSide(index, dim)] = lengths
+            result.sizes[InputDim(index, dim)] = lengths
 
 
-def tracing_choices(comparison: Comparison) -> list[list[Any]]:
+def choose_tracing_inputs(comparison: InputComparison) -> list[list[Any]]:
     """Return leaves to trace with, best first: all dynamic dims distinct and at least 2, resized if necessary.
 
     With a size of 1 or two equal sizes, a tracer would specialize on that input. The largest given call is the
     fallback.
     """
     groups = comparison.groups
-    volume = [sum(math.log(max(v[i], 1)) for v in comparison.lengths.values()) for i in range(len(comparison.calls))]
+    volume = [sum(math.log(max(v[i], 1)) for v in comparison.sizes.values()) for i in range(len(comparison.calls))]
     by_size = sorted(range(len(comparison.calls)), key=lambda i: -volume[i])
     if not groups:
         return [comparison.calls[0]]
-    columns = [comparison.lengths[g[0]] for g in groups]
+    columns = [comparison.sizes[g[0]] for g in groups]
     for i in by_size:
         lengths = [column[i] for column in columns]
         if min(lengths) >= 2 and len(set(lengths)) == len(lengths):
             return [comparison.calls[i]]
-    chosen = _distinct(columns)
+    chosen = _choose_distinct_sizes(columns)
     sizes = {side: size for group, size in zip(groups, chosen, strict=True) for side in group}
-    return [resized(comparison.calls[by_size[0]], sizes), comparison.calls[by_size[0]]]
+    return [resize_leaves(comparison.calls[by_size[0]], sizes), comparison.calls[by_size[0]]]
 
 
-def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
+def _choose_distinct_sizes(columns: list[tuple[int, ...]]) -> list[int]:
     """Choose one size per column, all distinct and at least 2; multiples of given sizes if none is free."""
     taken: set[int] = set()
     result: list[int] = []
@@ -129,7 +129,7 @@ def _distinct(columns: list[tuple[int, ...]]) -> list[int]:
     return result
 
 
-def resized(leaves: list[Any], sizes: dict[InputSide, int]) -> list[Any]:
+def resize_leaves(leaves: list[Any], sizes: dict[InputDim, int]) -> list[Any]:
     """Return leaves with some dims repeated or cut to the given sizes."""
     result = list(leaves)
     for side, size in sizes.items():
@@ -142,6 +142,6 @@ def resized(leaves: list[Any], sizes: dict[InputSide, int]) -> list[Any]:
     return result
 
 
-def element_count(leaves: Sequence[Any]) -> int:
+def count_elements(leaves: Sequence[Any]) -> int:
     """Return the number of tensor elements in a call, an estimate of its cost."""
     return sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor))

@@ -11,24 +11,24 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clika_ref.capture.attributes import Attributes, fits
-from clika_ref.capture.callables import Callee
-from clika_ref.capture.calls import RESHAPES_ITSELF, written_arguments
+from clika_ref.capture.aten_schemas import METADATA_MUTATIONS, find_written_arguments
+from clika_ref.capture.attribute_snapshot import AttributeSnapshot, can_assign
+from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.dataclass_pytrees import register_dataclasses
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.memory import trimmed
-from clika_ref.capture.replacing import in_this_thread, replaced
-from clika_ref.capture.restoring import SavedTensor, memory, same, saved, stored
-from clika_ref.capture.state import named_state
-from clika_ref.comparison import differences
+from clika_ref.capture.memory_limits import release_freed_memory
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.saved_tensors import SavedTensor, is_same, narrow_to_stored, save_tensor, storage_id
+from clika_ref.capture.state import collect_state
+from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ModelError
-from clika_ref.structures import register_dataclasses
 
 
 @dataclass(frozen=True)
-class Before:
-    """A snapshot of a module, taken by `unchanged`."""
+class ModuleSnapshot:
+    """A snapshot of a module, taken by `preserve_module`."""
 
-    attributes: Attributes
+    attributes: AttributeSnapshot
     tensors: list[SavedTensor]
 
     def written(self) -> list[str]:
@@ -54,36 +54,44 @@ class EagerRun:
     """The values, after the call, of the parameters and buffers that it writes to or rebinds."""
     unfit: str = ""
     """Rebindings to another shape or dtype that the next call does not read."""
-    is_second: bool = False
+    is_rerun: bool = False
     """Whether the model ran twice, because it has autocast regions."""
 
 
-def run_eager(callee: Callee, call: ModelCall) -> EagerRun:
+def run_eager(callee: TracedCallable, call: ModelCall) -> EagerRun:
     """Run a model on a call.
 
     Raises:
         ModelError: the model replaces the ``.data`` of a parameter or buffer. Or the next call reads an attribute that
             it changed, or a buffer that it rebound to another shape or dtype.
     """
-    kept = _Kept(callee.module)
-    with trimmed(), callee.as_module() as module, unchanged(callee) as before, torch.no_grad(), kept.restored():
-        with _regions() as entered:
-            run = _results(module, call, kept)
+    kept = _WriteRecorder(callee.module)
+    with (
+        release_freed_memory(),
+        callee.as_module() as module,
+        preserve_module(callee) as before,
+        torch.no_grad(),
+        kept.undo_on_exit(),
+    ):
+        with _record_autocast_regions() as entered:
+            run = _compute_results(module, call, kept)
         if entered or torch._C._is_any_autocast_enabled():
             before.restore()
             kept.undo()
-            run = replace(_results(module, call, contextlib.nullcontext()), is_second=True)
-        kept.require_own_data()
+            run = replace(_compute_results(module, call, contextlib.nullcontext()), is_rerun=True)
+        kept.check_own_data()
         state, unfit = kept.state(before), kept.unfit()
         changed = [*before.attributes.changed(), *before.written()]
-        if (unfit or changed) and _depends_on(before, callee, module, call):
-            raise ModelError(_unfit_message(unfit) if unfit else _changed_message(callee, changed))
+        if (unfit or changed) and _depends_on_attributes(before, callee, module, call):
+            raise ModelError(_make_unfit_message(unfit) if unfit else _make_changed_message(callee, changed))
         return replace(run, state=state, unfit=unfit)
 
 
-def _results(module: torch.nn.Module, call: ModelCall, mode: contextlib.AbstractContextManager[Any]) -> EagerRun:
+def _compute_results(
+    module: torch.nn.Module, call: ModelCall, mode: contextlib.AbstractContextManager[Any]
+) -> EagerRun:
     copy = call.copy()
-    with mode, without_fast_path():
+    with mode, disable_fast_path():
         result = module(*copy.args, **copy.kwargs)
     register_dataclasses(result)
     leaves, spec = pytree.tree_flatten(result)
@@ -92,7 +100,7 @@ def _results(module: torch.nn.Module, call: ModelCall, mode: contextlib.Abstract
 
 
 @contextlib.contextmanager
-def _regions() -> Iterator[list[torch.autocast]]:
+def _record_autocast_regions() -> Iterator[list[torch.autocast]]:
     """Yield the autocast regions that are entered while the context lasts.
 
     Under a dispatch mode, autocast does not reach calls inside PyTorch's kernels, such as the matrix products of a
@@ -101,43 +109,45 @@ def _regions() -> Iterator[list[torch.autocast]]:
     entered: list[torch.autocast] = []
     enter = torch.autocast.__enter__
 
-    def noting(region: torch.autocast) -> Any:
+    def record_and_enter(region: torch.autocast) -> Any:
         entered.append(region)
         return enter(region)
 
-    with replaced({(torch.autocast, "__enter__"): in_this_thread(noting, enter)}):
+    with patch_attributes({(torch.autocast, "__enter__"): only_in_this_thread(record_and_enter, enter)}):
         yield entered
 
 
-def _depends_on(before: Before, callee: Callee, module: torch.nn.Module, call: ModelCall) -> bool:
+def _depends_on_attributes(
+    before: ModuleSnapshot, callee: TracedCallable, module: torch.nn.Module, call: ModelCall
+) -> bool:
     """Whether a second call returns other results with the attributes of the first call than with the original ones.
 
     If not, they are caches, and a graph computes them again. Parameters and buffers have the values of the second call
     in both runs, as a graph keeps their changes, except for values that no state can hold.
     """
 
-    def again() -> EagerRun:
-        kept = _Kept(callee.module)
-        with unchanged(callee), kept.restored():
-            return _results(module, call, kept)
+    def rerun() -> EagerRun:
+        kept = _WriteRecorder(callee.module)
+        with preserve_module(callee), kept.undo_on_exit():
+            return _compute_results(module, call, kept)
 
     try:
-        found = again()
+        found = rerun()
         before.restore(state=False)
-        fresh = again()
+        fresh = rerun()
     except Exception:  # noqa: BLE001 - a model may raise anything, such as on a shape mismatch
         return True
-    return found.structure != fresh.structure or bool(differences(fresh.leaves, found.leaves))
+    return found.structure != fresh.structure or bool(describe_differences(fresh.leaves, found.leaves))
 
 
-def _unfit_message(unfit: str) -> str:
+def _make_unfit_message(unfit: str) -> str:
     return (
         f"forward binds {unfit}, and the next call reads it; the state of a graph keeps its shape and dtype: "
         "register the buffer as it will be, and write to a part of it, or take it as an input and return it"
     )
 
 
-def _changed_message(callee: Callee, changed: list[str]) -> str:
+def _make_changed_message(callee: TracedCallable, changed: list[str]) -> str:
     names = ", ".join(changed)
     return (
         f"{callee.name} returns something else when it is called again with the same input: forward changes {names}"
@@ -147,7 +157,7 @@ def _changed_message(callee: Callee, changed: list[str]) -> str:
 
 
 @contextlib.contextmanager
-def without_fast_path() -> Iterator[None]:
+def disable_fast_path() -> Iterator[None]:
     """Make ``torch.nn``'s transformers compute call by call, as they do when gradients are recorded.
 
     Without gradients, eager makes one opaque call per encoder layer. It zeroes padded positions if the padding is at
@@ -162,20 +172,20 @@ def without_fast_path() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def on_copies(module: torch.nn.Module) -> Iterator[None]:
+def isolate_writes(module: torch.nn.Module) -> Iterator[None]:
     """Make calls with gradients write to copies of buffers, and undo their writes to parameters.
 
-    Enter it within `unchanged`, which binds the original buffers again: a buffer that was written to is no longer a
+    Enter it within `preserve_module`, which binds the original buffers again: a buffer that was written to is no longer a
     leaf.
     """
-    kept = _Kept(module)
+    kept = _WriteRecorder(module)
     for part in module.modules():
         part._buffers.update({n: b.detach().clone() for n, b in part._buffers.items() if b is not None})
-    with kept.restored(), kept:
+    with kept.undo_on_exit(), kept:
         yield
 
 
-class _Kept(TorchDispatchMode):
+class _WriteRecorder(TorchDispatchMode):
     """Copies each parameter before a call writes to it, and copies nothing for a model without such writes."""
 
     supports_higher_order_operators = True
@@ -186,38 +196,38 @@ class _Kept(TorchDispatchMode):
         self._written: set[str] = set()
         """The parameters that were written to."""
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._before = named_state(module)
+        self._before = collect_state(module)
         self._tensors = {n: (t, t.detach()) for n, t in self._before.items() if t is not None}
         self._watched: dict[int, list[tuple[str, torch.Tensor]]] = {}
         for name, parameter in module.named_parameters():
-            self._watched.setdefault(memory(parameter), []).append((name, parameter.detach()))
+            self._watched.setdefault(storage_id(parameter), []).append((name, parameter.detach()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and func not in RESHAPES_ITSELF:
-            for written in pytree.tree_leaves(written_arguments(func, args, kwargs or {})):
-                for name, data in self._watched.pop(memory(written), ()):
+        if isinstance(func, torch._ops.OpOverload) and func._schema.is_mutable and func not in METADATA_MUTATIONS:
+            for written in pytree.tree_leaves(find_written_arguments(func, args, kwargs or {})):
+                for name, data in self._watched.pop(storage_id(written), ()):
                     self._written.add(name)
                     self._copies.append((data, data.clone()))
         return func(*args, **(kwargs or {}))
 
-    def require_own_data(self) -> None:
+    def check_own_data(self) -> None:
         """Reject replaced ``.data`` of parameters and buffers, unless it holds the same elements."""
         for name, (tensor, data) in self._tensors.items():
-            if memory(tensor) != memory(data) and not same(tensor, data):
+            if storage_id(tensor) != storage_id(data) and not is_same(tensor, data):
                 msg = (
                     f"forward assigns to the .data of {name!r}, which no graph can hold; write to it in place: "
                     f"with torch.no_grad(): self.{name}.copy_(...)"
                 )
                 raise ModelError(msg)
 
-    def state(self, before: Before) -> dict[str, torch.Tensor]:
+    def state(self, before: ModuleSnapshot) -> dict[str, torch.Tensor]:
         """Return the values of parameters and buffers that were rebound or written to, that is, that changed.
 
         Raises:
             ModelError: an expanded tensor was rebound; its memory cannot hold arbitrary values.
         """
         for name, old, new in self._pairs():
-            if new is not old and fits(old, new) and stored(old) is not old:
+            if new is not old and can_assign(old, new) and narrow_to_stored(old) is not old:
                 msg = (
                     f"forward assigns to {name!r}, which was registered as an expanded tensor: its elements share "
                     "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
@@ -229,21 +239,23 @@ class _Kept(TorchDispatchMode):
         return {
             name: new.detach().clone()
             for name, old, new in self._pairs()
-            if fits(old, new) and (new is not old or id(old) in changed)
+            if can_assign(old, new) and (new is not old or id(old) in changed)
         }
 
     def unfit(self) -> str:
         """Describe rebindings to another shape or dtype, which state cannot hold; "" if there are none."""
         return ", ".join(
-            f"{n!r} to {_kind(new)} from {_kind(old)}" for n, old, new in self._pairs() if not fits(old, new)
+            f"{n!r} to {_format_type(new)} from {_format_type(old)}"
+            for n, old, new in self._pairs()
+            if not can_assign(old, new)
         )
 
     def _pairs(self) -> Iterator[tuple[str, Any, Any]]:
-        after = named_state(self._module)
+        after = collect_state(self._module)
         return ((name, old, after.get(name)) for name, old in self._before.items())
 
     @contextlib.contextmanager
-    def restored(self) -> Iterator[None]:
+    def undo_on_exit(self) -> Iterator[None]:
         """Undo writes to parameters on exit."""
         try:
             yield
@@ -256,31 +268,31 @@ class _Kept(TorchDispatchMode):
             data.copy_(copy)
 
 
-def _kind(tensor: torch.Tensor | None) -> str:
+def _format_type(tensor: torch.Tensor | None) -> str:
     return "nothing" if tensor is None else f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
 @contextlib.contextmanager
-def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
+def preserve_module(callee: TracedCallable, *, outside: bool = False) -> Iterator[ModuleSnapshot]:
     """Restore written, rebound and cached values, and the random state, on exit.
 
     With ``outside``, also restore globals and closures: a tracer leaves traced values there, while eager's results may
     stay.
 
     Attributes, and the data of buffers and plain tensors, are always restored. Parameters, and tensors in their memory,
-    are restored if the user keeps the model, as this takes a second copy of them: `_Kept` copies only written ones.
+    are restored if the user keeps the model, as this takes a second copy of them: `_WriteRecorder` copies only written ones.
     """
-    attributes = Attributes(callee.module)
+    attributes = AttributeSnapshot(callee.module)
     parameters, buffers = dict(callee.module.named_parameters()), dict(callee.module.named_buffers())
-    places = {memory(t) for t in (*parameters.values(), *buffers.values())}
+    places = {storage_id(t) for t in (*parameters.values(), *buffers.values())}
     tensors = [
-        *(saved(n, t, is_state=True) for n, t in buffers.items()),
-        *(saved(n, t, is_state=True, copied=callee.stays) for n, t in parameters.items()),
-        *(_saved_plain(n, t, callee, places) for n, t in attributes.tensors),
+        *(save_tensor(n, t, is_state=True) for n, t in buffers.items()),
+        *(save_tensor(n, t, is_state=True, copied=callee.is_preserved) for n, t in parameters.items()),
+        *(_save_plain_tensor(n, t, callee, places) for n, t in attributes.tensors),
     ]
     if outside:
-        attributes.keep_outside(callee.function)
-    before = Before(attributes, tensors)
+        attributes.add_outer_scopes(callee.function)
+    before = ModuleSnapshot(attributes, tensors)
     with torch.random.fork_rng(devices=[]):
         try:
             yield before
@@ -288,6 +300,6 @@ def unchanged(callee: Callee, *, outside: bool = False) -> Iterator[Before]:
             before.restore()
 
 
-def _saved_plain(name: str, tensor: torch.Tensor, callee: Callee, places: set[int]) -> SavedTensor:
-    is_state = memory(tensor) in places
-    return saved(name, tensor, is_state=is_state, copied=callee.stays or not is_state)
+def _save_plain_tensor(name: str, tensor: torch.Tensor, callee: TracedCallable, places: set[int]) -> SavedTensor:
+    is_state = storage_id(tensor) in places
+    return save_tensor(name, tensor, is_state=is_state, copied=callee.is_preserved or not is_state)

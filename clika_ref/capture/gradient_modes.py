@@ -14,18 +14,18 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.fx.experimental.proxy_tensor import PreDispatchTorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
-from clika_ref.capture.replacing import in_this_thread, replaced
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 
 
 @contextlib.contextmanager
-def gradient_modes() -> Iterator[None]:
+def trace_gradient_modes() -> Iterator[None]:
     """Make a trace record every region with and without gradients as eager trains it."""
-    with _inference_as_grad_mode(), _regions_within_autocast(), _functions_written_out():
+    with _replace_inference_mode(), _find_regions_in_autocast(), _inline_autograd_functions():
         yield
 
 
 @contextlib.contextmanager
-def _inference_as_grad_mode() -> Iterator[None]:
+def _replace_inference_mode() -> Iterator[None]:
     """Make tracers treat ``torch.inference_mode`` as ``torch.set_grad_enabled``, the only such region they support."""
     mode: Any = torch.inference_mode
 
@@ -36,27 +36,27 @@ def _inference_as_grad_mode() -> Iterator[None]:
         self.gradients.__exit__(*error)
 
     methods = {"__enter__": enter, "__exit__": leave}
-    with replaced({(mode, n): in_this_thread(method, getattr(mode, n)) for n, method in methods.items()}):
+    with patch_attributes({(mode, n): only_in_this_thread(method, getattr(mode, n)) for n, method in methods.items()}):
         yield
 
 
 @contextlib.contextmanager
-def _regions_within_autocast() -> Iterator[None]:
+def _find_regions_in_autocast() -> Iterator[None]:
     """Make export see no_grad regions inside autocast regions, as it misses the start of these."""
     # Export splits a graph at each mode change, and detects a region by the first call of a part. Inside autocast, each
     # part starts by entering autocast again, so skip that call.
     own: Any = gradient_pass
     first = own.nodes_first
 
-    def beyond(nodes: Any, is_meant: Callable[[fx.Node], bool]) -> fx.Node | None:
+    def skip_autocast_entry(nodes: Any, is_meant: Callable[[fx.Node], bool]) -> fx.Node | None:
         return first(nodes, lambda node: is_meant(node) and node.target is not _enter_autocast)
 
-    with replaced({(own, "nodes_first"): beyond}):
+    with patch_attributes({(own, "nodes_first"): skip_autocast_entry}):
         yield
 
 
 @contextlib.contextmanager
-def _functions_written_out() -> Iterator[None]:
+def _inline_autograd_functions() -> Iterator[None]:
     """Make a trace inline the forward of a ``torch.autograd.Function`` as calls of the model, outside any region.
 
     Gradients are off inside such a forward, and inside hooks of saved tensors, but a trace does not see that. On
@@ -66,30 +66,30 @@ def _functions_written_out() -> Iterator[None]:
     within: list[Any] = []
     note = PreDispatchTorchFunctionMode.__torch_function__
 
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_inline(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if cls is CheckpointFunction and torch.is_grad_enabled():
             function, _preserves_random_state, *operands = args
             return function(*operands)
         within.append(cls)
         try:
-            return _apply(cls, *args, **kwargs)
+            return _call_apply(cls, *args, **kwargs)
         finally:
             within.pop()
 
-    def noted(tracing: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def skip_or_record(tracing: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled and (within or args[0] == torch.is_grad_enabled()):
             return func(*args)
         return note(tracing, func, types, args, kwargs)
 
-    with replaced(
+    with patch_attributes(
         {
-            (_SingleLevelFunction, "apply"): classmethod(in_this_thread(applied, _apply)),
-            (PreDispatchTorchFunctionMode, "__torch_function__"): in_this_thread(noted, note),
+            (_SingleLevelFunction, "apply"): classmethod(only_in_this_thread(apply_inline, _call_apply)),
+            (PreDispatchTorchFunctionMode, "__torch_function__"): only_in_this_thread(skip_or_record, note),
         }
     ):
         yield
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _call_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     inherited: Any = super(_SingleLevelFunction, cls)
     return inherited.apply(*args, **kwargs)

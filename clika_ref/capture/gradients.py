@@ -15,50 +15,57 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
-from clika_ref.capture.callables import Callee
-from clika_ref.capture.catching import is_models
-from clika_ref.capture.eager import on_copies, unchanged
+from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.caught_errors import is_model_frame
+from clika_ref.capture.eager import isolate_writes, preserve_module
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.memory import trimmed
-from clika_ref.capture.origins import short_line
-from clika_ref.capture.replacing import in_this_thread, replaced
+from clika_ref.capture.memory_limits import release_freed_memory
+from clika_ref.capture.origins import format_line
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 
-RECOMPUTING = "torch.utils.checkpoint"
+CHECKPOINT_MODULE = "torch.utils.checkpoint"
 """The module whose backward only recomputes the forward, so that a trace loses nothing."""
 
 
-def custom_gradients(callee: Callee, call: ModelCall) -> list[str]:
+def find_custom_gradients(callee: TracedCallable, call: ModelCall) -> list[str]:
     """Return one warning for each class with a custom backward on the gradient path of the model's results.
 
     Eager runs once more with gradients, and PyTorch's record of it shows the classes under any name. Nothing runs if no
     such class is defined. The search misses calls inside ``checkpoint(use_reentrant=True)``, and models that cannot be
     differentiated.
     """
-    if not any(map(_is_users, _derived(Function))):
+    if not any(map(_is_user_class, _iterate_subclasses(Function))):
         return []
     try:
-        found = {type(node)._forward_cls: None for node in _recorded(callee, call)}  # type: ignore[attr-defined]
+        found = {type(node)._forward_cls: None for node in _find_function_calls(callee, call)}  # type: ignore[attr-defined]
     except Exception:  # noqa: BLE001 - a model may raise anything; an untrainable one loses nothing
         return []
-    return [_warning(cls) for cls in found if cls.__module__ != RECOMPUTING]
+    return [_make_warning(cls) for cls in found if cls.__module__ != CHECKPOINT_MODULE]
 
 
-def _derived(cls: type) -> Iterator[type]:
+def _iterate_subclasses(cls: type) -> Iterator[type]:
     for derived in cls.__subclasses__():
         yield derived
-        yield from _derived(derived)
+        yield from _iterate_subclasses(derived)
 
 
-def _is_users(cls: type) -> bool:
+def _is_user_class(cls: type) -> bool:
     return cls.__module__.partition(".")[0] != "torch"
 
 
-def _recorded(callee: Callee, call: ModelCall) -> list[BackwardCFunction]:
+def _find_function_calls(callee: TracedCallable, call: ModelCall) -> list[BackwardCFunction]:
     """Return the recorded calls of a ``Function``, in the order of a search from the results."""
-    inputs = pytree.tree_map_only(torch.Tensor, _differentiable, (call.args, call.kwargs))
-    dropped = saved_tensors_hooks(_nothing, _nothing)  # the backward never runs, so drop the activations
-    own = on_copies(callee.module)
-    with trimmed(), unchanged(callee), own, callee.as_module() as module, torch.enable_grad(), dropped:
+    inputs = pytree.tree_map_only(torch.Tensor, _make_differentiable, (call.args, call.kwargs))
+    dropped = saved_tensors_hooks(_discard, _discard)  # the backward never runs, so drop the activations
+    own = isolate_writes(callee.module)
+    with (
+        release_freed_memory(),
+        preserve_module(callee),
+        own,
+        callee.as_module() as module,
+        torch.enable_grad(),
+        dropped,
+    ):
         results = pytree.tree_leaves(module(*inputs[0], **inputs[1]))
     waiting: list[Node | None] = [r.grad_fn for r in results if isinstance(r, torch.Tensor)]
     seen: dict[Node, None] = {}
@@ -70,20 +77,22 @@ def _recorded(callee: Callee, call: ModelCall) -> list[BackwardCFunction]:
     return [node for node in seen if isinstance(node, BackwardCFunction)]
 
 
-def _nothing(_: Any) -> Any:
+def _discard(_: Any) -> Any:
     return None
 
 
-def _differentiable(tensor: torch.Tensor) -> torch.Tensor:
+def _make_differentiable(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy that passes gradients and that the model may overwrite, which it may not do to a leaf."""
     differentiates = tensor.is_floating_point() or tensor.is_complex()
     return tensor.detach().requires_grad_(differentiates).clone()
 
 
-def _warning(cls: type[Any]) -> str:
+def _make_warning(cls: type[Any]) -> str:
     code = getattr(cls.forward, "__code__", None)
-    defined = f" defined at {short_line(code.co_filename, code.co_firstlineno)}" if code and _is_users(cls) else ""
-    name = cls.__name__ if _is_users(cls) else "A class that Dynamo does not name"  # Dynamo substitutes its own
+    defined = (
+        f" defined at {format_line(code.co_filename, code.co_firstlineno)}" if code and _is_user_class(cls) else ""
+    )
+    name = cls.__name__ if _is_user_class(cls) else "A class that Dynamo does not name"  # Dynamo substitutes its own
     return (
         f"{name}, a torch.autograd.Function{defined}, keeps its forward and loses its backward: in training the "
         "compiled module differentiates the forward itself, which gives no gradient where that rounds or compares. "
@@ -92,14 +101,14 @@ def _warning(cls: type[Any]) -> str:
     )
 
 
-def lost_hooks(callee: Callee) -> list[str]:
+def find_lost_hooks(callee: TracedCallable) -> list[str]:
     """Return warnings about gradient hooks, one for those on modules and one for those on parameters.
 
     Parameters keep their hooks in the compiled module, unless it gets copies, which have none.
     """
     called = {name or callee.name: m for name, m in callee.module.named_modules()}
     modules = [name for name, m in called.items() if m._backward_hooks or m._backward_pre_hooks]
-    copied = callee.module.named_parameters() if callee.stays else ()
+    copied = callee.module.named_parameters() if callee.is_preserved else ()
     parameters = [n for n, p in copied if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
     texts = [(modules, "put them on its parameters"), (parameters, "put them on those of the compiled module")]
     return [
@@ -111,10 +120,10 @@ def lost_hooks(callee: Callee) -> list[str]:
 
 
 @dataclass
-class Asked:
+class GradientQueries:
     """Warnings about reads of gradient state in forward (``questions``), and hooks that it registers (``hooks``)."""
 
-    questions: dict[str, None] = field(default_factory=dict)
+    queries: dict[str, None] = field(default_factory=dict)
     hooks: dict[str, None] = field(default_factory=dict)
 
     def watch(self, function: Callable[..., Any], about: str) -> Callable[..., Any]:
@@ -123,45 +132,47 @@ class Asked:
             f"forward asks at {{}} {about}: the compiled module keeps one answer, whatever it is called with; "
             "let it be an argument of forward instead"
         )
-        return _noting_lines(function, text, self.questions)
+        return _record_lines(function, text, self.queries)
 
-    def watch_hooks(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_hook_registration(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that registers hooks, recording the lines of the model that call it."""
         text = (
             "The hook of gradients that forward registers at {} is lost: in training the compiled module does not "
             "call it. Results and exports are not affected"
         )
-        return _noting_lines(function, text, self.hooks)
+        return _record_lines(function, text, self.hooks)
 
 
 @contextlib.contextmanager
-def asked_for_gradients() -> Iterator[Asked]:
+def record_gradient_queries() -> Iterator[GradientQueries]:
     """Yield warnings about lines of a model that check whether gradients are recorded, or that register gradient hooks.
 
     The result of such a check depends on the caller, and a graph keeps only one. Checks of parameters do not count:
     they keep their result after compilation.
     """
-    asked, tensor = Asked(), torch.Tensor
-    replacements: dict[tuple[Any, str], Any] = {(tensor, "register_hook"): asked.watch_hooks(tensor.register_hook)}
-    for name, about in _PROPERTIES.items():
+    asked, tensor = GradientQueries(), torch.Tensor
+    replacements: dict[tuple[Any, str], Any] = {
+        (tensor, "register_hook"): asked.wrap_hook_registration(tensor.register_hook)
+    }
+    for name, about in _GRADIENT_PROPERTIES.items():
         inherited = getattr(tensor, name)
         replacements[tensor, name] = property(asked.watch(inherited.__get__, about), inherited.__set__)
-    replacements[tensor, "is_inference"] = asked.watch(tensor.is_inference, _FUNCTIONS["is_inference"])
-    functions = {getattr(torch, name): about for name, about in _FUNCTIONS.items()}
+    replacements[tensor, "is_inference"] = asked.watch(tensor.is_inference, _GRADIENT_FUNCTIONS["is_inference"])
+    functions = {getattr(torch, name): about for name, about in _GRADIENT_FUNCTIONS.items()}
     watching = {id(function): asked.watch(function, about) for function, about in functions.items()}
-    replacements |= {(module, name): watching[found] for module, name, found in _names_of(watching)}
-    with replaced(replacements):
+    replacements |= {(module, name): watching[found] for module, name, found in _find_names(watching)}
+    with patch_attributes(replacements):
         yield asked
 
 
-_PROPERTIES = {
+_GRADIENT_PROPERTIES = {
     "requires_grad": "whether a tensor requires gradients",
     "grad_fn": "for the history of a tensor",
     "is_leaf": "whether a tensor has a history",
 }
 """Properties of tensors that depend on gradient state, and their description in warnings."""
 
-_FUNCTIONS = {
+_GRADIENT_FUNCTIONS = {
     "is_grad_enabled": "whether gradients are recorded",
     "is_inference_mode_enabled": "whether it is called in inference mode",
     "is_inference": "whether a tensor was made in inference mode",
@@ -169,27 +180,27 @@ _FUNCTIONS = {
 """Functions of PyTorch that depend on gradient state, and their description in warnings."""
 
 
-def _names_of(ids: Container[int]) -> Iterator[tuple[ModuleType, str, int]]:
+def _find_names(ids: Container[int]) -> Iterator[tuple[ModuleType, str, int]]:
     """Yield the modules and names that functions are bound to, in PyTorch and in modules that import them from it."""
     for module in [*sys.modules.values()]:
         if type(module) is ModuleType:  # other types may import on attribute access
             yield from ((module, name, id(value)) for name, value in [*vars(module).items()] if id(value) in ids)
 
 
-def _noting_lines(function: Callable[..., Any], text: str, texts: dict[str, None]) -> Callable[..., Any]:
+def _record_lines(function: Callable[..., Any], text: str, texts: dict[str, None]) -> Callable[..., Any]:
     """Wrap a function to add ``text``, formatted with the calling line of the model, to ``texts``."""
 
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        line = _asking_line(*args)
+    def record_and_call(*args: Any, **kwargs: Any) -> Any:
+        line = _calling_line(*args)
         if line:
             texts[text.format(line)] = None
         return function(*args, **kwargs)
 
-    return in_this_thread(noting, function)
+    return only_in_this_thread(record_and_call, function)
 
 
-def _asking_line(*asked: Any) -> str:
+def _calling_line(*asked: Any) -> str:
     """Return the line of the model that calls; "" if other code does, or if the argument is a parameter."""
     frame = sys._getframe(3)  # skip the two wrappers
-    asks = is_models(frame) and not any(isinstance(a, torch.nn.Parameter) for a in asked)
-    return short_line(frame.f_code.co_filename, frame.f_lineno) if asks else ""
+    asks = is_model_frame(frame) and not any(isinstance(a, torch.nn.Parameter) for a in asked)
+    return format_line(frame.f_code.co_filename, frame.f_lineno) if asks else ""

@@ -11,26 +11,32 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from clika_ref.autocast import surrounding_autocast
-from clika_ref.capture.aliasing import Aliases, Traced
-from clika_ref.capture.calls import (
-    RESHAPES_ITSELF,
-    SKIPPED,
-    functional_overload,
+from clika_ref.capture.aliasing import AliasTracker, TracedTensor
+from clika_ref.capture.aten_schemas import (
+    METADATA_MUTATIONS,
+    SKIPPED_CALLS,
+    find_functional_overload,
+    find_squeezed_dims,
+    find_written_arguments,
     has_failed,
-    is_plain,
-    squeezed_sides,
-    written_arguments,
+    is_contiguous_at_start,
 )
-from clika_ref.capture.decomposition import UNDECLARED, decompose
-from clika_ref.capture.messages import Unsupported
+from clika_ref.capture.autocast_casts import (
+    AutocastRegion,
+    active_region,
+    autocast_device_type,
+    find_cast_dtype,
+    has_inner_casts,
+)
+from clika_ref.capture.decomposition import UNDECLARED_REASON, decompose
+from clika_ref.capture.messages import UnsupportedCall
 from clika_ref.capture.normalization import running_statistics
-from clika_ref.capture.numbers import Number, among_tensors, python_number
 from clika_ref.capture.origins import origin_of
-from clika_ref.capture.regions import Region, casts_within, device_kind, region_around, region_casts
+from clika_ref.capture.surrounding_autocast import surrounding_autocast
 from clika_ref.capture.symbols import SymbolTable
+from clika_ref.capture.traced_floats import TracedFloat, floats_to_tensors, import_number
 from clika_ref.core.errors import ClikaError, ModelError, PassError
-from clika_ref.core.inference import Builder, infer
+from clika_ref.core.inference import Builder, infer_types
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
@@ -38,17 +44,22 @@ from clika_ref.core.types import Origin, TensorType
 
 aten = torch.ops.aten
 
-Fallback = Callable[[torch._ops.OpOverload], Operator | None]
+OperatorFallback = Callable[[torch._ops.OpOverload], Operator | None]
 """Finds an operator for an ATen call that no plugin declares (torchlib), or None."""
 
-NOTHING_SERVES = f"{UNDECLARED} and PyTorch no decomposition"
+NO_OPERATOR_REASON = f"{UNDECLARED_REASON} and PyTorch no decomposition"
 
 
 class Importer:
     """Imports the calls of one traced program into a graph; the caller declares inputs and constants."""
 
     def __init__(
-        self, graph: Graph, table: SymbolTable, registry: Registry, fallback: Fallback, device: torch.device | None
+        self,
+        graph: Graph,
+        table: SymbolTable,
+        registry: Registry,
+        fallback: OperatorFallback,
+        device: torch.device | None,
     ) -> None:
         self.graph = graph
         self.table = table
@@ -56,14 +67,14 @@ class Importer:
         self.fallback = fallback
         self.device = device
         self.origin = Origin()
-        self.unsupported: list[Unsupported] = []
+        self.unsupported: list[UnsupportedCall] = []
         self.detail: Callable[[str], None] = lambda _: None
-        self.aliases = Aliases(self.builder)
+        self.aliases = AliasTracker(self.builder)
         self._env: dict[fx.Node, Any] = {}
         self._types: dict[tuple[torch.dtype, tuple[Any, ...]], TensorType] = {}
-        self._autocast: Region | None = region_around(device)
+        self._autocast: AutocastRegion | None = active_region(device)
         self.autocast = surrounding_autocast() or None  # see `Signature.autocast`
-        self._unrecorded: list[Any] = []
+        self._no_grad_inputs: list[Any] = []
         """The inputs of the current no_grad region."""
 
     def builder(self) -> Builder:
@@ -89,7 +100,7 @@ class Importer:
 
     def value_of(self, entry: Any) -> Any:
         """Return the current value, number or expression of an entry."""
-        return self.aliases.current(entry) if isinstance(entry, Traced) else entry
+        return self.aliases.current_value(entry) if isinstance(entry, TracedTensor) else entry
 
     # One call
 
@@ -99,14 +110,14 @@ class Importer:
         try:
             self._env[node] = self._call(node)
         except ClikaError as error:
-            self._refuse(node, str(error))
+            self._add_unsupported(node, str(error))
         if len(self.graph) > first and self.graph._last is not None:
             scope = "/".join([self.graph.name, *self.origin.scope.split(".")]).rstrip("/")
             self.detail(f"Parsed to -> '{self.graph._last.name}' (Subgraph: '{scope}')")
 
     def _call(self, node: fx.Node) -> Any:
         target, fake = node.target, node.meta.get("val")
-        if target in SKIPPED or has_failed(node):
+        if target in SKIPPED_CALLS or has_failed(node):
             return None
         if target is python_operator.getitem:
             # Traces also unpack unused results, and an operator may omit those.
@@ -114,45 +125,49 @@ class Importer:
         if target is aten.size.default:  # from PyTorch code that specializes on sizes; the trace holds the guards
             return tuple(map(self.table.translate, node.all_input_nodes[0].meta["val"].shape))
         if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool | int | float | bool):
-            return self._number(node, fake)
+            return self._import_number(node, fake)
         if isinstance(target, torch._ops.HigherOrderOperator):
-            return self._region(node, target)
+            return self._import_region(node, target)
         if not isinstance(target, torch._ops.OpOverload):
             msg = f"no operator is declared for {target}"
             raise ModelError(msg)
         args = self._entries(node.args)
         kwargs = {k: self._entries(v) for k, v in node.kwargs.items()}
-        if self.aliases.is_idle(node):
+        if self.aliases.is_noop(node):
             return self._entries(node.all_input_nodes[0])
-        if target in RESHAPES_ITSELF:
-            return self._reshaped(node, RESHAPES_ITSELF[target], args, kwargs)
-        written = written_arguments(target, args, kwargs)
+        if target in METADATA_MUTATIONS:
+            return self._import_metadata_mutation(node, METADATA_MUTATIONS[target], args, kwargs)
+        written = find_written_arguments(target, args, kwargs)
         if written:
             return self._write(node, target, args, kwargs, written)
-        return self._functional(node, target, args, kwargs)
+        return self._import_functional(node, target, args, kwargs)
 
-    def _functional(
+    def _import_functional(
         self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
     ) -> Any:
-        if target is aten.as_strided.default and not is_plain(node.args[0]):
+        if target is aten.as_strided.default and not is_contiguous_at_start(node.args[0]):
             msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index instead"
             raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
             fake = node.all_input_nodes[0].meta["val"]
-            self.table.need_other_than_1(fake, squeezed_sides(fake.dim(), *args[1:]), self.origin.line)
+            self.table.require_not_one(fake, find_squeezed_dims(fake.dim(), *args[1:]), self.origin.line)
         op = self.registry.operator_for(target) or self.fallback(target)
-        within = self._autocast if self._autocast is not None and casts_within(target, node, self._autocast) else None
+        within = (
+            self._autocast if self._autocast is not None and has_inner_casts(target, node, self._autocast) else None
+        )
         if op is None or within is not None:
-            return self._decomposed(node, target, within)
-        args, kwargs = among_tensors(args, kwargs, self.builder())
-        values, named = self._plain(args), self._plain(kwargs)
+            return self._import_decomposition(node, target, within)
+        args, kwargs = floats_to_tensors(args, kwargs, self.builder())
+        values, named = self._to_values(args), self._to_values(kwargs)
         if self._autocast is not None:
-            values = self._casted(region_casts(target, node, self._autocast), values)
+            values = self._cast_all(find_cast_dtype(target, node, self._autocast), values)
         call = op.converted(target, *values, **named)
         if op.name in ("batch_norm", "instance_norm"):
             self._update_statistics(op.name, call.operands, call.attrs, args)
         attrs = {k: self._attribute_value(v) for k, v in call.attrs.items()}
-        read = [k for k, v in attrs.items() if any(isinstance(leaf, Value | Number) for leaf in pytree.tree_leaves(v))]
+        read = [
+            k for k, v in attrs.items() if any(isinstance(leaf, Value | TracedFloat) for leaf in pytree.tree_leaves(v))
+        ]
         if read:
             msg = f"its {read[0]} is read from a tensor, as by item(), but a graph holds it as a number; use the tensor"
             raise ModelError(msg)
@@ -166,58 +181,60 @@ class Importer:
         fakes: Sequence[torch.Tensor] = found if many else (found,)
         if many and not op.returns_tuple:
             fakes = fakes[:1]
-        dtypes = _computed_dtypes(op, operands, attrs, fakes) if is_written else [f.dtype for f in fakes]
+        dtypes = _infer_dtypes(op, operands, attrs, fakes) if is_written else [f.dtype for f in fakes]
         types = [self._type(f, dtype) for f, dtype in zip(fakes, dtypes, strict=False)]
         made = self.graph.insert(Node(op, operands, attrs, self.origin), types, names=[node.name] * len(types))
         sources = [
-            (n.meta.get("val"), self._env[n]) for n in node.all_input_nodes if isinstance(self._env.get(n), Traced)
+            (n.meta.get("val"), self._env[n])
+            for n in node.all_input_nodes
+            if isinstance(self._env.get(n), TracedTensor)
         ]
-        entries: list[Traced] = []
+        entries: list[TracedTensor] = []
         for value, fake in zip(made.outputs, fakes, strict=True):
             self.table.bind_result(value, fake)
             value.type = self._type(fake, value.type.dtype)
             entries.append(self.aliases.result(value, fake, sources, (op, operands[1:], attrs, value.index)))
         return entries if many else entries[0]
 
-    def _number(self, node: fx.Node, fake: Any) -> Any:
+    def _import_number(self, node: fx.Node, fake: Any) -> Any:
         args = tuple(map(self.value_of, self._entries(node.args)))
-        return python_number(node.target, args, fake, self.table, self.builder())
+        return import_number(node.target, args, fake, self.table, self.builder())
 
     # Writes
 
-    def _reshaped(self, node: fx.Node, view: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
+    def _import_metadata_mutation(self, node: fx.Node, view: torch._ops.OpOverload, args: Any, kwargs: Any) -> Any:
         """Import a call that turns a tensor into a view of its memory in place: the tensor's entry becomes the view."""
-        entry = self._functional(node, view, args, kwargs)
-        if view is not aten.detach.default and any(args[0] is outer for outer in self._unrecorded):
-            self._unrecorded.append(entry)  # the same tensor keeps its history
+        entry = self._import_functional(node, view, args, kwargs)
+        if view is not aten.detach.default and any(args[0] is outer for outer in self._no_grad_inputs):
+            self._no_grad_inputs.append(entry)  # the same tensor keeps its history
         self._env[node.all_input_nodes[0]] = entry
         return entry
 
     def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
-        if not all(isinstance(destination, Traced) for destination in written):
+        if not all(isinstance(destination, TracedTensor) for destination in written):
             msg = f"{target} writes to something that is not a tensor of the graph"
             raise ModelError(msg)
         if target.overloadpacket is aten.copy_:
             made = args[1]
         else:
-            pure, args, kwargs = functional_overload(target, args, kwargs)
-            with self._within(None, self._unrecorded):  # autocast does not cast in-place calls
-                made = self._functional(node, pure, args, kwargs, is_written=True)
+            pure, args, kwargs = find_functional_overload(target, args, kwargs)
+            with self._use_regions(None, self._no_grad_inputs):  # autocast does not cast in-place calls
+                made = self._import_functional(node, pure, args, kwargs, is_written=True)
         for destination, entry in zip(written, made if isinstance(made, list) else [made], strict=False):
             old = self.value_of(destination)
-            new = self._fit(self.value_of(entry), old.type)
-            if _is_differentiable(old.type) and self._is_from_outside(destination):
+            new = self._cast_and_expand(self.value_of(entry), old.type)
+            if _is_differentiable(old.type) and self._is_outside_no_grad(destination):
                 new = self.builder()("overwritten", new, old, types=(old.type,))
             self.aliases.write(destination, new)
         return written[0] if len(written) == 1 else written
 
-    def _is_from_outside(self, entry: Traced | None) -> bool:
+    def _is_outside_no_grad(self, entry: TracedTensor | None) -> bool:
         """Whether a tensor, or a base of it, existed before the current no_grad region."""
-        while entry is not None and not any(entry is outer for outer in self._unrecorded):
+        while entry is not None and not any(entry is outer for outer in self._no_grad_inputs):
             entry = entry.parent
         return entry is not None
 
-    def _fit(self, value: Value, type: TensorType) -> Value:
+    def _cast_and_expand(self, value: Value, type: TensorType) -> Value:
         """Cast and expand a value to the type of the memory that it overwrites."""
         build = self.builder()
         if value.type.dtype != type.dtype:
@@ -229,20 +246,20 @@ class Importer:
     def _update_statistics(self, name: str, operands: Sequence[Any], attrs: Mapping[str, Any], args: Any) -> None:
         """Write the running statistics of batch and instance norm in training, as traces do not show these writes."""
         for position, update in running_statistics(name, operands, attrs, self.builder()):
-            self.aliases.write(args[position], self._fit(update, operands[position].type))
+            self.aliases.write(args[position], self._cast_and_expand(update, operands[position].type))
 
     # Regions and decompositions
 
-    def _region(self, node: fx.Node, target: Any) -> Any:
+    def _import_region(self, node: fx.Node, target: Any) -> Any:
         args = self._entries(node.args)
-        region, unrecorded, detached, known = self._autocast, self._unrecorded, False, len(self.unsupported)
+        region, unrecorded, detached, known = self._autocast, self._no_grad_inputs, False, len(self.unsupported)
         if target.name() == "wrap_with_set_grad_enabled":
             enabled, inner, *operands = args
             detached = not enabled
             unrecorded = operands if detached else []
         elif target.name() == "wrap_with_autocast":
             kind, dtype, enabled, cache, inner, *operands = args
-            if kind == device_kind(self.device):
+            if kind == autocast_device_type(self.device):
                 self.autocast = self.autocast or ""
                 region = (kind, dtype, cache) if enabled else None
         else:
@@ -251,7 +268,7 @@ class Importer:
                 "or compile each branch on its own"
             )
             raise ModelError(msg)
-        with self._within(region, unrecorded):
+        with self._use_regions(region, unrecorded):
             results = self._inline(inner, operands)
         if len(self.unsupported) > known:
             msg = "calls inside it could not be imported"
@@ -259,28 +276,28 @@ class Importer:
         if not detached:
             return results
         outer = set(map(id, unrecorded))  # these keep their history, even if they are written to
-        return tuple(r if id(r) in outer else self._detached(r) for r in results)
+        return tuple(r if id(r) in outer else self._detach(r) for r in results)
 
     @contextlib.contextmanager
-    def _within(self, region: Region | None, unrecorded: list[Any]) -> Iterator[None]:
+    def _use_regions(self, region: AutocastRegion | None, unrecorded: list[Any]) -> Iterator[None]:
         """Import under the given autocast region and inputs of a no_grad region."""
-        before = self._autocast, self._unrecorded
-        self._autocast, self._unrecorded = region, unrecorded
+        before = self._autocast, self._no_grad_inputs
+        self._autocast, self._no_grad_inputs = region, unrecorded
         try:
             yield
         finally:
-            self._autocast, self._unrecorded = before
+            self._autocast, self._no_grad_inputs = before
 
-    def _detached(self, entry: Any) -> Any:
+    def _detach(self, entry: Any) -> Any:
         """Stop gradients at the end of a no_grad region."""
-        if not isinstance(entry, Traced) or not _is_differentiable(entry.value.type):
+        if not isinstance(entry, TracedTensor) or not _is_differentiable(entry.value.type):
             return entry
         value = self.value_of(entry)
         stopped = self.builder()("detach", value, types=(value.type,))
         if entry.memory is None:
-            return Traced(stopped)
+            return TracedTensor(stopped)
         view = (self.registry.operators["detach"], (), {}, 0)
-        return Traced(stopped, entry.memory, entry.version, entry, view, (value.type,))
+        return TracedTensor(stopped, entry.memory, entry.version, entry, view, (value.type,))
 
     def _inline(self, program: fx.GraphModule, operands: Sequence[Any]) -> Any:
         for placeholder, entry in zip(program.graph.find_nodes(op="placeholder"), operands, strict=True):
@@ -295,36 +312,38 @@ class Importer:
         finally:
             self.detail = detail
 
-    def _decomposed(self, node: fx.Node, target: torch._ops.OpOverload, region: Region | None) -> Any:
+    def _import_decomposition(self, node: fx.Node, target: torch._ops.OpOverload, region: AutocastRegion | None) -> Any:
         """Import a call as its decomposition; with a region, including the casts of its inner calls."""
         found = decompose(node, target, region)
         if found is None:
-            raise ModelError(NOTHING_SERVES)
+            raise ModelError(NO_OPERATOR_REASON)
         program, operands = found.program, found.operands
         for inner in program.graph.nodes:
             inner.meta.update({k: node.meta[k] for k in ("nn_module_stack", "stack_trace") if k in node.meta})
         known = len(self.unsupported)
         self.aliases.track(program)
-        with self._within(self._autocast if region is None else None, self._unrecorded):  # else it contains the casts
+        with self._use_regions(
+            self._autocast if region is None else None, self._no_grad_inputs
+        ):  # else it contains the casts
             results = self._inline(program, [self._env[n] for n in operands])
         inner = [call.call for call in self.unsupported[known:]]
         if inner:  # report the outer call, which the user wrote
             del self.unsupported[known:]
-            msg = f"{UNDECLARED}, and its decomposition needs {', '.join(inner)}"
+            msg = f"{UNDECLARED_REASON}, and its decomposition needs {', '.join(inner)}"
             raise ModelError(msg)
-        return self._adopted(results, node.meta["val"], [n.meta["val"] for n in operands])
+        return self._adopt_results(results, node.meta["val"], [n.meta["val"] for n in operands])
 
-    def _adopted(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
+    def _adopt_results(self, results: Any, fakes: Any, operands: list[Any]) -> Any:
         if isinstance(results, tuple):
-            return tuple(self._adopted(r, f, operands) for r, f in zip(results, fakes, strict=True))
-        return self.aliases.adopted(results, fakes, operands) if isinstance(results, Traced) else results
+            return tuple(self._adopt_results(r, f, operands) for r, f in zip(results, fakes, strict=True))
+        return self.aliases.adopt_result(results, fakes, operands) if isinstance(results, TracedTensor) else results
 
-    def _casted(self, dtype: torch.dtype | None, values: Any) -> Any:
+    def _cast_all(self, dtype: torch.dtype | None, values: Any) -> Any:
         return values if dtype is None else tuple(self._cast(v, dtype) for v in values)
 
     def _cast(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, tuple):
-            return self._casted(dtype, value)
+            return self._cast_all(dtype, value)
         old = value.type.dtype if isinstance(value, Value) else dtype
         if old in (dtype, torch.float64) or not old.is_floating_point:
             return value
@@ -342,11 +361,11 @@ class Importer:
             return tuple(map(self._entries, arg))
         return self.table.translate(arg)
 
-    def _plain(self, entries: Any) -> Any:
+    def _to_values(self, entries: Any) -> Any:
         if isinstance(entries, tuple | list):
-            return tuple(map(self._plain, entries))
+            return tuple(map(self._to_values, entries))
         if isinstance(entries, dict):
-            return {k: self._plain(v) for k, v in entries.items()}
+            return {k: self._to_values(v) for k, v in entries.items()}
         self.table.require_known(entries)
         return self.value_of(entries)
 
@@ -368,30 +387,30 @@ class Importer:
             self._types[key] = TensorType(*key)
         return self._types[key]
 
-    def _refuse(self, node: fx.Node, reason: str) -> None:
+    def _add_unsupported(self, node: fx.Node, reason: str) -> None:
         if "could not be imported" in reason:  # report the first of a chain, and calls unsupported in any case
-            reason = self._lack(node)
+            reason = self._find_missing_reason(node)
         if reason:
-            self.unsupported.append(Unsupported(str(node.target), self.origin, reason))
+            self.unsupported.append(UnsupportedCall(str(node.target), self.origin, reason))
 
-    def _lack(self, node: fx.Node) -> str:
+    def _find_missing_reason(self, node: fx.Node) -> str:
         """Return the reason if nothing serves a call, whatever its operands are; "" if something does."""
         target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target in SKIPPED or target._schema.is_mutable:
+        if not isinstance(target, torch._ops.OpOverload) or target in SKIPPED_CALLS or target._schema.is_mutable:
             return ""
         try:
             served = self.registry.operator_for(target) or self.fallback(target) or decompose(node, target)
         except ModelError as error:
             return str(error)
-        return "" if served else NOTHING_SERVES
+        return "" if served else NO_OPERATOR_REASON
 
 
-def _computed_dtypes(
+def _infer_dtypes(
     op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], fakes: Sequence[torch.Tensor]
 ) -> list[torch.dtype]:
     """Return the result dtypes of the functional form of a writing call, whose own results have the written dtype."""
     try:
-        return [made.dtype for made in infer(op, operands, attrs)]
+        return [made.dtype for made in infer_types(op, operands, attrs)]
     except PassError:  # validation reports wrong dtypes
         return [f.dtype for f in fakes]
 

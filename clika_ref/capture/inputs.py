@@ -12,9 +12,9 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
-from clika_ref.capture.callables import Callee
+from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.inputs_catcher import clika_move_to_device
 from clika_ref.core.errors import ModelError
-from clika_ref.inputs import clika_move_to_device
 
 ForwardFn = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
@@ -30,16 +30,16 @@ class ModelCall:
 
     def copy(self) -> ModelCall:
         """Return the same call on copies of its tensors, which the model may overwrite."""
-        args, kwargs = pytree.tree_map_only(torch.Tensor, _copy, (self.args, self.kwargs))
+        args, kwargs = pytree.tree_map_only(torch.Tensor, _copy_tensor, (self.args, self.kwargs))
         return ModelCall(args, kwargs)
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def model_calls(
-    callee: Callee,
+def make_calls(
+    callee: TracedCallable,
     inputs: Iterable[Any] | None,
     transform: Callable[[Any], Any] | None = None,
     forward_fn: ForwardFn | None = None,
@@ -47,7 +47,7 @@ def model_calls(
     """Convert the given inputs to calls, on the device of the model.
 
     Args:
-        callee: the model, as returned by `callee_of`.
+        callee: the model, as returned by `make_callable`.
         inputs: one element for each call.
         transform: applied to each element first.
         forward_fn: calls the model on an element, as in `clika_compile`.
@@ -55,16 +55,16 @@ def model_calls(
     Raises:
         ModelError: there are no inputs, or one does not fit the model.
     """
-    refuse_no_list(inputs)
+    check_iterable(inputs)
     assert inputs is not None
-    calls = [model_call(callee, element, transform, forward_fn, number) for number, element in enumerate(inputs, 1)]
+    calls = [make_call(callee, element, transform, forward_fn, number) for number, element in enumerate(inputs, 1)]
     if not calls:
         msg = "no inputs: give at least one element; two that differ in a side make that side dynamic"
         raise ModelError(msg)
     return calls
 
 
-def refuse_no_list(inputs: Any, name: str = "inputs") -> None:
+def check_iterable(inputs: Any, name: str = "inputs") -> None:
     """Check that ``inputs`` is an iterable of elements. It does not iterate: that starts the workers of a DataLoader.
 
     Raises:
@@ -78,7 +78,7 @@ def refuse_no_list(inputs: Any, name: str = "inputs") -> None:
 
 
 @contextlib.contextmanager
-def _noted(argument: str, number: int) -> Iterator[None]:
+def _add_error_context(argument: str, number: int) -> Iterator[None]:
     """Add a note to errors raised by a user function: its argument name and the element number."""
     try:
         yield
@@ -87,7 +87,7 @@ def _noted(argument: str, number: int) -> Iterator[None]:
         raise
 
 
-def refuse_odd_weights(module: torch.nn.Module) -> None:
+def check_weights(module: torch.nn.Module) -> None:
     """Check that a graph can hold all weights of a module.
 
     Raises:
@@ -97,11 +97,11 @@ def refuse_odd_weights(module: torch.nn.Module) -> None:
         if is_lazy(tensor):
             msg = f"weight {name!r} has no shape yet: call the model once, so that lazy modules are made, then compile"
             raise ModelError(msg)
-        refuse_odd_tensor(tensor, f"weight {name!r}")
+        check_tensor(tensor, f"weight {name!r}")
 
 
-def model_call(
-    callee: Callee,
+def make_call(
+    callee: TracedCallable,
     element: Any,
     transform: Callable[[Any], Any] | None = None,
     forward_fn: ForwardFn | None = None,
@@ -109,37 +109,37 @@ def model_call(
 ) -> ModelCall:
     """Convert element ``number`` to a call: transform, pack, move to the device, and pass through ``forward_fn``."""
     if transform is not None:
-        with _noted("data_transform_fn", number):
+        with _add_error_context("data_transform_fn", number):
             element = transform(element)
-    packed = pack(callee.parameters, element)
+    packed = pack_arguments(callee.parameters, element)
     device = next((t.device for t in [*callee.module.parameters(), *callee.module.buffers()]), None)
     if device is not None:
         packed = ModelCall(clika_move_to_device(packed.args, device), clika_move_to_device(packed.kwargs, device))
     if forward_fn is not None:
-        with _noted("forward_fn", number):
+        with _add_error_context("forward_fn", number):
             call = record_call(callee, packed, forward_fn)
     else:
         call = packed
-    _refuse_odd_tensors(call)
+    _check_tensors(call)
     return call
 
 
-def pack(parameters: inspect.Signature, element: Any) -> ModelCall:
+def pack_arguments(parameters: inspect.Signature, element: Any) -> ModelCall:
     """Return one element as args and kwargs: a tensor, a tuple, a dict, or a tuple that ends in a dict.
 
     A dict holds keyword arguments, unless ``forward`` takes a dict as its argument: then the keys do not name
     parameters.
     """
     if isinstance(element, dict):
-        return ModelCall((), dict(element)) if _names_parameters(parameters, element) else ModelCall((element,), {})
+        return ModelCall((), dict(element)) if _is_keyword_dict(parameters, element) else ModelCall((element,), {})
     if isinstance(element, tuple) and not hasattr(element, "_fields"):
-        if element and isinstance(element[-1], dict) and _names_parameters(parameters, element[-1], len(element) - 1):
+        if element and isinstance(element[-1], dict) and _is_keyword_dict(parameters, element[-1], len(element) - 1):
             return ModelCall(element[:-1], dict(element[-1]))
         return ModelCall(element, {})
     return ModelCall((element,), {})
 
 
-def _names_parameters(parameters: inspect.Signature, mapping: Mapping[Any, Any], taken: int = 0) -> bool:
+def _is_keyword_dict(parameters: inspect.Signature, mapping: Mapping[Any, Any], taken: int = 0) -> bool:
     kinds = {name: parameter.kind for name, parameter in parameters.parameters.items()}
     if not all(isinstance(key, str) for key in mapping):
         return False
@@ -161,14 +161,14 @@ class _CallSeenError(BaseException):
     """Unwinds out of ``forward_fn`` after the model call. Not an Exception, so that handlers do not swallow it."""
 
 
-class _Recorder:
+class _CallRecorder:
     """Replaces the model inside ``forward_fn``: records the first call and ends there.
 
     A call of the traced function by name, of ``forward`` or of the compiled method, is also a call of the model.
     """
 
-    def __init__(self, callee: Callee) -> None:
-        self._callee = callee
+    def __init__(self, callee: TracedCallable) -> None:
+        self._traced_callable = callee
         self.call: ModelCall | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -176,18 +176,18 @@ class _Recorder:
         raise _CallSeenError
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._callee.module, name)
-        traced = name == "forward" or (inspect.ismethod(value) and value == self._callee.function)
+        value = getattr(self._traced_callable.module, name)
+        traced = name == "forward" or (inspect.ismethod(value) and value == self._traced_callable.function)
         return self if traced else value
 
 
-def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> ModelCall:
+def record_call(callee: TracedCallable, packed: ModelCall, forward_fn: ForwardFn) -> ModelCall:
     """Return the call of the model that ``forward_fn`` makes, without running the model.
 
     Raises:
         ModelError: ``forward_fn`` returns without calling the model.
     """
-    recorder = _Recorder(callee)
+    recorder = _CallRecorder(callee)
     try:
         forward_fn(recorder, packed.args, packed.kwargs)
     except _CallSeenError:
@@ -199,13 +199,13 @@ def record_call(callee: Callee, packed: ModelCall, forward_fn: ForwardFn) -> Mod
     raise ModelError(msg)
 
 
-def _refuse_odd_tensors(call: ModelCall) -> None:
+def _check_tensors(call: ModelCall) -> None:
     for leaf in pytree.tree_leaves((call.args, call.kwargs)):
         if isinstance(leaf, torch.Tensor):
-            refuse_odd_tensor(leaf, "an input")
+            check_tensor(leaf, "an input")
 
 
-def refuse_odd_tensor(tensor: torch.Tensor, where: str) -> None:
+def check_tensor(tensor: torch.Tensor, where: str) -> None:
     """Check that a graph can hold a tensor.
 
     Raises:

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from clika_ref.capture.dimensions import Comparison, InputSide
-from clika_ref.capture.origins import is_users, short_line
+from clika_ref.capture.dimensions import InputComparison, InputDim
+from clika_ref.capture.origins import format_line, is_user_file
 from clika_ref.core.errors import ModelError
 from clika_ref.core.types import Origin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from clika_ref.capture.callables import Callee
+    from clika_ref.capture.callables import TracedCallable
 
-REASON_LIMIT = 400
+MAX_REASON_LENGTH = 400
 """Maximum number of characters of a tracer's reason; conditions of detection heads run to thousands."""
 
-SHOWN = 5
+MAX_LISTED_TENSORS = 5
 """Maximum number of tensor names in an error."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
@@ -33,7 +33,7 @@ DATA_DEPENDENT_ADVICE = (
 )
 """Advice for Python code that reads the value of a tensor."""
 
-DATA_DEPENDENT = ("data-dependent", "Data-dependent", "Data dependent", "control flow")
+DATA_DEPENDENT_MARKERS = ("data-dependent", "Data-dependent", "Data dependent", "control flow")
 """Phrases in tracer errors for data-dependent code."""
 
 
@@ -41,12 +41,12 @@ class MismatchError(ModelError):
     """A trace succeeded but does not serve every input; another tracer may."""
 
 
-class PathError(MismatchError):
+class ControlFlowError(MismatchError):
     """The model's own Python code branches on sizes that differ between the inputs: no tracer can serve them all."""
 
 
 @dataclass(frozen=True)
-class Unsupported:
+class UnsupportedCall:
     """A call that no operator implements: its target, origin and the reason."""
 
     call: str
@@ -57,7 +57,7 @@ class Unsupported:
         return f"{self.call} in {self.origin}: {self.reason}"
 
 
-def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
+def make_unsupported_error(name: str, calls: Sequence[UnsupportedCall]) -> ModelError:
     """Return the error that lists every unsupported call."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
     return ModelError(
@@ -67,7 +67,10 @@ def unsupported_calls(name: str, calls: Sequence[Unsupported]) -> ModelError:
 
 
 def explain_failures(
-    callee: Callee, comparison: Comparison, failures: Sequence[tuple[str, Exception]], asked: Sequence[str] = ()
+    callee: TracedCallable,
+    comparison: InputComparison,
+    failures: Sequence[tuple[str, Exception]],
+    asked: Sequence[str] = (),
 ) -> ModelError:
     """Return the error for a model that no tracer served, with the reason of each tracer.
 
@@ -79,32 +82,32 @@ def explain_failures(
     """
     mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
     lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
-    reasons = "\n".join(f"  {tracer}: {_reason(error, lead)}" for tracer, error in _distinct(failures))
-    advice = _advice(comparison, failures, asked) or _inference_advice(callee)
+    reasons = "\n".join(f"  {tracer}: {_format_reason(error, lead)}" for tracer, error in _unique_failures(failures))
+    advice = _make_advice(comparison, failures, asked) or _inference_advice(callee)
     error = ModelError(f"{callee.name} cannot be captured as one graph: {lead}.\n{reasons}{advice}")
     error.__cause__ = mismatches[0] if mismatches else failures[0][1]
     return error
 
 
-def _distinct(failures: Sequence[tuple[str, Exception]]) -> list[tuple[str, Exception]]:
+def _unique_failures(failures: Sequence[tuple[str, Exception]]) -> list[tuple[str, Exception]]:
     seen: dict[str, tuple[str, Exception]] = {}
     for tracer, error in failures:
-        seen.setdefault(f"{tracer}: {_reason(error)}", (tracer, error))
+        seen.setdefault(f"{tracer}: {_format_reason(error)}", (tracer, error))
     return list(seen.values())
 
 
-def _reason(error: Exception, said: str = "") -> str:
+def _format_reason(error: Exception, said: str = "") -> str:
     text = str(error).strip()
     if text == said:
         return "the reason above"
-    first = shorten(text.splitlines()[0], REASON_LIMIT, placeholder=" ...") if text else ""
+    first = shorten(text.splitlines()[0], MAX_REASON_LENGTH, placeholder=" ...") if text else ""
     line = _user_line(text) or _traceback_line(error)
     return f"{type(error).__name__}: {first}{f' (at {line})' if line else ''}"
 
 
 def _user_line(text: str) -> str:
-    own = [f for f in _FRAME.findall(text) if is_users(f[0])]
-    return f"{short_line(own[-1][0], int(own[-1][1]))}: {own[-1][2]}" if own else ""
+    own = [f for f in _FRAME.findall(text) if is_user_file(f[0])]
+    return f"{format_line(own[-1][0], int(own[-1][1]))}: {own[-1][2]}" if own else ""
 
 
 def _traceback_line(error: Exception) -> str:
@@ -112,14 +115,14 @@ def _traceback_line(error: Exception) -> str:
     trace, found = error.__traceback__, ""
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
-        if trace.tb_frame.f_code.co_name == "forward" and is_users(filename):
-            found = short_line(filename, trace.tb_lineno)
+        if trace.tb_frame.f_code.co_name == "forward" and is_user_file(filename):
+            found = format_line(filename, trace.tb_lineno)
         trace = trace.tb_next
     return found
 
 
-def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]], asked: Sequence[str]) -> str:
-    crosswise = _crosswise(comparison)
+def _make_advice(comparison: InputComparison, failures: Sequence[tuple[str, Exception]], asked: Sequence[str]) -> str:
+    crosswise = _find_crosswise_dims(comparison)
     if crosswise:
         a, b = crosswise
         return (
@@ -128,18 +131,20 @@ def _advice(comparison: Comparison, failures: Sequence[tuple[str, Exception]], a
             "call, or compile once for each."
         )
     mismatched = any(isinstance(error, MismatchError) for _, error in failures)
-    if asked and any(isinstance(error, MismatchError) and not isinstance(error, PathError) for _, error in failures):
+    if asked and any(
+        isinstance(error, MismatchError) and not isinstance(error, ControlFlowError) for _, error in failures
+    ):
         return "".join(f"\n{text[0].upper()}{text[1:]}." for text in asked)
-    if not mismatched and any(word in str(error) for _, error in failures for word in DATA_DEPENDENT):
+    if not mismatched and any(word in str(error) for _, error in failures for word in DATA_DEPENDENT_MARKERS):
         return f"\n{DATA_DEPENDENT_ADVICE}"
     return ""
 
 
-def _inference_advice(callee: Callee) -> str:
+def _inference_advice(callee: TracedCallable) -> str:
     """Name the inference tensors of a model: tracers cannot follow some lines that use them, such as in autocast."""
     named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
     made = [name for name, tensor in named if tensor.is_inference()]
-    names = f"{', '.join(made[:SHOWN])}{f' and {len(made) - SHOWN} more' if len(made) > SHOWN else ''}"
+    names = f"{', '.join(made[:MAX_LISTED_TENSORS])}{f' and {len(made) - MAX_LISTED_TENSORS} more' if len(made) > MAX_LISTED_TENSORS else ''}"
     if not made:
         return ""
     return (
@@ -148,12 +153,12 @@ def _inference_advice(callee: Callee) -> str:
     )
 
 
-def _crosswise(comparison: Comparison) -> tuple[InputSide, InputSide] | None:
+def _find_crosswise_dims(comparison: InputComparison) -> tuple[InputDim, InputDim] | None:
     """Find two dims of different tensors that are 1 in different inputs."""
-    sides = [s for s in comparison.lengths if s.dim is not None and 1 in comparison.lengths[s]]
+    sides = [s for s in comparison.sizes if s.dim is not None and 1 in comparison.sizes[s]]
     for i, a in enumerate(sides):
         for b in sides[i + 1 :]:
-            pairs = list(zip(comparison.lengths[a], comparison.lengths[b], strict=True))
+            pairs = list(zip(comparison.sizes[a], comparison.sizes[b], strict=True))
             if a.leaf != b.leaf and any(x == 1 < y for x, y in pairs) and any(y == 1 < x for x, y in pairs):
                 return a, b
     return None

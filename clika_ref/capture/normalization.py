@@ -8,7 +8,7 @@ from typing import Any
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
 
-MEAN, VARIANCE = 3, 4
+MEAN_POSITION, VARIANCE_POSITION = 3, 4
 """Positions of the running statistics among the operands of batch_norm and instance_norm."""
 
 
@@ -18,9 +18,9 @@ def running_statistics(
     """Yield the position and the new value of each running statistic that the call overwrites."""
     per_instance = name == "instance_norm"
     active = attrs["use_input_stats"] if per_instance else attrs["training"]
-    x, mean, variance = operands[0], operands[MEAN], operands[VARIANCE]
+    x, mean, variance = operands[0], operands[MEAN_POSITION], operands[VARIANCE_POSITION]
     if not active or not isinstance(mean, Value) or not isinstance(variance, Value):
         return
     options = {"momentum": attrs["momentum"], "per_instance": per_instance}
-    yield MEAN, build("running_mean_update", x, mean, types=(mean.type,), **options)
-    yield VARIANCE, build("running_var_update", x, variance, types=(variance.type,), **options)
+    yield MEAN_POSITION, build("running_mean_update", x, mean, types=(mean.type,), **options)
+    yield VARIANCE_POSITION, build("running_var_update", x, variance, types=(variance.type,), **options)

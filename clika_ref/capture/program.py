@@ -12,21 +12,21 @@ from torch import fx
 from torch._subclasses import FakeTensor
 from torch.export.graph_signature import InputKind, InputSpec
 
-from clika_ref.autocast import outside_autocast
-from clika_ref.capture.aliasing import Traced
-from clika_ref.capture.examples import TracedCalls
-from clika_ref.capture.importer import Fallback, Importer
-from clika_ref.capture.messages import MismatchError, unsupported_calls
-from clika_ref.capture.numbers import Number
+from clika_ref.capture.aliasing import TracedTensor
+from clika_ref.capture.importer import Importer, OperatorFallback
+from clika_ref.capture.messages import MismatchError, make_unsupported_error
+from clika_ref.capture.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf, leaf_names
+from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import SymbolTable, TracedGuard
+from clika_ref.capture.traced_calls import TracedCalls
+from clika_ref.capture.traced_floats import TracedFloat
 from clika_ref.core.errors import ModelError
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
-from clika_ref.signature import ConstantLeaf, Leaf, NumberLeaf, OutputLeaf, Signature, TensorLeaf, leaf_names
 
-LIFTED = "clika."
+LIFTED_PREFIX = "clika."
 """Prefix of constants created in ``forward``, as of all other names that the original model does not have."""
 
 
@@ -58,7 +58,7 @@ class ProgramImporter:
         registry: Registry,
         *,
         name: str,
-        fallback: Fallback,
+        fallback: OperatorFallback,
         detail: Callable[[str], None],
     ) -> None:
         self.program = program
@@ -69,11 +69,11 @@ class ProgramImporter:
         device = next((t.device for t in [*module.parameters(), *module.buffers()]), None) or _input_device(traced)
         self.importer = Importer(self.graph, self.table, registry, fallback, device)
         self.importer.detail = detail
-        self.roots: dict[str, Traced] = {}
+        self.roots: dict[str, TracedTensor] = {}
         """The entry of each input and constant. Placeholders of tied parameters share one: they are the same tensor."""
 
     @outside_autocast()
-    def imported(self) -> TracedGraph:
+    def import_graph(self) -> TracedGraph:
         """Import the program. The graph contains the casts of autocast regions explicitly.
 
         Raises:
@@ -85,16 +85,16 @@ class ProgramImporter:
         leaves = self._declare_placeholders()
         outputs = self.importer.run(self.program.graph_module)
         if self.importer.unsupported:
-            raise unsupported_calls(self.traced.callee.name, self.importer.unsupported)
+            raise make_unsupported_error(self.traced.callee.name, self.importer.unsupported)
         signature = self._signature(leaves, outputs)
         for name, root in self.roots.items():
             if root.memory is not None and root.memory.version:
                 self.graph.set_state(name, self.importer.value_of(root))
-        self._require_written()
+        self._check_writes()
         verify(self.graph)
-        return TracedGraph(self.graph, signature, self.table.guards(self._environment()))
+        return TracedGraph(self.graph, signature, self.table.guards(self._find_shape_env()))
 
-    def _require_written(self) -> None:
+    def _check_writes(self) -> None:
         written = {self.graph.aliases.get(name, name) for name in self.traced.written}
         unseen = sorted(written - self.graph.state.keys())
         if unseen:
@@ -172,7 +172,7 @@ class ProgramImporter:
         if isinstance(data, FakeTensor):
             msg = f"it took a result of the model for a constant, {tuple(data.shape)} in {target}"
             raise MismatchError(msg)
-        return self.graph.add_constant(data.detach(), f"{LIFTED}{target}")
+        return self.graph.add_constant(data.detach(), f"{LIFTED_PREFIX}{target}")
 
     def _signature(self, leaves: list[Leaf], outputs: Any) -> Signature:
         first = self.traced.expected[0]
@@ -195,25 +195,25 @@ class ProgramImporter:
         )
 
     def _output(self, entry: Any, name: str) -> OutputLeaf:
-        if isinstance(entry, Traced):
+        if isinstance(entry, TracedTensor):
             self.graph.add_output(self.importer.value_of(entry))
             return OutputLeaf(len(self.graph.outputs) - 1, name=name)
-        if self._is_read(entry):
+        if self._is_read_from_tensor(entry):
             msg = f"forward returns {entry}, a number that it reads from a tensor; return that tensor instead"
             raise ModelError(msg)
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
 
-    def _is_read(self, entry: Any) -> bool:
+    def _is_read_from_tensor(self, entry: Any) -> bool:
         """Whether a number depends on the elements of a tensor."""
         if isinstance(entry, sympy.Basic):
-            return not self._from_inputs() >= {str(s) for s in entry.free_symbols}
-        return isinstance(entry, Number)
+            return not self._list_input_symbols() >= {str(s) for s in entry.free_symbols}
+        return isinstance(entry, TracedFloat)
 
-    def _from_inputs(self) -> set[str]:
+    def _list_input_symbols(self) -> set[str]:
         inputs = {v.name for v in self.graph.inputs}
         return {n for n, s in self.graph.symbols.items() if s.side.name in inputs}
 
-    def _environment(self) -> Any:
+    def _find_shape_env(self) -> Any:
         for node in self.program.graph.nodes:
             fake = node.meta.get("val")
             mode = getattr(fake, "fake_mode", None)

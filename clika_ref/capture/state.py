@@ -12,11 +12,11 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.aliasing import storage_of
 
-KINDS = ("_parameters", "_buffers")
+STATE_ATTRIBUTES = ("_parameters", "_buffers")
 """The dicts of a module that hold the tensors of its ``state_dict``."""
 
 
-def named_state(module: torch.nn.Module, kinds: Sequence[str] = KINDS) -> dict[str, torch.Tensor | None]:
+def collect_state(module: torch.nn.Module, kinds: Sequence[str] = STATE_ATTRIBUTES) -> dict[str, torch.Tensor | None]:
     """Return every parameter and buffer by qualified name, tied ones under each name, and None for empty ones."""
     return {
         f"{path}.{name}".lstrip("."): tensor
@@ -27,7 +27,7 @@ def named_state(module: torch.nn.Module, kinds: Sequence[str] = KINDS) -> dict[s
 
 
 @contextlib.contextmanager
-def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Iterator[None]:
+def trace_assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Iterator[None]:
     """Make a trace record assignments of ``forward`` to the named buffers as writes at the end of the call.
 
     By itself, torch.export ignores assignments in all modules but the outermost. There it writes into memory that
@@ -39,7 +39,7 @@ def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Ite
 
     def remember(*_: Any) -> None:
         if not torch.compiler.is_dynamo_compiling():
-            before.update(named_state(module, ("_buffers",)))
+            before.update(collect_state(module, ("_buffers",)))
             # Remove torch.export's own hooks; for an empty buffer they write to an input instead.
             for added in set(modules._global_buffer_registration_hooks) - users:
                 del modules._global_buffer_registration_hooks[added]
@@ -47,7 +47,7 @@ def assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) -> Ite
     def write(_module: torch.nn.Module, _args: Any, result: Any) -> Any:
         if not before:
             return result
-        after = named_state(module, ("_buffers",))
+        after = collect_state(module, ("_buffers",))
         bound = {n: after[n] for n, old in before.items() if n in after and after[n] is not old}
         written = sorted(names & bound.keys())
         overwritten = {storage_of(before[n]) for n in written}

@@ -15,17 +15,24 @@ import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as torch_sympy
 
-from clika_ref.capture.locating import LocatedSLoc
-from clika_ref.capture.origins import HOUSE, MODULE_CALL, TORCH, is_operator_inside, is_packaged, short_line
+from clika_ref.capture.origins import (
+    MODULE_CALL_FILE,
+    PACKAGE_DIR,
+    TORCH_DIR,
+    format_line,
+    is_installed_file,
+    is_operator_file,
+)
+from clika_ref.capture.source_lines import LocatedSLoc
 from clika_ref.core.errors import ModelError
+from clika_ref.core.guards import is_met
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.symbols import Guard, Side, Symbol
-from clika_ref.input_checks import is_met
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource
 
 _USER_LINE = re.compile(r"(.*)# (\S+):(\d+) in ")
 """The format of model lines in Dynamo's guards."""
 
-BITWISE = {
+BITWISE_OPERATORS = {
     torch_sympy.BitwiseFn_bitwise_and: "&",
     torch_sympy.BitwiseFn_bitwise_or: "|",
 }
@@ -42,7 +49,7 @@ class TracedGuard:
     """
 
     guard: Guard
-    testable: bool
+    is_testable: bool
 
 
 class SymbolTable:
@@ -50,8 +57,8 @@ class SymbolTable:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.ours: dict[sympy.Symbol, sympy.Symbol] = {}
-        self.derived: list[Guard] = []
+        self.known_symbols: dict[sympy.Symbol, sympy.Symbol] = {}
+        self.derived_guards: list[Guard] = []
         self.ranks: list[Guard] = []
         self._translated: dict[sympy.Basic, Any] = {}
 
@@ -59,50 +66,50 @@ class SymbolTable:
         """Declare the symbols in the shape of an input."""
         for dim, size in enumerate(fake.shape):
             if isinstance(size, torch.SymInt):
-                self._bind(size, Side(value.name, dim), first=dim == 0 and fake.dim() > 1)
+                self._bind(size, SymbolSource(value.name, dim), first=dim == 0 and fake.dim() > 1)
 
     def bind_number(self, value: Value, size: torch.SymInt) -> None:
         """Declare the symbol of an integer input."""
-        self._bind(size, Side(value.name, None), first=False)
+        self._bind(size, SymbolSource(value.name, None), first=False)
 
     def bind_result(self, value: Value, fake: torch.Tensor) -> None:
         """Declare the data-dependent sizes of ``value``; its node determines them."""
         for dim, size in enumerate(fake.shape):
             if isinstance(size, torch.SymInt) and self._is_new(size):
-                self._declare_settled(size, Side(value.name, dim), f"{value.name}_{dim}")
+                self._declare_with_replacement(size, SymbolSource(value.name, dim), f"{value.name}_{dim}")
 
     def bind_element(self, value: Value, number: torch.SymInt) -> None:
         """Declare an integer read from a one-element tensor (``x.item()``, or ``int(x)`` of a float)."""
         expr = number.node.expr
-        if expr not in self.ours and not expr.free_symbols <= self.ours.keys():
-            self._declare_settled(number, Side(value.name, None), f"{value.name}_item")
+        if expr not in self.known_symbols and not expr.free_symbols <= self.known_symbols.keys():
+            self._declare_with_replacement(number, SymbolSource(value.name, None), f"{value.name}_item")
 
     def _is_new(self, size: torch.SymInt) -> bool:
         symbols = (size.node._expr, size.node.expr)
-        return all(isinstance(s, sympy.Symbol) and s not in self.ours for s in symbols)
+        return all(isinstance(s, sympy.Symbol) and s not in self.known_symbols for s in symbols)
 
-    def _bind(self, size: torch.SymInt, side: Side, *, first: bool) -> None:
+    def _bind(self, size: torch.SymInt, side: SymbolSource, *, first: bool) -> None:
         raw = size.node._expr
         hint = side.name if side.dim is None else "batch" if first else f"{side.name}_{side.dim}".replace(".", "_")
-        if isinstance(raw, sympy.Symbol) and raw not in self.ours:
-            self._declare_settled(size, side, hint)
+        if isinstance(raw, sympy.Symbol) and raw not in self.known_symbols:
+            self._declare_with_replacement(size, side, hint)
         else:  # a size that tracing derived from others: read it too, so that the relation is checked
             self._declare(sympy.Dummy(), side, hint)
-            self.derived.append(Guard(sympy.Eq(list(self.ours.values())[-1], self.translate(size)), ""))
+            self.derived_guards.append(Guard(sympy.Eq(list(self.known_symbols.values())[-1], self.translate(size)), ""))
 
-    def _declare_settled(self, size: torch.SymInt, side: Side, hint: str) -> None:
+    def _declare_with_replacement(self, size: torch.SymInt, side: SymbolSource, hint: str) -> None:
         """Declare a symbol, and also the replacement that tracing found to equal it: types use the replacement."""
         raw, settled = size.node._expr, size.node.expr
         self._declare(raw, side, hint)
         if isinstance(settled, sympy.Symbol):
-            self.ours.setdefault(settled, self.ours[raw])
+            self.known_symbols.setdefault(settled, self.known_symbols[raw])
 
-    def _declare(self, raw: sympy.Symbol, side: Side, hint: str) -> None:
+    def _declare(self, raw: sympy.Symbol, side: SymbolSource, hint: str) -> None:
         name, count = hint, 1
         while name in self.graph.symbols:
             name, count = f"{hint}_{count}", count + 1
         self.graph.symbols[name] = Symbol(name, None if side.dim is None else 0, None, side)
-        self.ours[raw] = self.graph.symbols[name].expr
+        self.known_symbols[raw] = self.graph.symbols[name].expr
         self._translated.clear()
 
     def translate(self, size: Any) -> Any:
@@ -113,11 +120,11 @@ class SymbolTable:
             return size
         known = self._translated.get(size)
         if known is None:
-            known = self._translated[size] = _plain(self._in_ours(size))
+            known = self._translated[size] = _to_int(self._to_known_symbols(size))
         return known
 
-    def _in_ours(self, expr: sympy.Basic) -> sympy.Basic:
-        return _without_masks(expr.xreplace(self.ours))
+    def _to_known_symbols(self, expr: sympy.Basic) -> sympy.Basic:
+        return _replace_bit_masks(expr.xreplace(self.known_symbols))
 
     def require_known(self, item: Any) -> None:
         """Reject an expression over numbers without a symbol: Python computed them from numbers read from tensors.
@@ -125,7 +132,7 @@ class SymbolTable:
         Raises:
             ModelError: the expression contains such a number.
         """
-        if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.ours.values()):
+        if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.known_symbols.values()):
             msg = (
                 f"it needs {item}, which Python computes from what it reads from a tensor, as by item(); use the tensor"
             )
@@ -133,31 +140,33 @@ class SymbolTable:
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
         """Return every relation between sizes that the trace relies on."""
-        found = [TracedGuard(g, testable=False) for g in self.derived]
-        found += [TracedGuard(g, testable=True) for g in self.ranks]
+        found = [TracedGuard(g, is_testable=False) for g in self.derived_guards]
+        found += [TracedGuard(g, is_testable=True) for g in self.ranks]
         for g in env.guards if env is not None else ():
-            if g.expr.free_symbols <= self.ours.keys():
-                relation = self._in_ours(g.expr)
+            if g.expr.free_symbols <= self.known_symbols.keys():
+                relation = self._to_known_symbols(g.expr)
                 if relation not in (sympy.true, True):
-                    testable = _is_internal(g.sloc) or (_is_packaged(g.sloc) and _excludes_at_most_one(relation))
-                    found.append(TracedGuard(Guard(relation, _line(g.sloc)), testable))
+                    testable = _is_from_operator(g.sloc) or (
+                        _is_from_installed_package(g.sloc) and _holds_from_two(relation)
+                    )
+                    found.append(TracedGuard(Guard(relation, _format_location(g.sloc)), testable))
         found += self._lower_bounds(env, found)
         return list({t.guard.relation: t for t in reversed(found)}.values())[::-1]
 
     def _lower_bounds(self, env: ShapeEnv | None, found: list[TracedGuard]) -> Iterator[TracedGuard]:
         """Yield assumptions of the tracer without a guard: sizes are not 0, and with some tracers not 1."""
-        for raw, symbol in self.ours.items():
+        for raw, symbol in self.known_symbols.items():
             bounds = env.var_to_range.get(raw) if env is not None else None
             if bounds is None or not bounds.lower.is_Integer:
                 continue
-            own = [t.guard for t in found if t.guard.relation.free_symbols == {symbol} and not t.testable]
+            own = [t.guard for t in found if t.guard.relation.free_symbols == {symbol} and not t.is_testable]
             # Torch declares its size symbols positive, so sympy decides ``size == 0`` before a guard is raised.
             lowers = {int(bounds.lower), *((1,) if raw.is_positive else ()), *((0,) if raw.is_nonnegative else ())}
             for lower in sorted(lowers - ({0} if symbol.is_nonnegative else set()), reverse=True):
                 if all(is_met(guard, {symbol.name: lower - 1}) for guard in own):
-                    yield TracedGuard(Guard(sympy.Ge(symbol, lower), ""), testable=True)
+                    yield TracedGuard(Guard(sympy.Ge(symbol, lower), ""), is_testable=True)
 
-    def need_other_than_1(self, fake: torch.Tensor, dims: Iterable[int], line: str) -> None:
+    def require_not_one(self, fake: torch.Tensor, dims: Iterable[int], line: str) -> None:
         """Record that a call kept dims that it would have dropped at size 1."""
         for dim in dims:
             size = self.translate(fake.shape[dim])
@@ -165,7 +174,7 @@ class SymbolTable:
                 self.ranks.append(Guard(sympy.Ne(size, 1), line))
 
 
-def drop_derived(graph: Graph) -> None:
+def drop_derived_symbols(graph: Graph) -> None:
     """Remove symbols of dims that the types express by other symbols; calls are checked against the types."""
     inputs = {v.name: v for v in graph.inputs}
     meaning: dict[sympy.Symbol, Any] = {}
@@ -178,20 +187,20 @@ def drop_derived(graph: Graph) -> None:
     graph.guards = [g for g in guards if g.relation != sympy.true]
 
 
-def _without_masks(expr: Any) -> Any:
+def _replace_bit_masks(expr: Any) -> Any:
     """Rewrite ``n & (2 ** k - 1)`` in an expression as a remainder, and ``n & -(2 ** k)`` as ``n`` minus a remainder.
 
     Raises:
         ModelError: it contains another bitwise operation, which has no such form.
     """
-    if not expr.has(*BITWISE):
+    if not expr.has(*BITWISE_OPERATORS):
         return expr
-    args = [_without_masks(a) for a in expr.args]
-    sign = BITWISE.get(type(expr))
+    args = [_replace_bit_masks(a) for a in expr.args]
+    sign = BITWISE_OPERATORS.get(type(expr))
     if sign is None:
         return expr.func(*args)
     *whole, mask = sorted(args, key=lambda a: isinstance(a, sympy.Integer))
-    masked = _masked(whole[0], int(mask)) if sign == "&" and isinstance(mask, sympy.Integer) else None
+    masked = _apply_bit_mask(whole[0], int(mask)) if sign == "&" and isinstance(mask, sympy.Integer) else None
     if masked is not None:
         return masked
     shown = f" {sign} ".join(f"({a})" if a.args else str(a) for a in args)
@@ -202,7 +211,7 @@ def _without_masks(expr: Any) -> Any:
     raise ModelError(msg)
 
 
-def _masked(whole: sympy.Basic, mask: int) -> Any:
+def _apply_bit_mask(whole: sympy.Basic, mask: int) -> Any:
     """Return ``whole & mask``, or None unless the mask selects the last bits, or all bits before them."""
     if mask >= 0 and not mask & (mask + 1):
         return torch_sympy.PythonMod(whole, sympy.Integer(mask + 1))
@@ -211,30 +220,30 @@ def _masked(whole: sympy.Basic, mask: int) -> Any:
     return None
 
 
-def _plain(expr: sympy.Basic) -> Any:
+def _to_int(expr: sympy.Basic) -> Any:
     return int(expr) if isinstance(expr, sympy.Integer) else expr
 
 
-def _line(sloc: Any) -> str:
+def _format_location(sloc: Any) -> str:
     """Return the line of the model or PyTorch that required a guard, never a line of clika-ref (`composites`)."""
     written = _USER_LINE.search(str(sloc.maybe_user_loc or ""))
     if written:
-        return short_line(_unshortened(written[2], int(written[3]), written[1].strip()), int(written[3]))
+        return format_line(_expand_path(written[2], int(written[3]), written[1].strip()), int(written[3]))
     if isinstance(sloc, LocatedSLoc) and sloc.model is not None:
-        return short_line(sloc.model.filename, sloc.model.lineno or 0)
+        return format_line(sloc.model.filename, sloc.model.lineno or 0)
     frame = sloc.framework_loc
     if not isinstance(frame, traceback.FrameSummary):
         return str(frame or "")
-    return "" if frame.filename.startswith(HOUSE) else short_line(frame.filename, frame.lineno or 0)
+    return "" if frame.filename.startswith(PACKAGE_DIR) else format_line(frame.filename, frame.lineno or 0)
 
 
-def _unshortened(file: str, line: int, text: str) -> str:
+def _expand_path(file: str, line: int, text: str) -> str:
     """Return the full path of a file in or next to PyTorch, as Dynamo shortens these; return other paths unchanged."""
-    paths = [str(Path(folder, file)) for folder in (TORCH, Path(TORCH).parent)]
+    paths = [str(Path(folder, file)) for folder in (TORCH_DIR, Path(TORCH_DIR).parent)]
     return next((path for path in paths if text and linecache.getline(path, line).strip() == text), file)
 
 
-def _excludes_at_most_one(relation: sympy.Basic) -> bool:
+def _holds_from_two(relation: sympy.Basic) -> bool:
     """Whether a relation on one symbol holds for every size from 2 on (checked well beyond any constant in it)."""
     if len(relation.free_symbols) != 1 or not isinstance(relation, sympy.core.relational.Relational):
         return False
@@ -245,14 +254,14 @@ def _excludes_at_most_one(relation: sympy.Basic) -> bool:
     )
 
 
-def _is_internal(sloc: Any) -> bool:
+def _is_from_operator(sloc: Any) -> bool:
     frame = sloc.framework_loc
-    return isinstance(frame, traceback.FrameSummary) and is_operator_inside(frame.filename)
+    return isinstance(frame, traceback.FrameSummary) and is_operator_file(frame.filename)
 
 
-def _is_packaged(sloc: Any) -> bool:
+def _is_from_installed_package(sloc: Any) -> bool:
     """Whether an installed package raised a guard. Lines named by Dynamo do not count, as it shortens their paths."""
     frame = sloc.framework_loc
     if sloc.maybe_user_loc is not None or not isinstance(frame, traceback.FrameSummary):
         return False
-    return is_packaged(frame.filename) and frame.filename != MODULE_CALL
+    return is_installed_file(frame.filename) and frame.filename != MODULE_CALL_FILE

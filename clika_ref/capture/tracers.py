@@ -21,14 +21,14 @@ from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clika_ref.capture.composites import for_any_size
-from clika_ref.capture.eager import without_fast_path
-from clika_ref.capture.gradient_modes import gradient_modes
+from clika_ref.capture.composites import replace_composites
+from clika_ref.capture.eager import disable_fast_path
+from clika_ref.capture.gradient_modes import trace_gradient_modes
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.locating import located
-from clika_ref.capture.replacing import in_this_thread, replaced
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.source_lines import record_model_lines
 
-NOISY = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
+NOISY_LOGGERS = ("torch.fx.experimental.symbolic_shapes.", "torch.export.", "torch._dynamo.")
 """The loggers of the tracers, with their children."""
 
 DynamicShapes = dict[str, Any] | None
@@ -60,24 +60,24 @@ def _symbolic_trace(module: torch.nn.Module, call: ModelCall, shapes: DynamicSha
             tracer.traced_func_name = replaced.__name__
         else:
             root = replaced
-    with _without_hash(), _NoDraws(), _NoModes():
+    with _reject_hashing(), _RejectRandomCalls(), _RejectGradModes():
         traced = tracer.trace(root)
     return _export(torch.fx.GraphModule(module, traced), call, shapes)
 
 
 @contextlib.contextmanager
-def _without_hash() -> Iterator[None]:
+def _reject_hashing() -> Iterator[None]:
     """Make hashing of ``torch.fx`` proxies raise, as for sizes in torch.export, with the same kind of error.
 
     With the default hash, a size is in no set or dict, so that a branch or table that looks it up would be dropped
     without a guard. Attributes such as ``x.ndim`` are of a subclass, so this patches the class.
     """
     proxy = torch.fx.Proxy
-    with replaced({(proxy, "__hash__"): in_this_thread(_unhashable, proxy.__hash__)}):
+    with patch_attributes({(proxy, "__hash__"): only_in_this_thread(_raise_unhashable, proxy.__hash__)}):
         yield
 
 
-def _unhashable(traced: torch.fx.Proxy) -> int:
+def _raise_unhashable(traced: torch.fx.Proxy) -> int:
     msg = (
         f"{traced} is looked up in a set, a dict or a cache while it is traced: its value is not known then. "
         "Compare it with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this side static"
@@ -85,7 +85,7 @@ def _unhashable(traced: torch.fx.Proxy) -> int:
     raise TypeError(msg)
 
 
-class _NoDraws(TorchDispatchMode):
+class _RejectRandomCalls(TorchDispatchMode):
     """Rejects random calls: without traced arguments they run during the trace, and the result becomes a constant."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +95,7 @@ class _NoDraws(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _NoModes(TorchFunctionMode):
+class _RejectGradModes(TorchFunctionMode):
     """Rejects regions without gradients, as a symbolic trace does not record them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,7 +114,7 @@ TRACERS: tuple[Tracer, ...] = (
 """Oblivious first: the plain mode rejects resnet18 at 32 x 32, but serves models that the other cannot."""
 
 
-def applicable(dynamic: bool) -> Sequence[Tracer]:  # noqa: FBT001 - the only argument
+def select_tracers(dynamic: bool) -> Sequence[Tracer]:  # noqa: FBT001 - the only argument
     """Return the tracers to try. Without dynamic dims, the treatment of sizes 0 and 1 makes no difference."""
     return TRACERS if dynamic else tuple(t for t in TRACERS if t.oblivious)
 
@@ -124,43 +124,43 @@ def trace(
 ) -> torch.export.ExportedProgram:
     """Trace a module with one tracer; errors are the tracer's own."""
     with (
-        _sizes_of_0_and_1(tracer),
-        _plain_transformers(),
-        located(__file__),
-        for_any_size(),
-        _data_as_a_call(),
-        gradient_modes(),
-        _caches_allowed(),
-        _silenced(),
+        _configure_small_sizes(tracer),
+        _use_traceable_transformers(),
+        record_model_lines(__file__),
+        replace_composites(),
+        _trace_data_reads(),
+        trace_gradient_modes(),
+        _allow_caches(),
+        _silence_tracers(),
     ):
         return tracer.run(module, call, shapes)
 
 
-def _sizes_of_0_and_1(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
+def _configure_small_sizes(tracer: Tracer) -> contextlib.AbstractContextManager[None]:
     config: Any = symbol_config  # PyTorch replaces the type of this module on import
     return config.patch(backed_size_oblivious=tracer.oblivious)
 
 
 @contextlib.contextmanager
-def _plain_transformers() -> Iterator[None]:
+def _use_traceable_transformers() -> Iterator[None]:
     """Make ``torch.nn``'s transformers use their traceable code path."""
     # The data-dependent check for a causal mask only yields a hint that is passed in addition to the mask.
     hint = {(transformer, "_detect_is_causal_mask"): lambda _mask, is_causal=None, _size=None: is_causal is True}
-    with replaced(hint), without_fast_path():
+    with patch_attributes(hint), disable_fast_path():
         yield
 
 
 @contextlib.contextmanager
-def _data_as_a_call() -> Iterator[None]:
+def _trace_data_reads() -> Iterator[None]:
     """Make tracers see reads of ``tensor.data``: as an attribute, its result would become a constant."""
     plain: Any = torch.Tensor.data  # inherited from the base class
-    read = in_this_thread(torch.Tensor.detach, plain.__get__)
-    with replaced({(torch.Tensor, "data"): property(read, plain.__set__)}):
+    read = only_in_this_thread(torch.Tensor.detach, plain.__get__)
+    with patch_attributes({(torch.Tensor, "data"): property(read, plain.__set__)}):
         yield
 
 
 @contextlib.contextmanager
-def _caches_allowed() -> Iterator[None]:
+def _allow_caches() -> Iterator[None]:
     """Suppress warnings about assigning tensors to attributes in forward: eager runs showed them to be harmless."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The tensor attributes? .* assigned during export", UserWarning)
@@ -168,15 +168,15 @@ def _caches_allowed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silenced() -> Iterator[None]:
+def _silence_tracers() -> Iterator[None]:
     """Suppress the output of tracers; the final error message contains it once and in order."""
     found = list(logging.root.manager.loggerDict)  # by name: disabling a logger does not disable its children
-    loggers = [logging.getLogger(name) for name in found if f"{name}.".startswith(NOISY)]
+    loggers = [logging.getLogger(name) for name in found if f"{name}.".startswith(NOISY_LOGGERS)]
     disabled = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
-        out, err = cast("TextIO", _Muted(sys.stdout)), cast("TextIO", _Muted(sys.stderr))
+        out, err = cast("TextIO", _ThreadMutedStream(sys.stdout)), cast("TextIO", _ThreadMutedStream(sys.stderr))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             yield
     finally:
@@ -184,7 +184,7 @@ def _silenced() -> Iterator[None]:
             logger.disabled = was
 
 
-class _Muted:
+class _ThreadMutedStream:
     """A stream that drops output of this thread; other threads, such as the progress display, still write."""
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -10,42 +10,42 @@ from typing import Any
 import sympy
 import torch
 
-from clika_ref.autocast import outside_autocast
-from clika_ref.capture.dimensions import InputSide, element_count, resized
+from clika_ref.capture.dimensions import InputDim, count_elements, resize_leaves
 from clika_ref.capture.eager import EagerRun, run_eager
-from clika_ref.capture.examples import TracedCalls
-from clika_ref.capture.memory import trimmed
-from clika_ref.capture.messages import MismatchError, PathError
-from clika_ref.capture.probing import DRAWS, TRUSTING, is_telling, redrawn
+from clika_ref.capture.memory_limits import release_freed_memory
+from clika_ref.capture.messages import ControlFlowError, MismatchError
 from clika_ref.capture.program import TracedGraph
-from clika_ref.capture.state import named_state
+from clika_ref.capture.random_inputs import DISTRIBUTION_COUNT, UNCHECKED_INDEX_OPERATORS, is_informative, redraw
+from clika_ref.capture.state import collect_state
+from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.capture.symbols import TracedGuard
-from clika_ref.comparison import differences
+from clika_ref.capture.traced_calls import TracedCalls
+from clika_ref.core.comparison import describe_differences
+from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret, read_sizes
+from clika_ref.core.guards import check_inputs, is_met
 from clika_ref.core.ir import Node
 from clika_ref.core.symbols import Guard, Symbol, evaluate
-from clika_ref.input_checks import check_inputs, is_met
-from clika_ref.stated_types import StatedTypes
 
-PROBES = 8
+MAX_PROBE_RUNS = 8
 """Maximum number of further eager runs to test guards; each run tests all guards that it violates."""
 
-LENGTHS = 2
+AGREEMENTS_PER_GUARD = 2
 """Number of agreeing runs after which a guard needs no more."""
 
 
 @dataclass
-class Evidence:
+class GuardEvidence:
     """The guards that each run violated, and whether eager agreed with the graph anyway."""
 
     runs: list[tuple[list[TracedGuard], bool]] = field(default_factory=list)
 
-    def is_wanted(self, violated: list[TracedGuard]) -> bool:
+    def is_run_useful(self, violated: list[TracedGuard]) -> bool:
         """Whether a run that violates these guards would give new information about them."""
-        if len(self.runs) >= PROBES or (violated, False) in self.runs:
+        if len(self.runs) >= MAX_PROBE_RUNS or (violated, False) in self.runs:
             return False
-        return any(self._agreements(g) < LENGTHS and ([g], False) not in self.runs for g in violated)
+        return any(self._agreements(g) < AGREEMENTS_PER_GUARD and ([g], False) not in self.runs for g in violated)
 
     def idle(self, guards: Iterable[TracedGuard]) -> list[TracedGuard]:
         """Return irrelevant guards: runs violating them agreed, and other guards exclude all runs that disagreed."""
@@ -75,28 +75,28 @@ class Validation:
         Raises:
             MismatchError: the graph does not serve all inputs.
         """
-        self._require_dynamic_sides()
+        self._require_dynamic_dims()
         sizes = [self._sizes(call) for call in self.traced.comparison.calls]
         self._require_guards(sizes)
-        excused = [g for g in self.result.guards if g.testable and not all(_holds(g, s) for s in sizes)]
+        excused = [g for g in self.result.guards if g.is_testable and not all(_is_satisfied(g, s) for s in sizes)]
         for number, (call, expected) in enumerate(
             zip(self.traced.comparison.calls, self.traced.expected, strict=True), 1
         ):
-            problem = self._disagreement(call, expected)
+            problem = self._find_disagreement(call, expected)
             if problem is not None:
                 for g in excused:
                     self._require_guard(g, sizes)
                 msg = f"the traced graph disagrees with eager on input {number}: {problem}"
                 raise MismatchError(msg)
-        self._require_tested(excused, sizes)
+        self._require_excused_agree(excused, sizes)
         for g in excused:
             self._drop(g)
         self._probe()
-        self._require_fit()
+        self._require_accepted_inputs()
         self._note_examples()
         return self.notes
 
-    def _require_fit(self) -> None:
+    def _require_accepted_inputs(self) -> None:
         """Check the tracing inputs with the input checks of the compiled module."""
         guards = [g.guard for g in self.result.guards]
         self.result.graph.guards = [g for g in guards if not _is_implied(g, guards)]
@@ -112,7 +112,7 @@ class Validation:
         symbols = self.result.graph.symbols
         guards = self.result.graph.guards
         symbols.update(
-            {n: replace(s, example=sizes[n], low=_lowest(s, guards)) for n, s in symbols.items() if n in sizes}
+            {n: replace(s, example=sizes[n], low=_lower_bound(s, guards)) for n, s in symbols.items() if n in sizes}
         )
 
     def _drop(self, g: TracedGuard) -> None:
@@ -122,19 +122,19 @@ class Validation:
     def _sizes(self, leaves: list[Any]) -> Mapping[str, int]:
         return read_sizes(self.result.graph, self.result.signature.graph_inputs(leaves))
 
-    def _require_dynamic_sides(self) -> None:
+    def _require_dynamic_dims(self) -> None:
         inputs = {v.name: v for v in self.result.graph.inputs}
-        for side in self.traced.comparison.lengths:
+        for side in self.traced.comparison.sizes:
             value = inputs.get(self.traced.comparison.names[side.leaf])
             fixed = value.type.shape[side.dim] if value is not None and side.dim is not None else None
             if value is None or isinstance(fixed, int):
                 label = self.traced.comparison.label(side)
-                given = ", ".join(map(str, dict.fromkeys(self.traced.comparison.lengths[side])))
+                given = ", ".join(map(str, dict.fromkeys(self.traced.comparison.sizes[side])))
                 why = self._guards_on(side)
                 msg = f"{label} takes the lengths {given} among the inputs, but the model fixes it{why}"
                 raise MismatchError(msg)
 
-    def _guards_on(self, side: InputSide) -> str:
+    def _guards_on(self, side: InputDim) -> str:
         name = self.traced.comparison.names[side.leaf]
         for symbol in self.result.graph.symbols.values():
             if symbol.side.name == name and symbol.side.dim == side.dim:
@@ -144,36 +144,36 @@ class Validation:
 
     def _require_guards(self, sizes: list[Mapping[str, int]]) -> None:
         for g in self.result.guards:
-            if not g.testable:
+            if not g.is_testable:
                 self._require_guard(g, sizes)
 
     def _require_guard(self, g: TracedGuard, sizes: list[Mapping[str, int]]) -> None:
-        holding = [i for i, s in enumerate(sizes, 1) if _holds(g, s)]
+        holding = [i for i, s in enumerate(sizes, 1) if _is_satisfied(g, s)]
         broken = [i for i in range(1, len(sizes) + 1) if i not in holding]
         if broken:
-            shown = self._named_sizes(g, sizes[broken[0] - 1])
+            shown = self._format_sizes(g, sizes[broken[0] - 1])
             msg = (
                 f"the model takes another path for input {broken[0]} ({shown}): the graph holds only where "
-                f"{g.guard}. {_listed(holding).capitalize()} would share a graph, {_listed(broken)} another; "
+                f"{g.guard}. {_list_inputs(holding).capitalize()} would share a graph, {_list_inputs(broken)} another; "
                 "compile once for each group"
             )
             # An equality may come from int(size), which fixes a size for one tracer but not for another.
-            branches = not g.testable and not isinstance(g.guard.relation, sympy.Equality)
-            raise (PathError if branches else MismatchError)(msg)
+            branches = not g.is_testable and not isinstance(g.guard.relation, sympy.Equality)
+            raise (ControlFlowError if branches else MismatchError)(msg)
 
-    def _named_sizes(self, g: TracedGuard, sizes: Mapping[str, int]) -> str:
+    def _format_sizes(self, g: TracedGuard, sizes: Mapping[str, int]) -> str:
         used = [s for s in self.result.graph.symbols.values() if s.expr in g.guard.relation.free_symbols]
         return ", ".join(f"{s.name} = {sizes[s.name]}, {s.side}" for s in used)
 
-    def _disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
-        inputs = self.result.signature.graph_inputs([_own(leaf) for leaf in leaves])
-        types, broken = StatedTypes(self.result.graph, inputs), list[str]()
+    def _find_disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
+        inputs = self.result.signature.graph_inputs([_copy_leaf(leaf) for leaf in leaves])
+        types, broken = DeclaredTypes(self.result.graph, inputs), list[str]()
 
-        def hold_to_type(node: Node, results: tuple[torch.Tensor, ...]) -> None:
-            broken.extend(types.broken(node, results))
+        def check_types(node: Node, results: tuple[torch.Tensor, ...]) -> None:
+            broken.extend(types.find_mismatches(node, results))
 
-        with trimmed(), torch.random.fork_rng(devices=[]), torch.no_grad(), outside_autocast():
-            outputs, state = interpret(self.result.graph, inputs, hold_to_type)
+        with release_freed_memory(), torch.random.fork_rng(devices=[]), torch.no_grad(), outside_autocast():
+            outputs, state = interpret(self.result.graph, inputs, check_types)
         if broken:
             return broken[0]
         sizes = read_sizes(self.result.graph, inputs)
@@ -188,7 +188,7 @@ class Validation:
             expected = [_shape_of(e) for e in expected]
             actual = [_shape_of(a) for a in actual]
         labels += [f"{name} after the call" for name in after]
-        found = differences(expected, actual)
+        found = describe_differences(expected, actual)
         return "; ".join(f"{labels[i]} is {text}" for i, text in found.items()) or None
 
     def _state_after(
@@ -198,62 +198,62 @@ class Validation:
         aliases = self.result.graph.aliases
         return {
             name: (eager_state.get(name, old), graph_state.get(aliases.get(name, name), old))
-            for name, old in named_state(self.traced.callee.module).items()
+            for name, old in collect_state(self.traced.callee.module).items()
             if old is not None and (name in eager_state or aliases.get(name, name) in graph_state)
         }
 
-    def _require_tested(self, excused: list[TracedGuard], sizes: list[Mapping[str, int]]) -> None:
+    def _require_excused_agree(self, excused: list[TracedGuard], sizes: list[Mapping[str, int]]) -> None:
         """Check that eager agrees for inputs that violate guards; redraw uninformative values such as zeros."""
         for call, size in zip(self.traced.comparison.calls, sizes, strict=True):
-            violated = [g for g in excused if not _holds(g, size)]
-            if violated and not is_telling(call) and not self._agrees(call):
+            violated = [g for g in excused if not _is_satisfied(g, size)]
+            if violated and not is_informative(call) and not self._agrees(call):
                 self._require_guard(violated[0], sizes)
 
     def _probe(self) -> None:
         """Run eager on sizes that violate the remaining testable guards, many at once; drop guards if it agrees."""
-        if any(node.kind in TRUSTING for node in self.result.graph.nodes):
+        if any(node.kind in UNCHECKED_INDEX_OPERATORS for node in self.result.graph.nodes):
             return
-        leaves = self._smallest()
+        leaves = self._find_smallest_call()
         base = self._sizes(leaves)
-        evidence = Evidence()
+        evidence = GuardEvidence()
         # Test size 0 separately, as empty tensors compare nothing; negative values are tested for numbers only.
         for lengths in ((1, 2, 3, None), (0,), (-1, -4)):
-            for length, symbols in product(lengths, self._together()):
+            for length, symbols in product(lengths, self._group_symbols()):
                 size = base.get(symbols[0].name, 3) + 1 if length is None else length
                 if size >= 0 or all(s.side.dim is None for s in symbols):
                     self._run_at(leaves, symbols, size, evidence)
-            for g in evidence.idle(g for g in self.result.guards if g.testable):
+            for g in evidence.idle(g for g in self.result.guards if g.is_testable):
                 self._drop(g)
 
-    def _together(self) -> list[list[Symbol]]:
+    def _group_symbols(self) -> list[list[Symbol]]:
         """Return each symbol alone, then groups of symbols with equal sizes in all inputs, as a model may need that."""
-        sides = {s.name: self._side_of(s) for s in self.result.graph.symbols.values()}
+        sides = {s.name: self._dim_of(s) for s in self.result.graph.symbols.values()}
         symbols = [s for s in self.result.graph.symbols.values() if sides[s.name] is not None]
         groups = [[s for s in symbols if sides[s.name] in group] for group in self.traced.comparison.groups]
         return [*([s] for s in symbols), *(group for group in groups if len(group) > 1)]
 
-    def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: Evidence) -> None:
+    def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: GuardEvidence) -> None:
         """Compare the graph with eager at another size of some dims, if that gives new information about the guards."""
         sizes = {**self._sizes(leaves), **{s.name: length for s in symbols}}
-        violated = [g for g in self.result.guards if not _holds(g, sizes)]
-        if not all(g.testable for g in violated) or (length == 0 and len(violated) != 1):
+        violated = [g for g in self.result.guards if not _is_satisfied(g, sizes)]
+        if not all(g.is_testable for g in violated) or (length == 0 and len(violated) != 1):
             return
-        if evidence.is_wanted(violated):
-            sides = [side for s in symbols if (side := self._side_of(s)) is not None]
-            changes = {s: size for side in sides for s, size in self._with_equals(side, length).items()}
-            evidence.runs.append((violated, self._agrees(resized(leaves, changes))))
+        if evidence.is_run_useful(violated):
+            sides = [side for s in symbols if (side := self._dim_of(s)) is not None]
+            changes = {s: size for side in sides for s, size in self._resize_equal_dims(side, length).items()}
+            evidence.runs.append((violated, self._agrees(resize_leaves(leaves, changes))))
 
-    def _smallest(self) -> list[Any]:
+    def _find_smallest_call(self) -> list[Any]:
         """Return the smallest call, the cheapest to run, among those with dims that can be resized."""
-        sides, calls = self.traced.comparison.lengths, self.traced.comparison.calls
+        sides, calls = self.traced.comparison.sizes, self.traced.comparison.calls
         usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in sides.values())]
-        return min([self.leaves, *usable], key=element_count)
+        return min([self.leaves, *usable], key=count_elements)
 
-    def _side_of(self, symbol: Any) -> InputSide | None:
+    def _dim_of(self, symbol: Any) -> InputDim | None:
         names = self.traced.comparison.names
-        return InputSide(names.index(symbol.side.name), symbol.side.dim) if symbol.side.name in names else None
+        return InputDim(names.index(symbol.side.name), symbol.side.dim) if symbol.side.name in names else None
 
-    def _with_equals(self, side: InputSide, length: int) -> dict[InputSide, int]:
+    def _resize_equal_dims(self, side: InputDim, length: int) -> dict[InputDim, int]:
         """Resize all dims that have the same size expression in the graph together."""
         inputs = {v.name: v for v in self.result.graph.inputs}
         names = self.traced.comparison.names
@@ -262,38 +262,38 @@ class Validation:
         wanted = inputs[names[side.leaf]].type.shape[side.dim]
         return {
             s: length
-            for s in self.traced.comparison.lengths
+            for s in self.traced.comparison.sizes
             if s.dim is not None and inputs[names[s.leaf]].type.shape[s.dim] == wanted
         }
 
     def _agrees(self, leaves: list[Any]) -> bool:
         """Whether graph and eager agree on the shapes of a call, for the first informative random values."""
-        verdicts = (self._verdict(leaves, draw) for draw in range(DRAWS))
+        verdicts = (self._compare_random_call(leaves, draw) for draw in range(DISTRIBUTION_COUNT))
         return next((v for v in verdicts if v is not None), False)
 
-    def _verdict(self, leaves: list[Any], draw: int) -> bool | None:
+    def _compare_random_call(self, leaves: list[Any], draw: int) -> bool | None:
         """Compare one random call with eager; None if the model accepts none, or returns no finite value."""
         for positions in (True, False):
-            drawn = redrawn(leaves, draw, positions=positions)
+            drawn = redraw(leaves, draw, positions=positions)
             try:
                 expected = run_eager(self.traced.callee, self.traced.rebuild(drawn))
             except Exception:  # noqa: BLE001, S112 - a model may raise anything, such as for an index out of range
                 continue
             try:
-                agrees = self._disagreement(drawn, expected) is None
-                return None if agrees and _is_spoiled(expected.leaves) else agrees
+                agrees = self._find_disagreement(drawn, expected) is None
+                return None if agrees and _is_all_nonfinite(expected.leaves) else agrees
             except Exception:  # noqa: BLE001 - the graph fails where eager runs, so the guard is needed
                 return False
         return None
 
 
-def _is_spoiled(results: list[Any]) -> bool:
+def _is_all_nonfinite(results: list[Any]) -> bool:
     """Whether the results contain floats, but no finite one: logarithms of negative numbers."""
     floats = [r for r in results if isinstance(r, torch.Tensor) and r.is_floating_point() and r.numel()]
     return bool(floats) and not any(bool(r.isfinite().any()) for r in floats)
 
 
-def _holds(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
+def _is_satisfied(g: TracedGuard, sizes: Mapping[str, int]) -> bool:
     missing = {str(s) for s in g.guard.relation.free_symbols} - sizes.keys()
     return bool(missing) or is_met(g.guard, sizes)
 
@@ -310,7 +310,7 @@ def _is_implied(g: Guard, guards: Sequence[Guard]) -> bool:
     return all(any(not is_met(o, sizes) for o in others) for sizes in below)
 
 
-def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int | None:
+def _lower_bound(symbol: Symbol, guards: Sequence[Guard]) -> int | None:
     """Return the minimum size allowed by guards of the form ``size >= number``."""
     bounds = [] if symbol.low is None else [symbol.low]
     bounds += [
@@ -323,13 +323,13 @@ def _lowest(symbol: Symbol, guards: Sequence[Guard]) -> int | None:
     return max(bounds, default=None)
 
 
-def _listed(numbers: list[int]) -> str:
+def _list_inputs(numbers: list[int]) -> str:
     if not numbers:
         return "no input"
     return f"input{'s' if len(numbers) > 1 else ''} {' and '.join(map(str, numbers))}"
 
 
-def _own(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf
 
 

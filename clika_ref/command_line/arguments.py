@@ -10,25 +10,25 @@ from typing import Any
 import torch
 
 import clika_ref
-from clika_ref.command_line.artifacts import targets_opening
-from clika_ref.command_line.endings import MisuseError
-from clika_ref.importing import find_object
+from clika_ref.command_line.artifacts import find_file_targets
+from clika_ref.command_line.exit_status import MisuseError
+from clika_ref.command_line.import_path import find_object
 
 ONNX_SUFFIX = ".onnx"
 
-EXAMPLE = "package.module:Net"
+EXAMPLE_FACTORY = "package.module:Net"
 
 
-class Kind(Enum):
+class ModelKind(Enum):
     """The kind of model that an argument names."""
 
     FACTORY = "a model that Python makes"
     SAVED = "a saved module"
     ONNX = "an ONNX file"
-    OWN = "a file of a target's own form"
+    TARGET_FILE = "a file of a target's own form"
 
 
-def kind_of(text: str) -> Kind:
+def kind_of(text: str) -> ModelKind:
     """Return the kind of model that an argument names.
 
     Raises:
@@ -39,16 +39,16 @@ def kind_of(text: str) -> Kind:
         msg = f"{text} is a folder; give the file of a model in it"
         raise MisuseError(msg)
     if path.suffix == ".py" or (":" in text and not path.exists()):
-        return Kind.FACTORY
+        return ModelKind.FACTORY
     if not path.exists():
-        msg = f"there is no file {text}; for a model that Python makes write its module and what makes it: {EXAMPLE}"
+        msg = f"there is no file {text}; for a model that Python makes write its module and what makes it: {EXAMPLE_FACTORY}"
         raise MisuseError(msg)
     if path.suffix.lower() == ONNX_SUFFIX:
-        return Kind.ONNX
-    return Kind.OWN if targets_opening(path) else Kind.SAVED
+        return ModelKind.ONNX
+    return ModelKind.TARGET_FILE if find_file_targets(path) else ModelKind.SAVED
 
 
-def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
+def require_kind(text: str, wanted: Sequence[ModelKind], remedy: str) -> ModelKind:
     """Return the kind of a model, and reject kinds that the command does not support.
 
     Args:
@@ -66,13 +66,13 @@ def require(text: str, wanted: Sequence[Kind], remedy: str) -> Kind:
     return kind
 
 
-def heeding(kind: Kind, text: str, inputs: Sequence[str]) -> Kind:
+def reject_unused_inputs(kind: ModelKind, text: str, inputs: Sequence[str]) -> ModelKind:
     """Return the kind of a model, and reject ``--input`` for models that are not traced.
 
     Raises:
         MisuseError: the model is compiled already.
     """
-    if kind is not Kind.FACTORY and inputs:
+    if kind is not ModelKind.FACTORY and inputs:
         msg = f"{text} is compiled already, and --input says what to trace with; leave it out"
         raise MisuseError(msg)
     return kind
@@ -86,12 +86,12 @@ def load_model(text: str) -> torch.nn.Module:
     """
     place, _, path = text.partition(":")
     if not path or place.endswith(".py") or "/" in place:
-        hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else EXAMPLE
+        hint = f"{Path(place).stem}:{path or 'Net'}" if place.endswith(".py") else EXAMPLE_FACTORY
         msg = f"{text!r} names no model: write the module and what makes the model in it, for example {hint}"
         raise MisuseError(msg)
     made = find_object(place, path, MisuseError, remedy="; --debug shows where")
     if not isinstance(made, torch.nn.Module) and callable(made):
-        made = called(text, made)
+        made = call_factory(text, made)
     if not isinstance(made, torch.nn.Module):
         kind = type(made).__name__
         msg = f"{text} is of type {kind}; name a torch.nn.Module, its class, or a function that returns one"
@@ -99,7 +99,7 @@ def load_model(text: str) -> torch.nn.Module:
     return made
 
 
-def called(text: str, factory: Callable[[], Any]) -> Any:
+def call_factory(text: str, factory: Callable[[], Any]) -> Any:
     """Call a function of the user without arguments.
 
     Raises:
@@ -112,14 +112,17 @@ def called(text: str, factory: Callable[[], Any]) -> Any:
         raise MisuseError(msg) from error
 
 
-def compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
+def load_compiled(text: str, inputs: Sequence[Any]) -> clika_ref.ClikaModule:
     """Return a model as a ClikaModule: loaded if saved, or else compiled in float.
 
     Raises:
         MisuseError: the model must be compiled, and no inputs are given.
         ModelError: the model cannot be compiled or loaded.
     """
-    if require(text, [Kind.FACTORY, Kind.SAVED], "`clika-ref explain` and `compare` read it") is Kind.SAVED:
+    if (
+        require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], "`clika-ref explain` and `compare` read it")
+        is ModelKind.SAVED
+    ):
         return clika_ref.ClikaModule.clika_load(text)
     model = load_model(text)
     if not inputs:

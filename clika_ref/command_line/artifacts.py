@@ -12,12 +12,12 @@ import onnx
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.onnx_emission.emission import PRODUCER, SCOPE
-from clika_ref.opened_files import OpenedFile, opener_of, suffixes_of
+from clika_ref.onnx_export.emission import PRODUCER_NAME, SCOPE_KEY
+from clika_ref.targets.opened_files import OpenedFile, opener_of, suffixes_of
 
 
 @dataclass(frozen=True)
-class Owner:
+class NodeOwner:
     """The owner of nodes in a file: a node of the exported graph, or in a foreign file the node itself."""
 
     name: str
@@ -42,14 +42,14 @@ def read_onnx(path: Path) -> Any:
     return model
 
 
-def targets_opening(path: Path) -> list[str]:
+def find_file_targets(path: Path) -> list[str]:
     """Return the names of targets with a file format of their own, other than ONNX, that fits the suffix."""
     targets = load_registry().targets.values()
     opening = [target for target in targets if opener_of(target) is not None]
     return [target.name for target in opening if path.suffix in {*suffixes_of(target)} - {".onnx"}]
 
 
-def opened_file(path: Path, target: Target, folder: Path) -> OpenedFile:
+def open_target_file(path: Path, target: Target, folder: Path) -> OpenedFile:
     """Open a file in a target's own format.
 
     Args:
@@ -61,7 +61,7 @@ def opened_file(path: Path, target: Target, folder: Path) -> OpenedFile:
         ModelError: the file has the format of another target.
         TargetError: the runtime is missing, or cannot read the file.
     """
-    open_file, those = opener_of(target), targets_opening(path)
+    open_file, those = opener_of(target), find_file_targets(path)
     if open_file is None or target.name not in those:
         msg = f"{path} is a file for {' and '.join(those)}, and none that {target.name} reads"
         raise ModelError(msg)
@@ -80,7 +80,7 @@ def artifact_of(path: Path, target: str) -> Artifact:
     return Artifact(path, target, inputs, tuple(value.name for value in graph.output))
 
 
-def with_names(path: Path, folder: Path) -> tuple[Path, Mapping[str, Owner]]:
+def name_nodes_by_owner(path: Path, folder: Path) -> tuple[Path, Mapping[str, NodeOwner]]:
     """Return a file with node names of the form ``<owner>/...``, and the owners by name.
 
     Files of ours already have such names. Other files are copied, since targets report by owners without a slash.
@@ -92,15 +92,15 @@ def with_names(path: Path, folder: Path) -> tuple[Path, Mapping[str, Owner]]:
     Raises:
         ModelError: the file cannot be read as ONNX.
     """
-    model, owners = read_onnx(path), dict[str, Owner]()
-    if model.producer_name == PRODUCER:
+    model, owners = read_onnx(path), dict[str, NodeOwner]()
+    if model.producer_name == PRODUCER_NAME:
         for node in model.graph.node:
             name = node.name.rpartition("/")[0]
-            scope = next((entry.value for entry in node.metadata_props if entry.key == SCOPE), "")
-            owners.setdefault(name, Owner(name, scope, node.op_type))
+            scope = next((entry.value for entry in node.metadata_props if entry.key == SCOPE_KEY), "")
+            owners.setdefault(name, NodeOwner(name, scope, node.op_type))
         return path, owners
     for number, node in enumerate(model.graph.node):
-        owners[f"node_{number}"] = Owner(node.name or node.op_type, "", node.op_type)
+        owners[f"node_{number}"] = NodeOwner(node.name or node.op_type, "", node.op_type)
         node.name = f"node_{number}/{node.op_type}"
     onnx.load_external_data_for_model(model, str(path.parent))
     copy = folder / path.name

@@ -6,17 +6,17 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from clika_ref.command_line.arguments import Kind, compiled, heeding, kind_of
-from clika_ref.command_line.choices import deployment
+from clika_ref.command_line.arguments import ModelKind, kind_of, load_compiled, reject_unused_inputs
+from clika_ref.command_line.command_settings import deployment_settings_for
 from clika_ref.command_line.data import read_calls
-from clika_ref.command_line.endings import MisuseError
-from clika_ref.command_line.printed import working
+from clika_ref.command_line.exit_status import MisuseError
+from clika_ref.command_line.output import show_spinner
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting.export import target_for
-from clika_ref.violations import Violation, checker_of
+from clika_ref.core.violations import Violation, checker_of
+from clika_ref.export.export import target_for
 
 
-def rules_broken(text: str, target: str, inputs: Sequence[str]) -> Sequence[Violation]:
+def find_violations(text: str, target: str, inputs: Sequence[str]) -> Sequence[Violation]:
     """Return the violations of a target's rules in a file; for a module, in the file that an export would write.
 
     Args:
@@ -29,15 +29,15 @@ def rules_broken(text: str, target: str, inputs: Sequence[str]) -> Sequence[Viol
         ModelError: the model cannot be compiled or loaded.
         TargetError: the target cannot read the file, or does not support nodes of the model.
     """
-    registry, settings = load_registry(), deployment(target)
+    registry, settings = load_registry(), deployment_settings_for(target)
     check = checker_of(target_for(settings, registry))
     if check is None:
         having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
         msg = f"the target {target} has no rules for files; these have: {having}"
         raise MisuseError(msg)
-    if heeding(kind_of(text), text, inputs) is Kind.ONNX:
-        with working("Checking"):
+    if reject_unused_inputs(kind_of(text), text, inputs) is ModelKind.ONNX:
+        with show_spinner("Checking"):
             return check(Path(text))
-    module = compiled(text, [*read_calls(inputs)])
+    module = load_compiled(text, [*read_calls(inputs)])
     with tempfile.TemporaryDirectory() as folder:
         return check(module.clika_export(Path(folder) / "model.onnx", deployment_settings=settings).path)

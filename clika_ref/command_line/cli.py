@@ -11,36 +11,36 @@ from typing import Annotated
 
 import typer
 
-from clika_ref.command_line import environment, judging, looking, making, new_plugin, report
-from clika_ref.command_line.endings import STATUSES
-from clika_ref.reporting.console import in_command
+from clika_ref.command_line import build_commands, check_commands, inspect_commands, list_commands, new_plugin, report
+from clika_ref.command_line.exit_status import STATUS_HELP
+from clika_ref.reporting.console import command_context
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,  # an escaping exception is a bug of ours: show a plain, full traceback
     help="Compress a PyTorch model and deploy it; operators, passes and targets are plugins.",
-    epilog=STATUSES,
+    epilog=STATUS_HELP,
 )
 
 COMMANDS: Mapping[str, Callable[..., None]] = {
-    "compile": making.compile_model,
-    "quantize": making.quantize,
-    "export": making.export,
-    "inspect": looking.inspect,
-    "explain": looking.explain,
-    "check": judging.check,
-    "compare": judging.compare,
+    "compile": build_commands.compile_model,
+    "quantize": build_commands.quantize,
+    "export": build_commands.export,
+    "inspect": inspect_commands.inspect,
+    "explain": inspect_commands.explain,
+    "check": check_commands.check,
+    "compare": check_commands.compare,
     "report": report.report,
-    "plugins": environment.plugins,
-    "targets": environment.targets,
+    "plugins": list_commands.plugins,
+    "targets": list_commands.targets,
     "new-plugin": new_plugin.new_plugin,
 }
 """The commands by name. To add one, write a function in its own module and add a line here."""
 
 for _name, _command in COMMANDS.items():
-    app.command(name=_name, epilog=STATUSES)(_command)
+    app.command(name=_name, epilog=STATUS_HELP)(_command)
 
-GROUP = "clika_ref.commands"
+COMMAND_ENTRY_POINT_GROUP = "clika_ref.commands"
 """The entry-point group for commands of other distributions."""
 
 
@@ -59,7 +59,7 @@ def options(
     ] = False,
 ) -> None:
     """Take the options that stand before a command."""
-    context.with_resource(in_command())
+    context.with_resource(command_context())
 
 
 def main() -> None:
@@ -68,16 +68,16 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):  # a target may print characters the terminal cannot encode
             stream.reconfigure(errors="backslashreplace")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # handle termination by the system like Ctrl-C
-    join_commands(app)
+    add_plugin_commands(app)
     app()
 
 
-def join_commands(into: typer.Typer) -> None:
-    """Add the commands of other distributions: entry points of `GROUP`, each a command group under its own name.
+def add_plugin_commands(into: typer.Typer) -> None:
+    """Add the commands of other distributions: entry points of `COMMAND_ENTRY_POINT_GROUP`, each a command group under its own name.
 
     An entry point that fails to load is reported on stderr. The others are still added.
     """
-    for entry in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: e.name):
+    for entry in sorted(importlib.metadata.entry_points(group=COMMAND_ENTRY_POINT_GROUP), key=lambda e: e.name):
         try:
             into.add_typer(entry.load(), name=entry.name)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything

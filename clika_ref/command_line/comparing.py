@@ -14,44 +14,44 @@ import torch
 from torch.utils import _pytree as pytree
 
 import clika_ref
-from clika_ref.agreement import Agreement, agreement_of
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.inputs import pack
-from clika_ref.command_line.arguments import Kind, kind_of, load_model, require
-from clika_ref.command_line.artifacts import artifact_of, opened_file, read_onnx, targets_opening
-from clika_ref.command_line.choices import deployment
-from clika_ref.command_line.data import DTYPES, draw, read_calls, redrawn
-from clika_ref.command_line.endings import MisuseError, note
-from clika_ref.command_line.graphs import onnx_types
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.inputs import pack_arguments
+from clika_ref.capture.signature import flatten_call
+from clika_ref.command_line.arguments import ModelKind, kind_of, load_model, require_kind
+from clika_ref.command_line.artifacts import artifact_of, find_file_targets, open_target_file, read_onnx
+from clika_ref.command_line.command_settings import deployment_settings_for
+from clika_ref.command_line.data import DTYPES_BY_NAME, draw_tensor, randomize_floats, read_calls
+from clika_ref.command_line.exit_status import MisuseError, print_note
+from clika_ref.command_line.graphs import onnx_values_as_json
+from clika_ref.compress.model_comparison import Agreement, measure_agreement
+from clika_ref.compress.target_comparison import TargetComparison
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Runner, Target
-from clika_ref.exporting.export import target_for
-from clika_ref.signature import flatten_call
-from clika_ref.target_comparison import TargetComparison
+from clika_ref.export.export import target_for
 
-UNKNOWN_SIDE = 2
+UNKNOWN_DIM_SIZE = 2
 """Size used for a dynamic dim if no inputs are given. Models often special-case size 1."""
 
-Inputs = Mapping[str, tuple[torch.dtype | None, Sequence[Any]]]
+FileInputs = Mapping[str, tuple[torch.dtype | None, Sequence[Any]]]
 """Inputs of a file by name: the dtype and the shape. Dynamic dims are not integers."""
 
-ANY_KEYWORDS = inspect.Signature([inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)])
+ANY_KEYWORDS_SIGNATURE = inspect.Signature([inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)])
 
 
 @dataclass(frozen=True)
-class Subject:
+class ComparedModel:
     """One of the two compared models: a callable that runs it, its output names, and a source of inputs."""
 
     run: Callable[[Any], list[torch.Tensor]]
     output_names: Sequence[str]
-    dummy: Callable[[], Any] | None
+    draw_inputs: Callable[[], Any] | None
     """Makes inputs of the right shapes; None if the shapes are unknown."""
-    unknown_sides: int = 0
+    unknown_dims: int = 0
     """Number of dims of these inputs with a guessed size."""
 
 
-def subject_of(text: str, target: str | None) -> Subject:
+def load_compared_model(text: str, target: str | None) -> ComparedModel:
     """Load a model from a command-line argument, ready to run.
 
     Args:
@@ -64,59 +64,61 @@ def subject_of(text: str, target: str | None) -> Subject:
         TargetError: the runtime is missing, or rejects the file.
     """
     kind = kind_of(text)
-    if kind is Kind.ONNX:
-        return _of_artifact(Path(text), target)
-    if kind is Kind.OWN:
-        return _of_own_file(Path(text), target)
-    if kind is Kind.SAVED:
+    if kind is ModelKind.ONNX:
+        return _load_onnx_file(Path(text), target)
+    if kind is ModelKind.TARGET_FILE:
+        return _load_target_file(Path(text), target)
+    if kind is ModelKind.SAVED:
         module = clika_ref.ClikaModule.clika_load(text).eval()
-        return Subject(_runs(text, module), (), lambda: redrawn(module.clika_generate_dummy_inputs()))
-    return Subject(_runs(text, load_model(text).eval()), (), None)
+        return ComparedModel(
+            _make_runner(text, module), (), lambda: randomize_floats(module.clika_generate_dummy_inputs())
+        )
+    return ComparedModel(_make_runner(text, load_model(text).eval()), (), None)
 
 
-def _runs(name: str, module: torch.nn.Module) -> Callable[[Any], list[torch.Tensor]]:
-    parameters = callee_of(module).parameters
+def _make_runner(name: str, module: torch.nn.Module) -> Callable[[Any], list[torch.Tensor]]:
+    parameters = make_callable(module).parameters
 
     def run(element: Any) -> list[torch.Tensor]:
-        call = pack(parameters, element).copy()
+        call = pack_arguments(parameters, element).copy()
         try:
             with torch.no_grad():
                 returned = module(*call.args, **call.kwargs)
         except ClikaError:
             raise
         except Exception as error:
-            msg = f"{name} raised {type(error).__name__} on {_shown(element)}: {error}; --debug shows where"
+            msg = f"{name} raised {type(error).__name__} on {_describe_call(element)}: {error}; --debug shows where"
             raise ModelError(msg) from error
         return [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
 
     return run
 
 
-def _of_artifact(path: Path, name: str | None) -> Subject:
-    target = target_for(deployment(name), load_registry())
-    inputs = {told["name"]: (DTYPES.get(told["dtype"]), told["shape"]) for told in _inputs_of(path)}
-    return _loaded(path, target, artifact_of(path, target.name), inputs)
+def _load_onnx_file(path: Path, name: str | None) -> ComparedModel:
+    target = target_for(deployment_settings_for(name), load_registry())
+    inputs = {told["name"]: (DTYPES_BY_NAME.get(told["dtype"]), told["shape"]) for told in _read_onnx_inputs(path)}
+    return _load_in_runtime(path, target, artifact_of(path, target.name), inputs)
 
 
-def _of_own_file(path: Path, name: str | None) -> Subject:
-    target = target_for(deployment(name or targets_opening(path)[0]), load_registry())
+def _load_target_file(path: Path, name: str | None) -> ComparedModel:
+    target = target_for(deployment_settings_for(name or find_file_targets(path)[0]), load_registry())
     with tempfile.TemporaryDirectory() as folder:
-        found = opened_file(path, target, Path(folder))
-        return _loaded(path, target, found.artifact, found.inputs)
+        found = open_target_file(path, target, Path(folder))
+        return _load_in_runtime(path, target, found.artifact, found.inputs)
 
 
-def _loaded(path: Path, target: Target, artifact: Artifact, inputs: Inputs) -> Subject:
+def _load_in_runtime(path: Path, target: Target, artifact: Artifact, inputs: FileInputs) -> ComparedModel:
     """Load a file in the runtime of a target."""
     unknown = sum(not isinstance(side, int) for _, shape in inputs.values() for side in shape)
-    run = partial(_run, target.load(artifact), replace(artifact, path=path))
-    return Subject(run, artifact.output_names, partial(_drawn, path, inputs), unknown)
+    run = partial(_run_artifact, target.load(artifact), replace(artifact, path=path))
+    return ComparedModel(run, artifact.output_names, partial(_draw_inputs, path, inputs), unknown)
 
 
-def _run(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]:
-    return runner(_in_order(artifact, element))
+def _run_artifact(runner: Runner, artifact: Artifact, element: Any) -> list[torch.Tensor]:
+    return runner(_order_inputs(artifact, element))
 
 
-def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
+def _order_inputs(artifact: Artifact, element: Any) -> list[torch.Tensor]:
     """Return the tensors of a call in the order of the file's inputs: positional ones first, then keywords.
 
     Raises:
@@ -125,23 +127,23 @@ def _in_order(artifact: Artifact, element: Any) -> list[torch.Tensor]:
     parts = element if isinstance(element, tuple) else (element,)
     keywords: dict[str, Any] = parts[-1] if parts and isinstance(parts[-1], dict) else {}
     given = pytree.tree_leaves(parts[:-1] if keywords else parts)
-    _, _, names, leaves = flatten_call(ANY_KEYWORDS, (), keywords)
+    _, _, names, leaves = flatten_call(ANY_KEYWORDS_SIGNATURE, (), keywords)
     rest = artifact.input_names[len(given) :]
     told = zip(names, leaves, strict=True)
-    named = {_called(name, rest): leaf for name, leaf in told if isinstance(leaf, torch.Tensor | int)}
+    named = {_match_input_name(name, rest): leaf for name, leaf in told if isinstance(leaf, torch.Tensor | int)}
     if set(named) != set(rest) or len(given) > len(artifact.input_names):
-        msg = f"{artifact.path} takes {', '.join(artifact.input_names)}, and the call is {_shown(element)}"
+        msg = f"{artifact.path} takes {', '.join(artifact.input_names)}, and the call is {_describe_call(element)}"
         raise ModelError(msg)
     return [torch.as_tensor(leaf) for leaf in (*given, *(named[name] for name in rest))]
 
 
-def _called(name: str, inputs: Sequence[str]) -> str:
+def _match_input_name(name: str, inputs: Sequence[str]) -> str:
     """Return the file's input name for a dictionary entry: the key, or ``<argument>.<key>`` for a nested one."""
     within = [own for own in inputs if own.endswith(f".{name}")]
     return within[0] if name not in inputs and len(within) == 1 else name
 
 
-def _shown(element: Any) -> str:
+def _describe_call(element: Any) -> str:
     """Return a readable form of a call: the dtypes and shapes of its tensors."""
     shapes = pytree.tree_map_only(
         torch.Tensor, lambda t: f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}", element
@@ -149,7 +151,7 @@ def _shown(element: Any) -> str:
     return str(shapes).replace("'", "")
 
 
-def _drawn(path: Path, inputs: Inputs) -> dict[str, torch.Tensor]:
+def _draw_inputs(path: Path, inputs: FileInputs) -> dict[str, torch.Tensor]:
     """Return random inputs by name, with the dtypes and shapes that the file declares.
 
     Raises:
@@ -160,17 +162,17 @@ def _drawn(path: Path, inputs: Inputs) -> dict[str, torch.Tensor]:
         if dtype is None:
             msg = f"{path} takes {name}, whose type is unknown or none of torch's, and cannot be drawn; give --input"
             raise MisuseError(msg)
-        found[name] = draw(dtype, [side if isinstance(side, int) else UNKNOWN_SIDE for side in shape])
+        found[name] = draw_tensor(dtype, [side if isinstance(side, int) else UNKNOWN_DIM_SIZE for side in shape])
     return found
 
 
-def _inputs_of(path: Path) -> list[dict[str, Any]]:
+def _read_onnx_inputs(path: Path) -> list[dict[str, Any]]:
     graph = read_onnx(path).graph
     held = {tensor.name for tensor in graph.initializer}
-    return onnx_types(value for value in graph.input if value.name not in held)
+    return onnx_values_as_json(value for value in graph.input if value.name not in held)
 
 
-def calls_for(subjects: Sequence[Subject], inputs: Sequence[str], batch_size: int | None) -> Any:
+def select_calls(subjects: Sequence[ComparedModel], inputs: Sequence[str], batch_size: int | None) -> Any:
     """Return the calls to compare on: the given inputs, or else one random call that fits one of the two models.
 
     Raises:
@@ -178,34 +180,34 @@ def calls_for(subjects: Sequence[Subject], inputs: Sequence[str], batch_size: in
     """
     if inputs:
         return read_calls(inputs, batch_size=batch_size)
-    for subject in sorted(subjects, key=lambda subject: subject.unknown_sides):
-        if subject.dummy is not None:
-            note("compared on random numbers; --input says on what else")
-            return [subject.dummy()]
+    for subject in sorted(subjects, key=lambda subject: subject.unknown_dims):
+        if subject.draw_inputs is not None:
+            print_note("compared on random numbers; --input says on what else")
+            return [subject.draw_inputs()]
     msg = "give --input: nothing says what these models take; a shape such as 1x3x224x224, or a file of inputs"
     raise MisuseError(msg)
 
 
-def held_against(first: Subject, second: Subject, calls: Iterable[Any]) -> Agreement:
+def compare_models(first: ComparedModel, second: ComparedModel, calls: Iterable[Any]) -> Agreement:
     """Compare the outputs of two models. Output names come from the first model that has them.
 
     Raises:
         ModelError: the models take different inputs, or return different numbers of tensors.
         TargetError: a runtime fails.
     """
-    return agreement_of(first.run, second.run, calls, first.output_names or second.output_names)
+    return measure_agreement(first.run, second.run, calls, first.output_names or second.output_names)
 
 
-def compared_targets(text: str, targets: Sequence[str]) -> TargetComparison:
+def compare_targets(text: str, targets: Sequence[str]) -> TargetComparison:
     """Compare several targets on a saved module.
 
     Raises:
         MisuseError: the argument is no saved module, or no plugin provides a target.
         ModelError: the module was saved without the inputs needed for the comparison.
     """
-    require(text, [Kind.SAVED], "give two models to compare, or a saved module and targets")
+    require_kind(text, [ModelKind.SAVED], "give two models to compare, or a saved module and targets")
     module = clika_ref.ClikaModule.clika_load(text)
-    return module.clika_compare_targets(*map(deployment, targets))
+    return module.clika_compare_targets(*map(deployment_settings_for, targets))
 
 
 def agreement_as_json(found: Agreement, least: float | None) -> dict[str, Any]:

@@ -10,20 +10,20 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, get_args, get_type_hints
 
-from clika_ref.core.hooks import GROUP
-from clika_ref.settings import DISTRIBUTIONS, SHORT_NAMES, ClikaCompileOptions
+from clika_ref.core.hooks import ENTRY_POINT_GROUP
+from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS, TARGET_SHORT_NAMES, ClikaCompileOptions
 
-WITHOUT_TARGETS = frozenset({"clika-ref-aten", "clika-ref-cleanup"})
+DISTRIBUTIONS_WITHOUT_TARGETS = frozenset({"clika-ref-aten", "clika-ref-cleanup"})
 """Our distributions that provide no targets."""
 
 
 def complete_target(incomplete: str) -> list[str]:
     """Return the names and short names of installed targets with this prefix."""
-    found = list(entry_points(group=GROUP))
+    found = list(entry_points(group=ENTRY_POINT_GROUP))
     ours = {_owner(entry) for entry in found}
-    names = [name for name, distribution in DISTRIBUTIONS.items() if distribution in ours]
-    names += [short for short, name in SHORT_NAMES.items() if name in names]
-    known = {*DISTRIBUTIONS.values(), *WITHOUT_TARGETS}
+    names = [name for name, distribution in TARGET_DISTRIBUTIONS.items() if distribution in ours]
+    names += [short for short, name in TARGET_SHORT_NAMES.items() if name in names]
+    known = {*TARGET_DISTRIBUTIONS.values(), *DISTRIBUTIONS_WITHOUT_TARGETS}
     for entry in found:
         if _owner(entry) not in known:
             names += _targets_of(entry)

@@ -17,32 +17,32 @@ import safetensors.torch
 import torch
 from torch.utils import _pytree as pytree
 
-from clika_ref.command_line.arguments import called
-from clika_ref.command_line.endings import MisuseError, note
-from clika_ref.command_line.places import is_there
-from clika_ref.importing import find_object
+from clika_ref.command_line.arguments import call_factory
+from clika_ref.command_line.exit_status import MisuseError, print_note
+from clika_ref.command_line.import_path import find_object
+from clika_ref.command_line.output_paths import is_existing_path
 
-INPUT_FORM = (
+INPUT_SYNTAX = (
     "write sides joined by x (1x3x224x224) or a file x.npy, a dtype before a colon (int64:1x128), a keyword before an "
     "equals sign (input_ids=int64:1x128), `scalar` for no sides, and commas between the inputs of one call; or "
     "calls.npz, calls.safetensors, or package.module:function, which yields batches"
 )
 
-PART = re.compile(
+INPUT_PATTERN = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<dtype>\w+):)?(?:(?P<shape>\d+(?:x\d+)*|scalar)|(?P<file>.+\.npy))"
 )
 
-FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+FUNCTION_PATTERN = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
-ARCHIVES = (".npz", ".safetensors")
+ARCHIVE_SUFFIXES = (".npz", ".safetensors")
 """Suffixes of files that hold all tensors of a call."""
 
-PICKLED = "what it holds is a pickle, which may run code and is not read, or nothing of NumPy's"
+PICKLE_MESSAGE = "what it holds is a pickle, which may run code and is not read, or nothing of NumPy's"
 
-POSITION = re.compile(r"arr_(\d+)")
+POSITION_PATTERN = re.compile(r"arr_(\d+)")
 """Name that ``numpy.savez(file, x, y)`` gives to positional tensors."""
 
-DTYPES = {
+DTYPES_BY_NAME = {
     name: dtype
     for name, dtype in vars(torch).items()
     if isinstance(dtype, torch.dtype) and str(dtype) == f"torch.{name}"  # leaves out aliases: long, half
@@ -60,7 +60,7 @@ def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int
     Raises:
         MisuseError: an argument is malformed, a file cannot be read, or there is no such function.
     """
-    found = [_calls(text, option, batch_size) for text in texts]
+    found = [_read_argument(text, option, batch_size) for text in texts]
     if len(found) == 1:
         return found[0]
     if all(isinstance(calls, list) for calls in found):
@@ -68,33 +68,35 @@ def read_calls(texts: Sequence[str], option: str = "--input", *, batch_size: int
     return chain.from_iterable(found)
 
 
-def warn_of_draws(texts: Sequence[str], option: str) -> None:
+def note_random_calibration(texts: Sequence[str], option: str) -> None:
     """Print a note that observed ranges of random numbers are not those of the data, if an argument is only a shape."""
-    drawn = [text for text in texts if _is_adraw(text)]
+    drawn = [text for text in texts if _is_random_draw(text)]
     if drawn:
-        note(f"{option} {drawn[0]} draws random numbers, whose ranges are not those of your data")
+        print_note(f"{option} {drawn[0]} draws random numbers, whose ranges are not those of your data")
 
 
-def _is_adraw(text: str) -> bool:
-    parts = [PART.fullmatch(part.strip()) for part in text.split(",")]
+def _is_random_draw(text: str) -> bool:
+    parts = [INPUT_PATTERN.fullmatch(part.strip()) for part in text.split(",")]
     return any(part is not None and part["shape"] is not None for part in parts)
 
 
-def _calls(text: str, option: str, batch_size: int | None) -> Iterable[Any]:
-    if Path(text).suffix in ARCHIVES:
-        tensors = _read(Path(text), option)
+def _read_argument(text: str, option: str, batch_size: int | None) -> Iterable[Any]:
+    if Path(text).suffix in ARCHIVE_SUFFIXES:
+        tensors = _read_file(Path(text), option)
         if any(tensor.dtype is torch.float64 for tensor in tensors.values()):
-            note(f"{option} {text}: it holds floats of 64 bits, as NumPy's own are; most models take those of 32 bits")
-        call = as_call(tensors)
-    elif FUNCTION.fullmatch(text) and PART.fullmatch(text) is None:
-        source = _source(text, option)
-        return telling(text, source) if isinstance(source, Iterator) else Batches(text, source)
+            print_note(
+                f"{option} {text}: it holds floats of 64 bits, as NumPy's own are; most models take those of 32 bits"
+            )
+        call = tensors_to_call(tensors)
+    elif FUNCTION_PATTERN.fullmatch(text) and INPUT_PATTERN.fullmatch(text) is None:
+        source = _load_batches(text, option)
+        return iterate_named(text, source) if isinstance(source, Iterator) else NamedBatches(text, source)
     else:
-        call = example_input(text, option)
-    return [call] if batch_size is None else in_batches(call, batch_size, f"{option} {text!r}")
+        call = parse_example_input(text, option)
+    return [call] if batch_size is None else split_into_batches(call, batch_size, f"{option} {text!r}")
 
 
-def example_input(text: str, option: str = "--input") -> Any:
+def parse_example_input(text: str, option: str = "--input") -> Any:
     """Return one call: ``1x3x8x8``, ``int64:1x128``, ``1x3,int64:1``, ``x=1x3,mask=bool:1``, ``float32:x.npy``.
 
     For shapes, floats are drawn from the normal distribution and integers from {0, 1}, which are valid as indices
@@ -106,11 +108,11 @@ def example_input(text: str, option: str = "--input") -> Any:
     args: list[torch.Tensor] = []
     kwargs: dict[str, torch.Tensor] = {}
     for part in text.split(","):
-        found = PART.fullmatch(part.strip())
+        found = INPUT_PATTERN.fullmatch(part.strip())
         if found is None:
-            msg = f"{option} {text!r}: cannot read {part!r}{_why_not(part.strip())}; {INPUT_FORM}"
+            msg = f"{option} {text!r}: cannot read {part!r}{_unreadable_reason(part.strip())}; {INPUT_SYNTAX}"
             raise MisuseError(msg)
-        name, tensor = found["name"], _tensor(found, f"{option} {text!r}")
+        name, tensor = found["name"], _make_tensor(found, f"{option} {text!r}")
         if name in kwargs or (name is None and kwargs):
             problem = f"{name!r} is given twice" if name else f"{part!r} has no keyword but follows one that has"
             msg = f"{option} {text!r}: {problem}; keywords come last, each once"
@@ -119,38 +121,40 @@ def example_input(text: str, option: str = "--input") -> Any:
             args.append(tensor)
         else:
             kwargs[name] = tensor
-    return _element(args, kwargs)
+    return _pack_call(args, kwargs)
 
 
-def _why_not(word: str) -> str:
+def _unreadable_reason(word: str) -> str:
     """Return the reason, after a colon, why an existing path cannot be read as data."""
-    if not is_there(word):
+    if not is_existing_path(word):
         return ""
     return ": it is a folder" if Path(word).is_dir() else f": files that end in {Path(word).suffix!r} are not read"
 
 
-def _element(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _pack_call(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Pack args and kwargs into one element of tracing inputs."""
     if args and kwargs:
         return (*args, dict(kwargs))
     return dict(kwargs) or (args[0] if len(args) == 1 else tuple(args))
 
 
-def _tensor(part: re.Match[str], where: str) -> torch.Tensor:
+def _make_tensor(part: re.Match[str], where: str) -> torch.Tensor:
     dtype, shape, file = part["dtype"], part["shape"], part["file"]
-    if dtype is not None and dtype not in DTYPES:
-        near = difflib.get_close_matches(dtype, DTYPES, n=1) or ["float32"]
+    if dtype is not None and dtype not in DTYPES_BY_NAME:
+        near = difflib.get_close_matches(dtype, DTYPES_BY_NAME, n=1) or ["float32"]
         msg = f"{where}: PyTorch has no dtype {dtype!r}; did you mean {near[0]}?"
         raise MisuseError(msg)
     if file is not None:
-        (tensor,) = _read(Path(file), where).values()
+        (tensor,) = _read_file(Path(file), where).values()
         if dtype is None and tensor.dtype is torch.float64:
-            note(f"{where}: it holds floats of 64 bits, as NumPy's own are; most models take float32:{file}")
-        return tensor if dtype is None else tensor.to(DTYPES[dtype])
-    return draw(DTYPES[dtype or "float32"], [] if shape == "scalar" else [int(side) for side in shape.split("x")])
+            print_note(f"{where}: it holds floats of 64 bits, as NumPy's own are; most models take float32:{file}")
+        return tensor if dtype is None else tensor.to(DTYPES_BY_NAME[dtype])
+    return draw_tensor(
+        DTYPES_BY_NAME[dtype or "float32"], [] if shape == "scalar" else [int(side) for side in shape.split("x")]
+    )
 
 
-def draw(dtype: torch.dtype, sides: Sequence[int]) -> torch.Tensor:
+def draw_tensor(dtype: torch.dtype, sides: Sequence[int]) -> torch.Tensor:
     """Return random numbers: normal floats, or integers from {0, 1}."""
     if dtype.is_floating_point or dtype.is_complex:
         drawn = torch.complex64 if dtype.is_complex else torch.float32  # float8 and others cannot be drawn directly
@@ -158,19 +162,21 @@ def draw(dtype: torch.dtype, sides: Sequence[int]) -> torch.Tensor:
     return torch.randint(2, [*sides]).to(dtype)
 
 
-def redrawn(call: Any) -> Any:
+def randomize_floats(call: Any) -> Any:
     """Return a call with random numbers in place of its floats."""
-    return pytree.tree_map_only(torch.Tensor, lambda t: draw(t.dtype, t.shape) if t.is_floating_point() else t, call)
+    return pytree.tree_map_only(
+        torch.Tensor, lambda t: draw_tensor(t.dtype, t.shape) if t.is_floating_point() else t, call
+    )
 
 
-def _read(path: Path, where: str) -> dict[str, torch.Tensor]:
+def _read_file(path: Path, where: str) -> dict[str, torch.Tensor]:
     """Return the tensors of a file by name; the tensor of a ``.npy`` file has an empty name."""
     try:
         return READERS[path.suffix](path)
     except OSError as error:
         msg = f"{where}: cannot read {path}: {error.strerror or error}"
     except (ValueError, TypeError, EOFError, zipfile.BadZipFile, safetensors.SafetensorError) as error:
-        reason = PICKLED if "pickle" in str(error) else error
+        reason = PICKLE_MESSAGE if "pickle" in str(error) else error
         msg = f"{where}: {path} holds no tensors that can be read: {reason}"
     raise MisuseError(msg)
 
@@ -198,16 +204,16 @@ READERS: Mapping[str, Callable[[Path], dict[str, torch.Tensor]]] = {
 """Readers by suffix. None executes code: arrays of Python objects, which are pickles, are rejected."""
 
 
-def as_call(tensors: Mapping[str, torch.Tensor]) -> Any:
+def tensors_to_call(tensors: Mapping[str, torch.Tensor]) -> Any:
     """Return the tensors of a file as one call: ``arr_0``, ``arr_1``, ... by position, others by keyword."""
-    numbered = {int(found[1]): t for name, t in tensors.items() if (found := POSITION.fullmatch(name))}
+    numbered = {int(found[1]): t for name, t in tensors.items() if (found := POSITION_PATTERN.fullmatch(name))}
     args = [numbered[number] for number in sorted(numbered)]
     if "" in tensors:
         return tensors[""]
-    return _element(args, {name: t for name, t in tensors.items() if POSITION.fullmatch(name) is None})
+    return _pack_call(args, {name: t for name, t in tensors.items() if POSITION_PATTERN.fullmatch(name) is None})
 
 
-def in_batches(call: Any, size: int, where: str) -> list[Any]:
+def split_into_batches(call: Any, size: int, where: str) -> list[Any]:
     """Split a call into batches along dim 0 of its tensors; the last batch may be smaller.
 
     Raises:
@@ -225,20 +231,20 @@ def in_batches(call: Any, size: int, where: str) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class Batches:
+class NamedBatches:
     """Batches of the user that can be iterated several times. Errors name their source."""
 
     name: str
     source: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        return telling(self.name, self.source)
+        return iterate_named(self.name, self.source)
 
     def __len__(self) -> int:
         return len(self.source)  # type: ignore[arg-type] - raises TypeError if it has no length, as len() does
 
 
-def telling(name: str, source: Iterable[Any]) -> Iterator[Any]:
+def iterate_named(name: str, source: Iterable[Any]) -> Iterator[Any]:
     """Yield batches; errors name their source.
 
     Raises:
@@ -251,18 +257,18 @@ def telling(name: str, source: Iterable[Any]) -> Iterator[Any]:
         raise MisuseError(msg) from error
 
 
-def _source(text: str, option: str) -> Iterable[Any]:
+def _load_batches(text: str, option: str) -> Iterable[Any]:
     place, _, path = text.partition(":")
     found: Any = find_object(place, path, MisuseError, remedy="; --debug shows where")
     if callable(found) and (isinstance(found, type) or not hasattr(found, "__iter__")):
-        found = called(text, found)
+        found = call_factory(text, found)
     if isinstance(found, Iterable) and not isinstance(found, torch.Tensor | Mapping | str):
         return found
     msg = f"{option} {text} is of type {type(found).__name__}; name a list of batches, or a function that yields them"
     raise MisuseError(msg)
 
 
-def one_call(texts: Sequence[str]) -> Any:
+def read_single_call(texts: Sequence[str]) -> Any:
     """Return the single call of the arguments, or None if there are none.
 
     Raises:

@@ -11,16 +11,16 @@ import onnx
 
 import clika_ref
 from clika_ref.command_line.artifacts import read_onnx
-from clika_ref.command_line.places import flagged
+from clika_ref.command_line.output_paths import prefix_errors_with_flag
 from clika_ref.core.ir import Node, Value
-from clika_ref.onnx_emission.emission import SCOPE, SOURCE
+from clika_ref.onnx_export.emission import SCOPE_KEY, SOURCE_KEY
 from clika_ref.pictures.writing import picture_path
-from clika_ref.reporting.console import size
-from clika_ref.reporting.tables import table_text
+from clika_ref.reporting.console import format_size
+from clika_ref.reporting.tables import render_text_table
 
 
 @dataclass(frozen=True)
-class ShownGraph:
+class GraphView:
     """A graph as text and as plain data."""
 
     text: str
@@ -34,7 +34,7 @@ class ShownGraph:
         return self.data
 
 
-def place_of_picture(path: Path | None) -> Path | None:
+def resolve_picture_path(path: Path | None) -> Path | None:
     """Return the path of the picture, with a suffix, or None if no picture is requested.
 
     Raises:
@@ -42,54 +42,54 @@ def place_of_picture(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    with flagged("--picture"):
+    with prefix_errors_with_flag("--picture"):
         return picture_path(path)
 
 
-def module_graph(module: clika_ref.ClikaModule) -> ShownGraph:
+def module_graph(module: clika_ref.ClikaModule) -> GraphView:
     """Return the graph of a module."""
     graph = module.graph
     held = [value.data for value in graph.constants.values()]
     weights = sum(data.nbytes for data in held if data is not None)
     target = module._clika_quantized.target if module._clika_quantized is not None else None
-    last = f"{len(graph):,} nodes, {size(weights)} of weights"
+    last = f"{len(graph):,} nodes, {format_size(weights)} of weights"
     if target is not None:
         last += f", quantized for {target}: `clika-ref explain` shows which"
     data = {
         "name": graph.name,
-        "inputs": [_typed(value) for value in graph.inputs],
-        "outputs": [_typed(value) for value in graph.outputs],
+        "inputs": [_value_as_json(value) for value in graph.inputs],
+        "outputs": [_value_as_json(value) for value in graph.outputs],
         "symbols": [str(symbol) for symbol in graph.symbols.values()],
         "guards": [str(guard) for guard in graph.guards],
-        "nodes": [_node(node) for node in graph.nodes],
+        "nodes": [_node_as_json(node) for node in graph.nodes],
         "weights_bytes": weights,
         "quantized_for": target,
     }
-    return ShownGraph(f"{graph}\n{last}", data)
+    return GraphView(f"{graph}\n{last}", data)
 
 
-def _node(node: Node) -> dict[str, Any]:
+def _node_as_json(node: Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "operator": node.kind,
         "inputs": [value.name if isinstance(value, Value) else str(value) for value in node.inputs],
-        "outputs": [_typed(value) for value in node.outputs],
+        "outputs": [_value_as_json(value) for value in node.outputs],
         "attributes": {name: str(value) for name, value in node.attrs.items()},
         "scope": node.origin.scope,
         "line": node.origin.line,
     }
 
 
-def _typed(value: Value) -> dict[str, Any]:
-    return _named(value.name, str(value.type.dtype).removeprefix("torch."), value.type.shape)
+def _value_as_json(value: Value) -> dict[str, Any]:
+    return _tensor_as_json(value.name, str(value.type.dtype).removeprefix("torch."), value.type.shape)
 
 
-def _named(name: str, dtype: str, shape: Sequence[Any]) -> dict[str, Any]:
+def _tensor_as_json(name: str, dtype: str, shape: Sequence[Any]) -> dict[str, Any]:
     """Return a tensor as plain data; symbolic dims are expressions over symbol names."""
     return {"name": name, "dtype": dtype, "shape": [side if isinstance(side, int) else str(side) for side in shape]}
 
 
-def onnx_graph(path: Path) -> ShownGraph:
+def onnx_graph(path: Path) -> GraphView:
     """Return the graph of an ONNX file from any exporter.
 
     Raises:
@@ -97,67 +97,67 @@ def onnx_graph(path: Path) -> ShownGraph:
     """
     model = read_onnx(path)
     graph, held = model.graph, {tensor.name for tensor in model.graph.initializer}
-    known = {told["name"]: told for told in onnx_types((*graph.value_info, *graph.input, *graph.output))}
+    known = {told["name"]: told for told in onnx_values_as_json((*graph.value_info, *graph.input, *graph.output))}
     data = {
         "name": graph.name,
         "inputs": [known[value.name] for value in graph.input if value.name not in held],
         "outputs": [known[value.name] for value in graph.output],
         "symbols": sorted({side for v in graph.input for side in known[v.name]["shape"] if isinstance(side, str)}),
         "guards": [entry.value for entry in model.metadata_props if entry.key == "clika.guards"],
-        "nodes": [_onnx_node(node, known) for node in graph.node],
+        "nodes": [_onnx_node_as_json(node, known) for node in graph.node],
         "weights_bytes": sum(_bytes_of(tensor) for tensor in graph.initializer),
         "quantized_for": None,
     }
-    return ShownGraph(_as_text(data, model), data)
+    return GraphView(_render_text(data, model), data)
 
 
-def _as_text(data: Mapping[str, Any], model: Any) -> str:
+def _render_text(data: Mapping[str, Any], model: Any) -> str:
     versions = ", ".join(f"{entry.domain or 'ai.onnx'} {entry.version}" for entry in model.opset_import)
     rows = [
-        (n["name"], n["operator"], ", ".join(n["inputs"]), ", ".join(map(_shown, n["outputs"])), n["scope"])
+        (n["name"], n["operator"], ", ".join(n["inputs"]), ", ".join(map(_tensor_text, n["outputs"])), n["scope"])
         for n in data["nodes"]
     ]
     return "\n".join(
         [
-            f"graph {data['name']}({', '.join(map(_shown, data['inputs']))}), operator sets {versions}",
-            table_text(("node", "operator", "reads", "returns", "module"), rows),
-            f"return {', '.join(map(_shown, data['outputs']))}",
-            f"{len(rows):,} nodes, {size(data['weights_bytes'])} of weights",
+            f"graph {data['name']}({', '.join(map(_tensor_text, data['inputs']))}), operator sets {versions}",
+            render_text_table(("node", "operator", "reads", "returns", "module"), rows),
+            f"return {', '.join(map(_tensor_text, data['outputs']))}",
+            f"{len(rows):,} nodes, {format_size(data['weights_bytes'])} of weights",
         ]
     )
 
 
-def _shown(tensor: Mapping[str, Any]) -> str:
+def _tensor_text(tensor: Mapping[str, Any]) -> str:
     if not tensor["dtype"]:
         return tensor["name"]
     return f"{tensor['name']}: {tensor['dtype']}[{', '.join(map(str, tensor['shape']))}]"
 
 
-def _onnx_node(node: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+def _onnx_node_as_json(node: Any, known: Mapping[str, Any]) -> dict[str, Any]:
     told = {entry.key: entry.value for entry in node.metadata_props}
     return {
         "name": node.name,
         "operator": node.op_type,
         "inputs": list(node.input),
-        "outputs": [known.get(name, _named(name, "", ())) for name in node.output],
+        "outputs": [known.get(name, _tensor_as_json(name, "", ())) for name in node.output],
         "attributes": {
             a.name: str(onnx.helper.printable_attribute(a)).partition("=")[2].strip() for a in node.attribute
         },
-        "scope": told.get(SCOPE, ""),
-        "line": told.get(SOURCE, ""),
+        "scope": told.get(SCOPE_KEY, ""),
+        "line": told.get(SOURCE_KEY, ""),
     }
 
 
-def onnx_types(values: Iterable[Any]) -> list[dict[str, Any]]:
+def onnx_values_as_json(values: Iterable[Any]) -> list[dict[str, Any]]:
     """Return the names, dtypes and shapes that an ONNX file declares; unknown dims are ``?``."""
-    return [_of_onnx(value) for value in values]
+    return [_onnx_value_as_json(value) for value in values]
 
 
-def _of_onnx(value: Any) -> dict[str, Any]:
+def _onnx_value_as_json(value: Any) -> dict[str, Any]:
     tensor = value.type.tensor_type
     dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)) if tensor.elem_type else ""
     shape = [d.dim_value if d.HasField("dim_value") else d.dim_param or "?" for d in tensor.shape.dim]
-    return _named(value.name, dtype, shape)
+    return _tensor_as_json(value.name, dtype, shape)
 
 
 def _bytes_of(tensor: Any) -> int:

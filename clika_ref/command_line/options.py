@@ -9,20 +9,22 @@ import typer
 
 from clika_ref.command_line.completion import complete_option, complete_target
 
-FORMS = "package.module:factory (a module, its class, or a callable), a file of clika_save"
+MODEL_SYNTAX = "package.module:factory (a module, its class, or a callable), a file of clika_save"
 
-DATA = (
+DATA_SYNTAX = (
     "a shape (1x3x224x224, int64:1x128, ids=int64:1x128,mask=1x128), x.npy, calls.npz, calls.safetensors, or "
     "package.module:function, which yields batches"
 )
 
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}.", show_default=False)]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"{MODEL_SYNTAX}.", show_default=False)]
 
-ModelOrOnnx = Annotated[str, typer.Argument(metavar="MODEL", help=f"{FORMS}, or an ONNX file.", show_default=False)]
+ModelOrOnnx = Annotated[
+    str, typer.Argument(metavar="MODEL", help=f"{MODEL_SYNTAX}, or an ONNX file.", show_default=False)
+]
 
 Inputs = Annotated[
     list[str] | None,
-    typer.Option("--input", metavar="DATA", help=f"One call: {DATA}. A side that differs becomes dynamic."),
+    typer.Option("--input", metavar="DATA", help=f"One call: {DATA_SYNTAX}. A side that differs becomes dynamic."),
 ]
 
 BatchSize = Annotated[
@@ -83,7 +85,7 @@ NoCompare = Annotated[bool, typer.Option("--no-compare", help="Skip running the 
 
 Calibrate = Annotated[
     list[str] | None,
-    typer.Option(metavar="DATA", help=f"Representative data: {DATA}. Without, what was saved with the module."),
+    typer.Option(metavar="DATA", help=f"Representative data: {DATA_SYNTAX}. Without, what was saved with the module."),
 ]
 
 Save = Annotated[Path | None, typer.Option(metavar="FILE", help="Save the module itself, as clika_save does.")]

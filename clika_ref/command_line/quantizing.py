@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import clika_ref
-from clika_ref.command_line.arguments import Kind, heeding, load_model, require
-from clika_ref.command_line.choices import (
-    DEPLOYMENT,
-    LAYERS,
-    QUANTIZATION,
-    Chosen,
-    deployment_of_saved,
-    for_quantize,
+from clika_ref.command_line.arguments import ModelKind, load_model, reject_unused_inputs, require_kind
+from clika_ref.command_line.command_settings import (
+    DEPLOYMENT_SECTION,
+    LAYERS_SECTION,
+    QUANTIZATION_SECTION,
+    CommandSettings,
+    deployment_settings_of_saved,
+    quantize_arguments,
 )
-from clika_ref.command_line.data import read_calls, warn_of_draws
-from clika_ref.command_line.endings import MisuseError, note
-from clika_ref.settings import BaseDeploymentSettings
+from clika_ref.command_line.data import note_random_calibration, read_calls
+from clika_ref.command_line.exit_status import MisuseError, print_note
+from clika_ref.settings.compile_options import BaseDeploymentSettings
 
-HEEDED = (DEPLOYMENT, QUANTIZATION, LAYERS)
+APPLICABLE_SECTIONS = (DEPLOYMENT_SECTION, QUANTIZATION_SECTION, LAYERS_SECTION)
 """Sections of a settings file that apply to a module that is already compiled."""
 
 
 @dataclass(frozen=True)
-class Subject:
+class ModelWithData:
     """A model to quantize, with its calibration data and tracing inputs."""
 
     model: Any
@@ -52,44 +52,46 @@ def quantization_flags(
     return found
 
 
-def subject_of(text: str, calibrate: Sequence[str], inputs: Sequence[str], batch_size: int | None) -> Subject:
+def load_model_with_data(
+    text: str, calibrate: Sequence[str], inputs: Sequence[str], batch_size: int | None
+) -> ModelWithData:
     """Load a model and its data from arguments.
 
     Raises:
         MisuseError: the argument names no model, its data is missing, or inputs are given for a compiled one.
     """
     remedy = "only models that Python makes, and saved modules, are quantized"
-    kind = heeding(require(text, [Kind.FACTORY, Kind.SAVED], remedy), text, inputs)
-    if kind is Kind.FACTORY and not calibrate:
+    kind = reject_unused_inputs(require_kind(text, [ModelKind.FACTORY, ModelKind.SAVED], remedy), text, inputs)
+    if kind is ModelKind.FACTORY and not calibrate:
         msg = f"give --calibrate DATA: {text} is quantized by what its values are on data, which is read once"
         raise MisuseError(msg)
-    warn_of_draws(calibrate, "--calibrate")
+    note_random_calibration(calibrate, "--calibrate")
     calibration = read_calls(calibrate, "--calibrate", batch_size=batch_size) if calibrate else None
-    if kind is Kind.SAVED:
-        return Subject(clika_ref.ClikaModule.clika_load(text), True, calibration, None)
-    return Subject(load_model(text), False, calibration, [*read_calls(inputs)] if inputs else None)
+    if kind is ModelKind.SAVED:
+        return ModelWithData(clika_ref.ClikaModule.clika_load(text), True, calibration, None)
+    return ModelWithData(load_model(text), False, calibration, [*read_calls(inputs)] if inputs else None)
 
 
-def deployment_of(subject: Subject, found: Chosen) -> BaseDeploymentSettings | None:
+def deployment_of(subject: ModelWithData, found: CommandSettings) -> BaseDeploymentSettings | None:
     """Return the deployment settings of the model: a saved one keeps its target unless another is selected."""
     if subject.is_compiled and not found.has_target:
-        return deployment_of_saved(subject.model)
+        return deployment_settings_of_saved(subject.model)
     return found.settings.deployment_settings
 
 
-def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_ref.ClikaModule:
+def quantize_model(subject: ModelWithData, found: CommandSettings, logs_dir: Path | None) -> clika_ref.ClikaModule:
     """Quantize the model with the given settings.
 
     Raises:
         MisuseError: the file disables quantization, or options are given for a module that is already compiled.
         ModelError: the model cannot be compiled, or the data does not fit it.
     """
-    arguments = for_quantize(found)
+    arguments = quantize_arguments(found)
     if not subject.is_compiled:
         data = {"tracing_inputs": subject.tracing, "calibration_inputs": subject.calibration}
         module: Any = clika_ref.clika_compile(subject.model, **data, logs_dir=logs_dir, **arguments)
         return module
-    _refuse_options(found)
+    _reject_options(found)
     subject.model._clika_logs_dir = logs_dir
     subject.model.clika_initialize_algorithms(
         arguments["quantization_settings"],
@@ -100,21 +102,21 @@ def quantized(subject: Subject, found: Chosen, logs_dir: Path | None) -> clika_r
     return subject.model
 
 
-def _refuse_options(found: Chosen) -> None:
+def _reject_options(found: CommandSettings) -> None:
     """Reject options for a compiled module, which has its own. Print a note on sections that no longer apply."""
     if found.flags.options:
         msg = (
             "--option says how a model is compiled, and this one is a saved module, with its own options; leave it out"
         )
         raise MisuseError(msg)
-    late = [name for name in found.stated if "." not in name and name not in HEEDED]
+    late = [name for name in found.file_entries if "." not in name and name not in APPLICABLE_SECTIONS]
     if late:
-        note(
+        print_note(
             f"{', '.join(late)} of {found.file} come too late for a module that is compiled already, and change nothing"
         )
 
 
-def decided(module: clika_ref.ClikaModule) -> dict[str, Any]:
+def decisions_as_json(module: clika_ref.ClikaModule) -> dict[str, Any]:
     """Return the decision and reason for each layer, and the outcome of other thresholds, as plain data."""
     found = module.clika_quantization
     assert found is not None

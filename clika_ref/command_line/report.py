@@ -10,14 +10,21 @@ import typer
 import clika_ref
 from clika_ref.command_line import options
 from clika_ref.command_line.completion import complete_target
-from clika_ref.command_line.endings import Debug, MisuseError, plain_errors
-from clika_ref.command_line.places import flagged, refuse_no_place
-from clika_ref.command_line.printed import alone_on_stdout, late, seed_all, show, working, written
-from clika_ref.storage import path_of_kind
+from clika_ref.command_line.exit_status import Debug, MisuseError, report_errors
+from clika_ref.command_line.output import (
+    describe_file,
+    divert_stdout,
+    import_lazily,
+    print_result,
+    seed_all,
+    show_spinner,
+)
+from clika_ref.command_line.output_paths import check_output_paths, prefix_errors_with_flag
+from clika_ref.serialization.atomic_files import require_suffix
 
-Page = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="The .html file to write.")]
+ReportOutput = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="The .html file to write.")]
 
-Beside = Annotated[
+OtherTargets = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
@@ -26,12 +33,14 @@ Beside = Annotated[
     ),
 ]
 
-OF_ITS_OWN = (
+SAVED_TARGET_MESSAGE = (
     "--target says where a model is to run that is compiled or quantized, and a report of a saved module is about its "
     "own target; name others with --beside, or give --calibrate DATA"
 )
 
-UNHEEDED = "--settings say how a model is compiled or quantized, and this one is a saved module; leave them out"
+SAVED_SETTINGS_MESSAGE = (
+    "--settings say how a model is compiled or quantized, and this one is a saved module; leave them out"
+)
 
 
 def report(
@@ -40,8 +49,8 @@ def report(
     calibrate: options.Calibrate = None,
     inputs: options.Inputs = None,
     batch_size: options.BatchSize = None,
-    output: Page = None,
-    beside: Beside = None,
+    output: ReportOutput = None,
+    beside: OtherTargets = None,
     target: options.Target = None,
     settings: options.SettingsFile = None,
     logs_dir: options.LogsDir = None,
@@ -50,41 +59,50 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write one HTML file of all that is known of a model: quantized on --calibrate, saved, or in float on --input."""
-    with plain_errors(debug=debug), alone_on_stdout():
+    with report_errors(debug=debug), divert_stdout():
         read = (model, *(inputs or ()), *(calibrate or ()), str(settings))
-        refuse_no_place({"-o": output}, "give -o FILE.html to write to", read)
-        with flagged("-o"):
-            path_of_kind(output, "a report", [".html"])
-        with working("Loading"):
+        check_output_paths({"-o": output}, "give -o FILE.html to write to", read)
+        with prefix_errors_with_flag("-o"):
+            require_suffix(output, "a report", [".html"])
+        with show_spinner("Loading"):
             seed_all(seed)
-            choices, arguments = late("choices"), late("arguments")
-            others = [choices.deployment(name) for name in beside or ()]
-            is_saved = arguments.heeding(arguments.kind_of(model), model, inputs or ()) is arguments.Kind.SAVED
+            choices, arguments = import_lazily("command_settings"), import_lazily("arguments")
+            others = [choices.deployment_settings_for(name) for name in beside or ()]
+            is_saved = (
+                arguments.reject_unused_inputs(arguments.kind_of(model), model, inputs or ())
+                is arguments.ModelKind.SAVED
+            )
             if is_saved and not calibrate and (target is not None or settings is not None):
-                raise MisuseError(OF_ITS_OWN if target is not None else UNHEEDED)
-            chosen = choices.chosen(settings, choices.Flags(target))
-        module = _quantized(model, chosen, (calibrate or [], inputs or [], batch_size), logs_dir) if calibrate else None
-        module = module or (arguments.compiled(model, []) if is_saved else _in_float(model, chosen, inputs or []))
+                raise MisuseError(SAVED_TARGET_MESSAGE if target is not None else SAVED_SETTINGS_MESSAGE)
+            chosen = choices.resolve_settings(settings, choices.Flags(target))
+        module = (
+            _quantize_model(model, chosen, (calibrate or [], inputs or [], batch_size), logs_dir) if calibrate else None
+        )
+        module = module or (
+            arguments.load_compiled(model, []) if is_saved else _compile_float(model, chosen, inputs or [])
+        )
         assert output is not None
         place = module.clika_report(output, others)
     told = {"report": {"file": place, "bytes": place.stat().st_size}, "seconds": module.timings}
-    show(written(place), told, as_json=as_json)
+    print_result(describe_file(place), told, as_json=as_json)
 
 
-def _quantized(
+def _quantize_model(
     model: str, chosen: Any, data: tuple[list[str], list[str], int | None], logs_dir: Path | None
 ) -> clika_ref.ClikaModule:
     """Quantize a model with the given settings."""
-    quantizing = late("quantizing")
-    return quantizing.quantized(quantizing.subject_of(model, *data), chosen, logs_dir)
+    quantizing = import_lazily("quantizing")
+    return quantizing.quantize_model(quantizing.load_model_with_data(model, *data), chosen, logs_dir)
 
 
-def _in_float(model: str, chosen: Any, inputs: list[str]) -> clika_ref.ClikaModule:
+def _compile_float(model: str, chosen: Any, inputs: list[str]) -> clika_ref.ClikaModule:
     """Compile a model in float with the given settings."""
-    arguments, choices, data = late("arguments"), late("choices"), late("data")
-    arguments.require(model, [arguments.Kind.FACTORY], "reports are of models that Python makes, and of saved modules")
+    arguments, choices, data = import_lazily("arguments"), import_lazily("command_settings"), import_lazily("data")
+    arguments.require_kind(
+        model, [arguments.ModelKind.FACTORY], "reports are of models that Python makes, and of saved modules"
+    )
     if not inputs:
         raise MisuseError("give --calibrate DATA for a report in integers, or --input for one in float")
     made, calls = arguments.load_model(model), [*data.read_calls(inputs)]
-    module: Any = clika_ref.clika_compile(made, tracing_inputs=calls, **choices.for_compile(chosen))
+    module: Any = clika_ref.clika_compile(made, tracing_inputs=calls, **choices.float_compile_arguments(chosen))
     return module

@@ -8,13 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 
 from clika_ref.core.registry import Plugin
 from clika_ref.core.targets import Target
-from clika_ref.emulation import stand_in_of
-from clika_ref.opened_files import suffixes_of
-from clika_ref.quantization_scheme import Integers, scheme_of
-from clika_ref.settings import SHORT_NAMES
-from clika_ref.violations import checker_of
+from clika_ref.core.violations import checker_of
+from clika_ref.settings.compile_options import TARGET_SHORT_NAMES
+from clika_ref.targets.emulation import emulator_of
+from clika_ref.targets.opened_files import suffixes_of
+from clika_ref.targets.quantization_scheme import QuantizedType, scheme_of
 
-COLUMNS = ("target", "short", "runtime", "values", "weights", "weights alone", "files", "rules", "from")
+TARGET_COLUMNS = ("target", "short", "runtime", "values", "weights", "weights alone", "files", "rules", "from")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TargetRow:
     """Whether ``clika-ref check`` supports it."""
 
     def cells(self) -> tuple[object, ...]:
-        """Return the table row, in the order of `COLUMNS`."""
+        """Return the table row, in the order of `TARGET_COLUMNS`."""
         runtime = f"{self.runtime} {self.runtime_version}".strip() or "here"
         if self.emulated_by:
             runtime = f"emulated by {self.emulated_by}"
@@ -66,30 +66,30 @@ class TargetRow:
 
 def target_rows(plugins: Iterable[Plugin]) -> list[TargetRow]:
     """Return the facts of all targets of the plugins, sorted by name."""
-    rows = [_row(target, plugin) for plugin in plugins for target in plugin.targets]
+    rows = [_make_row(target, plugin) for plugin in plugins for target in plugin.targets]
     return sorted(rows, key=lambda row: row.name)
 
 
-def _row(target: Target, plugin: Plugin) -> TargetRow:
+def _make_row(target: Target, plugin: Plugin) -> TargetRow:
     scheme, runtime = scheme_of(target), getattr(target, "runtime", "")
     few = scheme.weights_only if scheme is not None else None
     return TargetRow(
         name=target.name,
-        short=next((short for short, name in SHORT_NAMES.items() if name == target.name), ""),
+        short=next((short for short, name in TARGET_SHORT_NAMES.items() if name == target.name), ""),
         plugin=f"{plugin.distribution} {plugin.version}",
         runtime=runtime,
         runtime_version=_version(runtime),
-        emulated_by=stand_in_of(target),
+        emulated_by=emulator_of(target),
         missing=target.missing() or "",
-        values=_integers(scheme.activations) if scheme is not None else "",
-        weights=_integers(scheme.weights) if scheme is not None else "",
+        values=_dtype_text(scheme.activations) if scheme is not None else "",
+        weights=_dtype_text(scheme.weights) if scheme is not None else "",
         weights_only=tuple(sorted(few.bits)) if few is not None else (),
         suffixes=suffixes_of(target),
         has_rules=checker_of(target) is not None,
     )
 
 
-def _integers(kind: Integers) -> str:
+def _dtype_text(kind: QuantizedType) -> str:
     """Return the name of an integer type: ``uint8``, ``int7 symmetric``."""
     return f"{'' if kind.is_signed else 'u'}int{kind.bits}{' symmetric' if kind.is_symmetric else ''}"
 

@@ -13,7 +13,7 @@ from torch import fx
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.symbols import is_symbolic, meaning, number, resolve
+from clika_ref.core.symbols import atom_to_number, expr_to_function, is_symbolic, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 def read_sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
     """Return the size of each symbol of a graph, read from ``inputs``: one tensor for each input, in order."""
     by_name = {value.name: tensor for value, tensor in zip(graph.inputs, inputs, strict=True)}
-    return {s.name: _read(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
+    return {s.name: _read_symbol(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
 
 
-def _read(symbol: Symbol, tensor: torch.Tensor) -> int:
+def _read_symbol(symbol: Symbol, tensor: torch.Tensor) -> int:
     return int(tensor) if symbol.side.dim is None else tensor.shape[symbol.side.dim]
 
 
@@ -53,23 +53,23 @@ def interpret(
     device = next((t.device for t in values.values()), torch.device("cpu"))
     last_use = {v: node for node in graph.nodes for v in node.inputs if isinstance(v, Value)}
     for node in graph.nodes:
-        results = _run(node, values, sizes, device)
+        results = _run_node(node, values, sizes, device)
         if hook is not None:
             results = hook(node, results) or results
         for value, result in zip(node.outputs, results, strict=True):
             values[value] = result
-            sizes.update({s.name: _read(s, result) for s in late.get(value.name, ())})
+            sizes.update({s.name: _read_symbol(s, result) for s in late.get(value.name, ())})
         for value in node.inputs:
-            if isinstance(value, Value) and last_use[value] is node and _is_inner(graph, value):
+            if isinstance(value, Value) and last_use[value] is node and _is_intermediate(graph, value):
                 values.pop(value, None)
     return [values[v] for v in graph.outputs], {name: values[v] for name, v in graph.state.items()}
 
 
-def _is_inner(graph: Graph, value: Value) -> bool:
+def _is_intermediate(graph: Graph, value: Value) -> bool:
     return value.producer is not None and all(use.user is not graph for use in value._uses)
 
 
-def _run(
+def _run_node(
     node: Node, values: dict[Value, torch.Tensor], sizes: dict[str, int], device: torch.device
 ) -> tuple[torch.Tensor, ...]:
     operands = [values[v] if isinstance(v, Value) else resolve(v, sizes) for v in node.inputs]
@@ -99,7 +99,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     return tensor.device
 
 
-def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
+def snapshot_state(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 - FX passes it by position
     """Return the old value of ``state``, of any shape, that the call overwrites later.
 
     It is a copy if ``is_shared``, or if gradients are recorded: autograd cannot go backward through a tensor that was
@@ -108,7 +108,7 @@ def kept(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noqa: FBT001 
     return state.clone() if is_shared or torch.is_grad_enabled() else state
 
 
-def _viewed(value: Value) -> Value:
+def _find_base(value: Value) -> Value:
     """Follow views, and copies of views, to the value that owns the memory."""
     while value.producer is not None and value.producer.op.write_back_rule is not None:
         value = next(v for v in value.producer.inputs if isinstance(v, Value))
@@ -123,18 +123,20 @@ class _FxWriter:
         self.constants = {value: f"constant_{i}" for i, value in enumerate(graph.constants.values())}
         self.sizes: dict[sympy.Basic, Any] = {}
         self.device: fx.Node | None = None
-        self.late: dict[str, list[Symbol]] = {}
+        self.symbols_by_source: dict[str, list[Symbol]] = {}
 
     def write(self) -> fx.Graph:
         for i, value in enumerate(self.graph.inputs):
             self.nodes[value] = self.fx.placeholder(f"input_{i}")
         for symbol in self.graph.symbols.values():
-            self.late.setdefault(symbol.side.name, []).append(symbol)
+            self.symbols_by_source.setdefault(symbol.side.name, []).append(symbol)
         for value in self.graph.inputs:
             self._bind(value)
         by_name = {v.name: v for v in (*self.graph.inputs, *self.graph.constants.values())}
-        shared = set(map(_viewed, (*self.graph.outputs, *self.graph.state.values())))
-        places = [self._place(by_name[name], is_shared=by_name[name] in shared) for name in self.graph.state]
+        shared = set(map(_find_base, (*self.graph.outputs, *self.graph.state.values())))
+        places = [
+            self._state_destination(by_name[name], is_shared=by_name[name] in shared) for name in self.graph.state
+        ]
         for node in self.graph.nodes:
             self._call(node)
         for place, value in zip(places, self.graph.state.values(), strict=True):
@@ -142,10 +144,10 @@ class _FxWriter:
         self.fx.output(tuple(map(self._value, self.graph.outputs)))
         return self.fx
 
-    def _place(self, value: Value, *, is_shared: bool) -> fx.Node:
-        """Return the node that new state is written to at the end; until then, reads use the old value from `kept`."""
+    def _state_destination(self, value: Value, *, is_shared: bool) -> fx.Node:
+        """Return the node that new state is written to at the end; until then, reads use the old value from `snapshot_state`."""
         place = self._value(value)
-        self.nodes[value] = self.fx.call_function(kept, (place, is_shared))
+        self.nodes[value] = self.fx.call_function(snapshot_state, (place, is_shared))
         if isinstance(value.data, torch.nn.Parameter):  # autograd rejects in-place writes to a leaf
             place = self.fx.call_method("detach", (place,))
         return place
@@ -156,7 +158,7 @@ class _FxWriter:
         return self.nodes[value]
 
     def _bind(self, value: Value) -> None:
-        for symbol in self.late.get(value.name, ()):
+        for symbol in self.symbols_by_source.get(value.name, ()):
             if symbol.side.dim is None:
                 size = self.fx.call_method("item", (self.nodes[value],))
             else:
@@ -172,7 +174,7 @@ class _FxWriter:
         for value in node.outputs:
             if not node.op.returns_tuple:
                 self.nodes[value] = call
-            elif value._uses or value.name in self.late:
+            elif value._uses or value.name in self.symbols_by_source:
                 self.nodes[value] = self.fx.call_function(_getitem, (call, value.index))
             self._bind(value)
 
@@ -193,9 +195,9 @@ class _FxWriter:
 
     def _size(self, expr: sympy.Basic) -> Any:
         if not expr.args and expr not in self.sizes:
-            return number(expr)
+            return atom_to_number(expr)
         if expr not in self.sizes:
-            self.sizes[expr] = self.fx.call_function(meaning(expr), tuple(map(self._size, expr.args)))
+            self.sizes[expr] = self.fx.call_function(expr_to_function(expr), tuple(map(self._size, expr.args)))
         return self.sizes[expr]
 
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from clika_ref.core.passes import Pass
     from clika_ref.core.targets import Target
 
-GROUP = "clika_ref"
+ENTRY_POINT_GROUP = "clika_ref"
 """The entry-point group, and the pluggy project name."""
 
 API_LEVEL = 1
 """The API level, incremented by each change that may break plugins of the previous level."""
 
-hookspec = pluggy.HookspecMarker(GROUP)
-hookimpl = pluggy.HookimplMarker(GROUP)
+hookspec = pluggy.HookspecMarker(ENTRY_POINT_GROUP)
+hookimpl = pluggy.HookimplMarker(ENTRY_POINT_GROUP)
 """Mark a plugin function as the implementation of the hook with the same name."""
 
 

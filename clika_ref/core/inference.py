@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from clika_ref.core.errors import PassError
 from clika_ref.core.ir import Data, Graph, Node, Value
-from clika_ref.core.symbols import evaluate, is_symbolic, named
+from clika_ref.core.symbols import evaluate, is_symbolic, make_symbol
 from clika_ref.core.types import Origin, TensorType
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clika_ref.core.operators import Operator
 
 
-def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
+def infer_types(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[TensorType, ...]:
     """Return the output types of a call of ``op`` with attributes ``attrs``.
 
     ``operands`` are values, types, numbers, size expressions or None.
@@ -35,7 +35,7 @@ def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tu
     types = tuple(v.type if isinstance(v, Value) else v for v in operands)
     try:
         named_attrs = tuple(sorted(attrs.items(), key=lambda item: item[0]))
-        return _infer(op, types, named_attrs, _kinds((types, named_attrs)))
+        return _infer_cached(op, types, named_attrs, _type_key((types, named_attrs)))
     except Exception as error:
         shown = ", ".join(map(str, (*types, *(f"{k}={v}" for k, v in attrs.items()))))
         reason = str(error).splitlines()[0] if str(error) else repr(error)
@@ -43,13 +43,13 @@ def infer(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> tu
         raise PassError(msg) from error
 
 
-def _kinds(item: Any) -> Any:
+def _type_key(item: Any) -> Any:
     """Return the nested types of an item. They separate 1, 1.0 and True, which are equal as cache keys."""
-    return tuple(map(_kinds, item)) if isinstance(item, tuple) else type(item)
+    return tuple(map(_type_key, item)) if isinstance(item, tuple) else type(item)
 
 
 @lru_cache(maxsize=4096)
-def _infer(
+def _infer_cached(
     op: Operator, operands: tuple[Any, ...], attrs: tuple[tuple[str, Any], ...], _kinds: Any
 ) -> tuple[TensorType, ...]:
     if op.type_rule is not None:
@@ -60,9 +60,9 @@ def _infer(
     return _infer_static(op, operands, dict(attrs)) if static else _infer_symbolic(op, operands, dict(attrs))
 
 
-def forget_types() -> None:
+def clear_type_cache() -> None:
     """Clear the cache of inferred types. Call it after changing a type rule; the cache is keyed by operator."""
-    _infer.cache_clear()
+    _infer_cached.cache_clear()
 
 
 def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
@@ -72,7 +72,7 @@ def _infer_static(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]
     ]
     if op.takes_device:
         attrs["device"] = torch.device("meta")
-    return tuple(TensorType(t.dtype, tuple(t.shape)) for t in _flat(op(*tensors, **attrs)))
+    return tuple(TensorType(t.dtype, tuple(t.shape)) for t in _to_list(op(*tensors, **attrs)))
 
 
 def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any]) -> tuple[TensorType, ...]:
@@ -82,48 +82,48 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
     tensor cache is off: new symbols would never hit it, and filling it takes as long as the calls.
     """
     env = ShapeEnv()
-    symbols = sorted(_symbols((*operands, *attrs.values())), key=lambda s: s.name)
+    symbols = sorted(_find_symbols((*operands, *attrs.values())), key=lambda s: s.name)
     sizes = {symbol.name: env.create_unbacked_symint() for symbol in symbols}
     for symbol in symbols:
         torch._check(not symbol.is_nonnegative or sizes[symbol.name] >= 0)
     own = {sizes[symbol.name].node.expr: symbol for symbol in symbols}
     assumed = sum(map(len, env.deferred_runtime_asserts.values()))
     with FakeTensorMode(shape_env=env, allow_non_fake_inputs=True) as mode, disable_fake_tensor_cache(mode):
-        tensors = [_fake(t, sizes) for t in operands]
-        results = _flat(op(*tensors, **{k: _concrete(v, sizes) for k, v in attrs.items()}))
+        tensors = [_make_fake(t, sizes) for t in operands]
+        results = _to_list(op(*tensors, **{k: _substitute_sizes(v, sizes) for k, v in attrs.items()}))
     deferred = [a.expr for asserts in env.deferred_runtime_asserts.values() for a in asserts][assumed:]
-    lengths = {expr: named(symbol.name) for expr, symbol in own.items()}  # a number used as a size is nonnegative
+    lengths = {expr: make_symbol(symbol.name) for expr, symbol in own.items()}  # a number used as a size is nonnegative
     asked = [g for g in (*(g.expr for g in env.guards), *deferred) if g.xreplace(lengths) is not sympy.true]
     if asked:
         conditions = " and ".join(str(g.xreplace(own)) for g in asked)
         msg = f"holds only if {conditions}; declare the rule with @{op.name}.types"
         raise PassError(msg)
-    return tuple(TensorType(t.dtype, tuple(_dim(s, own) for s in t.shape)) for t in results)
+    return tuple(TensorType(t.dtype, tuple(_translate_size(s, own) for s in t.shape)) for t in results)
 
 
-def _flat(result: Any) -> list[torch.Tensor]:
+def _to_list(result: Any) -> list[torch.Tensor]:
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def _symbols(item: Any) -> set[sympy.Symbol]:
+def _find_symbols(item: Any) -> set[sympy.Symbol]:
     if isinstance(item, TensorType):
-        return _symbols(item.shape)
+        return _find_symbols(item.shape)
     if isinstance(item, tuple):
-        return set().union(*map(_symbols, item)) if item else set()
+        return set().union(*map(_find_symbols, item)) if item else set()
     return {s for s in item.free_symbols if isinstance(s, sympy.Symbol)} if isinstance(item, sympy.Basic) else set()
 
 
-def _concrete(item: Any, sizes: Mapping[str, Any]) -> Any:
-    return tuple(_concrete(i, sizes) for i in item) if isinstance(item, tuple) else evaluate(item, sizes)
+def _substitute_sizes(item: Any, sizes: Mapping[str, Any]) -> Any:
+    return tuple(_substitute_sizes(i, sizes) for i in item) if isinstance(item, tuple) else evaluate(item, sizes)
 
 
-def _fake(item: Any, sizes: Mapping[str, Any]) -> Any:
+def _make_fake(item: Any, sizes: Mapping[str, Any]) -> Any:
     if isinstance(item, TensorType):
-        return torch.empty(_concrete(item.shape, sizes), dtype=item.dtype)
-    return _concrete(item, sizes)
+        return torch.empty(_substitute_sizes(item.shape, sizes), dtype=item.dtype)
+    return _substitute_sizes(item, sizes)
 
 
-def _dim(size: int | torch.SymInt, own: dict[sympy.Basic, sympy.Symbol]) -> Any:
+def _translate_size(size: int | torch.SymInt, own: dict[sympy.Basic, sympy.Symbol]) -> Any:
     if isinstance(size, int):
         return size
     expr = size.node.expr.xreplace(own)
@@ -156,7 +156,7 @@ class Builder:
         """Add one call and return its value, or a tuple of its values. Types are inferred unless given."""
         operator = self.operators[op] if isinstance(op, str) else op
         call = operator.call(*operands, **attrs)
-        found = types or infer(operator, call.operands, call.attrs)
+        found = types or infer_types(operator, call.operands, call.attrs)
         node = self.graph.insert(Node(operator, call.operands, call.attrs, self.origin), found, self.before)
         return node.output if len(node.outputs) == 1 else node.outputs
 

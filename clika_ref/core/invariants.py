@@ -24,33 +24,35 @@ def verify(graph: Graph) -> None:
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
                 if value not in known:
-                    raise _broken(graph, f"{node!r} reads %{value.name} before it is computed")
+                    raise _make_error(graph, f"{node!r} reads %{value.name} before it is computed")
                 if (node, position) not in value._uses:
-                    raise _broken(graph, f"the use of %{value.name} by {node!r} is not listed")
+                    raise _make_error(graph, f"the use of %{value.name} by {node!r} is not listed")
                 read += 1
         for index, value in enumerate(node.outputs):
             if value.producer is not node or value.index != index:
-                raise _broken(graph, f"{value!r} does not know its {node!r}")
+                raise _make_error(graph, f"{value!r} does not know its {node!r}")
             known.add(value)
             listed += len(value._uses)
         count += len(node.outputs)
     returned = [*enumerate(graph.outputs), *graph.state.items()]
     for position, value in returned:
         if value not in known:
-            raise _broken(graph, f"the graph returns %{value.name}, which nothing computes")
+            raise _make_error(graph, f"the graph returns %{value.name}, which nothing computes")
         if (graph, position) not in value._uses:
-            raise _broken(graph, f"the use of %{value.name} by the graph is not listed")
+            raise _make_error(graph, f"the use of %{value.name} by the graph is not listed")
     if len({value.name for value in known}) < count:
         made = [v for node in graph.nodes for v in node.outputs]
         names = Counter(v.name for v in (*graph.inputs, *graph.constants.values(), *made))
         value = max(known, key=lambda v: (names[v.name], v.producer is not None))
-        raise _broken(graph, f"two values are named {value.name!r}; one is made by {value.producer!r}")
+        raise _make_error(graph, f"two values are named {value.name!r}; one is made by {value.producer!r}")
     if listed > read + len(returned):  # every read is listed (checked above), so the surplus is never read
         reads = Counter([v for n in graph.nodes for v in n.inputs if isinstance(v, Value)] + [v for _, v in returned])
-        raise _broken(graph, f"%{next(v.name for v in known if len(v._uses) > reads[v])} lists uses that do not exist")
+        raise _make_error(
+            graph, f"%{next(v.name for v in known if len(v._uses) > reads[v])} lists uses that do not exist"
+        )
 
 
-def _broken(graph: Graph, message: str) -> PassError:
+def _make_error(graph: Graph, message: str) -> PassError:
     error = PassError(message)
     error.add_note(str(graph))
     return error

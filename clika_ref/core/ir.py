@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Data: TypeAlias = "torch.Tensor | Callable[[], torch.Tensor]"
 """The elements of a constant, or the function that computes them."""
 
-SHOWN = 200
+MAX_NOTEBOOK_LINES = 200
 """Maximum number of lines in the notebook view of a graph; longer views are slow and do not help."""
 
 
@@ -75,7 +75,7 @@ class Value:
         return self._data is not None
 
     @property
-    def formula(self) -> Callable[[], torch.Tensor] | None:
+    def deferred_data(self) -> Callable[[], torch.Tensor] | None:
         """The function that computes the elements of a constant on each read; None if they are stored."""
         return self._data if callable(self._data) else None
 
@@ -129,8 +129,8 @@ class Node:
 
     def __repr__(self) -> str:
         results = ", ".join(map(repr, self.outputs))
-        attrs = ", ".join(f"{k}={_show(v)}" for k, v in self.attrs.items())
-        operands = ", ".join(map(_show, self.inputs))
+        attrs = ", ".join(f"{k}={_format_operand(v)}" for k, v in self.attrs.items())
+        operands = ", ".join(map(_format_operand, self.inputs))
         line = f"{results} = {self.op.name}{f'[{attrs}]' if attrs else ''}({operands})"
         return f"{line}  # {self.origin}" if self.origin.scopes or self.origin.lines else line
 
@@ -139,11 +139,11 @@ def _type_of(tensor: torch.Tensor) -> TensorType:
     return TensorType(tensor.dtype, tuple(tensor.shape))
 
 
-def _show(item: Any) -> str:
+def _format_operand(item: Any) -> str:
     if isinstance(item, Value):
         return f"%{item.name}"
     if isinstance(item, tuple):
-        return f"({', '.join(map(_show, item))})"
+        return f"({', '.join(map(_format_operand, item))})"
     return str(item)
 
 
@@ -182,7 +182,7 @@ class Graph:
                 yield node
             node = node._next  # an erased node keeps its links, so that iteration can continue
 
-    def reversed_nodes(self) -> Iterator[Node]:
+    def nodes_backward(self) -> Iterator[Node]:
         """Yield the nodes from last to first; nodes may be erased and inserted during iteration."""
         node = self._last
         while node is not None:
@@ -207,8 +207,8 @@ class Graph:
     def _repr_html_(self) -> str:
         """Return the notebook view: the first lines."""
         lines = str(self).splitlines()
-        rest = [f"and {len(lines) - SHOWN:,} lines more"] if len(lines) > SHOWN else []
-        return "<pre>" + escape("\n".join([*lines[:SHOWN], *rest])) + "</pre>"
+        rest = [f"and {len(lines) - MAX_NOTEBOOK_LINES:,} lines more"] if len(lines) > MAX_NOTEBOOK_LINES else []
+        return "<pre>" + escape("\n".join([*lines[:MAX_NOTEBOOK_LINES], *rest])) + "</pre>"
 
     # Building
 

@@ -21,7 +21,7 @@ from clika_ref.core.traits import KEEP_FLOAT, QuantizationTrait
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-MAKES_NO_DIFFERENCE = frozenset(
+IGNORED_ARGUMENTS = frozenset(
     {"layout", "pin_memory", "memory_format", "non_blocking", "copy", "cudnn_enabled", "cudnn_enable"}
 )
 """ATen arguments that affect storage but not the elements of a result: dropped if an operator does not declare them."""
@@ -75,7 +75,7 @@ class Operator:
         self.trait = quant
         self.error = error
         self.random = random
-        self.operands, self.attributes, self.required = _schema(reference)
+        self.operands, self.attributes, self.required = _parse_schema(reference)
         self.lowering: Callable[..., Any] | None = None
         self.sampler: Callable[..., Call] | None = None
         self.type_rule: Callable[..., Any] | None = None
@@ -187,7 +187,7 @@ def operator(
     return declare
 
 
-def _schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any], frozenset[str]]:
+def _parse_schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[str, Any], frozenset[str]]:
     operands: list[Parameter] = []
     attributes: dict[str, Any] = {}
     required: set[str] = set()
@@ -206,7 +206,7 @@ def _schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...], dict[
     return tuple(operands), attributes, frozenset(required)
 
 
-def _frozen(default: Any) -> Any:
+def _to_tuple(default: Any) -> Any:
     return tuple(default) if isinstance(default, list) else default
 
 
@@ -216,7 +216,7 @@ class _Binder:
     def __init__(self, op: Operator, overload: torch._ops.OpOverload) -> None:
         self.operator = op
         self.names = [a.name for a in overload._schema.arguments]
-        self.defaults = {a.name: _frozen(a.default_value) for a in overload._schema.arguments}
+        self.defaults = {a.name: _to_tuple(a.default_value) for a in overload._schema.arguments}
         rest = [n for n in self.names if n not in op.attributes]
         self.variadic = bool(op.operands) and op.operands[-1].variadic
         count = len(op.operands)
@@ -234,7 +234,7 @@ class _Binder:
         bound.update(zip(self.names, args, strict=False))
         bound.update(kwargs)
         for name in self.leftover:
-            if name not in MAKES_NO_DIFFERENCE and bound[name] != self.defaults[name]:
+            if name not in IGNORED_ARGUMENTS and bound[name] != self.defaults[name]:
                 msg = f"operator {self.operator.name} has no attribute {name!r} (here {bound[name]!r})"
                 raise PluginError(msg)
         operands = [bound[name] for name in self.positions]
@@ -245,11 +245,11 @@ class _Binder:
         return Call(tuple(operands), {**self.operator.attributes, **attrs})
 
 
-def schema_text(op: Operator) -> str:
+def format_schema(op: Operator) -> str:
     """Return the signature of an operator in one line, as `clika-ref explain` shows it."""
     return f"{op.name}{inspect.signature(op.reference)}"
 
 
-def by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload | str, Operator]:
+def index_by_overload(operators: Iterable[Operator]) -> Mapping[torch._ops.OpOverload | str, Operator]:
     """Index ``operators`` by the ATen overloads, or names of other libraries' overloads, that they claim."""
     return {overload: op for op in operators for overload in op.converters}

@@ -70,7 +70,7 @@ class PassReport:
     """Whether the revision of the graph increased."""
 
 
-ROUND_LIMIT = 20
+MAX_ROUNDS = 20
 """Maximum number of rounds before reporting passes that undo each other; real graphs settle in 2 to 4."""
 
 
@@ -99,7 +99,7 @@ class Pipeline:
         Raises:
             PassError: the ``after`` constraints form a cycle.
         """
-        return cls(ordered([p for p in passes.values() if p.phase <= phase]), operators, **options)
+        return cls(sort_passes([p for p in passes.values() if p.phase <= phase]), operators, **options)
 
     def run(self, graph: Graph, report: Callable[[PassReport], None] | None = None) -> list[PassReport]:
         """Run all passes on a graph until none changes it; return a report of each run, and call ``report`` with each.
@@ -109,7 +109,7 @@ class Pipeline:
         """
         reports: list[PassReport] = []
         settled: dict[str, int] = {}
-        for _ in range(ROUND_LIMIT):
+        for _ in range(MAX_ROUNDS):
             before = graph.revision
             for p in self.passes:
                 if settled.get(p.name) == graph.revision:
@@ -122,12 +122,12 @@ class Pipeline:
             if graph.revision == before:
                 return reports
         active = sorted({r.name for r in reports[-len(self.passes) :] if r.changed})
-        msg = f"the passes {active} still change the graph after {ROUND_LIMIT} rounds: they undo each other"
+        msg = f"the passes {active} still change the graph after {MAX_ROUNDS} rounds: they undo each other"
         raise PassError(msg)
 
     def _run_one(self, p: Pass, graph: Graph) -> PassReport:
         count, revision, start = len(graph), graph.revision, time.perf_counter()
-        expected = None if self.check_inputs is None else _numbers(graph, self.check_inputs)
+        expected = None if self.check_inputs is None else _run_seeded(graph, self.check_inputs)
         p(graph, self.operators)
         seconds = time.perf_counter() - start
         changed = graph.revision != revision
@@ -138,11 +138,11 @@ class Pipeline:
                 error.add_note(f"after the pass {p.name}")
                 raise
         if changed and expected is not None and self.check_inputs is not None:
-            check_numbers(p, expected, _numbers(graph, self.check_inputs))
+            check_outputs(p, expected, _run_seeded(graph, self.check_inputs))
         return PassReport(p.name, count - len(graph), p.removes, seconds, changed)
 
 
-def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _run_seeded(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Run a graph with a fixed seed and contiguous results: rounding depends on the layout, which a pass may change."""
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.default_generator.manual_seed(0)
@@ -150,7 +150,7 @@ def _numbers(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]
     return [t.detach() for t in (*outputs, *state.values())]
 
 
-REASSOCIATION = 256
+MAX_REASSOCIATION_ROUNDINGS = 256
 """Maximum change by an inexact pass, in roundings of the largest element.
 
 A reassociation changes a result by a few roundings, which later layers amplify. The worst of 254 architectures had 47
@@ -158,7 +158,7 @@ between eager and a runtime, which reassociates more than any pass.
 """
 
 
-def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
+def check_outputs(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[torch.Tensor]) -> None:
     """Check that ``actual`` outputs match ``expected``, one tensor for each output, within the error class of ``p``.
 
     Raises:
@@ -167,7 +167,7 @@ def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[to
     for index, (e, a) in enumerate(zip(expected, actual, strict=True)):
         largest = float(e.double().nan_to_num(0.0, 0.0, 0.0).abs().max()) if e.numel() else 0.0
         rounds = p.error.kind != "exact" and e.dtype.is_floating_point
-        slack = REASSOCIATION * largest * torch.finfo(e.dtype).eps if rounds else 0.0
+        slack = MAX_REASSOCIATION_ROUNDINGS * largest * torch.finfo(e.dtype).eps if rounds else 0.0
         try:
             torch.testing.assert_close(a, e, rtol=0.0, atol=slack, equal_nan=True)
         except AssertionError as error:
@@ -175,7 +175,7 @@ def check_numbers(p: Pass, expected: Sequence[torch.Tensor], actual: Sequence[to
             raise PassError(msg) from error
 
 
-def ordered(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+def sort_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     """Sort passes so that each follows the passes in its ``after``; ties are sorted by name.
 
     Raises:

@@ -14,7 +14,7 @@ import pluggy
 
 from clika_ref.core import hooks
 from clika_ref.core.errors import PluginError
-from clika_ref.core.operators import Operator, by_overload
+from clika_ref.core.operators import Operator, index_by_overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clika_ref.core.passes import Pass
     from clika_ref.core.targets import Target
 
-LIMIT_VARIABLE = "CLIKA_REF_PLUGINS"
+PLUGINS_VARIABLE = "CLIKA_REF_PLUGINS"
 """Environment variable with a comma-separated list of the entry points to load."""
 
 
@@ -69,13 +69,13 @@ def load_registry(limit: str | None = None) -> Registry:
     Raises:
         PluginError: plugins fail to load or clash; the message lists all failures.
     """
-    wanted = limit if limit is not None else os.environ.get(LIMIT_VARIABLE)
-    found = sorted(entry_points(group=hooks.GROUP), key=lambda e: (e.name, e.value))
+    wanted = limit if limit is not None else os.environ.get(PLUGINS_VARIABLE)
+    found = sorted(entry_points(group=hooks.ENTRY_POINT_GROUP), key=lambda e: (e.name, e.value))
     if wanted is not None:
         names = [name.strip() for name in wanted.split(",") if name.strip()]
         unknown = sorted(set(names) - {e.name for e in found})
         if unknown:
-            msg = f"{LIMIT_VARIABLE} names {unknown}, but installed are {[e.name for e in found]}"
+            msg = f"{PLUGINS_VARIABLE} names {unknown}, but installed are {[e.name for e in found]}"
             raise PluginError(msg)
         found = [e for e in found if e.name in names]
     return build_registry(_load_all(found))
@@ -90,7 +90,7 @@ def build_registry(plugins: Iterable[Plugin]) -> Registry:
     plugins = tuple(plugins)
     problems: list[str] = []
 
-    def index(kind: str, items: Callable[[Plugin], Iterable[tuple[Any, Any]]]) -> dict[Any, Any]:
+    def collect_unique(kind: str, items: Callable[[Plugin], Iterable[tuple[Any, Any]]]) -> dict[Any, Any]:
         owners: dict[Any, Plugin] = {}
         result: dict[Any, Any] = {}
         for plugin in plugins:
@@ -100,19 +100,19 @@ def build_registry(plugins: Iterable[Plugin]) -> Registry:
                 owners[key], result[key] = plugin, item
         return result
 
-    operators = index("operator", lambda p: ((o.name, o) for o in p.operators))
-    overloads = index("the ATen call", lambda p: ((c, o) for o in p.operators for c in by_overload([o])))
-    passes = index("pass", lambda p: ((q.name, q) for q in p.passes))
-    targets = index("target", lambda p: ((t.name, t) for t in p.targets))
+    operators = collect_unique("operator", lambda p: ((o.name, o) for o in p.operators))
+    overloads = collect_unique("the ATen call", lambda p: ((c, o) for o in p.operators for c in index_by_overload([o])))
+    passes = collect_unique("pass", lambda p: ((q.name, q) for q in p.passes))
+    targets = collect_unique("target", lambda p: ((t.name, t) for t in p.targets))
     if problems:
         shown = "\n".join(f"  {p}" for p in problems)
-        msg = f"plugins clash:\n{shown}\nUninstall one of each, or list those to load in ${LIMIT_VARIABLE}."
+        msg = f"plugins clash:\n{shown}\nUninstall one of each, or list those to load in ${PLUGINS_VARIABLE}."
         raise PluginError(msg)
     return Registry(plugins, operators, passes, targets, overloads)
 
 
 def _load_all(found: list[EntryPoint]) -> list[Plugin]:
-    manager = pluggy.PluginManager(hooks.GROUP)
+    manager = pluggy.PluginManager(hooks.ENTRY_POINT_GROUP)
     manager.add_hookspecs(hooks)
     plugins: list[Plugin] = []
     problems: list[str] = []
@@ -120,17 +120,17 @@ def _load_all(found: list[EntryPoint]) -> list[Plugin]:
         try:
             plugins.append(_load(manager, entry))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - a plugin may raise anything; all failures are reported
-            problems.append(f"  {_owner(entry)}: {type(error).__name__}: {error}")
+            problems.append(f"  {_describe_entry_point(entry)}: {type(error).__name__}: {error}")
     if problems:
         msg = (
             f"{len(problems)} of {len(found)} plugins cannot be used:\n" + "\n".join(problems) + "\n"
-            f"Update or uninstall them, or list those to load in ${LIMIT_VARIABLE}."
+            f"Update or uninstall them, or list those to load in ${PLUGINS_VARIABLE}."
         )
         raise PluginError(msg)
     return plugins
 
 
-def _owner(entry: EntryPoint) -> str:
+def _describe_entry_point(entry: EntryPoint) -> str:
     owner = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown distribution"
     return f"{entry.name!r} = {entry.value} ({owner})"
 
@@ -149,12 +149,12 @@ def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
         for implementation in caller.get_hookimpls():
             if implementation.plugin is module:
                 parts[caller.name.removeprefix("clika_ref_")] = tuple(cast("Any", implementation.function()))
-    _check_kinds(parts)
+    _check_types(parts)
     dist = entry.dist
     return Plugin(entry.name, dist.name if dist else "?", dist.version if dist else "?", **parts)
 
 
-def _check_kinds(parts: Mapping[str, tuple[Any, ...]]) -> None:
+def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
     for item in parts.get("operators", ()):
         if not isinstance(item, Operator):
             msg = f"clika_ref_operators returned {item!r}, a {type(item).__name__}; return what @operator made"

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from random import Random
 
-FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-INTEGRAL = (torch.int64, torch.int32, torch.uint8, torch.int8)
+FLOAT_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+INTEGER_DTYPES = (torch.int64, torch.int32, torch.uint8, torch.int8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Integers:
+class IntegerRange:
     """An integer in ``[low, high]``."""
 
     low: int
@@ -35,7 +35,7 @@ class Integers:
 
 
 @dataclass(frozen=True, slots=True)
-class Floats:
+class FloatRange:
     """A float in ``[low, high]``."""
 
     low: float
@@ -136,13 +136,13 @@ class Descriptions:
         sides = None if shape is None else tuple(shape)
         return TensorDescription(dtypes, sides, ranks, side, low, high, domain, nan, unique)
 
-    def floats(self, low: float, high: float) -> Floats:
+    def floats(self, low: float, high: float) -> FloatRange:
         """Describe a float in ``[low, high]``."""
-        return Floats(low, high)
+        return FloatRange(low, high)
 
-    def integers(self, low: int, high: int) -> Integers:
+    def integers(self, low: int, high: int) -> IntegerRange:
         """Describe an integer in ``[low, high]``."""
-        return Integers(low, high)
+        return IntegerRange(low, high)
 
     def booleans(self) -> Choice:
         """Describe ``False`` or ``True``."""
@@ -164,9 +164,9 @@ def random_draw(random: Random) -> Draw:
         match description:
             case Choice(options):
                 return random.choice(options)
-            case Integers(low, high):
+            case IntegerRange(low, high):
                 return random.randint(low, high)
-            case Floats(low, high):
+            case FloatRange(low, high):
                 return random.uniform(low, high)
             case TensorDescription():
                 return _draw_tensor(random, description)

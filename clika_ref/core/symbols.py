@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class SymbolSource:
     """The source of a symbol: dim ``dim`` of the value ``name``, or its single element if ``dim`` is None."""
 
     name: str
@@ -39,13 +39,13 @@ class Symbol:
     name: str
     low: int | None
     high: int | None
-    side: Side
+    side: SymbolSource
     example: int | None = None
 
     @property
     def expr(self) -> sympy.Symbol:
         """The sympy symbol used in types and attributes."""
-        return named(self.name, is_length=self.side.dim is not None)
+        return make_symbol(self.name, is_length=self.side.dim is not None)
 
     def __str__(self) -> str:
         low, high = ("" if end is None else end for end in (self.low, self.high))
@@ -64,7 +64,7 @@ class Guard:
 
 
 @cache
-def named(name: str, *, is_length: bool = True) -> sympy.Symbol:
+def make_symbol(name: str, *, is_length: bool = True) -> sympy.Symbol:
     """Return the unique integer sympy symbol ``name``, nonnegative if ``is_length``."""
     return sympy.Symbol(name, integer=True, nonnegative=is_length or None)
 
@@ -105,7 +105,7 @@ def _where(condition: Any, a: Any, b: Any) -> Any:
     return a if condition else b
 
 
-FUNCTIONS: dict[type, Callable[..., Any]] = {
+SYMPY_TO_PYTHON: dict[type, Callable[..., Any]] = {
     sympy.Add: _sum,
     sympy.Mul: _product,
     sympy.Pow: operator.pow,
@@ -153,15 +153,15 @@ def evaluate(expr: Any, sizes: Mapping[str, int]) -> Any:
 
     Raises:
         KeyError: a symbol has no value.
-        ModelError: a function in the expression is not in `FUNCTIONS`.
+        ModelError: a function in the expression is not in `SYMPY_TO_PYTHON`.
     """
     if not isinstance(expr, sympy.Basic):
         return expr
     if isinstance(expr, sympy.Symbol):
         return sizes[expr.name]
     if not expr.args:
-        return number(expr)
-    return meaning(expr)(*[evaluate(a, sizes) for a in expr.args])
+        return atom_to_number(expr)
+    return expr_to_function(expr)(*[evaluate(a, sizes) for a in expr.args])
 
 
 def resolve(attr: Any, sizes: Mapping[str, int]) -> Any:
@@ -180,7 +180,7 @@ def is_symbolic(attr: Any) -> bool:
     return any(map(is_symbolic, attr)) if isinstance(attr, tuple) else isinstance(attr, sympy.Basic)
 
 
-def number(atom: sympy.Basic) -> Any:
+def atom_to_number(atom: sympy.Basic) -> Any:
     """Return the Python number or bool of an atom."""
     if isinstance(atom, sympy.Integer):
         return int(atom)
@@ -193,15 +193,15 @@ def number(atom: sympy.Basic) -> Any:
     return float(atom)  # type: ignore[arg-type]
 
 
-def meaning(expr: sympy.Basic) -> Callable[..., Any]:
+def expr_to_function(expr: sympy.Basic) -> Callable[..., Any]:
     """Return the Python function that a compound expression applies to its arguments.
 
     Raises:
-        ModelError: `FUNCTIONS` has none.
+        ModelError: `SYMPY_TO_PYTHON` has none.
     """
     for kind in type(expr).__mro__:
-        if kind in FUNCTIONS:
-            return FUNCTIONS[kind]
+        if kind in SYMPY_TO_PYTHON:
+            return SYMPY_TO_PYTHON[kind]
     msg = (
         f"no meaning is declared for {type(expr).__name__} in the size expression {expr}; "
         "write this size with + - * // % min max or round, or make the side static"

@@ -37,25 +37,25 @@ class QuantizationTrait:
 KEEP_FLOAT = QuantizationTrait("keep-float")
 """Computed in float; quantizing the result brings no benefit (the default)."""
 
-OWN_SCALE = QuantizationTrait("own-scale")
+OWN_QPARAMS = QuantizationTrait("own-scale")
 """The result has its own range, and its own qparams if it is quantized."""
 
-HOMOGENEOUS = QuantizationTrait("own-scale", is_homogeneous=True)
+HOMOGENEOUS_OWN_QPARAMS = QuantizationTrait("own-scale", is_homogeneous=True)
 """Own qparams, and positive factors pass through: doubling an element doubles the result."""
 
-SAME_SCALE = QuantizationTrait("same-scale")
+SHARED_QPARAMS = QuantizationTrait("same-scale")
 """Moves or selects elements: the result shares the qparams of the first operand."""
 
-SHARED_SCALE = QuantizationTrait("shared-scale")
+UNIFIED_QPARAMS = QuantizationTrait("shared-scale")
 """Joins operands: all of them and the result share the same qparams."""
 
 
-def scaled_by(*factors: int) -> QuantizationTrait:
+def own_qparams_scaled_by(*factors: int) -> QuantizationTrait:
     """Return the trait of an operator with its own range, scaled along the last dim by the operands ``factors``."""
     return QuantizationTrait("own-scale", factors=factors)
 
 
-def compute(*, weight: int = 1, axis: int = 0, bias: int | None = None, channel: int = -1) -> QuantizationTrait:
+def compute_trait(*, weight: int = 1, axis: int = 0, bias: int | None = None, channel: int = -1) -> QuantizationTrait:
     """Return the trait of an operator that multiplies and accumulates, such as a linear layer: INT8 makes these faster.
 
     Args:

@@ -64,7 +64,7 @@ class Origin:
         """The innermost source line of the user's code, ``""`` if unknown."""
         return self.lines[-1] if self.lines else ""
 
-    def through(self, rule: str) -> Origin:
+    def with_rule(self, rule: str) -> Origin:
         """Return this origin with ``rule`` appended to its history."""
         return replace(self, history=(*self.history, rule))
 

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from clika_ref.distributed.ranks import Message, Ranks
-from clika_ref.quantization.calibration import Calibration, Reservoir, batch_bytes
-from clika_ref.quantization.histogram import BINS, Histogram
-from clika_ref.quantization.ranges import statistics_from_json, statistics_to_json
-from clika_ref.quantization.statistics import Statistics
+from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir, batch_bytes
+from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN, Histogram
+from clika_ref.quantization.calibration.range_table import statistics_from_json, statistics_to_json
+from clika_ref.quantization.calibration.statistics import Statistics
 
-Turn = tuple[int, int]
+BatchTurn = tuple[int, int]
 """The index of a batch on its rank, and the rank."""
 
 
-def merge(calibration: Calibration, ranks: Ranks) -> list[int]:
+def merge_calibrations(calibration: Calibration, ranks: Ranks) -> list[int]:
     """Replace the calibration of each rank by that of all; return the number of batches of each rank.
 
     The transfer grows with the number of tensors, 32 KB each, and with the size of the reservoir, but not with the
@@ -34,15 +34,15 @@ def merge(calibration: Calibration, ranks: Ranks) -> list[int]:
         ModelError: another rank failed, has ended, or does not answer.
     """
     table = calibration.table
-    if not ranks.are_several:
+    if not ranks.is_distributed:
         return [table.batches]
-    said = [document for document, _ in ranks.told_by_all((_summary(calibration), {}))]
-    table.values = _merged_values(calibration, [document["values"] for document in said], ranks)
+    said = [document for document, _ in ranks.gather_messages((_summary(calibration), {}))]
+    table.values = _merge_values(calibration, [document["values"] for document in said], ranks)
     table.first = next((document["first"] for document in said if document["first"]), "")
     counts = [int(document["batches"]) for document in said]
     table.batches = sum(counts)
     sizes = [{tuple((name, size) for name, size in of): n for of, n in document["sizes"]} for document in said]
-    calibration.take(_merged_reservoir(calibration, said, ranks), sum(map(Counter, sizes), Counter()))
+    calibration.take(_merge_reservoir(calibration, said, ranks), sum(map(Counter, sizes), Counter()))
     return counts
 
 
@@ -58,8 +58,8 @@ def _summary(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _merged_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> dict[str, Statistics]:
-    own, none = calibration.table.values, torch.zeros(2 * BINS, dtype=torch.int64)
+def _merge_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> dict[str, Statistics]:
+    own, none = calibration.table.values, torch.zeros(2 * BINS_PER_SIGN, dtype=torch.int64)
     merged: dict[str, Statistics] = {}
     for of_rank in said:
         for name, entry in of_rank.items():
@@ -70,28 +70,28 @@ def _merged_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], 
         histogram = Histogram(statistics.histogram.exponent)
         histogram.merge(own[name].histogram if name in own else Histogram())
         counted.append(histogram)
-    sums = ranks.summed(torch.stack([h.counts for h in counted]) if counted else torch.zeros(0, dtype=torch.int64))
+    sums = ranks.sum_counts(torch.stack([h.counts for h in counted]) if counted else torch.zeros(0, dtype=torch.int64))
     for statistics, histogram, counts in zip(merged.values(), counted, sums, strict=True):
         statistics.histogram = Histogram(histogram.exponent, counts.clone(), int(counts.sum()))
     return merged
 
 
-def _merged_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> Reservoir:
+def _merge_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> Reservoir:
     """Return the batches that one process would have kept; each rank sends its own share of them."""
     own = calibration.reservoir
-    turns = in_turns([document["batches"] for document in said])
-    chosen = _kept(turns, [document["kept"] for document in said], own.limit_bytes)
+    turns = interleave_turns([document["batches"] for document in said])
+    chosen = _select_turns(turns, [document["kept"] for document in said], own.limit_bytes)
     mine = {place: own.batches[place] for place, rank in chosen if rank == ranks.rank}
     tensors = {f"{place}.{i}": x for place, inputs in mine.items() for i, x in enumerate(inputs)}
-    heard = ranks.told_by_all(({}, tensors))
+    heard = ranks.gather_messages(({}, tensors))
     merged, devices = Reservoir(own.limit_bytes), calibration.devices
     for turn in chosen:
-        merged.offer(_batch(turn, heard, devices))
+        merged.offer(_read_batch(turn, heard, devices))
     merged.is_full = len(chosen) < len(turns)
     return merged
 
 
-def batches_of_all(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dealt: bool) -> list[Sequence[Tensor]]:
+def gather_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dealt: bool) -> list[Sequence[Tensor]]:
     """Return the batches that a single process would have, on the devices of the own batches; all ranks call it.
 
     Args:
@@ -100,20 +100,20 @@ def batches_of_all(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dea
         are_dealt: whether each rank has different batches, which are then taken in turns; otherwise those of rank 0 are
             used.
     """
-    if not ranks.are_several:
+    if not ranks.is_distributed:
         return [*batches]
     own = [*batches] if are_dealt or ranks.is_first else []
     named = {f"{place}.{i}": x.clone() for place, inputs in enumerate(own) for i, x in enumerate(inputs)}
-    heard = ranks.told_by_all(({"inputs": [len(inputs) for inputs in own]}, named))
+    heard = ranks.gather_messages(({"inputs": [len(inputs) for inputs in own]}, named))
     counts = [document["inputs"] for document, _ in heard]
     known = [x.device for x in batches[0]] if batches else None
     return [
-        _batch((place, rank), heard, known or [torch.device("cpu")] * counts[rank][place])
-        for place, rank in in_turns([len(of_rank) for of_rank in counts])
+        _read_batch((place, rank), heard, known or [torch.device("cpu")] * counts[rank][place])
+        for place, rank in interleave_turns([len(of_rank) for of_rank in counts])
     ]
 
 
-def in_turns(counts: Sequence[int]) -> list[Turn]:
+def interleave_turns(counts: Sequence[int]) -> list[BatchTurn]:
     """Return the turns of batches, given the number of batches of each rank.
 
     >>> in_turns([2, 3])
@@ -122,9 +122,9 @@ def in_turns(counts: Sequence[int]) -> list[Turn]:
     return sorted((place, rank) for rank, count in enumerate(counts) for place in range(count))
 
 
-def _kept(turns: Sequence[Turn], sizes: Sequence[Sequence[int]], limit_bytes: int) -> list[Turn]:
+def _select_turns(turns: Sequence[BatchTurn], sizes: Sequence[Sequence[int]], limit_bytes: int) -> list[BatchTurn]:
     """Return the turns of the batches within the limit; a batch beyond the limit of its rank is left out as well."""
-    kept: list[Turn] = []
+    kept: list[BatchTurn] = []
     held = 0
     for place, rank in turns:
         size = sizes[rank][place] if place < len(sizes[rank]) else limit_bytes + 1
@@ -135,7 +135,7 @@ def _kept(turns: Sequence[Turn], sizes: Sequence[Sequence[int]], limit_bytes: in
     return kept
 
 
-def _batch(turn: Turn, heard: Sequence[Message], devices: Sequence[torch.device]) -> list[Tensor]:
+def _read_batch(turn: BatchTurn, heard: Sequence[Message], devices: Sequence[torch.device]) -> list[Tensor]:
     place, rank = turn
     tensors = heard[rank][1]
     return [tensors[f"{place}.{i}"].to(device) for i, device in enumerate(devices)]

@@ -13,24 +13,24 @@ import torch.distributed as dist
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
-from clika_ref.distributed_settings import WANTED, DistributedTrainingSettings
-from clika_ref.saving.extra_state import read_extra_state, write_extra_state
+from clika_ref.serialization.extra_state import read_extra_state, write_extra_state
+from clika_ref.settings.distributed import ACCEPTED_DISTRIBUTED_SETTINGS, DistributedTrainingSettings
 
 Message = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 """A document that JSON can hold, and tensors. The receiver executes nothing of it."""
 
-STARTED = (
+START_HINT = (
     "start each process with torchrun (torchrun --nproc-per-node 2 train.py), and call "
     "torch.distributed.init_process_group() before clika-ref is asked for anything"
 )
 
-UNASKED = (
+SEPARATE_PROCESSES_WARNING = (
     "{} processes run, of which each quantizes by its own data: their plans need not be the same. Pass "
     "distributed_training_settings=DistributedTrainingSettings(multi_gpu=True) in each of them to quantize together"
 )
 
 
-class FailedElsewhereError(ModelError):
+class RemoteFailureError(ModelError):
     """Raised on each rank that did not fail itself, with the reason of the one that did."""
 
 
@@ -44,7 +44,7 @@ class Ranks:
     """A gloo process group, for CPU tensors; None for a single process."""
 
     @property
-    def are_several(self) -> bool:
+    def is_distributed(self) -> bool:
         """Whether there is more than one process."""
         return self.count > 1
 
@@ -53,84 +53,86 @@ class Ranks:
         """Whether this is rank 0, which decides for all."""
         return self.rank == 0
 
-    def told_by_all(self, message: Message) -> list[Message]:
+    def gather_messages(self, message: Message) -> list[Message]:
         """All-gather messages, ordered by rank; all ranks call it.
 
         Raises:
             FailedElsewhereError: another rank has failed since.
             ModelError: another rank has ended, or does not answer.
         """
-        if not self.are_several:
+        if not self.is_distributed:
             return [message]
-        return [read_extra_state(said) for said in self._meet(write_extra_state(*message))]
+        return [read_extra_state(said) for said in self._exchange_bytes(write_extra_state(*message))]
 
-    def told_by_first(self, make: Callable[[], Message]) -> Message:
+    def broadcast_message(self, make: Callable[[], Message]) -> Message:
         """Broadcast a message that rank 0 creates; all ranks call it.
 
         Raises:
             FailedElsewhereError: another rank has failed since.
             ModelError: another rank has ended, or does not answer.
         """
-        if not self.are_several:
+        if not self.is_distributed:
             return make()
-        said = self._meet(write_extra_state(*make()) if self.is_first else _nothing())
+        said = self._exchange_bytes(write_extra_state(*make()) if self.is_first else _empty_message())
         return read_extra_state(said[0])
 
-    def summed(self, counts: Tensor) -> Tensor:
+    def sum_counts(self, counts: Tensor) -> Tensor:
         """All-reduce integers by sum: ``int64[...]`` on the CPU, of one shape on all ranks; all ranks call it."""
-        if self.are_several and counts.numel():
-            self._meet(_nothing())  # a rank that has failed since reports it here, so that the sum does not wait for it
-            with _explaining():
+        if self.is_distributed and counts.numel():
+            self._exchange_bytes(
+                _empty_message()
+            )  # a rank that has failed since reports it here, so that the sum does not wait for it
+            with _translate_errors():
                 dist.all_reduce(counts, group=self.group)
         return counts
 
     def tell(self, error: Exception) -> None:
         """Report the failure of this rank to the others, at their next communication."""
-        self._meet(_nothing(), f"{type(error).__name__}: {error}")
+        self._exchange_bytes(_empty_message(), f"{type(error).__name__}: {error}")
 
     def part(self) -> None:
         """Wait until all ranks have finished the common work."""
-        if self.are_several:
-            self._meet(_nothing())
+        if self.is_distributed:
+            self._exchange_bytes(_empty_message())
 
-    def _meet(self, message: Tensor, failure: str | None = None) -> list[Tensor]:
+    def _exchange_bytes(self, message: Tensor, failure: str | None = None) -> list[Tensor]:
         """Exchange messages of bytes; raise an error if another rank reports a failure.
 
         All communication goes through this method, so that a failing rank meets the others wherever they are.
         """
         own = message if failure is None else torch.tensor(list(failure.encode()), dtype=torch.uint8)
-        with _explaining():
+        with _translate_errors():
             # Names the ranks that have ended or hang, unlike a collective.
             dist.monitored_barrier(self.group, timeout=_timeout(), wait_all_ranks=True)
             heads = [torch.zeros(2, dtype=torch.int64) for _ in range(self.count)]
             dist.all_gather(heads, torch.tensor([len(own), int(failure is not None)]), group=self.group)
             failed = [rank for rank, head in enumerate(heads) if head[1]]
             said = [
-                self._said(rank, int(head[0]), own) if not failed or rank in failed else _nothing()
+                self._broadcast_bytes(rank, int(head[0]), own) if not failed or rank in failed else _empty_message()
                 for rank, head in enumerate(heads)
             ]
         if failed and failure is None:
-            raise FailedElsewhereError(self._reasons({rank: said[rank] for rank in failed}))
+            raise RemoteFailureError(self._failure_reasons({rank: said[rank] for rank in failed}))
         return said
 
-    def _said(self, rank: int, size: int, own: Tensor) -> Tensor:
+    def _broadcast_bytes(self, rank: int, size: int, own: Tensor) -> Tensor:
         """Broadcast the bytes of one rank; an empty message needs no transfer."""
         said = own if rank == self.rank else torch.empty(size, dtype=torch.uint8)
         if size:
             dist.broadcast(said, src=rank, group=self.group)
         return said
 
-    def _reasons(self, said: Mapping[int, Tensor]) -> str:
+    def _failure_reasons(self, said: Mapping[int, Tensor]) -> str:
         texts = {rank: bytes(text.tolist()).decode(errors="replace") for rank, text in said.items()}
         return "; ".join(f"rank {rank} of {self.count} failed, so that all end: {text}" for rank, text in texts.items())
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 """A single process without communication."""
 
 
 @contextlib.contextmanager
-def working_together(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
+def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
     """Yield the processes that work on one model; if one leaves the block with an error, all do, with its reason.
 
     Raises:
@@ -138,23 +140,23 @@ def working_together(settings: DistributedTrainingSettings | None) -> Iterator[R
             initialized; or another process failed or ended.
     """
     if settings is not None and not isinstance(settings, DistributedTrainingSettings):
-        msg = f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes {WANTED}"
+        msg = f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes {ACCEPTED_DISTRIBUTED_SETTINGS}"
         raise ModelError(msg)
     if settings is None or not settings.multi_gpu:
-        yield ALONE
+        yield SINGLE_PROCESS
         return
     if not (dist.is_available() and dist.is_initialized()):
-        msg = f"multi_gpu=True lets several processes work on one model, and there is no process group: {STARTED}"
+        msg = f"multi_gpu=True lets several processes work on one model, and there is no process group: {START_HINT}"
         raise ModelError(msg)
     group: Any = dist.new_group(backend="gloo", timeout=_timeout())
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), group)
     try:
         yield ranks
-    except FailedElsewhereError:
+    except RemoteFailureError:
         raise
     except Exception as error:
-        if not isinstance(error, _LostError):
-            with contextlib.suppress(_LostError):  # this error is more useful than the lost connection
+        if not isinstance(error, _LostProcessError):
+            with contextlib.suppress(_LostProcessError):  # this error is more useful than the lost connection
                 ranks.tell(error)
         raise
     else:
@@ -163,18 +165,18 @@ def working_together(settings: DistributedTrainingSettings | None) -> Iterator[R
         dist.destroy_process_group(group)
 
 
-def unasked() -> str:
+def find_separate_processes() -> str:
     """Return a warning if several processes run without settings to work together, empty otherwise."""
     is_one_of_several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-    return UNASKED.format(dist.get_world_size()) if is_one_of_several else ""
+    return SEPARATE_PROCESSES_WARNING.format(dist.get_world_size()) if is_one_of_several else ""
 
 
-class _LostError(ModelError):
+class _LostProcessError(ModelError):
     """Another process has ended, or does not answer."""
 
 
 @contextlib.contextmanager
-def _explaining() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # raised by collectives
@@ -182,7 +184,7 @@ def _explaining() -> Iterator[None]:
             f"another process has ended or does not answer, so that this one ends too: {error}. What it wrote last "
             "says why; init_process_group(timeout=...) says how long to wait for one that is slow"
         )
-        raise _LostError(msg) from error
+        raise _LostProcessError(msg) from error
 
 
 def _timeout() -> timedelta:
@@ -192,18 +194,18 @@ def _timeout() -> timedelta:
     return max(found)
 
 
-def _nothing() -> Tensor:
+def _empty_message() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-def hold_those_of_first(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
+def broadcast_from_rank0(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
     """Broadcast the elements of tensors from rank 0, by name; all ranks call it.
 
     Tensors of another shape than on rank 0 are skipped: other checks report that the models differ.
     """
-    if not ranks.are_several:
+    if not ranks.is_distributed:
         return
-    _, said = ranks.told_by_first(lambda: ({}, {name: x.detach().clone() for name, x in tensors.items()}))
+    _, said = ranks.broadcast_message(lambda: ({}, {name: x.detach().clone() for name, x in tensors.items()}))
     with torch.no_grad():
         for name, x in tensors.items():
             if name in said and said[name].shape == x.shape:

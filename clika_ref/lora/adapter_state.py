@@ -15,25 +15,27 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Value
-from clika_ref.lora.adapters import DOWN, UP, adapters_of
+from clika_ref.lora.adapters import DOWN_SUFFIX, UP_SUFFIX, adapters_of
 
-WRAPPED = "base_model.model."
+PEFT_PREFIX = "base_model.model."
 """Prefix of the path of a layer, since ``peft`` wraps the model."""
 
-KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<which>[AB])(?:\.[^.]+)?\.weight")
+PEFT_KEY = re.compile(r"(?:base_model\.model\.)?(?P<path>.+)\.lora_(?P<which>[AB])(?:\.[^.]+)?\.weight")
 """Matches the name of a matrix; in-memory models have the adapter's name before ``weight``."""
 
 
 def adapter_state(graph: Graph) -> dict[str, Tensor]:
     """Return the matrices of all adapters: ``base_model.model.<path>.lora_A.weight`` and ``...lora_B.weight``."""
     return {
-        f"{WRAPPED}{name}": matrix.data.detach() for name, matrix in _matrices(graph).items() if matrix.data is not None
+        f"{PEFT_PREFIX}{name}": matrix.data.detach()
+        for name, matrix in _matrices(graph).items()
+        if matrix.data is not None
     }
 
 
 def _matrices(graph: Graph) -> dict[str, Value]:
     adapters = adapters_of(graph)
-    return {a.path + end: matrix for a in adapters for end, matrix in ((DOWN, a.down), (UP, a.up))}
+    return {a.path + end: matrix for a in adapters for end, matrix in ((DOWN_SUFFIX, a.down), (UP_SUFFIX, a.up))}
 
 
 @torch.no_grad()
@@ -52,12 +54,14 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     own, found, seen = _matrices(graph), dict[str, Tensor](), set[str]()
     problems: list[str] = []
     for key, tensor in state.items():
-        name = _name_of(key)
-        problem = _misfit(tensor, own[name], is_second=name in seen) if name in own else "is the matrix of no adapter"
+        name = _own_name(key)
+        problem = (
+            _find_mismatch(tensor, own[name], is_second=name in seen) if name in own else "is the matrix of no adapter"
+        )
         problems += [f"{key!r} {problem}"] if problem else []
         found[name] = tensor
         seen.add(name)
-    problems += [f"{WRAPPED}{name} is missing" for name in own if name not in seen]
+    problems += [f"{PEFT_PREFIX}{name} is missing" for name in own if name not in seen]
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems)
         msg = (
@@ -71,13 +75,13 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
         data.copy_(tensor)
 
 
-def _name_of(key: object) -> str:
+def _own_name(key: object) -> str:
     """Return our name of a matrix; empty if a key names none."""
-    match = KEY.fullmatch(key) if isinstance(key, str) else None
+    match = PEFT_KEY.fullmatch(key) if isinstance(key, str) else None
     return f"{match['path']}.lora_{match['which']}.weight" if match else ""
 
 
-def _misfit(tensor: object, own: Value, *, is_second: bool) -> str:
+def _find_mismatch(tensor: object, own: Value, *, is_second: bool) -> str:
     """Return why a tensor cannot be loaded as a matrix of an adapter; empty if it can."""
     if is_second:
         return "is the same matrix of a second adapter; load one adapter at a time"

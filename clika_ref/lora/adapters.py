@@ -9,21 +9,21 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.pruning.masks import masked_by
-from clika_ref.quantization.layer_weights import groups_of, is_own, position_of
+from clika_ref.pruning.masks import split_mask
+from clika_ref.quantization.qdq.layer_weights import groups_of, is_unchanged_constant, weight_position_of
 
-SCOPE = "clika.adapters"
+ADAPTER_SCOPE = "clika.adapters"
 """The scope of adapters among the parameters of a module."""
 
-PREFIX = f"{SCOPE}."
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+ADAPTER_PREFIX = f"{ADAPTER_SCOPE}."
+DOWN_SUFFIX, UP_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 """Suffixes of the names of the two matrices after the path of a layer, as in ``peft``."""
 
-PRODUCT = "addmm"
+ADDMM_OPERATOR = "addmm"
 """``bias + x @ weight``, a linear layer with one weight column per output, as in GPT-2."""
 
-BESIDE = {
-    **dict.fromkeys(("linear", PRODUCT), "lora_linear"),
+ADAPTER_OPERATORS = {
+    **dict.fromkeys(("linear", ADDMM_OPERATOR), "lora_linear"),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d"), "lora_convolution"),
 }
 """The operator of an adapter, by the operator of its layer."""
@@ -55,7 +55,7 @@ class Adapter:
     @property
     def layers(self) -> list[Node]:
         """The layers that read the weight."""
-        return [layer_beside(node) for node in self.nodes]
+        return [layer_of(node) for node in self.nodes]
 
     @property
     def is_masked(self) -> bool:
@@ -72,12 +72,12 @@ def adapters_of(graph: Graph) -> list[Adapter]:
     """Return the adapters of a graph, in order."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        if node.kind in BESIDE.values():
+        if node.kind in ADAPTER_OPERATORS.values():
             found.setdefault(node.inputs[2].name, []).append(node)
     return [
         Adapter(
-            name.removeprefix(PREFIX).removesuffix(DOWN),
-            masked_by(weight_of(layer_beside(nodes[0])))[0],
+            name.removeprefix(ADAPTER_PREFIX).removesuffix(DOWN_SUFFIX),
+            split_mask(weight_of(layer_of(nodes[0])))[0],
             nodes[0].inputs[2],
             nodes[0].inputs[3],
             tuple(nodes),
@@ -86,7 +86,7 @@ def adapters_of(graph: Graph) -> list[Adapter]:
     ]
 
 
-def layer_beside(node: Node) -> Node:
+def layer_of(node: Node) -> Node:
     """Return the layer that an adapter node belongs to."""
     producer = node.inputs[0].producer
     assert producer is not None
@@ -100,38 +100,38 @@ def input_of(layer: Node) -> Value:
     return x
 
 
-def place_of_weight(layer: Node) -> int:
+def weight_position(layer: Node) -> int:
     """Return the position of the weight among the operands of a layer."""
-    return 2 if has_columns(layer) else position_of(layer)
+    return 2 if has_columns(layer) else weight_position_of(layer)
 
 
 def weight_of(layer: Node) -> Value:
     """Return the weight of a layer."""
-    weight = layer.inputs[place_of_weight(layer)]
+    weight = layer.inputs[weight_position(layer)]
     assert isinstance(weight, Value)
     return weight
 
 
 def has_columns(layer: Node) -> bool:
     """Whether the weight of a layer has one column per output, instead of one row."""
-    return layer.kind == PRODUCT
+    return layer.kind == ADDMM_OPERATOR
 
 
 def is_adapter(name: str) -> bool:
     """Whether a parameter is a matrix of an adapter."""
-    return name.startswith(PREFIX)
+    return name.startswith(ADAPTER_PREFIX)
 
 
 def adaptable_weight(graph: Graph, node: Node) -> Value | None:
     """Return the parameter of a layer that an adapter can be attached to; None for any other node."""
-    if node.kind not in BESIDE or (node.kind == PRODUCT and node.attrs["alpha"] != 1):
+    if node.kind not in ADAPTER_OPERATORS or (node.kind == ADDMM_OPERATOR and node.attrs["alpha"] != 1):
         return None
-    parameter, _ = masked_by(weight_of(node))
+    parameter, _ = split_mask(weight_of(node))
     is_float = parameter.type.dtype.is_floating_point and parameter.type.rank > 1
-    return parameter if is_float and is_own(graph, parameter) else None
+    return parameter if is_float and is_unchanged_constant(graph, parameter) else None
 
 
-def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool) -> Tensor:
+def merge_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool) -> Tensor:
     """Return ``weight + alpha / r * up @ down``, for each group separately.
 
     Args:
@@ -147,28 +147,28 @@ def merged_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, gro
     return weight + (product[0].T if has_columns else product.reshape(weight.shape))
 
 
-def arguments_of_merging(adapter: Adapter, layer: Node) -> dict[str, Any]:
-    """Return the non-tensor arguments of `merged_weight`."""
+def merge_arguments(adapter: Adapter, layer: Node) -> dict[str, Any]:
+    """Return the non-tensor arguments of `merge_weight`."""
     return {"alpha": adapter.attributes["alpha"], "groups": groups_of(layer), "has_columns": has_columns(layer)}
 
 
-def in_training(graph: Graph) -> Graph:
+def clone_with_dropout(graph: Graph) -> Graph:
     """Return a clone with dropout active in its adapters; the graph itself if no adapter has dropout."""
-    if not any(node.attrs.get("dropout_rate") for node in graph.nodes if node.kind in BESIDE.values()):
+    if not any(node.attrs.get("dropout_rate") for node in graph.nodes if node.kind in ADAPTER_OPERATORS.values()):
         return graph
     clone = graph.clone()
-    let_drop(clone)
+    enable_dropout(clone)
     return clone
 
 
-def let_drop(graph: Graph) -> None:
+def enable_dropout(graph: Graph) -> None:
     """Activate dropout in the adapters of a graph."""
     for node in graph.nodes:
-        if node.kind in BESIDE.values():
+        if node.kind in ADAPTER_OPERATORS.values():
             node.attrs = {**node.attrs, "training": True}
 
 
-def freeze(module: torch.nn.Module) -> None:
+def freeze_base(module: torch.nn.Module) -> None:
     """Freeze all parameters of a module except its adapters."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(is_adapter(name))

@@ -12,19 +12,30 @@ from torch import Tensor, nn
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.lora.adapters import BESIDE, DOWN, PREFIX, UP, adapters_of, has_columns, input_of, weight_of
-from clika_ref.lora.choosing import ARGUMENT, chosen_layers
-from clika_ref.lora.report import Adapted, adapted
-from clika_ref.lora_settings import LoraSettings
-from clika_ref.quantization.layer_weights import groups_of
-from clika_ref.quantization.quantizing import read_instead
+from clika_ref.lora.adapters import (
+    ADAPTER_OPERATORS,
+    ADAPTER_PREFIX,
+    DOWN_SUFFIX,
+    UP_SUFFIX,
+    adapters_of,
+    has_columns,
+    input_of,
+    weight_of,
+)
+from clika_ref.lora.layer_selection import TARGET_LAYERS_ARGUMENT, select_layers
+from clika_ref.lora.report import AdapterReport, report_adapters
+from clika_ref.quantization.qdq.insertion import redirect_use
+from clika_ref.quantization.qdq.layer_weights import groups_of
 from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings.lora import LoraSettings
 
-OF_CONVOLUTIONS = ("stride", "padding", "dilation", "groups")
+CONVOLUTION_ATTRIBUTES = ("stride", "padding", "dilation", "groups")
 """Attributes of a convolution that the first matrix of its adapter shares."""
 
 
-def attach(graph: Graph, settings: LoraSettings, operators: Mapping[str, Operator], log: CompilationLog) -> Adapted:
+def attach_adapters(
+    graph: Graph, settings: LoraSettings, operators: Mapping[str, Operator], log: CompilationLog
+) -> AdapterReport:
     """Attach an adapter to each selected layer; return the adapters.
 
     Args:
@@ -45,50 +56,52 @@ def attach(graph: Graph, settings: LoraSettings, operators: Mapping[str, Operato
                 f"{before[0].weight.name!r}; merge these with clika_merge_lora() before others are attached"
             )
             raise ModelError(msg)
-        chosen = chosen_layers(graph, settings)
+        chosen = select_layers(graph, settings)
         if settings.merging == "on":
-            _refuse_masks(chosen)
+            _reject_masks(chosen)
         following = dict(zip(graph.nodes, [*list(graph.nodes)[1:], None], strict=True))
         for weight, nodes in chosen.items():
-            down, up = _matrices_of(graph, weight, nodes[0], settings.rank)
+            down, up = _add_matrices(graph, weight, nodes[0], settings.rank)
             for layer in nodes:
-                put_beside(graph, layer, (down, up), _attributes(settings), operators, following[layer])
-        found = adapted(graph)
+                insert_adapter(graph, layer, (down, up), _adapter_attributes(settings), operators, following[layer])
+        found = report_adapters(graph)
         log.table("Adapters", found.table)
         stage.done(found.in_one_line())
     return found
 
 
-def drawn(graph: Graph) -> dict[str, Tensor]:
+def random_matrices(graph: Graph) -> dict[str, Tensor]:
     """Return the randomly initialized matrices of adapters, by name."""
     return {adapter.down.name: data for adapter in adapters_of(graph) if (data := adapter.down.data) is not None}
 
 
-def _refuse_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
+def _reject_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
     masked = [weight for weight, nodes in chosen.items() if any(weight_of(node) is not weight for node in nodes)]
     if masked:
         msg = (
             f"merging='on' would fill what is masked of {', '.join(repr(w.name) for w in masked)}; leave the adapters "
-            f"beside these layers, with merging='auto', or name others in {ARGUMENT}"
+            f"beside these layers, with merging='auto', or name others in {TARGET_LAYERS_ARGUMENT}"
         )
         raise ModelError(msg)
 
 
-def _attributes(settings: LoraSettings) -> dict[str, Any]:
+def _adapter_attributes(settings: LoraSettings) -> dict[str, Any]:
     """Return the attributes of adapter nodes from the settings."""
     alpha, dropout_rate = float(settings.alpha), float(settings.dropout_rate)
     return {"alpha": alpha, "dropout_rate": dropout_rate, "merging": settings.merging}
 
 
-def _matrices_of(graph: Graph, weight: Value, layer: Node, rank: int) -> tuple[Value, Value]:
+def _add_matrices(graph: Graph, weight: Value, layer: Node, rank: int) -> tuple[Value, Value]:
     """Return the parameters of a new adapter of a weight."""
-    path = PREFIX + _path(graph, weight, layer)
+    path = ADAPTER_PREFIX + _owner_path(graph, weight, layer)
     sides = weight.type.shape[::-1] if has_columns(layer) else weight.type.shape
-    down, up = _matrices(weight, sides, rank, groups_of(layer))
-    return graph.add_constant(nn.Parameter(down), path + DOWN), graph.add_constant(nn.Parameter(up), path + UP)
+    down, up = _init_matrices(weight, sides, rank, groups_of(layer))
+    return graph.add_constant(nn.Parameter(down), path + DOWN_SUFFIX), graph.add_constant(
+        nn.Parameter(up), path + UP_SUFFIX
+    )
 
 
-def put_beside(  # noqa: PLR0917 - all of it is one node
+def insert_adapter(  # noqa: PLR0917 - all of it is one node
     graph: Graph,
     layer: Node,
     matrices: tuple[Value, Value],
@@ -106,18 +119,18 @@ def put_beside(  # noqa: PLR0917 - all of it is one node
         operators: the operators of the registry.
         following: the node after the layer, None if it is the last one.
     """
-    operation, result = operators[BESIDE[layer.kind]], layer.output
-    own = {name: layer.attrs[name] for name in OF_CONVOLUTIONS if name in layer.attrs}
+    operation, result = operators[ADAPTER_OPERATORS[layer.kind]], layer.output
+    own = {name: layer.attrs[name] for name in CONVOLUTION_ATTRIBUTES if name in layer.attrs}
     call = operation.call(result, input_of(layer), *matrices, **own, **attrs)
     readers = result.uses
     node = Node(operation, call.operands, call.attrs, layer.origin)
     graph.insert(node, [result.type], following, [f"{result.name}_adapted"])
     for use in readers:
-        read_instead(graph, use, node.output)
+        redirect_use(graph, use, node.output)
     return node
 
 
-def _path(graph: Graph, weight: Value, layer: Node) -> str:
+def _owner_path(graph: Graph, weight: Value, layer: Node) -> str:
     """Return the path of the module that owns a weight; for a tied weight, preferably that of the layer."""
     names = [weight.name, *(alias for alias, name in graph.aliases.items() if name == weight.name)]
     paths = [name.removesuffix(".weight") for name in names]
@@ -125,7 +138,7 @@ def _path(graph: Graph, weight: Value, layer: Node) -> str:
 
 
 @torch.inference_mode(mode=False)
-def _matrices(weight: Value, sides: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
+def _init_matrices(weight: Value, sides: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
     """Return ``down`` with PyTorch's default initialization of such a layer, and ``up`` with zeros.
 
     Args:

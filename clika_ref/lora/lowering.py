@@ -11,26 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from clika_ref.core.deferred_constants import DeferredConstant, transpose_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
-from clika_ref.formulas import Formula, transposed
 from clika_ref.lora.adapters import (
-    BESIDE,
+    ADAPTER_OPERATORS,
     Adapter,
     adapters_of,
-    arguments_of_merging,
-    merged_weight,
-    place_of_weight,
+    merge_arguments,
+    merge_weight,
+    weight_position,
 )
-from clika_ref.lora.attaching import put_beside
-from clika_ref.norm_folding import folded_weight
-from clika_ref.pruning.masks import PREFIX as MASKS
-from clika_ref.quantization.factors import scaled_along, times
+from clika_ref.lora.attaching import insert_adapter
+from clika_ref.pruning.masks import MASK_PREFIX as MASKS
+from clika_ref.quantization.qdq.channel_scales import scale_along_dim, scale_input_channels
+from clika_ref.quantization.qdq.norm_folding import fold_weight
 
 
 @dataclass(frozen=True)
-class SetAside:
+class DetachedAdapter:
     """An adapter that is temporarily removed from the graph."""
 
     weight: str
@@ -44,7 +44,7 @@ class SetAside:
     origin: str
 
 
-def set_aside(graph: Graph, *, is_quantized: bool) -> list[SetAside]:
+def detach_adapters(graph: Graph, *, is_quantized: bool) -> list[DetachedAdapter]:
     """Remove the adapters from a clone before lowering; return those that are not merged into weights.
 
     Args:
@@ -52,7 +52,7 @@ def set_aside(graph: Graph, *, is_quantized: bool) -> list[SetAside]:
         is_quantized: whether the weights are quantized. Then adapters with ``merging="auto"`` are not merged, so that
             the quantized weights do not change.
     """
-    found: list[SetAside] = []
+    found: list[DetachedAdapter] = []
     for adapter in adapters_of(graph):
         merging = adapter.attributes["merging"]
         if merging == "on" or (merging == "auto" and not is_quantized and not adapter.is_masked):
@@ -60,7 +60,9 @@ def set_aside(graph: Graph, *, is_quantized: bool) -> list[SetAside]:
         else:
             origin = str(adapter.nodes[0].origin)
             names = {layer.name: node.name for layer, node in zip(adapter.layers, adapter.nodes, strict=True)}
-            found.append(SetAside(adapter.weight.name, adapter.down, adapter.up, adapter.attributes, names, origin))
+            found.append(
+                DetachedAdapter(adapter.weight.name, adapter.down, adapter.up, adapter.attributes, names, origin)
+            )
         for node in adapter.nodes:
             graph.replace(node.output, node.inputs[0])
             graph.erase(node)
@@ -70,14 +72,14 @@ def set_aside(graph: Graph, *, is_quantized: bool) -> list[SetAside]:
 def _merge(graph: Graph, adapter: Adapter) -> None:
     """Replace the weight of the adapter's layers by the merged weight."""
     weight, layers = adapter.weight, adapter.layers
-    arguments = tuple(arguments_of_merging(adapter, layers[0]).items())
-    made = Formula(merged_weight, (weight, adapter.down, adapter.up), arguments)
+    arguments = tuple(merge_arguments(adapter, layers[0]).items())
+    made = DeferredConstant(merge_weight, (weight, adapter.down, adapter.up), arguments)
     merged = graph.add_constant(made, weight.name, weight.type)
     for layer in layers:
-        graph.set_input(layer, place_of_weight(layer), merged)
+        graph.set_input(layer, weight_position(layer), merged)
 
 
-def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[str, Operator]) -> list[Node]:
+def reattach_adapters(graph: Graph, aside: Sequence[DetachedAdapter], operators: Mapping[str, Operator]) -> list[Node]:
     """Add adapters to the lowered layers that read weights derived from theirs; return the nodes.
 
     Raises:
@@ -88,11 +90,11 @@ def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[s
     known, found = {adapter.weight: adapter for adapter in aside}, dict[str, list[Node]]()
     nodes = list(graph.nodes)
     for layer, following in zip(nodes, [*nodes[1:], None], strict=True):
-        weight = layer.inputs[place_of_weight(layer)] if layer.kind in BESIDE else None
-        root, steps = _made_of(weight)
+        weight = layer.inputs[weight_position(layer)] if layer.kind in ADAPTER_OPERATORS else None
+        root, steps = _trace_weight(weight)
         if root in known:
-            down, up = _followed(graph, known[root], steps)
-            node = put_beside(graph, layer, (down, up), known[root].attributes, operators, following)
+            down, up = _apply_steps(graph, known[root], steps)
+            node = insert_adapter(graph, layer, (down, up), known[root].attributes, operators, following)
             node.output.name = known[root].names.get(layer.name, node.name)
             found.setdefault(root, []).append(node)
     lost = [adapter for adapter in aside if adapter.weight not in found]
@@ -106,12 +108,12 @@ def restore_beside(graph: Graph, aside: Sequence[SetAside], operators: Mapping[s
     return [node for nodes in found.values() for node in nodes]
 
 
-def _made_of(operand: Any) -> tuple[str, list[Formula]]:
+def _trace_weight(operand: Any) -> tuple[str, list[DeferredConstant]]:
     """Return the name of the parameter behind a weight, and the formulas applied to it, in order."""
-    steps: list[Formula] = []
+    steps: list[DeferredConstant] = []
     while isinstance(operand, Value):
-        formula = operand.formula
-        if isinstance(formula, Formula) and formula.sources and isinstance(formula.sources[0], Value):
+        formula = operand.deferred_data
+        if isinstance(formula, DeferredConstant) and formula.sources and isinstance(formula.sources[0], Value):
             steps.append(formula)
             operand = formula.sources[0]
         elif operand.producer is not None and _is_mask(operand.producer.inputs):
@@ -126,16 +128,16 @@ def _is_mask(operands: Sequence[Any]) -> bool:
     return len(operands) == 2 and isinstance(operands[1], Value) and operands[1].name.startswith(MASKS)
 
 
-def _followed(graph: Graph, adapter: SetAside, steps: Sequence[Formula]) -> tuple[Value, Value]:
+def _apply_steps(graph: Graph, adapter: DetachedAdapter, steps: Sequence[DeferredConstant]) -> tuple[Value, Value]:
     """Return the matrices of an adapter after applying the changes of the weight."""
     down, up = adapter.down, adapter.up
     for formula in steps:
         arguments = dict(formula.arguments)
-        if formula.function is times:
-            down = _after(down, formula)
-        elif formula.function is folded_weight or (formula.function is scaled_along and arguments["axis"] == 0):
-            up = _after(up, formula)
-        elif formula.function is not transposed and not _is_mask(formula.sources):
+        if formula.function is scale_input_channels:
+            down = _apply_formula(down, formula)
+        elif formula.function is fold_weight or (formula.function is scale_along_dim and arguments["axis"] == 0):
+            up = _apply_formula(up, formula)
+        elif formula.function is not transpose_weight and not _is_mask(formula.sources):
             name = getattr(formula.function, "__name__", repr(formula.function))
             msg = (
                 f"an adapter cannot stay beside the layers of {adapter.weight!r} in {adapter.origin}: a pass has made "
@@ -143,19 +145,19 @@ def _followed(graph: Graph, adapter: SetAside, steps: Sequence[Formula]) -> tupl
                 "LoraSettings(merging='on')"
             )
             raise ModelError(msg)
-    return _registered(graph, down), _registered(graph, up)
+    return _register_matrix(graph, down), _register_matrix(graph, up)
 
 
-def _after(matrix: Value, formula: Formula) -> Value:
+def _apply_formula(matrix: Value, formula: DeferredConstant) -> Value:
     return Value(
         matrix.type,
         matrix.name,
-        data=Formula(formula.function, (matrix, *formula.sources[1:]), formula.arguments),
+        data=DeferredConstant(formula.function, (matrix, *formula.sources[1:]), formula.arguments),
     )
 
 
-def _registered(graph: Graph, matrix: Value) -> Value:
+def _register_matrix(graph: Graph, matrix: Value) -> Value:
     """Register a matrix as a constant of the graph; a derived one becomes a constant of its own."""
-    if matrix.formula is not None:
-        return graph.add_constant(matrix.formula, matrix.name, matrix.type)
+    if matrix.deferred_data is not None:
+        return graph.add_constant(matrix.deferred_data, matrix.name, matrix.type)
     return graph.constants.setdefault(matrix.name, Value(matrix.type, matrix.name, data=matrix.data))

@@ -6,7 +6,7 @@ import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
-from clika_ref.lora.adapters import Adapter, adapters_of, arguments_of_merging, merged_weight
+from clika_ref.lora.adapters import Adapter, adapters_of, merge_arguments, merge_weight
 
 
 @torch.no_grad()
@@ -33,7 +33,7 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
         assert weight is not None
         assert down is not None
         assert up is not None
-        weight.copy_(merged_weight(weight, down, up, **arguments_of_merging(adapter, adapter.layers[0])))
+        weight.copy_(merge_weight(weight, down, up, **merge_arguments(adapter, adapter.layers[0])))
         for node in adapter.nodes:
             graph.replace(node.output, node.inputs[0])
             graph.erase(node)

@@ -11,7 +11,7 @@ from torch import nn
 
 from clika_ref.core.ir import Graph, Value
 from clika_ref.lora.adapters import Adapter, adapters_of
-from clika_ref.reporting.tables import Table, Told
+from clika_ref.reporting.tables import HasTables, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class LayerAdapter:
         return self.parameters / math.prod(self.shape)
 
 
-COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
+ADAPTER_COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
     "layer": lambda layer: layer.path,
     "operator": lambda layer: layer.operator,
     "weight": lambda layer: "x".join(map(str, layer.shape)),
@@ -44,7 +44,7 @@ COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
 
 
 @dataclass(frozen=True, repr=False)
-class Adapted(Told):
+class AdapterReport(HasTables):
     """The adapters of a module; prints as a table with a row for each."""
 
     layers: Sequence[LayerAdapter]
@@ -59,7 +59,7 @@ class Adapted(Told):
     @property
     def table(self) -> Table[LayerAdapter]:
         """The adapters, in order."""
-        return Table(self.layers, COLUMNS)
+        return Table(self.layers, ADAPTER_COLUMNS)
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a line below it."""
@@ -71,15 +71,15 @@ class Adapted(Told):
         return f"{len(self.layers):,} adapters, {self.parameters:,} parameters, {share}"
 
 
-def adapted(graph: Graph) -> Adapted:
+def report_adapters(graph: Graph) -> AdapterReport:
     """Return the adapters of a graph."""
     found = adapters_of(graph)
     own = {id(matrix) for adapter in found for matrix in (adapter.down, adapter.up)}
     others = [v for v in graph.constants.values() if id(v) not in own and isinstance(v.data, nn.Parameter)]
-    return Adapted([_line(adapter) for adapter in found], sum(map(_size, others)))
+    return AdapterReport([_make_row(adapter) for adapter in found], sum(map(_size, others)))
 
 
-def _line(adapter: Adapter) -> LayerAdapter:
+def _make_row(adapter: Adapter) -> LayerAdapter:
     shape = tuple(map(int, adapter.weight.type.shape))
     return LayerAdapter(
         adapter.path, adapter.layers[0].kind, shape, adapter.rank, _size(adapter.down) + _size(adapter.up)

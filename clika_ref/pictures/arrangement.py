@@ -10,15 +10,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from clika_ref.pictures.coordinates import choose_places
-from clika_ref.pictures.drawing import Box, Drawing, Edge, Group
-from clika_ref.pictures.layers import Item, Link, Step, add_lanes, add_stations, choose_layers, near_and_far, steps_of
-from clika_ref.pictures.ordering import ordered_layers
-from clika_ref.pictures.style import BAND, GAP, GAP_PER_SHIFT, MARGIN, WIDEST_GAP, band_width, size_of
+from clika_ref.pictures.coordinates import assign_coordinates
+from clika_ref.pictures.drawing import Box, BoxGroup, Edge, PictureDrawing
+from clika_ref.pictures.layers import (
+    Item,
+    Link,
+    Step,
+    add_lanes,
+    add_stations,
+    assign_layers,
+    split_into_steps,
+    split_links_by_length,
+)
+from clika_ref.pictures.ordering import order_layers
+from clika_ref.pictures.style import (
+    GAP_PER_SHIFT,
+    GROUP_MARGIN,
+    GROUP_TITLE_HEIGHT,
+    MAX_LAYER_GAP,
+    MIN_LAYER_GAP,
+    band_width,
+    size_of,
+)
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedMember:
     """A box or a group at its position in the enclosing group."""
 
     content: Box | Arrangement
@@ -47,12 +64,12 @@ class Route:
 class Arrangement:
     """A group with the positions of its contents, in pixels from its upper left corner."""
 
-    group: Group
+    group: BoxGroup
     width: float = 0.0
     height: float = 0.0
     band: float = 0.0
     """Height of the title; 0 for the whole model, which has none."""
-    members: list[Placed] = field(default_factory=list[Placed])
+    members: list[PlacedMember] = field(default_factory=list[PlacedMember])
     routes: list[Route] = field(default_factory=list[Route])
     tops: list[float] = field(default_factory=list[float])
     """Upper edge of each layer."""
@@ -64,40 +81,40 @@ class Arrangement:
     exits: dict[str, float] = field(default_factory=dict[str, float])
 
 
-def arrange(drawing: Drawing) -> Arrangement:
+def arrange(drawing: PictureDrawing) -> Arrangement:
     """Lay out a drawing."""
-    return _arranged(drawing.root, _Ways(drawing), depth=0)
+    return _arrange_group(drawing.root, _LocalEdges(drawing), depth=0)
 
 
-_Way: TypeAlias = "tuple[str | None, str | None, Edge]"
+_LocalEdge: TypeAlias = "tuple[str | None, str | None, Edge]"
 """An edge inside a group: its source and target among the members, None for the borders."""
 
 
-class _Ways:
+class _LocalEdges:
     """The edges inside each group: entering, leaving, or between two of its members."""
 
-    def __init__(self, drawing: Drawing) -> None:
+    def __init__(self, drawing: PictureDrawing) -> None:
         self._path: dict[str, tuple[str, ...]] = {}
-        self.inside: dict[str, list[_Way]] = {}
+        self.inside: dict[str, list[_LocalEdge]] = {}
         """Edges by group key, each distinct way once."""
-        self._note(drawing.root, ())
+        self._index_paths(drawing.root, ())
         seen: set[tuple[str, str | None, str | None, str]] = set()
         for edge in drawing.edges:
-            for group, source, target in self._parts(edge):
+            for group, source, target in self._split_by_group(edge):
                 way = (group, source, target, edge.carries)
                 if way not in seen:
                     seen.add(way)
                     self.inside.setdefault(group, []).append((source, target, edge))
 
-    def _note(self, group: Group, path: tuple[str, ...]) -> None:
+    def _index_paths(self, group: BoxGroup, path: tuple[str, ...]) -> None:
         path = (*path, group.key)
         for member in group.members:
-            if isinstance(member, Group):
-                self._note(member, path)
+            if isinstance(member, BoxGroup):
+                self._index_paths(member, path)
             else:
                 self._path[member.key] = (*path, member.key)
 
-    def _parts(self, edge: Edge) -> list[tuple[str, str | None, str | None]]:
+    def _split_by_group(self, edge: Edge) -> list[tuple[str, str | None, str | None]]:
         """Return the groups that an edge crosses, with the members or borders at its ends there."""
         above, below = self._path[edge.source], self._path[edge.target]
         shared = 0
@@ -109,39 +126,39 @@ class _Ways:
         return parts
 
 
-def _arranged(group: Group, ways: _Ways, depth: int) -> Arrangement:
+def _arrange_group(group: BoxGroup, ways: _LocalEdges, depth: int) -> Arrangement:
     inner: list[Box | Arrangement] = [
-        _arranged(member, ways, depth + 1) if isinstance(member, Group) else member for member in group.members
+        _arrange_group(member, ways, depth + 1) if isinstance(member, BoxGroup) else member for member in group.members
     ]
-    found = Arrangement(group, band=BAND if depth else 0.0)
+    found = Arrangement(group, band=GROUP_TITLE_HEIGHT if depth else 0.0)
     inside = ways.inside.get(group.key, [])
-    entering = _numbered(edge for source, _, edge in inside if source is None)
-    leaving = _numbered(edge for _, target, edge in inside if target is None)
+    entering = _number_values(edge for source, _, edge in inside if source is None)
+    leaving = _number_values(edge for _, target, edge in inside if target is None)
     extents = [*((0.0, 0.0) for _ in entering), *map(_extent, inner), *((0.0, 0.0) for _ in leaving)]
     items = [Item(*extent) for extent in extents]
     index = {member.key: len(entering) + i for i, member in enumerate(group.members)}
-    links = [_link(way, inner, index, (entering, leaving)) for way in inside]
-    choose_layers(items, links, len(entering), len(leaving))
-    near, far = near_and_far(items, links)
+    links = [_make_link(way, inner, index, (entering, leaving)) for way in inside]
+    assign_layers(items, links, len(entering), len(leaving))
+    near, far = split_links_by_length(items, links)
     ways_past = add_stations(items, near)
-    steps = steps_of(near)
-    layers = ordered_layers(items, steps)
-    choose_places(items, layers, steps, ways_past)
+    steps = split_into_steps(near)
+    layers = order_layers(items, steps)
+    assign_coordinates(items, layers, steps, ways_past)
     add_lanes(items, far)
     _measure(found, items, layers, steps)
     first = len(entering)
     found.members = [
-        Placed(member, item.x, 0.0, item.width, item.height, item.layer)
+        PlacedMember(member, item.x, 0.0, item.width, item.height, item.layer)
         for member, item in zip(inner, items[first:], strict=False)
     ]
-    found.routes = [_route(way, link, items, first) for way, link in zip(inside, links, strict=True)]
+    found.routes = [_make_route(way, link, items, first) for way, link in zip(inside, links, strict=True)]
     found.entries = {name: items[i].x for i, name in enumerate(entering)}
     found.exits = {name: items[first + len(inner) + i].x for i, name in enumerate(leaving)}
-    stack(found)
+    stack_layers(found)
     return found
 
 
-def _numbered(edges: Iterable[Edge]) -> dict[str, int]:
+def _number_values(edges: Iterable[Edge]) -> dict[str, int]:
     """Return the index of each distinct ``carries``, in order of first use."""
     return {carries: place for place, carries in enumerate(dict.fromkeys(edge.carries for edge in edges))}
 
@@ -150,8 +167,8 @@ def _extent(member: Box | Arrangement) -> tuple[float, float]:
     return size_of(member) if isinstance(member, Box) else (member.width, member.height)
 
 
-def _link(
-    way: _Way,
+def _make_link(
+    way: _LocalEdge,
     inner: Sequence[Box | Arrangement],
     index: dict[str, int],
     borders: tuple[Mapping[str, int], Mapping[str, int]],
@@ -181,18 +198,18 @@ def _measure(found: Arrangement, items: Sequence[Item], layers: Sequence[Sequenc
         upper, lower = items[step.upper], items[step.lower]
         shift = abs(upper.x + step.upper_x - lower.x - step.lower_x)
         shifts[upper.layer] = max(shifts[upper.layer], shift)
-    found.gaps = [round(min(GAP + GAP_PER_SHIFT * shift, WIDEST_GAP), 1) for shift in shifts]
+    found.gaps = [round(min(MIN_LAYER_GAP + GAP_PER_SHIFT * shift, MAX_LAYER_GAP), 1) for shift in shifts]
     if found.gaps:
         found.gaps[-1] = 0.0
     right = max((item.x + item.width for item in items), default=0.0)
-    margin = MARGIN if found.band else 0.0
+    margin = GROUP_MARGIN if found.band else 0.0
     found.width = max(right + 2 * margin, band_width(found.group) if found.band else 0.0)
     shift = (found.width - right) / 2
     for item in items:
         item.x = round(item.x + shift, 1)
 
 
-def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
+def _make_route(way: _LocalEdge, link: Link, items: Sequence[Item], first: int) -> Route:
     """Return the route of a link, after all items have positions. Members begin at index ``first``."""
     source, target, edge = way
     start, end = items[link.source], items[link.target]
@@ -204,14 +221,14 @@ def _route(way: _Way, link: Link, items: Sequence[Item], first: int) -> Route:
     return Route(edge, *ends, [(round(x, 1), layer) for x, layer in columns])
 
 
-def stack(found: Arrangement) -> None:
+def stack_layers(found: Arrangement) -> None:
     """Stack the layers of a group from top to bottom, and center each member vertically in its layer."""
-    y = found.band + (MARGIN if found.band and not found.entries else 0.0)
+    y = found.band + (GROUP_MARGIN if found.band and not found.entries else 0.0)
     found.tops = []
     for height, gap in zip(found.heights, found.gaps, strict=True):
         found.tops.append(y)
         y += height + gap
-    found.height = y + (MARGIN if found.band and not found.exits else 0.0)
+    found.height = y + (GROUP_MARGIN if found.band and not found.exits else 0.0)
     for member in found.members:
         room = found.heights[member.layer] - member.height
         member.y = round(found.tops[member.layer] + room / 2, 1)

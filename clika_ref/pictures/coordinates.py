@@ -8,23 +8,23 @@ from itertools import pairwise
 
 from clika_ref.pictures.layers import Item, Step
 
-SWEEPS = 11
+COORDINATE_SWEEPS = 11
 """Alternating sweeps down and up; the last one goes down. Later sweeps only move groups of unequal width by pixels."""
 
-BETWEEN_BOXES, BESIDE_STATION = 26.0, 16.0
+BOX_DISTANCE, STATION_DISTANCE = 26.0, 16.0
 """Minimum distance between neighbours of a layer, in pixels."""
 
-PLAIN, STRAIGHT, BENT = 20.0, 0.5, 0.1
+BOX_LINK_WEIGHT, STATION_LINK_WEIGHT, MIXED_LINK_WEIGHT = 20.0, 0.5, 0.1
 """Weights for straight links, by the number of stations at the ends (0, 2, 1).
 
 Links between adjacent items weigh most, since readers follow them. Links around other items are straightened last.
 """
 
-Wishes = Mapping[int, Sequence[tuple[int, float, float]]]
+WantedPositions = Mapping[int, Sequence[tuple[int, float, float]]]
 """For each item: its linked items, the offset from each one's x to the wanted x, and a weight."""
 
 
-def choose_places(
+def assign_coordinates(
     items: Sequence[Item], layers: Sequence[Sequence[int]], steps: Sequence[Step], ways: Iterable[Sequence[int]]
 ) -> None:
     """Set the x of each item as close to its linked items as the order of its layer allows.
@@ -35,13 +35,13 @@ def choose_places(
         steps: link segments between adjacent layers.
         ways: the stations of each tensor that skips layers, from top to bottom.
     """
-    above, below = _wishes(items, steps)
+    above, below = _collect_wanted_positions(items, steps)
     for layer in layers:
         x = 0.0
-        for index, room in zip(layer, _rooms(items, layer), strict=True):
+        for index, room in zip(layer, _minimum_distances(items, layer), strict=True):
             items[index].x = x
             x += items[index].width + room
-    for sweep in range(SWEEPS):
+    for sweep in range(COORDINATE_SWEEPS):
         is_down = sweep % 2 == 0
         wishes = above if is_down else below
         for layer in layers if is_down else reversed(layers):
@@ -52,27 +52,27 @@ def choose_places(
         item.x = round(item.x - left, 1)
 
 
-def _wishes(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Wishes, Wishes]:
+def _collect_wanted_positions(items: Sequence[Item], steps: Sequence[Step]) -> tuple[WantedPositions, WantedPositions]:
     above: dict[int, list[tuple[int, float, float]]] = {}
     below: dict[int, list[tuple[int, float, float]]] = {}
     for step in steps:
         stations = items[step.upper].is_station + items[step.lower].is_station
-        counts = (PLAIN, BENT, STRAIGHT)[stations]
+        counts = (BOX_LINK_WEIGHT, MIXED_LINK_WEIGHT, STATION_LINK_WEIGHT)[stations]
         above.setdefault(step.lower, []).append((step.upper, step.upper_x - step.lower_x, counts))
         below.setdefault(step.upper, []).append((step.lower, step.lower_x - step.upper_x, counts))
     return above, below
 
 
-def _rooms(items: Sequence[Item], layer: Sequence[int]) -> list[float]:
+def _minimum_distances(items: Sequence[Item], layer: Sequence[int]) -> list[float]:
     """Return the minimum distance after each item of a layer."""
     found = [
-        BESIDE_STATION if items[before].is_station or items[behind].is_station else BETWEEN_BOXES
+        STATION_DISTANCE if items[before].is_station or items[behind].is_station else BOX_DISTANCE
         for before, behind in pairwise(layer)
     ]
     return [*found, 0.0]
 
 
-def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: Wishes) -> None:
+def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: WantedPositions) -> None:
     """Move the items of a layer as close to their most important links as their order allows."""
     wished: list[float] = []
     counts: list[float] = []
@@ -81,8 +81,8 @@ def _place_layer(items: Sequence[Item], layer: Sequence[int], wishes: Wishes) ->
         most = max((count for *_, count in linked), default=0.0)
         best = [items[other].x + shift for other, shift, count in linked if count == most]
         wished.append(sum(best) / len(best) if best else items[index].x)
-        counts.append(most or BENT)
-    rooms = _rooms(items, layer)
+        counts.append(most or MIXED_LINK_WEIGHT)
+    rooms = _minimum_distances(items, layer)
     behind, before = [0.0], 0.0
     for index, room in zip(layer, rooms, strict=True):
         before += items[index].width + room
@@ -98,7 +98,7 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
     for way in sorted(ways, key=lambda way: (-len(way), way)):
         run, least, most = list[int](), -math.inf, math.inf
         for station in way:
-            left, right = _room_of(items, layers[items[station].layer], place[station])
+            left, right = _movable_range(items, layers[items[station].layer], place[station])
             if run and max(least, left) > min(most, right):
                 _align(items, run, least, most)
                 run, least, most = [], -math.inf, math.inf
@@ -107,14 +107,14 @@ def _straighten(items: Sequence[Item], layers: Sequence[Sequence[int]], ways: It
         _align(items, run, least, most)
 
 
-def _room_of(items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
+def _movable_range(items: Sequence[Item], layer: Sequence[int], position: int) -> tuple[float, float]:
     """Return the range of x that a station can move in."""
     least, most = -math.inf, math.inf
     if position > 0:
         before = items[layer[position - 1]]
-        least = before.x + before.width + BESIDE_STATION
+        least = before.x + before.width + STATION_DISTANCE
     if position + 1 < len(layer):
-        most = items[layer[position + 1]].x - BESIDE_STATION
+        most = items[layer[position + 1]].x - STATION_DISTANCE
     return least, most
 
 

@@ -42,7 +42,7 @@ class Box:
         return self.rows[0][1] if self.rows else self.kind
 
     @property
-    def told(self) -> str:
+    def tooltip(self) -> str:
         """The tooltip, one fact per line."""
         return "\n".join([self.kind, *(f"{label}: {text}" for label, text in self.details)])
 
@@ -62,17 +62,17 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class BoxGroup:
     """The boxes of a module in order, with nested groups for its submodules."""
 
     key: str
     title: str
-    members: Sequence[Box | Group]
+    members: Sequence[Box | BoxGroup]
 
     def boxes(self) -> Iterator[Box]:
         """Return all boxes of the group in order, including nested ones."""
         for member in self.members:
-            if isinstance(member, Group):
+            if isinstance(member, BoxGroup):
                 yield from member.boxes()
             else:
                 yield member
@@ -82,12 +82,12 @@ Member: TypeAlias = "Box | Group"
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class PictureDrawing:
     """A whole picture: all boxes are in the root group, and all edges lead down."""
 
     title: str
     subtitle: str
-    root: Group
+    root: BoxGroup
     edges: Sequence[Edge]
 
     @property

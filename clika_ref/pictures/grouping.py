@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from clika_ref.pictures.drawing import Box, Group, Member
-from clika_ref.pictures.node_texts import shortened
+from clika_ref.pictures.drawing import Box, BoxGroup, Member
+from clika_ref.pictures.node_texts import shorten
 
 
 @dataclass
-class _Open:
+class _OpenGroup:
     """A group under construction."""
 
     scope: str
-    members: list[Box | _Open] = field(default_factory=list["Box | _Open"])
+    members: list[Box | _OpenGroup] = field(default_factory=list["Box | _Open"])
 
 
-def grouped(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> Group:
+def group_boxes(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> BoxGroup:
     """Return the boxes nested in groups of their modules.
 
     A group holds consecutive boxes: a module that is called twice, with others in between, becomes two groups. So
@@ -28,7 +28,7 @@ def grouped(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> Group:
         boxes: boxes in topological order, with the paths of their modules, outermost first.
         name: name of the model.
     """
-    root = _Open("")
+    root = _OpenGroup("")
     path = [root]
     for box, scopes in boxes:
         depth = 0
@@ -36,26 +36,26 @@ def grouped(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> Group:
             depth += 1
         del path[depth + 1 :]
         for scope in scopes[depth:]:
-            inner = _Open(scope)
+            inner = _OpenGroup(scope)
             path[-1].members.append(inner)
             path.append(inner)
         path[-1].members.append(box)
     counts: dict[str, int] = {}
-    return Group("group", name, [_closed(member, counts) for member in root.members])
+    return BoxGroup("group", name, [_build_group(member, counts) for member in root.members])
 
 
-def _closed(member: Box | _Open, counts: dict[str, int]) -> Member:
+def _build_group(member: Box | _OpenGroup, counts: dict[str, int]) -> Member:
     if isinstance(member, Box):
         return member
     if len(member.members) == 1:
-        only = _closed(member.members[0], counts)
-        return _named(only, member.scope) if only is member.members[0] else only
+        only = _build_group(member.members[0], counts)
+        return _rename_box(only, member.scope) if only is member.members[0] else only
     counts[member.scope] = visit = counts.get(member.scope, 0) + 1
     key = f"group {member.scope} {visit}"
-    return Group(key, member.scope, [_closed(inner, counts) for inner in member.members])
+    return BoxGroup(key, member.scope, [_build_group(inner, counts) for inner in member.members])
 
 
-def _named(only: Member, scope: str) -> Member:
-    if isinstance(only, Group):
+def _rename_box(only: Member, scope: str) -> Member:
+    if isinstance(only, BoxGroup):
         return only
-    return replace(only, rows=[("name", shortened(scope)), *only.rows[1:]])
+    return replace(only, rows=[("name", shorten(scope)), *only.rows[1:]])

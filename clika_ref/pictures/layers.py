@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-MOST_STATIONS, STATIONS_PER_ITEM = 4_000, 4
+MAX_STATIONS, STATIONS_PER_ITEM = 4_000, 4
 """Maximum number of stations in a group, whichever is more. It suffices for every link of typical networks; in denser
 graphs, the remaining links go around the group.
 """
 
-BESIDE_LANES, BETWEEN_LANES = 26.0, 6.0
+LANE_MARGIN, LANE_DISTANCE = 26.0, 6.0
 """Distance from the items to the first lane, and between lanes, in pixels."""
 
 
@@ -50,7 +50,7 @@ class Link:
     branches_off: bool = False
 
 
-def choose_layers(items: Sequence[Item], links: Sequence[Link], entries: int, exits: int) -> None:
+def assign_layers(items: Sequence[Item], links: Sequence[Link], entries: int, exits: int) -> None:
     """Put each item into the layer below the lowest of its inputs.
 
     Items without inputs go just above their first reader. The first ``entries`` items alone form the first layer, and
@@ -78,13 +78,13 @@ def choose_layers(items: Sequence[Item], links: Sequence[Link], entries: int, ex
         item.layer = last + 1
 
 
-def near_and_far(items: Sequence[Item], links: Sequence[Link]) -> tuple[list[Link], list[Link]]:
-    """Split links into the shortest, with one station per layer up to `MOST_STATIONS`, and the rest.
+def split_links_by_length(items: Sequence[Item], links: Sequence[Link]) -> tuple[list[Link], list[Link]]:
+    """Split links into the shortest, with one station per layer up to `MAX_STATIONS`, and the rest.
 
     Without the limit, a densely connected graph would need as many stations as the square of its nodes.
     """
     spans = [items[link.target].layer - items[link.source].layer for link in links]
-    room = max(MOST_STATIONS, STATIONS_PER_ITEM * len(items))
+    room = max(MAX_STATIONS, STATIONS_PER_ITEM * len(items))
     lengths: dict[tuple[int, str], int] = {}
     far: set[int] = set()
     for index in sorted(range(len(links)), key=spans.__getitem__):
@@ -123,7 +123,7 @@ def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
     ways: dict[tuple[int, str], list[Link]] = {}
     for link in links:
         ways.setdefault((link.source, link.carries), []).append(link)
-    right = max((item.x + item.width for item in items), default=0.0) + BESIDE_LANES
+    right = max((item.x + item.width for item in items), default=0.0) + LANE_MARGIN
     free: list[int] = []
     taken: list[tuple[int, int]] = []
     count = 0
@@ -135,10 +135,10 @@ def add_lanes(items: list[Item], links: Sequence[Link]) -> None:
         lane = heappop(free) if free else count
         count += lane == count
         heappush(taken, (last, lane))
-        _lead(items, way, right + lane * BETWEEN_LANES, first)
+        _route_along_lane(items, way, right + lane * LANE_DISTANCE, first)
 
 
-def _lead(items: list[Item], way: Sequence[Link], x: float, first: int) -> None:
+def _route_along_lane(items: list[Item], way: Sequence[Link], x: float, first: int) -> None:
     """Route the links of a tensor along one lane: the first enters it, the others leave it further down."""
     before = [len(items)]
     items.append(Item(0.0, 0.0, is_station=True, layer=first, x=x))
@@ -164,7 +164,7 @@ class Step:
     lower_x: float
 
 
-def steps_of(links: Sequence[Link]) -> list[Step]:
+def split_into_steps(links: Sequence[Link]) -> list[Step]:
     """Return the segments of links with a station in each layer; shared segments appear once."""
     found: list[Step] = []
     for link in links:

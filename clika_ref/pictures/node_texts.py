@@ -10,20 +10,20 @@ import torch
 
 from clika_ref.core.ir import Node, Value
 
-LONGEST = 46
+MAX_LINE_LENGTH = 46
 """Maximum characters of a line in a box: fits a type with five named dims."""
 
-UNBROKEN = "\u00a0"
+NO_BREAK_SPACE = "\u00a0"
 """A no-break space, which keeps an attribute next to its value."""
 
-MOST_LINES = 4
+MAX_ATTRIBUTE_LINES = 4
 """Maximum attribute lines in a box."""
 
-MOST_INPUTS = 4
+MAX_INPUT_LINES = 4
 """Maximum input lines in a box, for nodes that join dozens of tensors."""
 
 
-def shortened(text: str, longest: int = LONGEST) -> str:
+def shorten(text: str, longest: int = MAX_LINE_LENGTH) -> str:
     """Return a text, with its middle elided if it is too long.
 
     >>> shortened("encoder.layers.encoder_layer_0.self_attention", 25)
@@ -49,11 +49,11 @@ def attribute_texts(node: Node) -> Iterator[str]:
 
 
 def attribute_lines(node: Node) -> list[str]:
-    """Return the attributes of a node in lines, truncated to `MOST_LINES`."""
-    whole = [text.replace(" ", UNBROKEN) for text in attribute_texts(node)]
-    lines = [line.replace(UNBROKEN, " ") for line in textwrap.wrap(", ".join(whole), LONGEST - 8)]
-    if len(lines) > MOST_LINES:
-        lines = [*lines[: MOST_LINES - 1], f"{lines[MOST_LINES - 1].rstrip(',')}, …"]
+    """Return the attributes of a node in lines, truncated to `MAX_ATTRIBUTE_LINES`."""
+    whole = [text.replace(" ", NO_BREAK_SPACE) for text in attribute_texts(node)]
+    lines = [line.replace(NO_BREAK_SPACE, " ") for line in textwrap.wrap(", ".join(whole), MAX_LINE_LENGTH - 8)]
+    if len(lines) > MAX_ATTRIBUTE_LINES:
+        lines = [*lines[: MAX_ATTRIBUTE_LINES - 1], f"{lines[MAX_ATTRIBUTE_LINES - 1].rstrip(',')}, …"]
     return lines
 
 

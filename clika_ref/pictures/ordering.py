@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 from clika_ref.pictures.layers import Item, Step
 
-SWEEPS = 8
+ORDERING_SWEEPS = 8
 """Alternating sweeps down and up; pictures of networks hardly change after four."""
 
-MOST_STEPS = 200_000
+MAX_SORTED_STEPS = 200_000
 """Maximum segments sorted over all sweeps, a second or two. A larger picture is unreadable in any order."""
 
 
-def ordered_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[int]]:
+def order_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[int]]:
     """Return the items of each layer from left to right, in the order with the fewest crossings found.
 
     Each sweep sorts every layer by the mean position of linked items in the previous layer.
@@ -24,15 +24,15 @@ def ordered_layers(items: Sequence[Item], steps: Sequence[Step]) -> list[list[in
         layers[item.layer].append(index)
     if all(len(layer) < 2 for layer in layers):
         return layers
-    above, below = _neighbours(items, steps)
-    place = _places(layers)
-    best, fewest = layers, _crossings(steps, items, place, len(layers))
-    for sweep in range(min(SWEEPS, MOST_STEPS // max(len(steps), 1) + 1)):
+    above, below = _collect_neighbours(items, steps)
+    place = _layer_positions(layers)
+    best, fewest = layers, _count_crossings(steps, items, place, len(layers))
+    for sweep in range(min(ORDERING_SWEEPS, MAX_SORTED_STEPS // max(len(steps), 1) + 1)):
         if not fewest:
             break
         is_down = sweep % 2 == 0
-        layers = _swept(layers, above if is_down else below, place, is_down=is_down)
-        count = _crossings(steps, items, place, len(layers))
+        layers = _sweep_layers(layers, above if is_down else below, place, is_down=is_down)
+        count = _count_crossings(steps, items, place, len(layers))
         if count < fewest:
             best, fewest = layers, count
     return best
@@ -42,7 +42,7 @@ Neighbours = dict[int, list[tuple[int, float]]]
 """For each item: its linked items, and the relative x of each link on them, from 0 to 1."""
 
 
-def _neighbours(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Neighbours, Neighbours]:
+def _collect_neighbours(items: Sequence[Item], steps: Sequence[Step]) -> tuple[Neighbours, Neighbours]:
     above: Neighbours = {}
     below: Neighbours = {}
     for step in steps:
@@ -55,11 +55,11 @@ def _share(x: float, item: Item) -> float:
     return x / item.width if item.width else 0.5
 
 
-def _places(layers: Sequence[Sequence[int]]) -> dict[int, int]:
+def _layer_positions(layers: Sequence[Sequence[int]]) -> dict[int, int]:
     return {index: place for layer in layers for place, index in enumerate(layer)}
 
 
-def _swept(
+def _sweep_layers(
     layers: Sequence[Sequence[int]], neighbours: Neighbours, place: dict[int, int], *, is_down: bool
 ) -> list[list[int]]:
     """Return the layers after sorting them in turn; updates ``place``."""
@@ -74,7 +74,7 @@ def _swept(
     return found
 
 
-def _crossings(steps: Sequence[Step], items: Sequence[Item], place: dict[int, int], layers: int) -> int:
+def _count_crossings(steps: Sequence[Step], items: Sequence[Item], place: dict[int, int], layers: int) -> int:
     """Return the number of crossing pairs of steps: those with upper and lower ends in opposite order."""
     between: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
     for step in steps:

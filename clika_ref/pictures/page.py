@@ -9,30 +9,32 @@ from string import Template
 from typing import Any
 
 from clika_ref.pictures.arrangement import Arrangement, arrange
-from clika_ref.pictures.drawing import Box, Drawing
-from clika_ref.pictures.style import COLOURS, INTEGER_EDGE, MARGIN
-from clika_ref.pictures.svg import INTEGERS_LEGEND, SHEET, content, markers
+from clika_ref.pictures.drawing import Box, PictureDrawing
+from clika_ref.pictures.style import GROUP_MARGIN, QUANTIZED_EDGE_COLOR, ROLE_COLORS
+from clika_ref.pictures.svg import QUANTIZED_EDGE_LEGEND, STYLE_SHEET, render_contents, render_markers
 
 
-def write_page(drawing: Drawing) -> bytes:
+def write_page(drawing: PictureDrawing) -> bytes:
     """Return a drawing as an HTML file."""
     whole = arrange(drawing)
-    chips = [f'<span><i style="background:{COLOURS[role].title}"></i>{role.value}</span>' for role in drawing.roles]
+    chips = [f'<span><i style="background:{ROLE_COLORS[role].title}"></i>{role.value}</span>' for role in drawing.roles]
     if drawing.has_integers:
-        chips.append(f'<span><i class="line" style="background:{INTEGER_EDGE}"></i>{INTEGERS_LEGEND}</span>')
-    page = Template(_read("page.html")).substitute(
+        chips.append(
+            f'<span><i class="line" style="background:{QUANTIZED_EDGE_COLOR}"></i>{QUANTIZED_EDGE_LEGEND}</span>'
+        )
+    page = Template(_read_asset("page.html")).substitute(
         title=escape(drawing.title),
         subtitle=escape(drawing.subtitle),
-        style=f"{SHEET}\n{_read('page.css')}",
+        style=f"{STYLE_SHEET}\n{_read_asset('page.css')}",
         legend="\n".join(chips),
-        picture="\n".join([*markers(), '<g id="world">', *content(whole), "</g>"]),
+        picture="\n".join([*render_markers(), '<g id="world">', *render_contents(whole), "</g>"]),
         layout=json.dumps(layout_of(whole), separators=(",", ":")).replace("</", "<\\/"),
-        script=_read("page.js"),
+        script=_read_asset("page.js"),
     )
     return page.encode()
 
 
-def _read(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("clika_ref.pictures").joinpath("page", name).read_text(encoding="utf-8")
 
 
@@ -52,8 +54,8 @@ def layout_of(found: Arrangement) -> dict[str, Any]:
         "title": found.group.title,
         "nodes": sum(1 for _ in found.group.boxes()),
         "band": found.band,
-        "above": MARGIN if found.band and not found.entries else 0,
-        "below": MARGIN if found.band and not found.exits else 0,
+        "above": GROUP_MARGIN if found.band and not found.entries else 0,
+        "below": GROUP_MARGIN if found.band and not found.exits else 0,
         "gaps": found.gaps,
         "members": members,
         "routes": routes,

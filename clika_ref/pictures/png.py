@@ -9,51 +9,55 @@ import warnings
 from typing import Any
 
 from clika_ref.core.errors import ClikaWarning, ModelError
-from clika_ref.pictures.drawing import Drawing
+from clika_ref.pictures.drawing import PictureDrawing
 from clika_ref.pictures.style import FONT
 from clika_ref.pictures.svg import write_svg
 
-ZOOM = 2.0
+DEFAULT_ZOOM = 2.0
 """Image pixels per picture pixel, for sharp text on high-density screens."""
 
-MOST_PIXELS, LONGEST_SIDE = 80e6, 32_000.0
+MAX_PIXELS, MAX_EDGE_PIXELS = 80e6, 32_000.0
 """Limits of an image. Viewers reject larger ones, and rendering takes 320 MB at the limit."""
 
-PROBE = '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9" font-family="{}">{}</text></svg>'
+FONT_PROBE_SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><text y="9" font-family="{}">{}</text></svg>'
+)
 """A single letter, which renders empty if no font is found."""
 
-LEGIBLE = 0.7
+MIN_READABLE_ZOOM = 0.7
 """Minimum zoom for readable rows: letters are 8 pixels high."""
 
-MISSING = "a .png is drawn by resvg_py, which is not installed: pip install 'clika-ref[pictures]', or write a .svg"
+MISSING_RENDERER_MESSAGE = (
+    "a .png is drawn by resvg_py, which is not installed: pip install 'clika-ref[pictures]', or write a .svg"
+)
 
-NO_LETTERS = (
+NO_FONT_MESSAGE = (
     f"a .png needs one of the fonts {FONT.removesuffix(', monospace')}, and this machine has none of them: install one "
     "(fonts-dejavu on Debian), or write a .svg"
 )
 
-TOO_LARGE = (
+TOO_LARGE_MESSAGE = (
     "the picture of {} is {:,.0f} by {:,.0f} pixels large, and its letters too small to be read in a .png; write a "
     ".html, which folds modules, or a .svg"
 )
 
 
-def write_png(drawing: Drawing) -> bytes:
+def write_png(drawing: PictureDrawing) -> bytes:
     """Return a drawing as a PNG file.
 
     Raises:
         ModelError: the renderer or a font is not installed.
     """
-    resvg = _resvg()
+    resvg = _import_resvg()
     text = write_svg(drawing).decode()
     width, height = map(float, re.findall(r'(?:width|height)="([\d.]+)"', text[: text.index(">")]))
-    zoom = min(ZOOM, math.sqrt(MOST_PIXELS / (width * height)), LONGEST_SIDE / max(width, height))
-    if zoom < LEGIBLE:
-        warnings.warn(TOO_LARGE.format(drawing.title, width, height), ClikaWarning, stacklevel=2)
+    zoom = min(DEFAULT_ZOOM, math.sqrt(MAX_PIXELS / (width * height)), MAX_EDGE_PIXELS / max(width, height))
+    if zoom < MIN_READABLE_ZOOM:
+        warnings.warn(TOO_LARGE_MESSAGE.format(drawing.title, width, height), ClikaWarning, stacklevel=2)
     return bytes(resvg.svg_to_bytes(svg_string=text, zoom=zoom))
 
 
-def _resvg() -> Any:
+def _import_resvg() -> Any:
     """Import the renderer.
 
     Raises:
@@ -62,8 +66,8 @@ def _resvg() -> Any:
     try:
         resvg: Any = importlib.import_module("resvg_py")
     except ImportError as error:
-        raise ModelError(MISSING) from error
-    empty, letter = (bytes(resvg.svg_to_bytes(svg_string=PROBE.format(FONT, text))) for text in (" ", "M"))
+        raise ModelError(MISSING_RENDERER_MESSAGE) from error
+    empty, letter = (bytes(resvg.svg_to_bytes(svg_string=FONT_PROBE_SVG.format(FONT, text))) for text in (" ", "M"))
     if empty == letter:
-        raise ModelError(NO_LETTERS)
+        raise ModelError(NO_FONT_MESSAGE)
     return resvg

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.explanation import Explanation, planned_precisions
-from clika_ref.lora.adapters import BESIDE
+from clika_ref.export.explanation import Explanation, find_planned_precisions
+from clika_ref.lora.adapters import ADAPTER_OPERATORS
 from clika_ref.pictures.drawing import Role
-from clika_ref.precisions import FLOAT, FUSED, INTEGERS
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization_scheme import QuantizationScheme, absorbs
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
+from clika_ref.targets.quantization_scheme import QuantizationScheme, is_fused
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class NodePrecision:
     """The precision of a node, with details for its box."""
 
     role: Role = Role.FLOAT
@@ -23,7 +23,7 @@ class Precision:
     details: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def precisions(graph: Graph, plan: Plan | None, explanation: Explanation | None) -> dict[Node, Precision]:
+def determine_precisions(graph: Graph, plan: Plan | None, explanation: Explanation | None) -> dict[Node, NodePrecision]:
     """Return the precision of each node. Without a plan, nodes are float and absent from the result.
 
     Args:
@@ -31,44 +31,44 @@ def precisions(graph: Graph, plan: Plan | None, explanation: Explanation | None)
         plan: the quantization plan.
         explanation: a runtime's report on the graph.
     """
-    found: dict[Node, Precision] = {}
+    found: dict[Node, NodePrecision] = {}
     if plan is not None:
-        planned = planned_precisions(graph, plan.scheme)
+        planned = find_planned_precisions(graph, plan.scheme)
         for node in graph.nodes:
-            found[node] = _as_planned(node, planned.get(node, FLOAT), plan)
-        _join_absorbed(graph, plan.scheme, found)
+            found[node] = _find_planned_precision(node, planned.get(node, FLOAT_PRECISION), plan)
+        _mark_fused_nodes(graph, plan.scheme, found)
     if explanation is not None:
-        _take_word(graph, explanation, found)
+        _apply_explanation(graph, explanation, found)
     for node in graph.nodes:
-        if node.kind in BESIDE.values():
+        if node.kind in ADAPTER_OPERATORS.values():
             up = node.inputs[3]
-            found[node] = Precision(Role.ADAPTER, f"rank {up.type.shape[1]}")
+            found[node] = NodePrecision(Role.ADAPTER, f"rank {up.type.shape[1]}")
     return found
 
 
-def _as_planned(node: Node, precision: str, plan: Plan) -> Precision:
-    if precision == INTEGERS:
-        return Precision(Role.INTEGERS, precision)
-    if precision != FLOAT:
-        return Precision(Role.WEIGHTS, precision)
+def _find_planned_precision(node: Node, precision: str, plan: Plan) -> NodePrecision:
+    if precision == INT8_PRECISION:
+        return NodePrecision(Role.INTEGERS, precision)
+    if precision != FLOAT_PRECISION:
+        return NodePrecision(Role.WEIGHTS, precision)
     if node.name in plan.floats:
-        return Precision(Role.KEPT, FLOAT, {"in float because": plan.floats[node.name]})
-    return Precision(Role.FLOAT, FLOAT)
+        return NodePrecision(Role.KEPT, FLOAT_PRECISION, {"in float because": plan.floats[node.name]})
+    return NodePrecision(Role.FLOAT, FLOAT_PRECISION)
 
 
-def _join_absorbed(graph: Graph, scheme: QuantizationScheme, found: dict[Node, Precision]) -> None:
+def _mark_fused_nodes(graph: Graph, scheme: QuantizationScheme, found: dict[Node, NodePrecision]) -> None:
     """Mark nodes that a runtime fuses into a quantized layer as INT8, too."""
     for node in graph.nodes:
         first = node.inputs[0] if node.inputs else None
         layer = first.producer if isinstance(first, Value) else None
-        if layer is None or layer.kind not in scheme.layers or not absorbs(scheme, node.kind, node.attrs):
+        if layer is None or layer.kind not in scheme.layers or not is_fused(scheme, node.kind, node.attrs):
             continue
         is_alone = all(use.user is node for use in layer.outputs[0].uses)
         if is_alone and found[layer].role is Role.INTEGERS and found[node].role is Role.FLOAT:
-            found[node] = Precision(Role.INTEGERS, INTEGERS, {"computed": f"along with {layer.name}"})
+            found[node] = NodePrecision(Role.INTEGERS, INT8_PRECISION, {"computed": f"along with {layer.name}"})
 
 
-def _take_word(graph: Graph, explanation: Explanation, found: dict[Node, Precision]) -> None:
+def _apply_explanation(graph: Graph, explanation: Explanation, found: dict[Node, NodePrecision]) -> None:
     """Replace the planned precision of each node by the one that the runtime reports, if any."""
     facts = {fact.name: fact for fact in explanation.nodes}
     missed = {fact.name for fact in explanation.missed}
@@ -76,14 +76,14 @@ def _take_word(graph: Graph, explanation: Explanation, found: dict[Node, Precisi
         fact = facts.get(node.name)
         if fact is None:
             continue
-        before = found.get(node, Precision())
+        before = found.get(node, NodePrecision())
         details = dict(before.details) | {"planned": fact.planned, f"in {explanation.target}": fact.runs}
         if fact.reason:
             details["because"] = fact.reason
         if fact.name in missed:
-            found[node] = Precision(Role.MISSED, fact.runs, details)
-        elif fact.runs in (FLOAT, FUSED):
-            found[node] = Precision(before.role, before.badge, details)
+            found[node] = NodePrecision(Role.MISSED, fact.runs, details)
+        elif fact.runs in (FLOAT_PRECISION, FUSED_PRECISION):
+            found[node] = NodePrecision(before.role, before.badge, details)
         else:
-            role = Role.INTEGERS if fact.runs == INTEGERS else before.role
-            found[node] = Precision(role, fact.runs, details)
+            role = Role.INTEGERS if fact.runs == INT8_PRECISION else before.role
+            found[node] = NodePrecision(role, fact.runs, details)

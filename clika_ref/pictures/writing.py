@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref.core.ir import Graph
-from clika_ref.explanation import Explanation
+from clika_ref.export.explanation import Explanation
 from clika_ref.pictures.dot import write_dot
-from clika_ref.pictures.drawing import Drawing
+from clika_ref.pictures.drawing import PictureDrawing
+from clika_ref.pictures.graph_drawing import build_drawing
 from clika_ref.pictures.page import write_page
 from clika_ref.pictures.png import write_png
-from clika_ref.pictures.reading import drawing_of
 from clika_ref.pictures.svg import write_svg
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.storage import path_of_kind, write_atomically
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.serialization.atomic_files import require_suffix, write_atomically
 
-FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
+PICTURE_WRITERS: Mapping[str, Callable[[PictureDrawing], bytes]] = {
     ".svg": write_svg,
     ".html": write_page,
     ".png": write_png,
@@ -26,7 +26,7 @@ FORMATS: Mapping[str, Callable[[Drawing], bytes]] = {
 }
 """Writers by file suffix."""
 
-DEFAULT = ".svg"
+DEFAULT_SUFFIX = ".svg"
 """Suffix added to a path without one."""
 
 
@@ -62,7 +62,7 @@ def draw(
     """
     place = picture_path(path)
     with write_atomically(place) as file:  # first, so that an invalid path fails before drawing
-        file.write(FORMATS[place.suffix.lower()](drawing_of(graph, plan, explanation, subtitle=subtitle)))
+        file.write(PICTURE_WRITERS[place.suffix.lower()](build_drawing(graph, plan, explanation, subtitle=subtitle)))
     return place
 
 
@@ -72,4 +72,4 @@ def picture_path(path: Any) -> Path:
     Raises:
         ModelError: it is no path, a folder, or has an unsupported suffix.
     """
-    return path_of_kind(path, "a picture", FORMATS, DEFAULT)
+    return require_suffix(path, "a picture", PICTURE_WRITERS, DEFAULT_SUFFIX)

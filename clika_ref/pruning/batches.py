@@ -10,36 +10,36 @@ from torch import Tensor
 
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph
-from clika_ref.quantization.calibration import sample_count
-from clika_ref.quantization.energy import energy, mean_share, missed
-from clika_ref.quantization.tape import DRAWS
+from clika_ref.quantization.algorithms.gradient_tape import ERROR_SAMPLES
+from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squared_error, sum_squares
+from clika_ref.quantization.calibration.calibrator import sample_count
 
-FEWEST_SAMPLES = 32
+MIN_PRUNING_SAMPLES = 32
 """Minimum number of samples, over as many batches as needed: with fewer, rarely used weights would be pruned."""
 
 
-def enough(batches: Iterable[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-    """Return the first batches with at least `FEWEST_SAMPLES` samples in total, or all; no further ones are read."""
+def take_batches(batches: Iterable[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
+    """Return the first batches with at least `MIN_PRUNING_SAMPLES` samples in total, or all; no further ones are read."""
     chosen: list[Sequence[Tensor]] = []
     count = 0
     for inputs in batches:
         chosen.append(inputs)
         count += sample_count(inputs)
-        if count >= FEWEST_SAMPLES:
+        if count >= MIN_PRUNING_SAMPLES:
             break
     return chosen
 
 
 @dataclass(frozen=True)
-class Batches:
+class PruningBatches:
     """Batches, and the outputs of a graph for them before pruning."""
 
     inputs: Sequence[Sequence[Tensor]]
-    wished: Sequence[Sequence[Tensor]]
+    float_outputs: Sequence[Sequence[Tensor]]
     """The float outputs for each batch."""
 
     @classmethod
-    def of(cls, graph: Graph, inputs: Sequence[Sequence[Tensor]]) -> Batches:
+    def of(cls, graph: Graph, inputs: Sequence[Sequence[Tensor]]) -> PruningBatches:
         """Run a graph on one batch or more; tensors from inference mode are cloned for autograd."""
         own = [[x.clone() if x.is_inference() else x for x in some] for some in inputs]
         return cls(own, [_outputs(graph, some) for some in own])
@@ -50,21 +50,23 @@ class Batches:
         return sum(map(sample_count, self.inputs))
 
     @property
-    def probes(self) -> int:
-        """Number of random output directions per batch: with all samples, at least `DRAWS` in total."""
-        return -(-DRAWS // self.samples)
+    def direction_count(self) -> int:
+        """Number of random output directions per batch: with all samples, at least `ERROR_SAMPLES` in total."""
+        return -(-ERROR_SAMPLES // self.samples)
 
     @property
     def weights(self) -> list[float]:
         """The weight of each batch: its share of the squared norm of the outputs."""
-        energies = [sum(map(energy, outputs)) for outputs in self.wished]
+        energies = [sum(map(sum_squares, outputs)) for outputs in self.float_outputs]
         return [one / sum(energies) if any(energies) else 1 / len(energies) for one in energies]
 
     def missed(self, graph: Graph) -> float:
         """Return ``||F - W||^2 / ||W||^2`` for the current outputs F over all samples, averaged over the outputs."""
         found = [_outputs(graph, some) for some in self.inputs]
-        by_output = zip(zip(*found, strict=True), zip(*self.wished, strict=True), strict=True)
-        return mean_share((sum(map(missed, now, before)), sum(map(energy, before))) for now, before in by_output)
+        by_output = zip(zip(*found, strict=True), zip(*self.float_outputs, strict=True), strict=True)
+        return mean_ratio(
+            (sum(map(sum_squared_error, now, before)), sum(map(sum_squares, before))) for now, before in by_output
+        )
 
 
 def _outputs(graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:

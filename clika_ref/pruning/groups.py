@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from clika_ref.core.ir import Node
-from clika_ref.pruning.dependencies import Dependencies
+from clika_ref.pruning.dependency_graph import DependencyGraph
 
 
 @dataclass
-class Group:
+class UnitGroup:
     """Units that may be removed individually, as long as one remains."""
 
     places: int = 1
@@ -24,7 +24,7 @@ class Group:
     """The layers that produce the units as output channels."""
     consumers: list[Node] = field(default_factory=list[Node])
     """The layers that multiply them, used to estimate the error of a removal."""
-    crossed: list[int] = field(default_factory=list[int])
+    crossed_units: list[int] = field(default_factory=list[int])
     """Units of other groups that cross these: heads and indices within heads cannot both lose some."""
 
     @property
@@ -34,37 +34,37 @@ class Group:
             return "channels"
         if any(node.attrs.get("groups", 1) > 1 for node in self.producers):
             return "groups"
-        return "heads" if self.crossed else "blocks of channels"
+        return "heads" if self.crossed_units else "blocks of channels"
 
 
-def groups(found: Dependencies) -> list[Group]:
+def find_groups(found: DependencyGraph) -> list[UnitGroup]:
     """Return the groups of a graph, those with most producers first; each unit has a producer and a consumer.
 
     Of groups that cross each other, the first should be pruned: heads, which query, key and value share.
     """
-    by_families: dict[frozenset[int], Group] = {}
-    of_unit: dict[int, Group] = {}
+    by_families: dict[frozenset[int], UnitGroup] = {}
+    of_unit: dict[int, UnitGroup] = {}
     for node, layer in found.layers.items():
-        side = found.of(layer.weight).get(layer.making)
+        side = found.of(layer.weight).get(layer.unit_dim)
         fixed = 0 if side is None else sum(not found.units.free([place]) for place in side.tolist())
-        for unit, places, crossed in _counted(found, side):
-            group = by_families.setdefault(found.units.families(unit), Group(places, fixed))
+        for unit, places, crossed in _count_units(found, side):
+            group = by_families.setdefault(found.units.families(unit), UnitGroup(places, fixed))
             if unit not in of_unit:
                 of_unit[unit] = group
                 group.units.append(unit)
             if node not in group.producers:
                 group.producers.append(node)
-            group.crossed += [c for c in crossed if c not in group.crossed]
+            group.crossed_units += [c for c in crossed if c not in group.crossed_units]
     for node, layer in found.layers.items():
         if layer.groups == 1:
-            for unit, _, _ in _counted(found, found.of(layer.x).get(layer.channel)):
+            for unit, _, _ in _count_units(found, found.of(layer.x).get(layer.channel)):
                 if unit in of_unit and node not in of_unit[unit].consumers:
                     of_unit[unit].consumers.append(node)
     every = [group for group in by_families.values() if group.consumers and len(group.units) > 1]
     return sorted(every, key=lambda group: -len(group.producers))
 
 
-def _counted(found: Dependencies, places: Tensor | None) -> Iterator[tuple[int, int, set[int]]]:
+def _count_units(found: DependencyGraph, places: Tensor | None) -> Iterator[tuple[int, int, set[int]]]:
     """Yield the free units along a dim, each with its number of indices, and the units that cross it there."""
     counts: dict[int, int] = {}
     crossed: dict[int, set[int]] = {}
@@ -77,10 +77,10 @@ def _counted(found: Dependencies, places: Tensor | None) -> Iterator[tuple[int, 
         yield unit, count, crossed[unit]
 
 
-def why_fixed(found: Dependencies, node: Node) -> str:
+def find_fixed_reason(found: DependencyGraph, node: Node) -> str:
     """Return why none of the output channels of a layer can be removed: the reason for the first."""
     layer = found.layers[node]
-    places = found.of(layer.weight).get(layer.making)
+    places = found.of(layer.weight).get(layer.unit_dim)
     if places is None:
         return "it has one output channel"
     plain = (p for place in places.tolist() for p in found.units.plain(place))

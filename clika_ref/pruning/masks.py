@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 
-PREFIX = "clika.masks."
+MASK_PREFIX = "clika.masks."
 """Prefix of the names of masks, before the name of the weight."""
 
 
-def of_least_magnitude(weight: Tensor, share: float) -> Tensor:
+def magnitude_mask(weight: Tensor, share: float) -> Tensor:
     """Return the mask that removes a share of the elements: those of least magnitude.
 
     >>> of_least_magnitude(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
@@ -26,7 +26,7 @@ def of_least_magnitude(weight: Tensor, share: float) -> Tensor:
     return mask.reshape(weight.shape)
 
 
-def of_pattern(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
+def pattern_mask(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
     """Return the mask that keeps the largest ``kept`` of every ``of`` consecutive elements along a dim.
 
     That is the reduction dim of the layer, as required by hardware with sparse kernels.
@@ -41,22 +41,22 @@ def of_pattern(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
     return mask.flatten(-2).movedim(-1, axis)
 
 
-def masked_by(weight: Value) -> tuple[Value, Value | None]:
+def split_mask(weight: Value) -> tuple[Value, Value | None]:
     """Return the parameter behind a weight, and its mask or None."""
     producer = weight.producer
     if producer is not None and producer.kind == "mul" and len(producer.inputs) == 2:
         parameter, mask = producer.inputs
-        if isinstance(mask, Value) and mask.is_constant and mask.name.startswith(PREFIX):
+        if isinstance(mask, Value) and mask.is_constant and mask.name.startswith(MASK_PREFIX):
             return parameter, mask
     return weight, None
 
 
 def has_masks(graph: Graph) -> bool:
     """Whether weights of a graph are masked."""
-    return any(name.startswith(PREFIX) for name in graph.constants)
+    return any(name.startswith(MASK_PREFIX) for name in graph.constants)
 
 
-def put_mask(graph: Graph, weight: Value, mask: Tensor, operators: Mapping[str, Operator]) -> None:
+def apply_mask(graph: Graph, weight: Value, mask: Tensor, operators: Mapping[str, Operator]) -> None:
     """Mask a weight for all its readers, and zero the masked elements; an existing mask is replaced.
 
     The multiplication stays in the graph, so that masked elements count as 0 whatever an optimizer does to the weight.
@@ -67,7 +67,7 @@ def put_mask(graph: Graph, weight: Value, mask: Tensor, operators: Mapping[str, 
         mask: True for the elements to keep.
         operators: the operators of the registry.
     """
-    parameter, old = masked_by(weight)
+    parameter, old = split_mask(weight)
     assert parameter.data is not None
     kept = parameter.data.detach() * mask
     is_parameter = isinstance(parameter.data, nn.Parameter)
@@ -76,7 +76,7 @@ def put_mask(graph: Graph, weight: Value, mask: Tensor, operators: Mapping[str, 
         old.data = mask
         graph.revision += 1
         return
-    constant = graph.add_constant(mask, f"{PREFIX}{parameter.name}")
+    constant = graph.add_constant(mask, f"{MASK_PREFIX}{parameter.name}")
     readers = [use.user for use in parameter.uses if isinstance(use.user, Node)]
     first = next(node for node in graph.nodes if node in readers)
     factor = Node(operators["mul"], [parameter, constant], {}, first.origin)

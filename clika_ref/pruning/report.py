@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from clika_ref.core.ir import Graph
-from clika_ref.pruning.layer_sides import LayerSides
-from clika_ref.reporting.tables import Table, Told
+from clika_ref.pruning.channel_dims import ChannelDims
+from clika_ref.reporting.tables import HasTables, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LayerPruning:
         return (math.prod(self.before) - math.prod(self.after)) * self.itemsize
 
 
-COLUMNS: Mapping[str, Callable[[LayerPruning], object]] = {
+PRUNING_COLUMNS: Mapping[str, Callable[[LayerPruning], object]] = {
     "layer": lambda layer: layer.scope or layer.name,
     "operator": lambda layer: layer.operator,
     "mask": lambda layer: layer.mask,
@@ -64,7 +64,7 @@ masked ones. PS is the pruning sensitivity.
 
 
 @dataclass(frozen=True, repr=False)
-class Pruning(Told):
+class PruningReport(HasTables):
     """The results of pruning a module; prints as a table with a row for each layer and a total."""
 
     layers: Sequence[LayerPruning]
@@ -87,7 +87,7 @@ class Pruning(Told):
     @property
     def table(self) -> Table[LayerPruning]:
         """The layers, in order."""
-        return Table(self.layers, COLUMNS)
+        return Table(self.layers, PRUNING_COLUMNS)
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a line below it."""
@@ -106,7 +106,7 @@ class Pruning(Told):
         )
 
 
-def shape_of(layer: LayerSides) -> tuple[int, ...]:
+def shape_of(layer: ChannelDims) -> tuple[int, ...]:
     """Return the shape of the weight of a layer."""
     return tuple(map(int, layer.weight.type.shape))
 

@@ -12,32 +12,32 @@ from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import resolve
-from clika_ref.pruning.agreeing import agreed
-from clika_ref.pruning.batches import FEWEST_SAMPLES, Batches
-from clika_ref.pruning.choosing import Removal, removal
-from clika_ref.pruning.dependencies import Dependencies
-from clika_ref.pruning.effects import Effects, effects
-from clika_ref.pruning.groups import Group, groups, why_fixed
-from clika_ref.pruning.layer_sides import layer_sides
-from clika_ref.pruning.layers import ARGUMENT, Choice, choices
-from clika_ref.pruning.masking import Masked, maskings
-from clika_ref.pruning.masks import has_masks, put_mask
-from clika_ref.pruning.probing import sizes_of_few
-from clika_ref.pruning.removing import remove
-from clika_ref.pruning.report import LayerPruning, Pruning, bytes_of, shape_of
-from clika_ref.pruning.tying import dependencies
-from clika_ref.pruning_settings import STRUCTURED, LayerPruningSettings, PruningSettings
-from clika_ref.quantization.products import products_of
+from clika_ref.pruning.batches import MIN_PRUNING_SAMPLES, PruningBatches
+from clika_ref.pruning.channel_dims import find_channel_dims
+from clika_ref.pruning.dependency_graph import DependencyGraph
+from clika_ref.pruning.dependency_tracing import build_dependency_graph
+from clika_ref.pruning.groups import UnitGroup, find_fixed_reason, find_groups
+from clika_ref.pruning.importance import UnitEffects, estimate_effects
+from clika_ref.pruning.layer_settings import LAYER_SETTINGS_ARGUMENT, PruningChoice, resolve_settings
+from clika_ref.pruning.mask_selection import MaskResult, choose_masks
+from clika_ref.pruning.masks import apply_mask, has_masks
+from clika_ref.pruning.node_probes import minimize_batch
+from clika_ref.pruning.removal import remove_units
+from clika_ref.pruning.report import LayerPruning, PruningReport, bytes_of, shape_of
+from clika_ref.pruning.shared_settings import resolve_group
+from clika_ref.pruning.unit_selection import UnitRemoval, choose_removal
+from clika_ref.quantization.algorithms.macs import count_macs
 from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings.pruning import STRUCTURED, LayerPruningSettings, PruningSettings
 
-FEW = (
+FEW_SAMPLES_WARNING = (
     "What pruning would change is weighed on {:,} samples, which are few: what other inputs need may go; give "
     "calibration_inputs with {:,} or more"
 )
 
 
 @dataclass(frozen=True)
-class WantedPruning:
+class PruningRequest:
     """The user's pruning request."""
 
     settings: PruningSettings
@@ -47,29 +47,29 @@ class WantedPruning:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _PruningState:
     """A graph that is being pruned, with the settings and data that decide how."""
 
     graph: Graph
-    chosen: Mapping[Node, Choice]
+    chosen: Mapping[Node, PruningChoice]
     layers: Sequence[Node]
     """The layers that multiply by weights."""
-    batches: Batches
+    batches: PruningBatches
     operators: Mapping[str, Operator]
     sizes: Mapping[str, int]
 
-    def wanting(self, *, removal: bool) -> list[Node]:
+    def select_layers(self, *, removal: bool) -> list[Node]:
         """Return the layers to remove channels from, or those to mask."""
         return [node for node in self.layers if (self.chosen[node].mask_type == STRUCTURED) is removal]
 
 
-def pruned(
+def prune_graph(
     graph: Graph,
-    wanted: WantedPruning,
+    wanted: PruningRequest,
     inputs: Sequence[Sequence[Tensor]],
     operators: Mapping[str, Operator],
     log: CompilationLog,
-) -> Pruning:
+) -> PruningReport:
     """Prune a graph in place and return the results.
 
     On an error no mask is applied, but removed channels stay removed.
@@ -90,28 +90,28 @@ def pruned(
     for settings in (wanted.settings, *wanted.layers.values()):
         settings.check()
     with log.stage("Pruning") as stage:
-        chosen = choices(graph, wanted.settings, wanted.layers)
-        layers = [node for node in graph.nodes if layer_sides(node) is not None]
+        chosen = resolve_settings(graph, wanted.settings, wanted.layers)
+        layers = [node for node in graph.nodes if find_channel_dims(node) is not None]
         if not layers:
             msg = f"{graph.name} has no layer that multiplies by weights, so there is nothing to prune"
             raise ModelError(msg)
-        batches = Batches.of(graph, inputs)
-        if batches.samples < FEWEST_SAMPLES:
-            log.warning(FEW.format(batches.samples, FEWEST_SAMPLES))
-        work = _Work(graph, chosen, layers, batches, operators, read_sizes(graph, inputs[0]))
-        before, bytes_before = [_size(node, work) for node in layers], bytes_of(graph)
-        told = _removed(work)
-        told |= _masked(work)
+        batches = PruningBatches.of(graph, inputs)
+        if batches.samples < MIN_PRUNING_SAMPLES:
+            log.warning(FEW_SAMPLES_WARNING.format(batches.samples, MIN_PRUNING_SAMPLES))
+        work = _PruningState(graph, chosen, layers, batches, operators, read_sizes(graph, inputs[0]))
+        before, bytes_before = [_measure_layer(node, work) for node in layers], bytes_of(graph)
+        told = _remove_channels(work)
+        told |= _mask_weights(work)
         reports = [_report(node, size, told[node], work) for node, size in zip(layers, before, strict=True)]
-        found = Pruning(reports, bytes_before, bytes_of(graph), batches.missed(graph))
+        found = PruningReport(reports, bytes_before, bytes_of(graph), batches.missed(graph))
         log.table("Pruning", found.table)
         stage.done(found.in_one_line())
     return found
 
 
-def _removed(work: _Work) -> dict[Node, Masked]:
+def _remove_channels(work: _PruningState) -> dict[Node, MaskResult]:
     """Remove channels of layers with structured pruning; return the result per layer, or why nothing was removed."""
-    told = _untold(work)
+    told = _initial_results(work)
     if all(one.decision for one in told.values()):
         return told
     if has_masks(work.graph):
@@ -120,40 +120,42 @@ def _removed(work: _Work) -> dict[Node, Masked]:
             "first, with mask_type='structured', and mask what is left then"
         )
         raise ModelError(msg)
-    sizes = sizes_of_few(work.graph, work.sizes)
-    found = dependencies(work.graph, sizes)
-    every = groups(found)
-    weighed = effects(found, every, work.operators, work.batches) if every else None
+    sizes = minimize_batch(work.graph, work.sizes)
+    found = build_dependency_graph(work.graph, sizes)
+    every = find_groups(found)
+    weighed = estimate_effects(found, every, work.operators, work.batches) if every else None
     while True:
-        told, gone = _decided(every, work, weighed)
-        _tell_fixed(found, every, work.chosen, told)
-        hindering = remove(found, gone, sizes) if gone else []
+        told, gone = _decide_removals(every, work, weighed)
+        _report_fixed(found, every, work.chosen, told)
+        hindering = remove_units(found, gone, sizes) if gone else []
         if not hindering:
             return told
         for node in hindering:
-            _fix(found, node, every, gone)
-        every = groups(found)
+            _fix_units(found, node, every, gone)
+        every = find_groups(found)
 
 
-def _untold(work: _Work) -> dict[Node, Masked]:
+def _initial_results(work: _PruningState) -> dict[Node, MaskResult]:
     """Return an empty result for each layer with structured pruning, with the reason if it is skipped."""
-    return {node: Masked(None, None, work.chosen[node].skipped) for node in work.wanting(removal=True)}
+    return {node: MaskResult(None, None, work.chosen[node].skipped) for node in work.select_layers(removal=True)}
 
 
-def _decided(every: Sequence[Group], work: _Work, weighed: Effects | None) -> tuple[dict[Node, Masked], frozenset[int]]:
+def _decide_removals(
+    every: Sequence[UnitGroup], work: _PruningState, weighed: UnitEffects | None
+) -> tuple[dict[Node, MaskResult], frozenset[int]]:
     """Return the decision for each layer, or why nothing is removed, and the units to remove."""
-    told, gone = _untold(work), set[int]()
+    told, gone = _initial_results(work), set[int]()
     for group in every:
-        taken = _taken(group, work.chosen, weighed, gone)
+        taken = _group_removal(group, work.chosen, weighed, gone)
         gone |= {*taken.units}
         count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
         for node in group.producers:
             if node in told and (taken.sensitivity is not None or not told[node].decision):
-                told[node] = _joined(told[node], Masked(None, taken.sensitivity, taken.reason or count))
+                told[node] = _merge_results(told[node], MaskResult(None, taken.sensitivity, taken.reason or count))
     return told, frozenset(gone)
 
 
-def _fix(found: Dependencies, node: Node, every: Sequence[Group], gone: frozenset[int]) -> None:
+def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], gone: frozenset[int]) -> None:
     """Fix the units of a node that prevents their removal: all units of groups that were to lose some."""
     values = [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
     there = {*found.units.free(u for v in values for some in found.of(v).values() for u in some.tolist())}
@@ -163,26 +165,31 @@ def _fix(found: Dependencies, node: Node, every: Sequence[Group], gone: frozense
             found.units.fix(unit, f"{node!r} does not compute the same without those that were to go")
 
 
-def _taken(group: Group, chosen: Mapping[Node, Choice], weighed: Effects | None, gone: set[int]) -> Removal:
+def _group_removal(
+    group: UnitGroup, chosen: Mapping[Node, PruningChoice], weighed: UnitEffects | None, gone: set[int]
+) -> UnitRemoval:
     """Return the units to remove from a group, given the removals of the groups before it."""
-    choice = agreed(group, chosen)
+    choice = resolve_group(group, chosen)
     if choice.skipped or weighed is None:
-        return Removal([], None, choice.skipped)
-    if not gone.isdisjoint(group.crossed):
-        return Removal([], None, "what crosses it goes")
-    return removal(group, choice, weighed)
+        return UnitRemoval([], None, choice.skipped)
+    if not gone.isdisjoint(group.crossed_units):
+        return UnitRemoval([], None, "what crosses it goes")
+    return choose_removal(group, choice, weighed)
 
 
-def _joined(before: Masked, now: Masked) -> Masked:
+def _merge_results(before: MaskResult, now: MaskResult) -> MaskResult:
     """Merge the results of two groups for one layer; the sensitivity is the maximum of both."""
     if not before.decision:
         return now
     weighed = [one.sensitivity for one in (before, now) if one.sensitivity is not None]
-    return Masked(None, max(weighed, default=None), f"{before.decision}; {now.decision}")
+    return MaskResult(None, max(weighed, default=None), f"{before.decision}; {now.decision}")
 
 
-def _tell_fixed(
-    found: Dependencies, every: Sequence[Group], chosen: Mapping[Node, Choice], told: dict[Node, Masked]
+def _report_fixed(
+    found: DependencyGraph,
+    every: Sequence[UnitGroup],
+    chosen: Mapping[Node, PruningChoice],
+    told: dict[Node, MaskResult],
 ) -> None:
     """Set the reason for layers without removable channels.
 
@@ -193,36 +200,38 @@ def _tell_fixed(
     for node in told:
         if node in may or chosen[node].skipped:
             continue
-        reason = why_fixed(found, node) if node in found.layers else "its weight is computed from inputs"
-        if chosen[node].named:
+        reason = find_fixed_reason(found, node) if node in found.layers else "its weight is computed from inputs"
+        if chosen[node].user_key:
             msg = (
-                f"{ARGUMENT}: {chosen[node].named!r}: no output channel of {node!r} in {node.origin} can be removed: "
+                f"{LAYER_SETTINGS_ARGUMENT}: {chosen[node].user_key!r}: no output channel of {node!r} in {node.origin} can be removed: "
                 f"{reason}"
             )
             raise ModelError(msg)
-        told[node] = Masked(None, None, reason)
+        told[node] = MaskResult(None, None, reason)
 
 
-def _masked(work: _Work) -> dict[Node, Masked]:
+def _mask_weights(work: _PruningState) -> dict[Node, MaskResult]:
     """Mask the weights of layers with unstructured or N:M pruning; return the result per layer."""
-    wanting = {node: side for node in work.wanting(removal=False) if (side := layer_sides(node)) is not None}
-    told = maskings(work.graph, wanting, work.chosen, work.batches)
+    wanting = {
+        node: side for node in work.select_layers(removal=False) if (side := find_channel_dims(node)) is not None
+    }
+    told = choose_masks(work.graph, wanting, work.chosen, work.batches)
     for node, masked in told.items():
-        side = layer_sides(node)  # a tied weight may have been masked with another layer
+        side = find_channel_dims(node)  # a tied weight may have been masked with another layer
         if masked.mask is not None and side is not None:
-            put_mask(work.graph, side.weight, masked.mask, work.operators)
+            apply_mask(work.graph, side.weight, masked.mask, work.operators)
     return told
 
 
-def _size(node: Node, work: _Work) -> tuple[tuple[int, ...], int]:
+def _measure_layer(node: Node, work: _PruningState) -> tuple[tuple[int, ...], int]:
     """Return the shape of the weight of a layer, and its MACs in one call."""
-    layer = layer_sides(node)
+    layer = find_channel_dims(node)
     assert layer is not None
-    return shape_of(layer), products_of(node, lambda value: resolve(value.type.shape, work.sizes))
+    return shape_of(layer), count_macs(node, lambda value: resolve(value.type.shape, work.sizes))
 
 
-def _report(node: Node, size: tuple[tuple[int, ...], int], told: Masked, work: _Work) -> LayerPruning:
-    (before, macs_before), (after, macs_after) = size, _size(node, work)
+def _report(node: Node, size: tuple[tuple[int, ...], int], told: MaskResult, work: _PruningState) -> LayerPruning:
+    (before, macs_before), (after, macs_after) = size, _measure_layer(node, work)
     return LayerPruning(
         node.name,
         node.origin.scope,

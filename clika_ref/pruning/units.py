@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-ABSENT = -1
+ABSENT_UNIT = -1
 """Used in place of a unit if there is none."""
 
 
@@ -48,8 +48,8 @@ class Units:
         return unit
 
     def roots(self, units: Tensor) -> Tensor:
-        """Return the roots of units, elementwise; `ABSENT` stays `ABSENT`."""
-        found = [ABSENT if u == ABSENT else self.root(u) for u in units.flatten().tolist()]
+        """Return the roots of units, elementwise; `ABSENT_UNIT` stays `ABSENT_UNIT`."""
+        found = [ABSENT_UNIT if u == ABSENT_UNIT else self.root(u) for u in units.flatten().tolist()]
         return torch.tensor(found, dtype=torch.int64).reshape(units.shape)
 
     def crossing(self, unit: int) -> tuple[int, ...]:
@@ -98,7 +98,7 @@ class Units:
     def merge_all(self, units: Tensor, others: Tensor) -> None:
         """Merge elementwise, if both are present."""
         for a, b in zip(units.tolist(), others.tolist(), strict=True):
-            if min(a, b) > ABSENT:
+            if min(a, b) > ABSENT_UNIT:
                 self.merge(a, b)
 
     def fix(self, unit: int, reason: str) -> None:
@@ -108,10 +108,10 @@ class Units:
 
     def fix_all(self, units: Tensor, reason: str) -> None:
         """Keep several units."""
-        for unit in set(units.flatten().tolist()) - {ABSENT}:
+        for unit in set(units.flatten().tolist()) - {ABSENT_UNIT}:
             self.fix(unit, reason)
 
-    def pinned(self, count: int, reason: str) -> Tensor:
+    def add_fixed(self, count: int, reason: str) -> Tensor:
         """Return new fixed units."""
         units = self.fresh(count)
         self.fix_all(units, reason)
@@ -123,7 +123,7 @@ class Units:
 
     def free(self, units: Iterable[int]) -> list[int]:
         """Return the removable plain units among those that the given units consist of, in order."""
-        plain = dict.fromkeys(p for unit in units if unit != ABSENT for p in self.plain(unit))
+        plain = dict.fromkeys(p for unit in units if unit != ABSENT_UNIT for p in self.plain(unit))
         return [unit for unit in plain if not self.reason(unit)]
 
     def kept(self, units: Tensor, gone: frozenset[int]) -> Tensor:

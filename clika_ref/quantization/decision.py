@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.quantization.layer_weights import matrices_of, position_of
-from clika_ref.quantization.placement import Placement
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.sensitivity import Joint, Parts, together
-from clika_ref.quantization.weights_only import Found
-from clika_ref.quantization_scheme import QuantizationScheme
-from clika_ref.reporting.tables import Table, Told
+from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerErrorTerms, sum_layer_errors
+from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.layer_weights import matrices_of, weight_position_of
+from clika_ref.quantization.qdq.placement import Placement
+from clika_ref.reporting.tables import HasTables, Table
+from clika_ref.targets.quantization_scheme import QuantizationScheme
 
-FLOAT_BITS = 32
+FLOAT32_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class LayerReport:
     @property
     def bits(self) -> tuple[int, int]:
         """Bits of its weight and its input, as decided."""
-        return (FLOAT_BITS, FLOAT_BITS) if self.reason else self.widths
+        return (FLOAT32_BITS, FLOAT32_BITS) if self.reason else self.widths
 
     @property
     def bytes_after(self) -> int:
@@ -52,7 +52,7 @@ class LayerReport:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
+class ThresholdPrediction:
     """Predicted result at another threshold."""
 
     threshold: float
@@ -65,7 +65,7 @@ class WhatIf:
     """Predicted SQNR in dB of the varying part of the outputs; inf if nothing is quantized, -inf if nothing varies."""
 
 
-def told_decibels(ratio: float) -> str:
+def format_decibels(ratio: float) -> str:
     """Format a ratio in dB for tables; infinite ones are explained.
 
     >>> told_decibels(31.04), told_decibels(math.inf), told_decibels(-math.inf)
@@ -75,11 +75,11 @@ def told_decibels(ratio: float) -> str:
     return named.get(ratio, f"{ratio:.1f} dB")
 
 
-def _decision(layer: LayerReport) -> str:
+def _format_decision(layer: LayerReport) -> str:
     return f"float: {layer.reason}" if layer.reason else "integers"
 
 
-LAYERS: Mapping[str, Callable[[LayerReport], object]] = {
+LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
     "layer": lambda layer: layer.scope or layer.name,
     "operator": lambda layer: layer.operator,
     "weights": lambda layer: layer.bits[0],
@@ -87,34 +87,34 @@ LAYERS: Mapping[str, Callable[[LayerReport], object]] = {
     "QS": lambda layer: layer.sensitivity,
     "bytes": lambda layer: layer.bytes_before,
     "bytes after": lambda layer: layer.bytes_after,
-    "decision": _decision,
+    "decision": _format_decision,
 }
 """Columns of the table of layers: widths in bits, QS for quantization sensitivity."""
 
-WHAT_IF: Mapping[str, Callable[[WhatIf], object]] = {
+THRESHOLD_COLUMNS: Mapping[str, Callable[[ThresholdPrediction], object]] = {
     "threshold": lambda row: row.threshold,
     "layers": lambda row: row.layers,
     "bytes of the file": lambda row: row.bytes,
-    "predicted SQNR": lambda row: told_decibels(row.sqnr),
+    "predicted SQNR": lambda row: format_decibels(row.sqnr),
 }
 
-WHAT_IF_TITLE = "What another quantization_sensitivity_threshold would give"
+THRESHOLD_TABLE_TITLE = "What another quantization_sensitivity_threshold would give"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Quantization(Told):
+class Quantization(HasTables):
     """Quantization of a graph for a target; prints as a table of its layers and one of other thresholds."""
 
     plan: Plan
     """Scales by value and layer name."""
     layers: Sequence[LayerReport]
     """One row for each layer."""
-    what_if: Sequence[WhatIf]
+    what_if: Sequence[ThresholdPrediction]
     """One row for each threshold at which one more layer is quantized, in ascending order."""
     observer: str
     """Observer that chose the activation ranges; empty for weight-only quantization."""
     bytes: int
-    """Bytes of the file, counted as in `WhatIf`."""
+    """Bytes of the file, counted as in `ThresholdPrediction`."""
     spared: Sequence[str] = ()
     """Layers kept in float at any threshold, since they cost little and cause much of the error."""
     observers: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -123,16 +123,16 @@ class Quantization(Told):
     @property
     def table(self) -> Table[LayerReport]:
         """The decision for each layer, in order."""
-        return Table(self.layers, LAYERS)
+        return Table(self.layers, LAYER_COLUMNS)
 
     @property
-    def what_if_table(self) -> Table[WhatIf]:
+    def prediction_table(self) -> Table[ThresholdPrediction]:
         """The predicted result at each threshold at which one more layer is quantized."""
-        return Table(self.what_if, WHAT_IF)
+        return Table(self.what_if, THRESHOLD_COLUMNS)
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return both tables, with a heading between them."""
-        return self.table, "", f"{WHAT_IF_TITLE}:", self.what_if_table
+        return self.table, "", f"{THRESHOLD_TABLE_TITLE}:", self.prediction_table
 
 
 def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:
@@ -146,39 +146,39 @@ def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: Q
             weighed.get(node),
             placement.floats.get(node, ""),
             widths,
-            _bytes(node),
-            _elements(node),
+            _weight_bytes(node),
+            _weight_elements(node),
         )
         for node in (*placement.layers, *placement.floats)
     ]
 
 
-def of_weights_only(graph: Graph, scheme: QuantizationScheme, found: Found) -> Quantization:
+def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult) -> Quantization:
     """Return the result of weight-only quantization."""
     plan = Plan(scheme)
-    plan.compressed = {node.name: held for node, held in found.held.items()}
+    plan.packed_weights = {node.name: held for node, held in found.held.items()}
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
     reports: list[LayerReport] = []
     for node in graph.nodes:
         if node in found.held or node in found.floats:
-            tried, before = found.tried.get(node), _bytes(node)
-            bits, after = (tried.bits, tried.bytes_of(_elements(node))) if tried else (FLOAT_BITS, before)
-            told = node.name, node.origin.scope, node.kind, found.weighed.get(node), found.floats.get(node, "")
-            reports.append(LayerReport(*told, (bits, FLOAT_BITS), before, after))
-    parts = {node.name: Parts(sensitivity) for node, sensitivity in found.weighed.items()}
-    rows = what_if(reports, parts, {}, found.varying, graph=graph)
-    return Quantization(plan, reports, rows, "", bytes_with(graph, reports))
+            tried, before = found.tried.get(node), _weight_bytes(node)
+            bits, after = (tried.bits, tried.bytes_of(_weight_elements(node))) if tried else (FLOAT32_BITS, before)
+            told = node.name, node.origin.scope, node.kind, found.sensitivities.get(node), found.floats.get(node, "")
+            reports.append(LayerReport(*told, (bits, FLOAT32_BITS), before, after))
+    parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
+    rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
+    return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))
 
 
-def what_if(
+def predict_thresholds(
     reports: Sequence[LayerReport],
-    parts: Mapping[str, Parts],
-    joints: Mapping[str, Joint],
+    parts: Mapping[str, LayerErrorTerms],
+    joints: Mapping[str, JointErrorTerm],
     varying: float,
     measured: float | None = None,
     *,
     graph: Graph,
-) -> list[WhatIf]:
+) -> list[ThresholdPrediction]:
     """Predict the result at each threshold at which one more layer is quantized, assuming that layer errors add up.
 
     Args:
@@ -192,35 +192,35 @@ def what_if(
             layers, with few layers as with many.
         graph: of these layers, in float.
     """
-    foreseen = together((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
+    foreseen = sum_layer_errors((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
     excess = measured / foreseen - 1 if measured and foreseen else 0.0
     weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None and r.name in parts]
-    rows: list[WhatIf] = []
-    file, quantized = _File(graph), list[Parts]()
+    rows: list[ThresholdPrediction] = []
+    file, quantized = _FileSize(graph), list[LayerErrorTerms]()
     for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
         file.quantize(layer)
         quantized.append(parts[layer.name])
-        error = together(quantized, joints)
+        error = sum_layer_errors(quantized, joints)
         error *= 1 + excess * (min(error / foreseen, 1.0) if excess > 0 else 1.0) if foreseen else 1.0
-        rows.append(WhatIf(sensitivity, count, file.bytes, decibels(varying, error)))
+        rows.append(ThresholdPrediction(sensitivity, count, file.bytes, ratio_in_decibels(varying, error)))
     return rows
 
 
-def decibels(signal: float, noise: float) -> float:
+def ratio_in_decibels(signal: float, noise: float) -> float:
     """Return the ratio of two squared norms in dB."""
     return math.inf if not noise else -math.inf if not signal else 10 * math.log10(signal / noise)
 
 
-def bytes_with(graph: Graph, reports: Iterable[LayerReport]) -> int:
+def count_file_bytes(graph: Graph, reports: Iterable[LayerReport]) -> int:
     """Return the bytes of a file's weights and constants, with its layers as reported."""
-    file = _File(graph)
+    file = _FileSize(graph)
     for layer in reports:
         if not layer.reason:
             file.quantize(layer)
     return file.bytes
 
 
-class _File:
+class _FileSize:
     """Counts the bytes of the constants in use, while one layer after another is quantized.
 
     A weight that several layers read also stays in float until the last of them is quantized.
@@ -229,7 +229,7 @@ class _File:
     def __init__(self, graph: Graph) -> None:
         self._nodes = {node.name: node for node in graph.nodes}
         self._readers = {value: len(value.uses) for value in graph.constants.values() if value.uses}
-        self.bytes = sum(map(_bytes_of, self._readers))
+        self.bytes = sum(map(_constant_bytes, self._readers))
 
     def quantize(self, layer: LayerReport) -> None:
         """Replace the weight of a layer by its quantized form."""
@@ -237,29 +237,29 @@ class _File:
         for weight in _weights(self._nodes[layer.name]):
             self._readers[weight] -= 1
             if not self._readers[weight]:
-                self.bytes -= _bytes_of(weight)
+                self.bytes -= _constant_bytes(weight)
 
 
-def _bytes(node: Node) -> int:
+def _weight_bytes(node: Node) -> int:
     """Return the bytes of a layer's weight before quantization."""
-    return sum(map(_bytes_of, _weights(node)))
+    return sum(map(_constant_bytes, _weights(node)))
 
 
-def _bytes_of(constant: Value) -> int:
-    return _size(constant) * constant.type.dtype.itemsize
+def _constant_bytes(constant: Value) -> int:
+    return _element_count(constant) * constant.type.dtype.itemsize
 
 
-def _elements(node: Node) -> int:
-    return sum(map(_size, _weights(node)))
+def _weight_elements(node: Node) -> int:
+    return sum(map(_element_count, _weights(node)))
 
 
 def _weights(node: Node) -> list[Value]:
     """Return the weights of a layer: one, several for recurrent layers, or none if the weight is computed."""
     if node.op.trait.matrices is not None:
         return matrices_of(node)
-    weight = node.inputs[position_of(node)]
+    weight = node.inputs[weight_position_of(node)]
     return [weight] if isinstance(weight, Value) and weight.is_constant else []
 
 
-def _size(constant: Value) -> int:
+def _element_count(constant: Value) -> int:
     return math.prod(map(int, constant.type.shape))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from clika_ref.quantization.decision import WHAT_IF_TITLE, Quantization
+from clika_ref.quantization.decision import THRESHOLD_TABLE_TITLE, Quantization
 from clika_ref.reporting.log import CompilationLog
 
 
-def tell(found: Quantization, log: CompilationLog) -> None:
+def log_quantization(found: Quantization, log: CompilationLog) -> None:
     """Log the decision for each layer, the tables, and a warning if nothing is quantized."""
     quantized = [layer.name for layer in found.layers if not layer.reason]
     for layer in found.layers:
@@ -18,21 +18,21 @@ def tell(found: Quantization, log: CompilationLog) -> None:
         log.detail(f"Quantization: Processed {number}/{len(quantized)} - '{name}'")
     log.detail("Quantization: done")
     log.table("Summary", found.table)
-    log.table(WHAT_IF_TITLE, found.what_if_table)
-    if reason := nothing_quantized(found):
+    log.table(THRESHOLD_TABLE_TITLE, found.prediction_table)
+    if reason := float_only_reason(found):
         log.warning(reason)
     if found.spared:
         log.detail(f"In no row of these: {', '.join(found.spared)}; sparing='off' quantizes them as well")
 
 
-NOTHING_DECIDED = (
+NO_DECISIONS_MESSAGE = (
     "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
     "clika_initialize_algorithms(calibration_inputs=...) decides. "
     "What was pruned is in the log, and what clika_prune returns"
 )
 
 
-def nothing_quantized(found: Quantization) -> str:
+def float_only_reason(found: Quantization) -> str:
     """Return the most common reason if all layers stay in float; empty if some do not, or there are none."""
     reasons = Counter(layer.reason for layer in found.layers)
     if not reasons or "" in reasons:
@@ -41,7 +41,7 @@ def nothing_quantized(found: Quantization) -> str:
     return f"Nothing becomes integers; of {count:,} of {len(found.layers):,} layers because: {reason}"
 
 
-def in_one_line(found: Quantization) -> str:
+def summarize_quantization(found: Quantization) -> str:
     """Return a summary: the number of quantized layers, the size reduction, and the algorithms used."""
     layers = found.layers
     count = sum(not layer.reason for layer in layers)

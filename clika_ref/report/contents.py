@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from clika_ref.target_comparison import TargetFacts
+from clika_ref.compress.target_comparison import TargetFacts
 
-VERSION = 1
+REPORT_VERSION = 1
 """Version of the data format, increased with each incompatible change."""
 
-State = Literal["integers", "weights", "missed", "kept", "fused", "float"]
+NodeState = Literal["integers", "weights", "missed", "kept", "fused", "float"]
 """Outcome for a node, shown as a color.
 
 ``integers``: runs in INT8. ``weights``: runs in float with a low-bit weight. ``missed``: planned as one of these, but
@@ -24,7 +24,7 @@ runs in float. ``kept``: a layer kept in float for a reason. ``fused``: fused in
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class HistogramRecord:
     """Element counts: ``counts[i]`` covers ``start + i * width`` up to the next bin."""
 
     start: float
@@ -33,19 +33,19 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedRange:
     """Observed range of a value during calibration. All fields are exact, except the histogram, which is sampled."""
 
     low: float
     high: float
     batches: int
-    histogram: Histogram
+    histogram: HistogramRecord
     source: str = ""
     """The observed value, if this one only reorders its elements; empty if the value itself was observed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Covered:
+class QuantizedRange:
     """The range that a quantized value can represent."""
 
     low: float
@@ -68,8 +68,8 @@ class ValueRecord:
     """``float32[4, 64, 8, 8]``."""
     maker: int | None
     """Index of the node that computes it; None for an input."""
-    seen: Seen | None = None
-    covered: Covered | None = None
+    seen: ObservedRange | None = None
+    covered: QuantizedRange | None = None
     """None if it stays float."""
 
 
@@ -81,7 +81,7 @@ class NodeRecord:
     scope: str
     operator: str
     line: str
-    state: State
+    state: NodeState
     planned: str
     runs: str | None
     """Precision that the runtime reports; None if there is no report."""
@@ -136,7 +136,7 @@ class WhatIfRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenRow:
     """The configuration that was chosen."""
 
     threshold: float | None
@@ -148,7 +148,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
+class LatencyRecord:
     """Time of a call, from the runtime's profile of its nodes."""
 
     seconds: float
@@ -158,7 +158,7 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
+class Reproduction:
     """Data to reproduce the run."""
 
     settings: str
@@ -172,7 +172,7 @@ class Repeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ReportContents:
     """The complete contents of a report."""
 
     model: str
@@ -195,30 +195,30 @@ class Contents:
     nodes: Sequence[NodeRecord]
     values: Sequence[ValueRecord]
     what_if: Sequence[WhatIfRecord]
-    chosen: Chosen | None
+    chosen: ChosenRow | None
     targets: Sequence[TargetFacts]
-    latency: Latency | None
+    latency: LatencyRecord | None
     warnings: Sequence[str]
-    repeat: Repeat
+    repeat: Reproduction
     missing: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reasons for empty parts, by name: ``sensitivity``, ``what_if``, ``values``, ``runtime``, ``latency``,
     ``targets``. For ``repeat``, changes that the settings do not include.
     """
-    version: int = VERSION
+    version: int = REPORT_VERSION
 
     def to_json(self) -> dict[str, Any]:
         """Return the contents as dicts, lists and numbers that JSON supports."""
-        return plain(asdict(self))
+        return to_plain_data(asdict(self))
 
 
-def plain(found: Any) -> Any:
+def to_plain_data(found: Any) -> Any:
     """Return nested data with tuples as lists, and None for numbers that JSON lacks.
 
     >>> plain({"sqnr": (float("inf"), 31.5)})
     {'sqnr': [None, 31.5]}
     """
     if isinstance(found, Mapping):
-        return {str(name): plain(held) for name, held in found.items()}
+        return {str(name): to_plain_data(held) for name, held in found.items()}
     if isinstance(found, list | tuple):
-        return [plain(held) for held in found]
+        return [to_plain_data(held) for held in found]
     return None if isinstance(found, float) and not math.isfinite(found) else found

@@ -5,24 +5,24 @@ from __future__ import annotations
 import math
 
 from clika_ref.core.ir import Graph, Node, Use, Value
-from clika_ref.explanation import PAIR
+from clika_ref.export.explanation import QDQ_OPERATORS
 
-EIGHT = 8
+BITS_PER_BYTE = 8
 """Bits per byte."""
 
 
-def elements_of(value: Value) -> int:
+def count_elements(value: Value) -> int:
     """Return the number of elements of a constant."""
     return math.prod(map(int, value.type.shape))
 
 
-def bits_of(held: Value, reader: Node | None) -> int:
+def bits_per_element(held: Value, reader: Node | None) -> int:
     """Return the bits per element of a constant, as stored for its reader."""
-    told = reader.attrs.get("bits") if reader is not None and reader.kind in PAIR else None
-    return told or held.type.dtype.itemsize * EIGHT
+    told = reader.attrs.get("bits") if reader is not None and reader.kind in QDQ_OPERATORS else None
+    return told or held.type.dtype.itemsize * BITS_PER_BYTE
 
 
-def constant_bytes(graph: Graph) -> tuple[int, int]:
+def count_constant_bytes(graph: Graph) -> tuple[int, int]:
     """Return the size in bytes of all used constants: in float without scales, and as stored.
 
     Args:
@@ -35,13 +35,13 @@ def constant_bytes(graph: Graph) -> tuple[int, int]:
             continue
         reader = uses[0].user
         assert isinstance(reader, Node)
-        count = elements_of(value)
-        after += count * bits_of(value, reader) // EIGHT
+        count = count_elements(value)
+        after += count * bits_per_element(value, reader) // BITS_PER_BYTE
         if not all(map(_is_scale, uses)):
-            before += count * (reader.output if reader.kind in PAIR else value).type.dtype.itemsize
+            before += count * (reader.output if reader.kind in QDQ_OPERATORS else value).type.dtype.itemsize
     return before, after
 
 
 def _is_scale(use: Use) -> bool:
     """Whether a constant is used as a scale or zero point."""
-    return isinstance(use.user, Node) and use.user.kind in PAIR and use.position != 0
+    return isinstance(use.user, Node) and use.user.kind in QDQ_OPERATORS and use.position != 0

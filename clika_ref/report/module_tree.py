@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from clika_ref.report.contents import ModuleRecord, NodeRecord
 
-QUANTIZED = frozenset({"integers", "weights"})
+QUANTIZED_STATES = frozenset({"integers", "weights"})
 """States of nodes that run in INT8 or with low-bit weights."""
 
 
@@ -34,7 +34,7 @@ def module_records(nodes: Sequence[NodeRecord]) -> list[ModuleRecord]:
             modules[places[scope]].inside.append(node)
         modules[0].inside.append(node)
         modules[places[node.scope]].nodes.append(place)
-    return [_summed(module) for module in modules]
+    return [_sum_module(module) for module in modules]
 
 
 def _paths(scope: str) -> list[str]:
@@ -47,7 +47,7 @@ def _paths(scope: str) -> list[str]:
     return [".".join(parts[: depth + 1]) for depth in range(len(parts))]
 
 
-def _summed(module: _Module) -> ModuleRecord:
+def _sum_module(module: _Module) -> ModuleRecord:
     inside = module.inside
     layers = [node for node in inside if node.bits is not None]
     seconds = [node.seconds for node in inside if node.seconds is not None]
@@ -57,11 +57,11 @@ def _summed(module: _Module) -> ModuleRecord:
         module.nodes,
         len(inside),
         len(layers),
-        sum(node.state in QUANTIZED for node in layers),
+        sum(node.state in QUANTIZED_STATES for node in layers),
         sum(node.bytes_before for node in inside),
         sum(node.bytes_after for node in inside),
         sum(node.products for node in inside),
-        sum(node.products for node in inside if node.state in QUANTIZED),
+        sum(node.products for node in inside if node.state in QUANTIZED_STATES),
         sum(seconds) if seconds else None,
         max((node.sensitivity for node in inside if node.sensitivity is not None), default=None),
     )

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.explanation import UNNAMED, Explanation, NodeFacts, planned_precisions
-from clika_ref.precisions import FLOAT, FUSED, INTEGERS
+from clika_ref.export.explanation import NOT_REPORTED, Explanation, NodeFacts, find_planned_precisions
 from clika_ref.quantization.decision import LayerReport, Quantization
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization_scheme import QuantizationScheme
-from clika_ref.report.contents import NodeRecord, State
-from clika_ref.report.file_bytes import EIGHT, bits_of, elements_of
-from clika_ref.report.value_records import before_integers, computed_nodes
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.report.contents import NodeRecord, NodeState
+from clika_ref.report.file_bytes import BITS_PER_BYTE, bits_per_element, count_elements
+from clika_ref.report.value_records import list_computing_nodes, trace_before_pairs
+from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
+from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 
 @dataclass(frozen=True)
-class Told:
+class KnownFacts:
     """Known facts about the nodes of a graph; unknown ones are empty."""
 
     scheme: QuantizationScheme | None
@@ -28,7 +28,7 @@ class Told:
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
-def node_records(graph: Graph, told: Told, places: Mapping[Value, int]) -> list[NodeRecord]:
+def node_records(graph: Graph, told: KnownFacts, places: Mapping[Value, int]) -> list[NodeRecord]:
     """Return a record for each node of a graph in order, except quantize and dequantize nodes.
 
     Args:
@@ -36,18 +36,18 @@ def node_records(graph: Graph, told: Told, places: Mapping[Value, int]) -> list[
         told: known facts about its nodes.
         places: index of each value among all values.
     """
-    planned = planned_precisions(graph, told.scheme)
+    planned = find_planned_precisions(graph, told.scheme)
     facts = {fact.name: fact for fact in told.explanation.nodes} if told.explanation else {}
     layers = {layer.name: layer for layer in told.found.layers} if told.found else {}
     floats = told.plan.floats if told.plan else {}
     found: list[NodeRecord] = []
-    for node in computed_nodes(graph):
+    for node in list_computing_nodes(graph):
         layer, fact = layers.get(node.name), facts.get(node.name)
-        wanted = fact.planned if fact else planned.get(node, FLOAT)
+        wanted = fact.planned if fact else planned.get(node, FLOAT_PRECISION)
         before, after, bits = weight_bytes(node)
-        reason = _reason(node, layer, fact, told.plan)
+        reason = _float_reason(node, layer, fact, told.plan)
         runs = None if fact is None else fact.runs
-        reads = dict.fromkeys(before_integers(v) for v in node.inputs if isinstance(v, Value))
+        reads = dict.fromkeys(trace_before_pairs(v) for v in node.inputs if isinstance(v, Value))
         found.append(
             NodeRecord(
                 node.name,
@@ -71,22 +71,22 @@ def node_records(graph: Graph, told: Told, places: Mapping[Value, int]) -> list[
     return found
 
 
-def state_of(planned: str, runs: str | None, *, is_kept: bool) -> State:
+def state_of(planned: str, runs: str | None, *, is_kept: bool) -> NodeState:
     """Return the state of a node, which selects its color.
 
     >>> state_of("int8", "int8", is_kept=False), state_of("int8", "float", is_kept=False)
     ('integers', 'missed')
     """
-    if planned != FLOAT and runs in (FLOAT, UNNAMED):
+    if planned != FLOAT_PRECISION and runs in (FLOAT_PRECISION, NOT_REPORTED):
         return "missed"
-    if planned != FLOAT:
-        return "integers" if planned == INTEGERS else "weights"
+    if planned != FLOAT_PRECISION:
+        return "integers" if planned == INT8_PRECISION else "weights"
     if is_kept:
         return "kept"
-    return "fused" if runs == FUSED else "float"
+    return "fused" if runs == FUSED_PRECISION else "float"
 
 
-def _reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan: Plan | None) -> str:
+def _float_reason(node: Node, layer: LayerReport | None, fact: NodeFacts | None, plan: Plan | None) -> str:
     """Return why a node is float: the reason of the decision, or else the one that the runtime reports."""
     if layer is not None and layer.reason:
         return layer.reason
@@ -103,15 +103,15 @@ def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
     if node.op.trait.weight is None and node.op.trait.matrices is None:
         return 0, 0, None
     before = after = 0
-    narrowest = node.outputs[0].type.dtype.itemsize * EIGHT
+    narrowest = node.outputs[0].type.dtype.itemsize * BITS_PER_BYTE
     for value in _weights(node):
-        held = before_integers(value)
+        held = trace_before_pairs(value)
         if held.is_constant:
-            count, bits = elements_of(held), bits_of(held, value.producer)
+            count, bits = count_elements(held), bits_per_element(held, value.producer)
             before += count * value.type.dtype.itemsize
-            after += count * bits // EIGHT
+            after += count * bits // BITS_PER_BYTE
             narrowest = min(narrowest, bits)
-    return before, after, (narrowest, _read_bits(node))
+    return before, after, (narrowest, _input_bits(node))
 
 
 def _weights(node: Node) -> list[Value]:
@@ -121,10 +121,10 @@ def _weights(node: Node) -> list[Value]:
     return [v for v in operands if isinstance(v, Value) and v.type.rank > 1]
 
 
-def _read_bits(node: Node) -> int:
+def _input_bits(node: Node) -> int:
     """Return the bits per element of a layer's first input."""
     read = next((v for v in node.inputs if isinstance(v, Value)), None)
     if read is None:
         return 0
-    is_integer = before_integers(read) is not read and not before_integers(read).is_constant
-    return EIGHT if is_integer else read.type.dtype.itemsize * EIGHT
+    is_integer = trace_before_pairs(read) is not read and not trace_before_pairs(read).is_constant
+    return BITS_PER_BYTE if is_integer else read.type.dtype.itemsize * BITS_PER_BYTE

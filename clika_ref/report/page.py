@@ -8,29 +8,29 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from clika_ref.report.contents import Contents
+from clika_ref.report.contents import ReportContents
 
-SUFFIX = ".html"
+REPORT_SUFFIX = ".html"
 
-SCRIPTS = ("formats.js", "drawing.js", "table.js", "hierarchy.js", "charts.js", "details.js", "sections.js")
+REPORT_SCRIPTS = ("formats.js", "drawing.js", "table.js", "hierarchy.js", "charts.js", "details.js", "sections.js")
 """In load order; later scripts may use the earlier ones."""
 
 
-def report_page(contents: Contents) -> bytes:
+def render_report(contents: ReportContents) -> bytes:
     """Return a report as an HTML file.
 
     Names of modules, files and settings may contain any text, so the page treats them strictly as data.
     """
-    page = Template(_read("report.html")).substitute(
+    page = Template(_read_asset("report.html")).substitute(
         title=escape(f"{contents.model} for {contents.target}"),
-        style=_read("report.css"),
-        data=as_script(contents.to_json()),
-        script="\n".join(map(_read, SCRIPTS)),
+        style=_read_asset("report.css"),
+        data=to_script_json(contents.to_json()),
+        script="\n".join(map(_read_asset, REPORT_SCRIPTS)),
     )
     return page.encode(errors="replace")  # a lone surrogate in a name cannot be encoded
 
 
-def as_script(data: Any) -> str:
+def to_script_json(data: Any) -> str:
     """Return data as JSON that an HTML parser never takes for the end or start of a script.
 
     >>> "<" in as_script({"name": "</script>"})
@@ -40,5 +40,5 @@ def as_script(data: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _read(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("clika_ref.report").joinpath("assets", name).read_text(encoding="utf-8")

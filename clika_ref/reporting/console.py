@@ -14,22 +14,22 @@ QUIET_VARIABLE = "CLIKA_REF_QUIET"
 """Environment variable that silences log and progress on the console. Files and results are still written."""
 
 
-_in_command = ContextVar("in_command", default=False)
+_is_in_command = ContextVar("in_command", default=False)
 
 
 @contextlib.contextmanager
-def in_command() -> Iterator[None]:
+def command_context() -> Iterator[None]:
     """Suppress hints for Python callers in the block, because a command prints its own."""
-    token = _in_command.set(True)
+    token = _is_in_command.set(True)
     try:
         yield
     finally:
-        _in_command.reset(token)
+        _is_in_command.reset(token)
 
 
 def is_in_command() -> bool:
     """Whether a command is running rather than a Python program."""
-    return _in_command.get()
+    return _is_in_command.get()
 
 
 def is_quiet() -> bool:
@@ -54,7 +54,7 @@ def result_console() -> Console:
     return console
 
 
-def size(count: int) -> str:
+def format_size(count: int) -> str:
     """Format a number of bytes.
 
     >>> [size(count) for count in (0, 999, 13_512, 999_960, 102_500_000, 4_560_000_000)]
@@ -65,7 +65,7 @@ def size(count: int) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 999_950 else f"{count / 1e3:.1f} KB"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration.
 
     >>> [duration(s) for s in (0.0004, 0.034, 2.44, 7384)]

@@ -23,21 +23,21 @@ from rich.text import Text
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import PassReport
-from clika_ref.reporting.console import duration, is_quiet, progress_console
+from clika_ref.reporting.console import format_duration, is_quiet, progress_console
 from clika_ref.reporting.tables import Table
 
 BUFFER_BYTES = 1 << 16
 """Buffer of the file: one system call per about 1,000 lines. Each stage flushes it at its end."""
 
 
-BAR = 30
+STAGE_BAR_WIDTH = 30
 """Characters of a full bar."""
 
 
 class CompilationLog:
     """The log of a compilation; a context manager that closes the file.
 
-    All text also goes to the standard ``logging``, under the logger of the calling module, such as ``clika_ref.road``:
+    All text also goes to the standard ``logging``, under the logger of the calling module, such as ``clika_ref.pipeline``:
     console output at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
 
     ``timings`` holds the seconds of each stage, in the order of their starts; repeated stages are summed. ``warnings``
@@ -55,7 +55,7 @@ class CompilationLog:
         self.warnings: list[str] = []
         self._file = file
         self._console = console
-        self._stages: list[Stage] = []
+        self._stages: list[LogStage] = []
         self._live: Live | None = None
         self._second = -1
         self._stamp = ""
@@ -72,7 +72,7 @@ class CompilationLog:
         shown = progress_console() if console and not is_quiet() else None
         if logs_dir is None:
             return cls(console=shown)
-        path, file = _create(Path(logs_dir))
+        path, file = _create_file(Path(logs_dir))
         log = cls(path, file, shown)
         log._print(f"Created log at: {path}")
         return log
@@ -96,7 +96,7 @@ class CompilationLog:
 
     def detail(self, text: str) -> None:
         """Write text to the file, with a timestamp on each line."""
-        _hand_on(logging.DEBUG, text)
+        _forward_to_logging(logging.DEBUG, text)
         self._write(text)
 
     def _write(self, text: str) -> None:
@@ -111,22 +111,22 @@ class CompilationLog:
         try:
             self._file.write(f"{self._stamp}{text}\n")
         except OSError as error:
-            self._lose_file(error)
+            self._abandon_file(error)
 
     def say(self, text: str) -> None:
         """Write text to the console and the file."""
-        _hand_on(logging.INFO, text)
+        _forward_to_logging(logging.INFO, text)
         self._write(text)
         self._print(text)
 
     def warning(self, text: str) -> None:
         """Write a warning to the console, in yellow, and to the file."""
         self.warnings.append(text)
-        _hand_on(logging.WARNING, text)
+        _forward_to_logging(logging.WARNING, text)
         self._write(f"Warning: {text}")
         self._print(f"Warning: {text}", style="yellow")
 
-    def header(self, settings: Mapping[str, Mapping[str, object]]) -> None:
+    def write_header(self, settings: Mapping[str, Mapping[str, object]]) -> None:
         """Write the versions and all settings to the file: a block for each title, a line for each setting."""
         self.detail(f"clika-ref Version: {importlib.metadata.version('clika-ref')}")
         self.detail(f"'torch' Version: {torch.__version__}")
@@ -137,9 +137,9 @@ class CompilationLog:
         self.detail("")
 
     @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[Stage]:
+    def stage(self, name: str) -> Iterator[LogStage]:
         """Time a stage, show it on a terminal while it runs, and print one line at its end."""
-        stage = Stage(name)
+        stage = LogStage(name)
         self._begin(stage)
         try:
             yield stage
@@ -160,8 +160,8 @@ class CompilationLog:
                 self.detail(f"Removed {report.removed} {report.removes} ({report.name})")
                 sums[report.removes] += report.removed
         if sums:
-            text = columns("Removed", ", ".join(f"{count:,} {what}" for what, count in sums.items()))
-            _hand_on(logging.INFO, text)
+            text = format_stage_line("Removed", ", ".join(f"{count:,} {what}" for what, count in sums.items()))
+            _forward_to_logging(logging.INFO, text)
             self._print(text)
 
     def _print(self, text: str, style: str | None = None) -> None:
@@ -173,9 +173,9 @@ class CompilationLog:
             try:
                 self._file.flush()
             except OSError as error:
-                self._lose_file(error)
+                self._abandon_file(error)
 
-    def _lose_file(self, error: OSError) -> None:
+    def _abandon_file(self, error: OSError) -> None:
         self.close()  # first: warning() would write to it again
         self.warning(f"the log {self.path} ends here ({error.strerror}); the compilation goes on without it")
 
@@ -186,7 +186,7 @@ class CompilationLog:
             error.__dict__["clika_logged"] = True
             self.detail("".join(traceback.format_exception(error)).rstrip())
 
-    def _begin(self, stage: Stage) -> None:
+    def _begin(self, stage: LogStage) -> None:
         self._stages.append(stage)
         self.timings.setdefault(stage.name, 0.0)
         self.detail(f"Starting {stage.name}")
@@ -195,7 +195,7 @@ class CompilationLog:
             # rich prints output of the user's forward above the live line. Only redirect stdout if it is a terminal:
             # rich would otherwise send it to stderr, even if stdout is a file.
             self._live = Live(
-                get_renderable=lambda: self._moving_line(spinner),
+                get_renderable=lambda: self._render_live_line(spinner),
                 console=self._console,
                 transient=True,
                 refresh_per_second=8,
@@ -203,7 +203,7 @@ class CompilationLog:
             )
             self._live.start(refresh=True)
 
-    def _end(self, stage: Stage, error: BaseException | None) -> None:
+    def _end(self, stage: LogStage, error: BaseException | None) -> None:
         seconds = time.perf_counter() - stage.started
         self._stages.remove(stage)
         self.timings[stage.name] += seconds
@@ -214,22 +214,22 @@ class CompilationLog:
             if stage.text:
                 self._write(stage.text)
             self._write(f"Done {stage.name} in {seconds:.2f} s")
-            line = columns(stage.name, stage.text, seconds)
-            _hand_on(logging.INFO, line)
+            line = format_stage_line(stage.name, stage.text, seconds)
+            _forward_to_logging(logging.INFO, line)
             self._print(line)
         else:
             verb = "Failed" if isinstance(error, Exception) else "Interrupted"
             self.detail(f"{verb} {stage.name} after {seconds:.2f} s")
-            self._print(columns(stage.name, verb.lower(), seconds), style="red")
+            self._print(format_stage_line(stage.name, verb.lower(), seconds), style="red")
             if isinstance(error, Exception):
                 self._write_error(error)
         self._flush()
 
-    def _moving_line(self, spinner: Spinner) -> RenderableType:
+    def _render_live_line(self, spinner: Spinner) -> RenderableType:
         if not self._stages:  # one more refresh happens while the last stage ends
             return ""
         stage = self._stages[-1]
-        text = columns(stage.name, stage.text, time.perf_counter() - stage.started)
+        text = format_stage_line(stage.name, stage.text, time.perf_counter() - stage.started)
         spinner.update(text=Text(text, no_wrap=True, overflow="ellipsis"))
         return spinner
 
@@ -237,7 +237,7 @@ class CompilationLog:
 logging.getLogger("clika_ref").addHandler(logging.NullHandler())  # otherwise Python prints warnings a second time
 
 
-def _hand_on(level: int, text: str) -> None:
+def _forward_to_logging(level: int, text: str) -> None:
     """Send text to the logger of the calling module: the innermost one outside this file."""
     frame, depth = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
@@ -247,7 +247,7 @@ def _hand_on(level: int, text: str) -> None:
         logger.log(level, "%s", text, stacklevel=depth)
 
 
-class Stage:
+class LogStage:
     """A stage of a compilation; created by `CompilationLog.stage`."""
 
     def __init__(self, name: str) -> None:
@@ -261,7 +261,9 @@ class Stage:
 
     def progress(self, count: int, total: int | None, rate: float) -> None:
         """Show the number of finished elements, the total, and the rate per second."""
-        share = "" if total is None else f"{'━' * round(BAR * count / max(total, count)):<{BAR}}  "
+        share = (
+            "" if total is None else f"{'━' * round(STAGE_BAR_WIDTH * count / max(total, count)):<{STAGE_BAR_WIDTH}}  "
+        )
         self.update(f"{share}{count:,}{'' if total is None else f'/{total:,}'}  {rate:,.2f}/s")
 
     def done(self, text: str) -> None:
@@ -269,16 +271,16 @@ class Stage:
         self.text = text
 
 
-def columns(name: str, text: str, seconds: float | None = None) -> str:
+def format_stage_line(name: str, text: str, seconds: float | None = None) -> str:
     """Return the line of a stage. The time precedes the text, which may have any length.
 
     >>> columns("Capturing", "1,018 nodes", 2.41)
     'Capturing      2.4 s  1,018 nodes'
     """
-    return f"{name:<12}{'' if seconds is None else duration(seconds):>8}  {text}".rstrip()
+    return f"{name:<12}{'' if seconds is None else format_duration(seconds):>8}  {text}".rstrip()
 
 
-def _create(folder: Path) -> tuple[Path, TextIO]:
+def _create_file(folder: Path) -> tuple[Path, TextIO]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         while True:

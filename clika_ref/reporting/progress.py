@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from clika_ref.core.errors import ModelError
-from clika_ref.reporting.console import duration, is_quiet, progress_console
+from clika_ref.reporting.console import format_duration, is_quiet, progress_console
 
 T = TypeVar("T")
 
-BAR_WIDTH = 40
+PROGRESS_BAR_WIDTH = 40
 
 
 class SimpleProgressBar(Generic[T]):
@@ -62,7 +62,7 @@ class SimpleProgressBar(Generic[T]):
             msg = f"SimpleProgressBar(total={total}): give the number of elements, or None where it is unknown"
             raise ModelError(msg)
         self.desc = desc
-        self.total = total if total is not None else _length(iterable)
+        self.total = total if total is not None else _length_or_none(iterable)
         self.count = 0
         self._iterable = iterable
         self._unit = unit
@@ -138,17 +138,17 @@ class SimpleProgressBar(Generic[T]):
         count = f"{self.count:,}" if self.total is None else f"{self.count:,}/{self.total:,}"
         seconds = self.seconds
         rate = f"{self.count / seconds:,.2f}" if self.count and seconds else "-"
-        return f"{count}  {duration(seconds)}  {rate} {self._unit}/s"
+        return f"{count}  {format_duration(seconds)}  {rate} {self._unit}/s"
 
     def _line(self) -> RenderableType:
         total = self.count if self.total is None and self._ended is not None else self.total
-        bar = ProgressBar(total=total, completed=self.count, width=BAR_WIDTH)  # pulses without a total
+        bar = ProgressBar(total=total, completed=self.count, width=PROGRESS_BAR_WIDTH)  # pulses without a total
         row = Table.grid(padding=(0, 2, 0, 0))
         row.add_row(*([Text(self.desc)] if self.desc else []), bar, Text(self._facts()))
         return row
 
 
-def _length(iterable: Any) -> int | None:
+def _length_or_none(iterable: Any) -> int | None:
     try:
         return len(iterable)
     except TypeError:  # generators, None, and DataLoaders over iterable datasets, whose __len__ raises

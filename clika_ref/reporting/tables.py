@@ -17,7 +17,7 @@ from clika_ref.reporting.console import result_console
 
 Row = TypeVar("Row")
 
-CELL = "padding: 2px 10px; white-space: nowrap; text-align: {}"
+CELL_STYLE = "padding: 2px 10px; white-space: nowrap; text-align: {}"
 
 
 class Table(Sequence[Row], Generic[Row]):
@@ -58,7 +58,7 @@ class Table(Sequence[Row], Generic[Row]):
         return len(self._rows)
 
     def __str__(self) -> str:
-        return table_text([*self.columns], self.cells())
+        return render_text_table([*self.columns], self.cells())
 
     def __repr__(self) -> str:
         return str(self)
@@ -69,15 +69,15 @@ class Table(Sequence[Row], Generic[Row]):
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Return a record for each row, with numbers in the units of its fields: ``DataFrame(t.to_dict())``."""
-        return [record_of(row) for row in self._rows]
+        return [to_record(row) for row in self._rows]
 
     def _repr_html_(self) -> str:
         lines = self.cells()
         numeric = [bool(lines) and all(_is_number(line[i]) for line in lines) for i in range(len(self.columns))]
-        return html_table([*self.columns], ([cell(value) for value in line] for line in lines), numeric)
+        return render_html_table([*self.columns], ([format_cell(value) for value in line] for line in lines), numeric)
 
 
-def record_of(fact: Any) -> dict[str, Any]:
+def to_record(fact: Any) -> dict[str, Any]:
     """Return the fields and properties of a dataclass by name, except nested dataclasses."""
     names = [field.name for field in fields(fact)]
     names += [name for name, member in vars(type(fact)).items() if isinstance(member, property)]
@@ -85,10 +85,10 @@ def record_of(fact: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if not is_dataclass(value)}
 
 
-def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_right: Sequence[bool] = ()) -> str:
+def render_html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_right: Sequence[bool] = ()) -> str:
     """Return cells with headings as HTML; numeric columns may be right-aligned."""
     sides = ["right" if right else "left" for right in to_the_right] or ["left"] * len(columns)
-    styles = [CELL.format(side) for side in sides]
+    styles = [CELL_STYLE.format(side) for side in sides]
     head, *body = (
         "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell, style in zip(row, styles, strict=True))
         for tag, row in [("th", columns), *(("td", row) for row in rows)]
@@ -97,7 +97,7 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_rig
     return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
 
 
-class Told:
+class HasTables:
     """A result that is shown as a series of tables and lines: by print, at a prompt, and in a notebook.
 
     Dataclasses that inherit from it need ``repr=False``: their fields are for programs rather than for people.
@@ -131,7 +131,7 @@ def print_table(
 
     Args:
         columns: the heading of each column.
-        rows: one cell for each column; strings are printed unchanged, numbers formatted by `cell`.
+        rows: one cell for each column; strings are printed unchanged, numbers formatted by `format_cell`.
         title: a line above the table.
         console: where to print instead of stdout.
     """
@@ -141,14 +141,14 @@ def print_table(
         numeric = bool(lines) and all(_is_number(line[index]) for line in lines)
         table.add_column(Text(heading), justify="right" if numeric else "left", overflow="fold")
     for line in lines:
-        table.add_row(*(Text(cell(value)) for value in line))
+        table.add_row(*(Text(format_cell(value)) for value in line))
     console = console or result_console()
     if title is not None:
         console.print(Text(title, style="bold"))
     console.print(table)
 
 
-def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def render_text_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table as plain text, of any width.
 
     >>> print(table_text(["layer", "bits"], [("conv1", 8), ("fc", 32)]))
@@ -156,7 +156,7 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     conv1     8
     fc       32
     """
-    lines = [[cell(value) for value in row] for row in rows]
+    lines = [[format_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *lines, strict=True)]
     numeric = [all(_is_number(line[i]) for line in lines) for i in range(len(columns))]
     shown = (
@@ -166,7 +166,7 @@ def table_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in shown)
 
 
-def cell(value: object) -> str:
+def format_cell(value: object) -> str:
     """Format a cell: integers with separators, floats with four digits, None as an empty string.
 
     >>> [cell(v) for v in (1234567, 0.98765, None, "as it is", True)]

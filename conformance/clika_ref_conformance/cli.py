@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from clika_ref.command_line.endings import Status, plain_errors
-from clika_ref_conformance.execution.interrupting import interruptible
+from clika_ref.command_line.exit_status import Status, report_errors
+from clika_ref_conformance.execution.interruption import handle_end_signals
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -52,8 +52,10 @@ def run(
     debug: Debug = False,
 ) -> None:
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
-    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
-        running, showing, profiles = (_late(name) for name in ("execution.run", "reporting.showing", "profiles"))
+    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+        running, showing, profiles = (
+            _import_module(name) for name in ("execution.run", "reporting.showing", "profiles")
+        )
         request = running.RunRequest(
             target,
             profiles.limited(profiles.chosen_profile(profile, seed), memory_limit, case_seconds),
@@ -74,8 +76,8 @@ def replay(
     debug: Debug = False,
 ) -> None:
     """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
-    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
-        raise typer.Exit(_late("reporting.alone").replay_alone(case, target, debug=debug))
+    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+        raise typer.Exit(_import_module("reporting.alone").replay_alone(case, target, debug=debug))
 
 
 @app.command()
@@ -86,8 +88,8 @@ def diff(
     debug: Debug = False,
 ) -> None:
     """Say what got worse, was fixed, is new and is gone. Exit status: 0 nothing got worse, 1 it did, 2 wrong usage."""
-    with plain_errors(debug=debug, refused=Status.MISUSED):
-        raise typer.Exit(_late("reporting.reading").diff_and_show(old, new))
+    with report_errors(debug=debug, refused=Status.MISUSE):
+        raise typer.Exit(_import_module("reporting.reading").diff_and_show(old, new))
 
 
 @app.command()
@@ -98,8 +100,8 @@ def report(
     debug: Debug = False,
 ) -> None:
     """Write the matrix of several targets side by side."""
-    with plain_errors(debug=debug, refused=Status.MISUSED):
-        _late("reporting.reading").join_and_show(reports, out)
+    with report_errors(debug=debug, refused=Status.MISUSE):
+        _import_module("reporting.reading").join_and_show(reports, out)
 
 
 @app.command()
@@ -116,13 +118,13 @@ def mutants(
     debug: Debug = False,
 ) -> None:
     """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
-    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
-        show = _late("mutants.showing").kill_and_show
+    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+        show = _import_module("mutants.showing").kill_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
 
 
-SOUND = ["identity", "onnxruntime", "clika_ref_onnxruntime.target:UNOPTIMIZED"]
+CORRECT_TARGETS = ["identity", "onnxruntime", "clika_ref_onnxruntime.target:UNOPTIMIZED"]
 """Correct targets: a failure on one is a false alarm or a bug that nobody knew of."""
 
 
@@ -138,12 +140,12 @@ def alarms(
     debug: Debug = False,
 ) -> None:
     """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
-    with plain_errors(debug=debug, refused=Status.MISUSED), interruptible():
-        show = _late("mutants.showing").sound_and_show
+    with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
+        show = _import_module("mutants.showing").sound_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
-        raise typer.Exit(show(target or SOUND, workers=workers, **settings))
+        raise typer.Exit(show(target or CORRECT_TARGETS, workers=workers, **settings))
 
 
-def _late(name: str) -> Any:
+def _import_module(name: str) -> Any:
     """Import a module of the suite on demand: torch takes a second to import, and ``--help`` should not wait for it."""
     return importlib.import_module(f"clika_ref_conformance.{name}")

@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.run import Execution, execution
-from clika_ref_conformance.pytest_plan import plan_of
-from clika_ref_conformance.reporting.showing import reported
+from clika_ref_conformance.execution.run import Execution, start_execution
+from clika_ref_conformance.pytest_plan import get_plan
+from clika_ref_conformance.reporting.run_console import write_reports
 
-WHOLE_RUN = "test_the_run_proves_enough"
+WHOLE_RUN_TEST = "test_the_run_proves_enough"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,14 +25,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         skip = pytest.mark.skip(reason="give the target to test: --target NAME or package.module:TARGET")
         metafunc.parametrize("task", [pytest.param(None, marks=skip)], ids=["no-target"])
         return
-    tasks = plan_of(metafunc.config).tasks
+    tasks = get_plan(metafunc.config).tasks
     metafunc.parametrize("task", tasks, ids=list(map(str, tasks)))
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Run the whole-run test last if any task is selected, although ``-k softmax`` does not match its name."""
-    whole = [item for item in items if item.name == WHOLE_RUN]
+    whole = [item for item in items if item.name == WHOLE_RUN_TEST]
     items[:] = [item for item in items if item not in whole]
     yield
     if _tasks_of(items):
@@ -46,16 +46,16 @@ def conformance_run(request: pytest.FixtureRequest) -> Iterator[Execution]:
     After the last test, a check that killed its worker is run once more to write its reproducer. Then the report is
     written (``--conformance-out``).
     """
-    plan, start = plan_of(request.config), time.perf_counter()
+    plan, start = get_plan(request.config), time.perf_counter()
     wanted = _tasks_of(request.session.items)
     tasks = [task for task in plan.tasks if task in wanted]
     which = f"{zlib.crc32(' '.join(map(str, tasks)).encode()):08x}"  # distinguishes selections with equally many tasks
     chosen = f"{len(tasks):,} of {len(plan.tasks):,} tasks, chosen by pytest: {which}"
     part = "" if len(tasks) == len(plan.tasks) else chosen
-    with execution(plan, tasks) as running:
+    with start_execution(plan, tasks) as running:
         yield running
         running.abandon("pytest ended before they were")
-        reported(replace(running.record(time.perf_counter() - start), part=part), plan)
+        write_reports(replace(running.record(time.perf_counter() - start), part=part), plan)
 
 
 def _tasks_of(items: Sequence[pytest.Item]) -> set[Task]:

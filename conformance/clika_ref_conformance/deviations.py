@@ -39,17 +39,17 @@ from clika_ref.core.targets import Target
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.profiles import ALL_DTYPES, Profile
 
-FILE = "deviations.toml"
+DEVIATIONS_FILE = "deviations.toml"
 
-KINDS = ("nan", "inf", "-inf", "0", "-0", "subnormal")
+ELEMENT_KINDS = ("nan", "inf", "-inf", "0", "-0", "subnormal")
 """Kinds of elements that ``replace`` and ``free`` accept."""
 
-SUBSTITUTES = ("nan", "inf", "-inf", "0", "-0", "max", "-max")
+SUBSTITUTE_ELEMENTS = ("nan", "inf", "-inf", "0", "-0", "max", "-max")
 """Replacement elements; ``max`` is the largest finite number of the dtype."""
 
-FORMS = ("replace", "free", "replica", "error")
+DEVIATION_FORMS = ("replace", "free", "replica", "error")
 
-DTYPES = frozenset(str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype))
+DTYPE_NAMES = frozenset(str(d).removeprefix("torch.") for d in vars(torch).values() if isinstance(d, torch.dtype))
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Deviation:
         return (
             (not self.dtypes or not dtypes.isdisjoint(self.dtypes))
             and (self.dynamic is None or self.dynamic != all(v.type.is_static for v in values))
-            and all(_same(node.attrs.get(name), value) for name, value in self.attributes.items())
+            and all(_is_same_attribute(node.attrs.get(name), value) for name, value in self.attributes.items())
         )
 
     def is_reachable(self, profile: Profile) -> bool:
@@ -121,22 +121,22 @@ class ExpectedFailure:
 
     def concerns(self, task: Task, check: str) -> bool:
         """Return whether a check of a task, given by name, is expected to fail."""
-        return self.is_of(task) and _is_like(check, self.check)
+        return self.matches_task(task) and _is_pattern_match(check, self.check)
 
-    def is_of(self, task: Task) -> bool:
+    def matches_task(self, task: Task) -> bool:
         """Return whether any check of a task is expected to fail."""
         return fnmatchcase(str(task), self.task)
 
     @property
-    def counts_draws(self) -> bool:
+    def has_draw_counter(self) -> bool:
         """Whether it names draws by number. Other profiles and seeds draw other calls under the same number."""
-        return bool(COUNTER.search(self.check))
+        return bool(DRAW_COUNTER.search(self.check))
 
     def __str__(self) -> str:
         return f"xfail {self.task} {self.check}"
 
 
-Scopes = Mapping[ExpectedFailure, frozenset[Task]]
+ExpectedFailureScopes = Mapping[ExpectedFailure, frozenset[Task]]
 """All tasks that each expected failure concerns, for any profile and seed."""
 
 
@@ -148,7 +148,7 @@ class Declarations:
     xfails: tuple[ExpectedFailure, ...] = ()
 
 
-def declarations_of(target: Target, registry: Registry, given: str = "") -> Declarations:
+def read_declarations(target: Target, registry: Registry, given: str = "") -> Declarations:
     """Read the declarations of a target; empty if it has no file.
 
     Args:
@@ -160,8 +160,8 @@ def declarations_of(target: Target, registry: Registry, given: str = "") -> Decl
     Raises:
         TargetError: the file cannot be read, or entries are invalid; the message lists all of them.
     """
-    modules = _modules_of(target, given)
-    path = _file_of(target, modules)
+    modules = _find_modules(target, given)
+    path = _find_deviations_file(target, modules)
     if path is None:
         return Declarations()
     try:
@@ -169,12 +169,12 @@ def declarations_of(target: Target, registry: Registry, given: str = "") -> Decl
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         msg = f"{path} cannot be read: {error}"
         raise TargetError(msg) from error
-    reader = _Reader(registry, _targets_known(target, registry, modules))
+    reader = _DeclarationReader(registry, _find_known_targets(target, registry, modules))
     known = {"deviation": Deviation, "xfail": ExpectedFailure}
-    reader.refuse_unknown(path.name, document, known)
+    reader.reject_unknown_keys(path.name, document, known)
     tables = {name: reader.tables(name, document.get(name, [])) for name in known}
     read = {name: [reader.entry(kind, table) for table in tables[name]] for name, kind in known.items()}
-    reader.refuse_twins([table.get("id") for table in tables["deviation"]])
+    reader.reject_duplicate_ids([table.get("id") for table in tables["deviation"]])
     if reader.problems:
         msg = f"{path} has {len(reader.problems)} errors:\n" + "\n".join(f"  {p}" for p in reader.problems)
         raise TargetError(msg)
@@ -184,30 +184,30 @@ def declarations_of(target: Target, registry: Registry, given: str = "") -> Decl
     return Declarations(mine["deviation"], mine["xfail"])
 
 
-def _modules_of(target: Target, given: str) -> list[ModuleType]:
+def _find_modules(target: Target, given: str) -> list[ModuleType]:
     """Return the module that the target was loaded from, and the module of its class."""
     place, colon, _ = given.partition(":")
     names = [place, type(target).__module__] if colon else [type(target).__module__]
     return [sys.modules[name] for name in names]
 
 
-def _targets_known(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
+def _find_known_targets(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
     """Return the target names that a file may use: installed targets, and those in the modules next to the file."""
     beside = [v for module in modules for v in vars(module).values()]
     named = [getattr(v, "name", None) for v in beside if hasattr(v, "compile") and hasattr(v, "refusal")]
     return {target.name, *registry.targets, *(name for name in named if isinstance(name, str))}
 
 
-def _file_of(target: Target, modules: Sequence[ModuleType]) -> Path | None:
+def _find_deviations_file(target: Target, modules: Sequence[ModuleType]) -> Path | None:
     stated = getattr(target, "deviations", None)
     if stated is not None:
         return Path(stated)
     files = [getattr(module, "__file__", None) for module in modules]
-    beside = [Path(file).with_name(FILE) for file in files if file]
+    beside = [Path(file).with_name(DEVIATIONS_FILE) for file in files if file]
     return next((file for file in beside if file.exists()), None)
 
 
-class _Reader:
+class _DeclarationReader:
     """Parses tables into entries and collects all problems."""
 
     def __init__(self, registry: Registry, targets: Collection[str]) -> None:
@@ -215,13 +215,13 @@ class _Reader:
         self.targets = targets
         self.problems: list[str] = []
 
-    def refuse_unknown(self, what: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
+    def reject_unknown_keys(self, what: str, table: Mapping[str, Any], known: Mapping[str, Any]) -> bool:
         unknown = [name for name in table if name not in known]
         for name in unknown:
-            self.problems.append(f"{what}: there is no {name!r}{_near(name, known)}")
+            self.problems.append(f"{what}: there is no {name!r}{_suggest_similar(name, known)}")
         return bool(unknown)
 
-    def refuse_twins(self, names: Sequence[Any]) -> None:
+    def reject_duplicate_ids(self, names: Sequence[Any]) -> None:
         texts = [name for name in names if isinstance(name, str)]
         self.problems += [f"{name}: the id is used twice" for name in dict.fromkeys(texts) if texts.count(name) > 1]
 
@@ -235,12 +235,12 @@ class _Reader:
     def entry(self, kind: type[Any], table: dict[str, Any]) -> Any:
         known = {f.name: f for f in fields(kind)}
         what = str(table.get("id", table.get("task", "an entry without id")))
-        if self.refuse_unknown(what, table, known):
+        if self.reject_unknown_keys(what, table, known):
             return None
         required = [n for n in ("id", "operators", "task", "reason", "link", "expires") if n in known]
         lacking = [name for name in required if not table.get(name)]
-        forms = {name: _form_of(str(known[name].type)) for name in table}
-        wrong = [name for name, value in table.items() if not _is_of_form(forms[name], value)]
+        forms = {name: _toml_type_of(str(known[name].type)) for name in table}
+        wrong = [name for name, value in table.items() if not _has_toml_type(forms[name], value)]
         self.problems += [f"{what}: {name} is missing" for name in lacking]
         self.problems += [f"{what}: {name} = {table[name]!r} must be {forms[name]}" for name in wrong]
         if lacking or wrong:
@@ -259,23 +259,29 @@ class _Reader:
             self.problems.append(f"{what}: expires = {text!r} is neither a date (2027-01-31) nor like 'onnxruntime>=2'")
 
     def _check_names(self, what: str, problem: str, names: Sequence[str], known: Collection[str]) -> None:
-        self.problems += [f"{what}: {problem} {name!r}{_near(name, known)}" for name in names if name not in known]
+        self.problems += [
+            f"{what}: {problem} {name!r}{_suggest_similar(name, known)}" for name in names if name not in known
+        ]
 
     def _check(self, d: Deviation) -> None:
-        forms = [form for form in FORMS if getattr(d, form)]
+        forms = [form for form in DEVIATION_FORMS if getattr(d, form)]
         if len(forms) != 1:
             found = " and ".join(forms) or "none"
-            self.problems.append(f"{d.id}: one of {', '.join(FORMS)} says what happens instead; it has {found}")
+            self.problems.append(
+                f"{d.id}: one of {', '.join(DEVIATION_FORMS)} says what happens instead; it has {found}"
+            )
         self._check_names(d.id, "no plugin declares the operator", d.operators, self.registry.operators)
-        self._check_names(d.id, "there is no dtype", d.dtypes, DTYPES)
+        self._check_names(d.id, "there is no dtype", d.dtypes, DTYPE_NAMES)
         for op in (self.registry.operators[name] for name in d.operators if name in self.registry.operators):
             self._check_names(d.id, f"{op.name} has no attribute", [*d.attributes], op.attributes)
         for kind in (*d.replace, *(k.removeprefix("operand-") for k in d.free)):
-            if kind not in KINDS:
-                self.problems.append(f"{d.id}: {kind!r} is no kind of element; kinds are {', '.join(KINDS)}")
+            if kind not in ELEMENT_KINDS:
+                self.problems.append(f"{d.id}: {kind!r} is no kind of element; kinds are {', '.join(ELEMENT_KINDS)}")
         for name in d.replace.values():
-            if name not in SUBSTITUTES:
-                self.problems.append(f"{d.id}: an element cannot become {name!r}; it can {', '.join(SUBSTITUTES)}")
+            if name not in SUBSTITUTE_ELEMENTS:
+                self.problems.append(
+                    f"{d.id}: an element cannot become {name!r}; it can {', '.join(SUBSTITUTE_ELEMENTS)}"
+                )
         if d.replica and not re.fullmatch(r"[\w.]+:\w+", d.replica):
             self.problems.append(f"{d.id}: replica = {d.replica!r} is not of the form package.module:function")
         elif d.replica:
@@ -287,7 +293,7 @@ class _Reader:
 
     def _check_replica(self, d: Deviation) -> None:
         try:
-            found = replica_of(d)
+            found = import_replica(d)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - importing a module may raise anything
             self.problems.append(f"{d.id}: replica = {d.replica!r} cannot be imported: {type(error).__name__}: {error}")
         else:
@@ -295,7 +301,7 @@ class _Reader:
                 self.problems.append(f"{d.id}: replica = {d.replica!r} is {found!r}, which cannot be called")
 
 
-def replica_of(deviation: Deviation) -> Callable[..., Any]:
+def import_replica(deviation: Deviation) -> Callable[..., Any]:
     """Import the function that reproduces the target's result."""
     place, _, name = deviation.replica.partition(":")
     return getattr(importlib.import_module(place), name)
@@ -318,33 +324,33 @@ def is_expired(text: str, today: dt.date | None = None) -> bool:
         return False
 
 
-COUNTER = re.compile(r"(?<=[a-z*?])-\d+(?![\w*?\[])")
+DRAW_COUNTER = re.compile(r"(?<=[a-z*?])-\d+(?![\w*?\[])")
 """Draw counter in a name (``drawn-17``), but no number of an operator (``conv2d``) or a format (``int4-7``)."""
 
 
 @functools.cache
-def _with_any_number(name: str) -> str:
-    return COUNTER.sub("-#", name)
+def _mask_counters(name: str) -> str:
+    return DRAW_COUNTER.sub("-#", name)
 
 
-def _is_like(name: str, pattern: str) -> bool:
+def _is_pattern_match(name: str, pattern: str) -> bool:
     """Return whether a name matches a pattern, literally or with all counters treated as equal: seeds change them."""
-    return fnmatchcase(name, pattern) or fnmatchcase(_with_any_number(name), _with_any_number(pattern))
+    return fnmatchcase(name, pattern) or fnmatchcase(_mask_counters(name), _mask_counters(pattern))
 
 
-def _form_of(annotation: str) -> str:
+def _toml_type_of(annotation: str) -> str:
     """Return the TOML type of a field's values."""
     forms = {"tuple": "an array of strings", "Mapping": "a table", "bool": "true or false", "str": "a string"}
     return next(form for start, form in forms.items() if annotation.startswith(start))
 
 
-def _is_of_form(form: str, value: Any) -> bool:
+def _has_toml_type(form: str, value: Any) -> bool:
     if form == "an array of strings":
         return isinstance(value, list) and all(isinstance(v, str) for v in value)
     return isinstance(value, {"a table": dict, "true or false": bool, "a string": str}[form])
 
 
-def _same(actual: Any, stated: Any) -> bool:
+def _is_same_attribute(actual: Any, stated: Any) -> bool:
     """Compare an attribute with its TOML form: lists stand for tuples, ``"None"`` for None, names for dtypes."""
     if isinstance(stated, list):
         return isinstance(actual, list | tuple) and [*actual] == stated
@@ -353,6 +359,6 @@ def _same(actual: Any, stated: Any) -> bool:
     return type(actual) is type(stated) and actual == stated
 
 
-def _near(name: str, known: Collection[str]) -> str:
+def _suggest_similar(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, known)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -72,10 +72,10 @@ PROFILES = {
 }
 
 
-MOST_THOROUGH = "nightly"
+MOST_THOROUGH_PROFILE = "nightly"
 
 
-def chosen_profile(name: str, seed: int | None = None) -> Profile:
+def select_profile(name: str, seed: int | None = None) -> Profile:
     """Return a profile with a seed. Without ``seed``, it is 0, or drawn at random for ``nightly``.
 
     Raises:
@@ -89,7 +89,7 @@ def chosen_profile(name: str, seed: int | None = None) -> Profile:
     return replace(PROFILES[name], seed=seed)
 
 
-def limited(profile: Profile, memory_gib: float | None = None, case_seconds: float | None = None) -> Profile:
+def apply_limits(profile: Profile, memory_gib: float | None = None, case_seconds: float | None = None) -> Profile:
     """Return a profile with the user's limits. A limit of None keeps the profile's own."""
     memory_bytes = profile.memory_bytes if memory_gib is None else int(memory_gib * 2**30)
     seconds = profile.case_seconds if case_seconds is None else case_seconds

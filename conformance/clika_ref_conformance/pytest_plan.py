@@ -9,30 +9,30 @@ from typing import Any, cast
 import pytest
 
 from clika_ref.core.errors import ClikaError
-from clika_ref_conformance.execution.run import Plan, RunRequest, plan_run
-from clika_ref_conformance.profiles import chosen_profile
-from clika_ref_conformance.reporting.showing import report_folder
+from clika_ref_conformance.execution.run import RunPlan, RunRequest, plan_run
+from clika_ref_conformance.profiles import select_profile
+from clika_ref_conformance.reporting.run_console import make_report_folder
 
-PLAN = pytest.StashKey[Plan]()
+PLAN_KEY = pytest.StashKey[RunPlan]()
 
 
-def plan_of(config: pytest.Config) -> Plan:
+def get_plan(config: pytest.Config) -> RunPlan:
     """Return the plan of the run that the options request; it is made once.
 
     Raises:
         pytest.UsageError: the options are invalid.
     """
-    if PLAN not in config.stash:
+    if PLAN_KEY not in config.stash:
         option = cast("Callable[[str], Any]", config.getoption)
         out = option("--conformance-out")
         try:
             request = RunRequest(
                 option("--target"),
-                chosen_profile(option("--profile"), option("--conformance-seed")),
-                out=report_folder(Path(out)) if out else None,
+                select_profile(option("--profile"), option("--conformance-seed")),
+                out=make_report_folder(Path(out)) if out else None,
                 workers=option("--conformance-workers"),
             )
-            config.stash[PLAN] = plan_run(request)
+            config.stash[PLAN_KEY] = plan_run(request)
         except ClikaError as error:
             raise pytest.UsageError(str(error)) from error
-    return config.stash[PLAN]
+    return config.stash[PLAN_KEY]

@@ -35,12 +35,12 @@ class Result:
         return self.comparison.verdict
 
     @property
-    def is_given_up(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether the run, or its attempts at the task, ended before this check; such a result proves nothing."""
         return self.comparison.reason == Reason.GIVEN_UP
 
     @property
-    def is_of_too_many(self) -> bool:
+    def is_skipped_after_failures(self) -> bool:
         """Whether the check was skipped because its task had failed often enough."""
         return self.comparison.reason == Reason.ENOUGH_FAILURES
 
@@ -81,7 +81,7 @@ class RunRecord:
     """Problems of the run as a whole, such as deviations that match nothing or no longer occur. Each fails the run."""
     doubts: Sequence[str] = ()
     """Reasons why the run proves too little: its own references are wrong, or nothing was proven."""
-    is_given_up: bool = False
+    is_abandoned: bool = False
     """Whether the run ended before all of its tasks had."""
     part: str = ""
     """Requested part of the profile, as options (``-k softmax``); empty if all of it was requested."""
@@ -104,7 +104,7 @@ class RunRecord:
         """Results that fail the run."""
         return [result for result in self.results if result.verdict.is_failure]
 
-    def imbalance(self) -> list[str]:
+    def find_accounting_errors(self) -> list[str]:
         """Return the accounting errors: each planned check must have exactly one result, and no other check any."""
         planned = Counter((task, name) for task, names in self.plan.items() for name in names)
         found = Counter((result.task, result.name) for result in self.results)
@@ -117,6 +117,6 @@ class RunRecord:
     @property
     def exit_code(self) -> int:
         """0 if all is fine, 1 if something failed, 3 if the run proves too little (2 is reserved for wrong usage)."""
-        if self.doubts or self.imbalance():
+        if self.doubts or self.find_accounting_errors():
             return 3
         return 1 if self.failures or self.problems else 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from clika_ref.arithmetic import Arithmetic, arithmetic_of
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.exporting.export import lower
-from clika_ref.exporting.interface import name_interface
+from clika_ref.export.export import lower
+from clika_ref.export.interface import name_interface
+from clika_ref.targets.arithmetic import Arithmetic, arithmetic_of
 from clika_ref_conformance.cases import Case, Check, Task
 from clika_ref_conformance.deviations import Deviation, ExpectedFailure
 from clika_ref_conformance.profiles import Profile
@@ -41,7 +41,7 @@ class Suite:
         """Formats that the target declares for its arithmetic, if they differ from the dtypes."""
         return arithmetic_of(self.target)
 
-    def lowered(self, case: Case) -> Graph:
+    def lower_graph(self, case: Case) -> Graph:
         """Return the graph to compile for a case: a clone, after the export's own passes if the case requests them.
 
         As in an export, each output is the result of a node, and no two outputs are the same value. Otherwise, a

@@ -43,10 +43,10 @@ class Verdict(StrEnum):
     @property
     def is_failure(self) -> bool:
         """Whether this verdict fails a run."""
-        return self not in _HARMLESS
+        return self not in _HARMLESS_VERDICTS
 
 
-_HARMLESS = frozenset(
+_HARMLESS_VERDICTS = frozenset(
     {Verdict.PASS, Verdict.DEVIATION, Verdict.UNSUPPORTED, Verdict.XFAIL, Verdict.UNSTABLE, Verdict.NOT_RUN}
 )
 
@@ -72,10 +72,10 @@ class Reason(StrEnum):
     GONE = "it is no longer planned"
 
 
-PROVING = frozenset({Verdict.PASS, Verdict.DEVIATION})
+PROVING_VERDICTS = frozenset({Verdict.PASS, Verdict.DEVIATION})
 """Verdicts that prove something about the target."""
 
-COUNTS = ("elements", "ambiguous", "unstable", "strayed")
+COUNT_FIELDS = ("elements", "ambiguous", "unstable", "strayed")
 """Element counts of a comparison, in the order of its fields."""
 
 
@@ -109,6 +109,6 @@ class Comparison:
         return next((g for g, limit in (("A", 3), ("B", 10), ("C", 20)) if self.quality <= limit), "D")
 
 
-def not_run(reason: Reason, message: str) -> Comparison:
+def make_not_run(reason: Reason, message: str) -> Comparison:
     """Return the comparison of a check that was not run."""
     return Comparison(Verdict.NOT_RUN, message, reason=reason)

@@ -5,17 +5,17 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.calls.realizing import graph_of
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.execution.case_checks import run_case
-from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 from small_cases import case_of, suite_for
 from torch.nn import functional as F
 
-from clika_ref.arithmetic import FLUSHED_FLOAT32, TF32, Arithmetic
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import load_registry
+from clika_ref.targets.arithmetic import FLUSHED_FLOAT32, TF32, Arithmetic
 
 OPERATORS = load_registry().operators
 IN_HALVES = Arithmetic(torch.float32, accumulate=torch.float16)
@@ -42,7 +42,7 @@ def tf32(x):
 
 def judged(op, operands, attrs, actual, *arithmetic):
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
-    reference = Reference(graph_of(OPERATORS[op], list(operands), attrs), tensors, arithmetic=arithmetic)
+    reference = CaseReference(build_call_graph(OPERATORS[op], list(operands), attrs), tensors, arithmetic=arithmetic)
     return reference.judge([actual])
 
 

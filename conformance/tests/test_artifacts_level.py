@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.fresh import HASH_SEED, FreshProcess, FreshProcessError, digest_of
-from clika_ref_conformance.execution.levels import LEVELS, tasks_of
+from clika_ref_conformance.execution.fresh_process import (
+    OTHER_PROCESS_HASH_SEED,
+    FreshProcess,
+    FreshProcessError,
+    digest_folder,
+)
+from clika_ref_conformance.execution.levels import LEVELS, list_tasks
 from clika_ref_conformance.levels import artifacts
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
@@ -59,20 +64,20 @@ def test_calls_of_operators_carry_over_in_one_other_process(tmp_path):
     suite = suite_of(tmp_path)
     for name in ("softmax", "max", "conv2d"):
         assert outcomes(name, suite)["carried over"].verdict is Verdict.PASS
-    process = artifacts.Bench(suite).fresh.process
+    process = artifacts.ArtifactChecks(suite).fresh.process
     assert process is not None
     outcomes("relu", suite)
-    assert artifacts.Bench(suite).fresh.process is process
+    assert artifacts.ArtifactChecks(suite).fresh.process is process
     assert outcomes("rand", suite)["carried over"].verdict is Verdict.PASS
 
 
 def test_outputs_that_are_inputs_carry_over(tmp_path):
     suite = suite_of(tmp_path)
-    case = artifacts.input_order_case(suite)
+    case = artifacts.make_input_order_case(suite)
     case.graph.add_output(case.graph.inputs[0])
-    assert artifacts.Bench(suite).carried_over(case).verdict is Verdict.PASS
+    assert artifacts.ArtifactChecks(suite).transfer(case).verdict is Verdict.PASS
     assert (
-        suite.lowered(case).outputs[1].producer is not None
+        suite.lower_graph(case).outputs[1].producer is not None
     )  # the memory of an input may keep its elements for a while
 
 
@@ -85,7 +90,7 @@ def test_the_share_is_the_same_every_time_and_grows_with_the_profile(tmp_path):
 
 def test_no_operator_that_is_asked_for_is_left_out(tmp_path):
     asked = replace(suite_of(tmp_path), subjects=("softmax",))
-    assert Task("artifacts", "softmax") in tasks_of(asked, {"artifacts": LEVELS["artifacts"]})
+    assert Task("artifacts", "softmax") in list_tasks(asked, {"artifacts": LEVELS["artifacts"]})
 
 
 def test_bytes_that_change_from_one_compilation_to_the_next_are_found(tmp_path):
@@ -168,23 +173,23 @@ def test_a_process_that_does_not_answer_is_ended(tmp_path):
 
 
 def test_the_other_process_hashes_otherwise():
-    assert os.environ.get("PYTHONHASHSEED") != HASH_SEED
+    assert os.environ.get("PYTHONHASHSEED") != OTHER_PROCESS_HASH_SEED
 
 
 def test_a_digest_covers_names_and_bytes(tmp_path):
     (tmp_path / "a").write_bytes(b"1")
-    first = digest_of(tmp_path)
+    first = digest_folder(tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")
-    second = digest_of(tmp_path)
+    second = digest_folder(tmp_path)
     (tmp_path / "b").write_bytes(b"2")
-    assert len({first, second, digest_of(tmp_path)}) == 3
+    assert len({first, second, digest_folder(tmp_path)}) == 3
 
 
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.ARTIFACT), (False, Verdict.PASS)])
 def test_a_cut_file_that_runs_all_the_same_is_a_failure_and_an_altered_one_is_not(tmp_path, cut, verdict):
     suite = suite_of(tmp_path)
-    case = artifacts.input_order_case(suite)
-    found = artifacts.Bench(suite).damaged("damage", case, lambda _: "untouched", is_cut=cut)
+    case = artifacts.make_input_order_case(suite)
+    found = artifacts.ArtifactChecks(suite).check_damage("damage", case, lambda _: "untouched", is_cut=cut)
     assert found.verdict is verdict
     assert found.comparison.message.startswith("untouched")
 
@@ -201,7 +206,7 @@ class Deaf(Changed):
 
 def test_what_a_target_cannot_run_here_is_left_to_other_levels_whatever_it_raises(tmp_path):
     suite = suite_of(tmp_path, Deaf())
-    found = artifacts.Bench(suite).carried_over(artifacts.input_order_case(suite))
+    found = artifacts.ArtifactChecks(suite).transfer(artifacts.make_input_order_case(suite))
     assert found.verdict is Verdict.NOT_RUN
     assert found.comparison.message.endswith("which other levels show: the device is gone")
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from clika_ref_conformance.blocks.block import Block, normal
+from clika_ref_conformance.blocks.block import BlockSpec, make_normal_inputs
 from clika_ref_conformance.levels import blocks
-from clika_ref_conformance.levels.blocks import BLOCKS, agreement
+from clika_ref_conformance.levels.blocks import BLOCK_BY_NAME, compare_top1
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
@@ -22,16 +22,16 @@ def suite(tmp_path, target=None):
 
 def test_the_plan_holds_every_block_twice_and_counts_choices_where_there_are_classes(tmp_path):
     tasks = blocks.tasks(suite(tmp_path))
-    assert len(tasks) == 2 * len(BLOCKS)
-    assert len(BLOCKS) >= 14
+    assert len(tasks) == 2 * len(BLOCK_BY_NAME)
+    assert len(BLOCK_BY_NAME) >= 14
     for task in tasks:
         names = [c.name for c in blocks.checks(task, suite(tmp_path))]
-        assert names == ["captured", "exported", *["top-1"] * BLOCKS[task.subject].chooses]
+        assert names == ["captured", "exported", *["top-1"] * BLOCK_BY_NAME[task.subject].chooses]
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", BLOCK_BY_NAME)
 def test_a_block_has_the_same_weights_and_inputs_every_time(name):
-    block = BLOCKS[name]
+    block = BLOCK_BY_NAME[name]
     one, two = block.build(), block.build()
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
     for batch in (1, 3):
@@ -59,8 +59,8 @@ def test_a_block_that_fails_is_cut_to_the_nodes_that_fail(tmp_path):
 
 
 def test_wrong_choices_are_counted(tmp_path, monkeypatch):
-    block = Block("classes", lambda: torch.nn.Linear(6, 4), normal(6), chooses=True)
-    monkeypatch.setitem(BLOCKS, "classes", block)
+    block = BlockSpec("classes", lambda: torch.nn.Linear(6, 4), make_normal_inputs(6), chooses=True)
+    monkeypatch.setitem(BLOCK_BY_NAME, "classes", block)
     task = blocks.tasks(suite(tmp_path))[-2]
     assert task.subject == "classes"
     *_, right = blocks.checks(task, suite(tmp_path))
@@ -74,18 +74,18 @@ def test_wrong_choices_are_counted(tmp_path, monkeypatch):
 def test_a_choice_that_rounding_decides_is_no_mistake():
     exact = torch.tensor([[1.0, 1.0 + 1e-9], [0.0, 1.0]], dtype=torch.float64)
     eager = exact.float()
-    found = agreement(eager, exact, torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
+    found = compare_top1(eager, exact, torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
     assert found.verdict is Verdict.PASS
     assert found.message == "1 of 2 choices are eager's"
-    assert agreement(eager, exact, torch.tensor([[1.0, 2.0], [1.0, 0.0]])).verdict is Verdict.VALUE
+    assert compare_top1(eager, exact, torch.tensor([[1.0, 2.0], [1.0, 0.0]])).verdict is Verdict.VALUE
 
 
 def test_a_graph_that_is_not_the_module_is_found(tmp_path):
-    trial = blocks.Trial(BLOCKS["llama-mlp"], suite(tmp_path), dynamic=False)
+    trial = blocks.BlockChecks(BLOCK_BY_NAME["llama-mlp"], suite(tmp_path), dynamic=False)
     for node in trial.graph.nodes:
         if node.kind == "silu":
             node.op = REGISTRY.operators["sigmoid"]
-    found = trial.captured()
+    found = trial.check_capture()
     assert found.verdict is Verdict.VALUE
     assert found.run == "batch-3-0"
     assert found.case is None, "what is replayed is the check: no target has failed"

@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.execution.blaming import heed_no_keyboard
-from clika_ref_conformance.execution.case_checks import case_check, is_chosen, most_telling, run_case, same_bits
+from clika_ref_conformance.execution.case_checks import (
+    has_same_bits,
+    is_in_share,
+    make_case_check,
+    run_case,
+    select_representative,
+)
+from clika_ref_conformance.execution.error_attribution import reset_sigint
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from small_cases import REGISTRY, X, case_of, suite_for
 
@@ -105,7 +111,7 @@ def test_a_keyboard_interrupt_is_the_fault_of_a_target_where_no_person_can_have_
     with pytest.raises(KeyboardInterrupt):
         run_case(case, suite)
     before = signal.getsignal(signal.SIGINT)
-    heed_no_keyboard()
+    reset_sigint()
     try:
         outcome = run_case(case, suite)
     finally:
@@ -183,24 +189,24 @@ def test_the_run_that_decides_is_named(tmp_path):
 
 
 def test_a_check_bears_its_own_name(tmp_path):
-    check = case_check("drawn-007", suite_for(tmp_path), lambda: case_of(("relu", {})))
+    check = make_case_check("drawn-007", suite_for(tmp_path), lambda: case_of(("relu", {})))
     assert (check.name, check.run().name) == ("drawn-007", "drawn-007")
 
 
 def test_same_bits_minds_dtype_shape_and_the_sign_of_zero_but_not_nan():
     zero, nan = torch.zeros(2), torch.tensor([torch.nan, 1.0])
-    assert same_bits(nan, nan.clone())
-    assert not same_bits(zero, -zero)
-    assert not same_bits(zero, zero.double())
-    assert not same_bits(zero, zero[None])
-    assert not same_bits(torch.tensor([1, 2]), torch.tensor([1, 3]))
+    assert has_same_bits(nan, nan.clone())
+    assert not has_same_bits(zero, -zero)
+    assert not has_same_bits(zero, zero.double())
+    assert not has_same_bits(zero, zero[None])
+    assert not has_same_bits(torch.tensor([1, 2]), torch.tensor([1, 3]))
 
 
 def test_a_share_is_chosen_by_name():
-    chosen = [name for name in map(str, range(2000)) if is_chosen(name, 0.1)]
+    chosen = [name for name in map(str, range(2000)) if is_in_share(name, 0.1)]
     assert 150 < len(chosen) < 250
-    assert all(is_chosen(name, 0.5) for name in chosen)
-    assert not any(is_chosen(name, 0.0) for name in chosen)
+    assert all(is_in_share(name, 0.5) for name in chosen)
+    assert not any(is_in_share(name, 0.0) for name in chosen)
 
 
 def test_inputs_that_prove_too_little_leave_the_word_to_others(tmp_path):
@@ -223,13 +229,13 @@ def test_a_deviation_speaks_before_what_passed_and_that_before_what_could_not_be
     lost = ("lost", Comparison(Verdict.NOT_RUN, ratio=3.0))
     right, worse = ("right", Comparison(Verdict.PASS)), ("worse", Comparison(Verdict.PASS, ratio=0.5))
     other = ("other", Comparison(Verdict.DEVIATION))
-    assert most_telling([lost, right, other, worse]) == other
-    assert most_telling([lost, right, worse]) == worse
-    assert most_telling([lost]) == lost
+    assert select_representative([lost, right, other, worse]) == other
+    assert select_representative([lost, right, worse]) == worse
+    assert select_representative([lost]) == lost
 
 
 def test_the_elements_of_all_runs_are_counted():
     few = ("few", Comparison(Verdict.PASS, ratio=0.5, elements=3, unstable=1))
     many = ("many", Comparison(Verdict.PASS, elements=40, ambiguous=2, unstable=4))
-    run, told = most_telling([few, many])
+    run, told = select_representative([few, many])
     assert (run, told.elements, told.ambiguous, told.unstable) == ("few", 43, 2, 5)

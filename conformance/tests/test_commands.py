@@ -13,7 +13,7 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.cli import LEVELS, app
 from clika_ref_conformance.execution import levels
 from clika_ref_conformance.record import Result, RunRecord
-from clika_ref_conformance.reporting import showing
+from clika_ref_conformance.reporting import run_console
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 from typer.testing import CliRunner
@@ -35,10 +35,10 @@ def answer(monkeypatch):
 
         def run(request):
             asked.append(request)
-            showing.show(record, showing.result_console())
+            run_console.print_record(record, run_console.result_console())
             return record
 
-        monkeypatch.setattr(showing, "run_and_show", run)
+        monkeypatch.setattr(run_console, "run_and_show", run)
         return asked
 
     return choose
@@ -171,11 +171,11 @@ def test_help_imports_neither_torch_nor_hypothesis():
 
 
 def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(monkeypatch, capsys):
-    broken = EntryPoint("broken", "no_such_module:app", core.GROUP)
-    works = EntryPoint("works", "clika_ref_conformance.cli:app", core.GROUP)
+    broken = EntryPoint("broken", "no_such_module:app", core.COMMAND_ENTRY_POINT_GROUP)
+    works = EntryPoint("works", "clika_ref_conformance.cli:app", core.COMMAND_ENTRY_POINT_GROUP)
     monkeypatch.setattr(core.importlib.metadata, "entry_points", lambda group: [works, broken])
     joined = typer.Typer()
-    core.join_commands(joined)
+    core.add_plugin_commands(joined)
     assert [group.name for group in joined.registered_groups] == ["works"]
     assert "clika-ref broken (unknown distribution) cannot be used: ModuleNotFoundError" in capsys.readouterr().err
 
@@ -183,7 +183,7 @@ def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(
 def test_a_run_says_what_it_is_at_and_in_a_pipe_now_and_then(monkeypatch):
     console = Console(file=io.StringIO(), width=200)
     bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
-    watch = showing.Watch("odd", bar, console)
+    watch = run_console.ProgressReporter("odd", bar, console)
     busy = SimpleNamespace(ended=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
     watch(Result(TASK, "a", Comparison(Verdict.VALUE)), busy)
     assert bar.desc == "Conformance of odd, 1 checks, 1 failed (operators/relu/float32)"

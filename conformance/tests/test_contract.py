@@ -7,7 +7,7 @@ import bad_samples
 import pytest
 import torch
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.drawing.calls.neighbours import neighbours, traced_call
+from clika_ref_conformance.drawing.calls.attribute_variation import record_call, vary_single_attributes
 from clika_ref_conformance.levels import contract
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
@@ -15,14 +15,14 @@ from sampled_operators import named, shift, suite_of
 from torch import Tensor, float32
 
 from clika_ref.core.errors import ClikaError
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import TensorSample
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
 OPERATORS = load_registry().operators
 
@@ -218,8 +218,8 @@ def test_all_that_samples_leave_out_is_told_at_once(tmp_path):
 
 
 def test_neighbours_differ_in_one_attribute_and_in_no_operand():
-    traced = traced_call(shift, "seed")
-    found = list(neighbours(shift, traced))
+    traced = record_call(shift, "seed")
+    found = list(vary_single_attributes(shift, traced))
     assert {name for name, _ in found} <= {"by", "dim", "twice"}
     assert found
     for name, call in found:
@@ -235,14 +235,14 @@ def test_the_samples_of_every_declared_operator_vary_every_attribute(name, tmp_p
 def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
     refused = 0
     for op in (op for op in OPERATORS.values() if op.sampler is not None and op.lowering is not None):
-        call = traced_call(op, "seed").call
+        call = record_call(op, "seed").call
         operands = [TensorType(o.dtype, o.shape) if isinstance(o, TensorSample) else o for o in call.operands]
         for name in op.attributes:
             graph = Graph("wrong")
             inputs = [graph.add_input(o, "x") if isinstance(o, TensorType) else o for o in operands]
             try:
                 graph.insert(
-                    node := Node(op, inputs, {**call.attrs, name: "no such value"}), infer(op, inputs, node.attrs)
+                    node := Node(op, inputs, {**call.attrs, name: "no such value"}), infer_types(op, inputs, node.attrs)
                 )
                 emit(graph)
             except ClikaError:
@@ -251,7 +251,7 @@ def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
 
 
 def test_a_trait_that_claims_too_much_breaks_the_contract_and_a_random_call_tells_nothing(tmp_path):
-    @operator(quant=SAME_SCALE)
+    @operator(quant=SHARED_QPARAMS)
     def halved(x: Tensor, *, random: bool = True) -> Tensor:
         """``x / 2``."""
         return x / 2

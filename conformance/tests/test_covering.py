@@ -5,8 +5,13 @@ import random
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.calls.covering import Cover, CoveringDraw, covering_calls, empty_calls
-from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, columns
+from clika_ref_conformance.drawing.calls.covering import (
+    CoveringDraw,
+    PairCoverage,
+    draw_covering_calls,
+    draw_empty_calls,
+)
+from clika_ref_conformance.drawing.calls.dtypes import DtypeSelector, has_dtype_choices, select_dtypes
 from sampled_operators import shift
 from torch import Tensor
 
@@ -29,7 +34,7 @@ def _(draw, s):
 
 
 def test_any_two_options_of_two_decisions_meet():
-    calls = [row.call.attrs for row in covering_calls(four, torch.float32, 0, limit=40)]
+    calls = [row.call.attrs for row in draw_covering_calls(four, torch.float32, 0, limit=40)]
     classes = [{**c, "b": "low" if c["b"] == 0 else "high" if c["b"] == 5 else "middle"} for c in calls]
     sizes = {"a": 3, "b": 3, "c": 3, "d": 2}
     for (one, few), (other, many) in itertools.combinations(sizes.items(), 2):
@@ -38,15 +43,15 @@ def test_any_two_options_of_two_decisions_meet():
 
 
 def test_the_first_row_is_the_plainest():
-    (first, *_) = covering_calls(four, torch.float32, 0)
+    (first, *_) = draw_covering_calls(four, torch.float32, 0)
     assert (first.call.attrs["a"], first.call.attrs["d"]) == (0, "p")
 
 
 def test_what_is_listed_twice_and_tensors_that_show_more_are_drawn_more_often():
-    cover, s = Cover(random.Random(0)), Descriptions()
+    cover, s = PairCoverage(random.Random(0)), Descriptions()
     listed, ranks = [], []
     for _ in range(30):
-        draw = CoveringDraw(cover, DtypeAxis(torch.float32, choices=False))
+        draw = CoveringDraw(cover, DtypeSelector(torch.float32, choices=False))
         ranks.append(draw(s.tensor()).rank)
         listed.append(draw(s.choice(0, 0, 1)))
         cover.add(draw.row)
@@ -55,7 +60,7 @@ def test_what_is_listed_twice_and_tensors_that_show_more_are_drawn_more_often():
 
 
 def test_of_options_whose_pairs_have_all_met_the_one_comes_that_makes_a_new_triple():
-    cover = Cover(random.Random(0))
+    cover = PairCoverage(random.Random(0))
     for a, b, c in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
         cover.add([("a", a), ("b", b), ("c", c)])
     assert cover.best([("a", 0), ("b", 0)], "c", (1, 1)) == 1
@@ -63,42 +68,42 @@ def test_of_options_whose_pairs_have_all_met_the_one_comes_that_makes_a_new_trip
 
 
 def test_a_cover_is_the_same_for_the_same_seed_and_another_for_another():
-    one, again, other = (covering_calls(shift, torch.float32, seed) for seed in (1, 1, 2))
+    one, again, other = (draw_covering_calls(shift, torch.float32, seed) for seed in (1, 1, 2))
     assert one == again
     assert one != other
 
 
 def test_a_cover_has_ranks_and_sides_of_both_ends():
-    shapes = [row.call.operands[0].shape for row in covering_calls(shift, torch.float32, 0, limit=40)]
+    shapes = [row.call.operands[0].shape for row in draw_covering_calls(shift, torch.float32, 0, limit=40)]
     assert {1, 3} <= {len(shape) for shape in shapes}
     assert any(1 in shape for shape in shapes)
 
 
 def test_empty_sides_are_tried_and_refusals_left_out():
-    found = empty_calls(shift, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    found = draw_empty_calls(shift, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert found
     assert all(0 in row.call.operands[0].shape for row in found)
-    assert empty_calls(shift, torch.float32, 0, lambda call: None) == []
+    assert draw_empty_calls(shift, torch.float32, 0, lambda call: None) == []
 
 
 def test_there_is_an_empty_call_for_each_thing_that_becomes_of_the_side():
     shapes = itertools.cycle([(2, 0), (0, 2), (2,)])
-    found = empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(next(shapes))])
+    found = draw_empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(next(shapes))])
     assert len(found) > 3
-    same = empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    same = draw_empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert {row.call.operands[0].shape.index(0) for row in same} == {0, 1}, "first, one before the last, and last"
 
 
 def test_there_is_an_empty_call_with_and_without_each_tensor_that_may_be_left_out():
-    found = empty_calls(weighted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    found = draw_empty_calls(weighted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert {row.call.operands[1] is None for row in found} == {True, False}
 
 
 def test_each_number_that_given_sides_are_made_of_becomes_0():
-    found = empty_calls(counted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
+    found = draw_empty_calls(counted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     places = {tuple(tuple(i for i, n in enumerate(o.shape) if n == 0) for o in row.call.operands) for row in found}
     assert places == {((0,), (0,)), ((1,), ()), ((), (1,))}, "what is no side makes nothing empty"
-    assert empty_calls(counted, torch.float32, 0, lambda call: None) == []
+    assert draw_empty_calls(counted, torch.float32, 0, lambda call: None) == []
 
 
 @operator()
@@ -138,19 +143,19 @@ def _(draw, s):
 
 
 def test_a_covering_draw_refuses_what_is_no_description():
-    draw = CoveringDraw(Cover(random.Random(0)), DtypeAxis(torch.float32, choices=False))
+    draw = CoveringDraw(PairCoverage(random.Random(0)), DtypeSelector(torch.float32, choices=False))
     with pytest.raises(TypeError, match=r"draw\(\) takes a description made by `s`, not 3"):
         draw(3)
 
 
 def test_the_dtype_axis_holds_the_first_list_and_any_float():
     for dtype in (torch.float32, torch.float64, torch.int64):
-        rows = covering_calls(shift, dtype, 0)
+        rows = draw_covering_calls(shift, dtype, 0)
         assert {row.call.operands[0].dtype for row in rows} == {dtype}
-        assert not any(row.beyond for row in rows)
-    halves = covering_calls(four, torch.float16, 0)
+        assert not any(row.has_unlisted_dtype for row in rows)
+    halves = draw_covering_calls(four, torch.float16, 0)
     assert {row.call.operands[0].dtype for row in halves} == {torch.float16}
-    assert all(row.beyond for row in halves)
+    assert all(row.has_unlisted_dtype for row in halves)
 
 
 @operator()
@@ -168,24 +173,24 @@ def _(draw, s):
 
 
 def test_a_dtype_that_is_chosen_before_the_tensors_is_held_and_one_of_the_result_is_free():
-    assert choices_count(alike, torch.int64)
-    assert choices_count(shift, torch.int64) is False
-    rows = covering_calls(alike, torch.int64, 0)
+    assert has_dtype_choices(alike, torch.int64)
+    assert has_dtype_choices(shift, torch.int64) is False
+    rows = draw_covering_calls(alike, torch.int64, 0)
     assert {o.dtype for row in rows for o in row.call.operands} == {torch.int64}
     assert {row.call.attrs["dtype"] for row in rows} == {torch.float64, torch.int64}
 
 
 def test_an_operator_has_the_columns_that_it_takes_or_its_own():
     wanted = (torch.float16, torch.int64)
-    assert columns(shift, wanted) == [torch.float16, torch.int64]
-    assert columns(shift, (torch.uint8,)) == [torch.float32]
-    assert columns(four, wanted) == [torch.float16]
-    assert columns(alike, (torch.uint8,)) != []
-    assert all(isinstance(o, TensorSample) for o in covering_calls(shift, torch.float32, 0)[0].call.operands)
+    assert select_dtypes(shift, wanted) == [torch.float16, torch.int64]
+    assert select_dtypes(shift, (torch.uint8,)) == [torch.float32]
+    assert select_dtypes(four, wanted) == [torch.float16]
+    assert select_dtypes(alike, (torch.uint8,)) != []
+    assert all(isinstance(o, TensorSample) for o in draw_covering_calls(shift, torch.float32, 0)[0].call.operands)
 
 
 def test_a_float_that_samples_do_not_list_stands_for_those_that_they_do_in_all_operands():
     """What is drawn like the first operand was another float: a product of two dtypes, which eager refuses."""
-    (row, *_) = covering_calls(load_registry().operators["matmul"], torch.bfloat16, 0)
+    (row, *_) = draw_covering_calls(load_registry().operators["matmul"], torch.bfloat16, 0)
     assert [o.dtype for o in row.call.operands] == [torch.bfloat16, torch.bfloat16]
-    assert row.beyond
+    assert row.has_unlisted_dtype

@@ -5,9 +5,9 @@ import math
 import torch
 from clika_ref_conformance.cases import Run
 from clika_ref_conformance.deviations import Deviation
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.execution.deviating import judge_run
-from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.execution.deviation_checks import judge_run
+from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.inference import Builder
@@ -23,7 +23,7 @@ def test_a_deviation_is_seen_and_leaves_the_operator_as_it_was():
     entry = Deviation("clip", ("relu",), "Inf is cut off", "none", "2099-01-01", replace={"inf": "max"})
     wrong = [torch.tensor([1.0, torch.finfo(torch.float32).max])]
     for _ in range(2):
-        found = judge_run(Reference(graph_of(relu, [x], {}), [x]), Run("inf", (x,)), wrong, [entry])
+        found = judge_run(CaseReference(build_call_graph(relu, [x], {}), [x]), Run("inf", (x,)), wrong, [entry])
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
     assert relu.reference is reference
     assert relu(x)[1] == math.inf
@@ -37,7 +37,7 @@ def test_a_deviation_with_which_a_later_node_refuses_its_operands_excuses_nothin
     inputs = (torch.tensor([0.0, -1.0]), torch.zeros(1, 1))
     for form in ({"replace": {"0": "max"}}, {"free": ("0",)}):
         entry = Deviation("far", ("relu",), "0 is lost", "none", "2099-01-01", **form)
-        found = judge_run(Reference(graph, inputs), Run("zero", inputs), [torch.ones(2, 1)], [entry])
+        found = judge_run(CaseReference(graph, inputs), Run("zero", inputs), [torch.ones(2, 1)], [entry])
         assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.VALUE, (), ())
 
 
@@ -50,7 +50,7 @@ def test_what_only_a_nan_in_the_place_of_a_free_element_changes_is_free_too():
     entry = Deviation("lost", ("relu",), "0 is lost", "none", "2099-01-01", free=("0",))
     for wrong, verdict in (([1.0, math.nan], Verdict.DEVIATION), ([math.nan, 1.0], Verdict.SPECIAL)):
         result = [torch.tensor(wrong)[:, None]]
-        found = judge_run(Reference(graph, inputs), Run("zero", inputs), result, [entry])
+        found = judge_run(CaseReference(graph, inputs), Run("zero", inputs), result, [entry])
         assert found.comparison.verdict is verdict, found.comparison.message
 
 
@@ -62,19 +62,21 @@ def test_what_is_compared_with_a_number_is_free_though_only_something_negative_s
     inputs = (torch.tensor([math.nan, 1.0]),)
     entry = Deviation("lost", ("relu",), "NaN is lost", "none", "2099-01-01", free=("nan",))
     for wrong, verdict in (([True, False], Verdict.DEVIATION), ([False, True], Verdict.VALUE)):
-        found = judge_run(Reference(graph, inputs), Run("nan", inputs), [torch.tensor(wrong)], [entry])
+        found = judge_run(CaseReference(graph, inputs), Run("nan", inputs), [torch.tensor(wrong)], [entry])
         assert found.comparison.verdict is verdict, found.comparison.message
 
 
 def test_a_result_that_is_free_as_a_whole_may_have_another_size_where_the_data_decide_on_it():
     x = torch.tensor([1.0, math.nan, 3.0])
     entry = Deviation("merge", ("unique2", "sort"), "NaN is lost", "none", "2099-01-01", free=("operand-nan",))
-    graph = graph_of(load_registry().operators["unique2"], [x], {"return_inverse": True})
+    graph = build_call_graph(load_registry().operators["unique2"], [x], {"return_inverse": True})
     shorter = [torch.tensor([1.0]), torch.tensor([0, 0, 0]), torch.empty(0, dtype=torch.int64)]
-    assert judge_run(Reference(graph, [x]), Run("nan", (x,)), shorter, [entry]).comparison.verdict is Verdict.DEVIATION
+    assert (
+        judge_run(CaseReference(graph, [x]), Run("nan", (x,)), shorter, [entry]).comparison.verdict is Verdict.DEVIATION
+    )
     for wrong in (torch.tensor([[1.0]]), torch.tensor([1])):
-        found = judge_run(Reference(graph, [x]), Run("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
+        found = judge_run(CaseReference(graph, [x]), Run("nan", (x,)), [wrong, *shorter[1:]], [entry]).comparison
         assert found.verdict is Verdict.STRUCTURE, "another rank or dtype is never free"
-    fixed = graph_of(load_registry().operators["sort"], [x], {"dim": 0})
-    found = judge_run(Reference(fixed, [x]), Run("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]).comparison
+    fixed = build_call_graph(load_registry().operators["sort"], [x], {"dim": 0})
+    found = judge_run(CaseReference(fixed, [x]), Run("nan", (x,)), [shorter[0], torch.tensor([0])], [entry]).comparison
     assert found.verdict is Verdict.STRUCTURE

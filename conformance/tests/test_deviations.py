@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run, Task
-from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, declarations_of, is_expired
-from clika_ref_conformance.execution.accounts import deviation_accounts, problems_of, with_expected_failures
+from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired, read_declarations
 from clika_ref_conformance.execution.case_checks import run_case
-from clika_ref_conformance.execution.checking import BROKEN_PLAN
-from clika_ref_conformance.execution.levels import LEVELS, scopes_of
+from clika_ref_conformance.execution.check_runner import BROKEN_PLAN_CHECK
+from clika_ref_conformance.execution.declaration_accounting import (
+    apply_expected_failures,
+    count_deviations,
+    find_problems,
+)
+from clika_ref_conformance.execution.levels import LEVELS, find_scopes
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 from odd_targets import Odd
 from small_cases import REGISTRY, case_of, suite_for
 
@@ -169,7 +173,7 @@ expires = "2999-01-01"
 def declarations_in(tmp_path, text):
     path = tmp_path / "deviations.toml"
     path.write_text(text, encoding="utf-8")
-    return declarations_of(Odd(deviations=str(path)), REGISTRY)
+    return read_declarations(Odd(deviations=str(path)), REGISTRY)
 
 
 def test_the_file_is_read(tmp_path):
@@ -177,7 +181,7 @@ def test_the_file_is_read(tmp_path):
     assert [d.id for d in found.deviations] == ["relu-nan"]  # the other is for another target
     assert found.deviations[0].runs == ("nan-*",)
     assert [x.task for x in found.xfails] == ["operators/sort/*"]
-    assert declarations_of(Odd(), REGISTRY) == Declarations()
+    assert read_declarations(Odd(), REGISTRY) == Declarations()
 
 
 @pytest.mark.parametrize(
@@ -228,12 +232,12 @@ def test_the_file_lies_beside_the_module_that_a_target_is_taken_from(tmp_path, m
     (tmp_path / "deviations.toml").write_text(GOOD, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     given = "borrowing:TARGET"
-    assert [d.id for d in declarations_of(load_target(given, REGISTRY), REGISTRY, given).deviations] == ["relu-nan"]
+    assert [d.id for d in read_declarations(load_target(given, REGISTRY), REGISTRY, given).deviations] == ["relu-nan"]
 
 
 def test_a_file_that_is_stated_must_be_there(tmp_path):
     with pytest.raises(TargetError, match=r"nowhere\.toml cannot be read"):
-        declarations_of(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
+        read_declarations(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
 
 
 def test_an_expected_failure_of_a_task_that_no_profile_holds_is_refused_and_one_of_another_profile_is_known(tmp_path):
@@ -241,23 +245,23 @@ def test_an_expected_failure_of_a_task_that_no_profile_holds_is_refused_and_one_
     entries = [xfail(task="operators/relu66/float32"), xfail(task="nothing/*"), xfail(task="operators/relu/*")]
     said = r"names no task of any level and profile: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
     with pytest.raises(TargetError, match=said):
-        scopes_of(entries, suite, LEVELS)
+        find_scopes(entries, suite, LEVELS)
     relu, half, late = *entries[2:], xfail(task="operators/abs/float16"), xfail(task="graphs/graphs-399")
-    scopes = scopes_of([relu, half, late], suite, LEVELS)  # quick has neither float16 nor so many graphs
+    scopes = find_scopes([relu, half, late], suite, LEVELS)  # quick has neither float16 nor so many graphs
     assert {task.dtype for task in scopes[relu]} > {"float32", "float16"}
     assert scopes[half] == {Task("operators", "abs", "float16")}
     assert Task("graphs", "graphs-399") in scopes[late]
 
 
 def test_without_expected_failures_no_tasks_are_looked_for(tmp_path):
-    assert scopes_of([], suite_for(tmp_path, ""), {"nothing": "there.is.no.such.module"}) == {}
+    assert find_scopes([], suite_for(tmp_path, ""), {"nothing": "there.is.no.such.module"}) == {}
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expected_failure_of_an_artifact_is_known_whichever_of_them_a_seed_chooses(tmp_path, seed):
     suite = suite_for(tmp_path, "")
     suite = replace(suite, profile=replace(suite.profile, seed=seed))
-    scopes_of([xfail(task="artifacts/abs"), xfail(task="artifacts/softmax")], suite, LEVELS)
+    find_scopes([xfail(task="artifacts/abs"), xfail(task="artifacts/softmax")], suite, LEVELS)
 
 
 def test_expiry_is_a_date_or_a_version():
@@ -274,13 +278,13 @@ TASK = Task("operators", "relu", "float32")
 def record_of(results, declarations):
     plan = {TASK: tuple(r.name for r in results)}
     return RunRecord(
-        "odd", "quick", 0, {}, plan, results, deviations=deviation_accounts(declarations.deviations, results)
+        "odd", "quick", 0, {}, plan, results, deviations=count_deviations(declarations.deviations, results)
     )
 
 
 def problems(declarations, *results, is_full=False, profile="quick", scopes=None):
     record = record_of(results, declarations)
-    return problems_of(record, declarations, scopes or {}, PROFILES[profile], is_full=is_full)
+    return find_problems(record, declarations, scopes or {}, PROFILES[profile], is_full=is_full)
 
 
 def passed(name="first", **changes):
@@ -322,14 +326,14 @@ def test_expected_failures_fail_and_tell_when_they_pass():
     failed = Result(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
     entry = xfail()
     here, more = {entry: frozenset({TASK})}, {entry: frozenset({TASK, Task("operators", "relu", "float16")})}
-    found = with_expected_failures([passed(), failed], here)
+    found = apply_expected_failures([passed(), failed], here)
     assert [r.verdict for r in found] == [Verdict.PASS, Verdict.XFAIL]
     assert "off by 3" in found[1].comparison.message
-    (gone,) = with_expected_failures([passed()], here)
+    (gone,) = apply_expected_failures([passed()], here)
     assert gone.verdict is Verdict.XPASS
     assert "expected to fail (it does, nowhere), and passes" in gone.comparison.message
-    assert with_expected_failures([passed()], more) == [passed()]  # it may fail in what was not run
-    assert with_expected_failures([failed], {xfail(check="first"): frozenset({TASK})}) == [failed]
+    assert apply_expected_failures([passed()], more) == [passed()]  # it may fail in what was not run
+    assert apply_expected_failures([failed], {xfail(check="first"): frozenset({TASK})}) == [failed]
 
 
 @pytest.mark.parametrize("is_full", [False, True])
@@ -345,23 +349,23 @@ def test_an_expected_failure_concerns_nothing_where_no_profile_has_such_a_check(
 
 def test_what_counts_draws_and_what_was_left_out_is_no_reason_to_remove_an_expected_failure():
     scope = frozenset({TASK})
-    assert with_expected_failures([passed("drawn-03")], {xfail(check="drawn-57"): scope}) == [passed("drawn-03")]
-    left = Result(TASK, "second", not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
-    assert with_expected_failures([passed(), left], {xfail(): scope}) == [passed(), left]
-    found = with_expected_failures([passed(), left], {xfail(check="first"): scope})
+    assert apply_expected_failures([passed("drawn-03")], {xfail(check="drawn-57"): scope}) == [passed("drawn-03")]
+    left = Result(TASK, "second", make_not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
+    assert apply_expected_failures([passed(), left], {xfail(): scope}) == [passed(), left]
+    found = apply_expected_failures([passed(), left], {xfail(check="first"): scope})
     assert [r.verdict for r in found] == [Verdict.XPASS, Verdict.NOT_RUN]
 
 
 @pytest.mark.parametrize(
     "undone",
     [
-        Result(TASK, "second", not_run(Reason.GIVEN_UP, "the run was interrupted")),
-        Result(TASK, BROKEN_PLAN, Comparison(Verdict.HANG, "while the task was planned")),
+        Result(TASK, "second", make_not_run(Reason.GIVEN_UP, "the run was interrupted")),
+        Result(TASK, BROKEN_PLAN_CHECK, Comparison(Verdict.HANG, "while the task was planned")),
     ],
 )
 def test_of_a_task_that_was_not_done_nothing_follows_for_an_expected_failure(undone):
     entry = xfail(check="first")
-    assert with_expected_failures([passed(), undone], {entry: frozenset({TASK})}) == [passed(), undone]
+    assert apply_expected_failures([passed(), undone], {entry: frozenset({TASK})}) == [passed(), undone]
     third = xfail(check="third")
     assert problems(Declarations((), (third,)), undone, profile="nightly", scopes={third: frozenset({TASK})}) == []
 
@@ -389,11 +393,11 @@ def test_numbers_that_count_what_is_drawn_stand_for_any_number_and_others_for_th
 
 
 def test_tasks_that_are_counted_are_not_all_meant_by_one():
-    assert not xfail(task="graphs/graphs-012").is_of(Task("graphs", "graphs-013"))
+    assert not xfail(task="graphs/graphs-012").matches_task(Task("graphs", "graphs-013"))
 
 
 def test_the_declarations_that_come_with_the_project_make_sense():
     for target in REGISTRY.targets.values():
-        found = declarations_of(target, REGISTRY)
+        found = read_declarations(target, REGISTRY)
         assert all(len(d.reason) > 10 for d in found.deviations)
     assert (Path(__file__).parents[2] / "plugins/onnxruntime/clika_ref_onnxruntime/deviations.toml").exists()

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
-from clika_ref_conformance.reporting.difference import difference
-from clika_ref_conformance.reporting.gathering import report_of
+from clika_ref_conformance.reporting.report_builder import make_report
+from clika_ref_conformance.reporting.report_diff import compare_reports
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Verdict
 from small_reports import FOLD, RELU, SUM, SUM_DYNAMIC, failed, passed, record
@@ -14,7 +14,7 @@ EITHER = "what is new or gone is neither worse nor fixed."
 
 def compare(old, new, **changes):
     """What each kind of change is of: tasks by their subjects, anything else by its name."""
-    found = difference(report_of(record(*old)), report_of(record(*new, **changes)))
+    found = compare_reports(make_report(record(*old)), make_report(record(*new, **changes)))
     kinds = (found.regressions, found.fixed, found.new, found.gone)
     return [[getattr(change.what, "subject", change.what) for change in kind] for kind in kinds], found
 
@@ -127,11 +127,11 @@ def test_of_another_part_of_the_plan_what_is_gone_is_listed_and_the_rest_compare
 
 def test_of_two_selections_of_pytest_nothing_is_called_worse_or_fixed_for_what_was_selected():
     here, there = (f"{count} of 9 tasks, chosen by pytest: {which}" for count, which in ((2, "8ab3"), (3, "01cd")))
-    one = report_of(record(passed(RELU, "a"), failed(SUM, "a"), part=here, problems=["d expired"]))
+    one = make_report(record(passed(RELU, "a"), failed(SUM, "a"), part=here, problems=["d expired"]))
     other = record(failed(RELU, "a", Verdict.XPASS), failed(FOLD, "a"), passed(SUM_DYNAMIC, "a"), part=there)
-    other = report_of(replace(other, problems=["d was not seen in 12 checks"]))
+    other = make_report(replace(other, problems=["d was not seen in 12 checks"]))
     for old, new in ((one, other), (other, one)):
-        found = difference(old, new)
+        found = compare_reports(old, new)
         assert (found.regressions, found.fixed, found.exit_code) == ([], [], 0)
         assert found.notices == [f"The old run was of `{old.part}`, the new one of `{new.part}`: {EITHER}"]
         came, went = (
@@ -139,7 +139,7 @@ def test_of_two_selections_of_pytest_nothing_is_called_worse_or_fixed_for_what_w
         )
         theirs, ours = ["passes", "dynamic", "d was not seen in 12 checks"], ["operators", "d expired"]
         assert (came, went) == ((theirs, ours) if old is one else (ours, theirs))
-    assert [str(c) for c in difference(one, report_of(record(failed(RELU, "a"), part=there))).regressions] == [
+    assert [str(c) for c in compare_reports(one, make_report(record(failed(RELU, "a"), part=there))).regressions] == [
         "operators/relu/float32: fail:value in 1 of 1 checks, was in 0 of 1 (a: off by 9.0)"
     ]
 
@@ -167,9 +167,9 @@ def test_reports_of_two_targets_are_not_compared():
 
 
 def test_a_problem_that_is_new_is_a_regression_whatever_numbers_it_holds():
-    before = report_of(record(problems=["x was not seen in 12 checks", "a deviation expired"]))
-    after = report_of(record(problems=["x was not seen in 1,300 checks", "two workers disagree"]))
-    found = difference(before, after)
+    before = make_report(record(problems=["x was not seen in 12 checks", "a deviation expired"]))
+    after = make_report(record(problems=["x was not seen in 1,300 checks", "two workers disagree"]))
+    found = compare_reports(before, after)
     assert [str(change) for change in found.regressions] == ["problem: two workers disagree"]
     assert [str(change) for change in found.fixed] == ["problem: a deviation expired"]
     assert found.exit_code == 1

@@ -7,13 +7,18 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run, Task
-from clika_ref_conformance.drawing.reducing.sides import fixed_at
-from clika_ref_conformance.drawing.symbolic.calls import symbolic_call
-from clika_ref_conformance.drawing.symbolic.graphs import with_dynamic_side
-from clika_ref_conformance.drawing.symbolic.resizing import draw, following, is_explained, leaves
+from clika_ref_conformance.drawing.reducing.dims import fix_symbols
+from clika_ref_conformance.drawing.symbolic.calls import make_symbolic_call
+from clika_ref_conformance.drawing.symbolic.graphs import make_dim_dynamic
+from clika_ref_conformance.drawing.symbolic.size_dependence import (
+    draw_replayable_call,
+    flatten_call,
+    infer_size_expressions,
+    is_explained,
+)
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.levels import dynamic
-from clika_ref_conformance.levels.dynamic import case_of
+from clika_ref_conformance.levels.dynamic import make_symbolic_case
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
@@ -99,7 +104,7 @@ def suite_of(op, folder, target=None, **changes):
 def outcomes(op, folder, **changes):
     suite = suite_of(op, folder, **changes)
     task, graphs = dynamic.tasks(suite)
-    assert graphs.subject == dynamic.GRAPHS
+    assert graphs.subject == dynamic.GRAPHS_SUBJECT
     assert (task.dtype, task.dynamic) == ("float32", True)
     return [check.run() for check in dynamic.checks(task, suite)]
 
@@ -109,7 +114,7 @@ def verdicts(op, folder, **changes):
 
 
 def test_numbers_that_follow_sizes_become_expressions():
-    found = symbolic_call(draw(made(rows, flat, lambda op, x, size: op.reshape(x, size)), "0"))
+    found = make_symbolic_call(draw_replayable_call(made(rows, flat, lambda op, x, size: op.reshape(x, size)), "0"))
     (node,) = found.graph.nodes
     a, b, c = found.graph.inputs[0].type.shape
     assert node.attrs["size"] == (a, b * c)
@@ -117,7 +122,9 @@ def test_numbers_that_follow_sizes_become_expressions():
 
 
 def test_equal_sides_that_one_decision_made_are_one_symbol():
-    found = symbolic_call(draw(made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT), "0"))
+    found = make_symbolic_call(
+        draw_replayable_call(made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT), "0")
+    )
     x, w = (value.type.shape for value in found.graph.inputs)
     assert x[1] == w[0]
     assert is_symbolic(x[1])
@@ -125,34 +132,38 @@ def test_equal_sides_that_one_decision_made_are_one_symbol():
 
 
 def test_a_number_that_follows_by_no_line_keeps_its_size():
-    found = symbolic_call(draw(made(halves, half, lambda op, x, length: x), "0"))
+    found = make_symbolic_call(draw_replayable_call(made(halves, half, lambda op, x, length: x), "0"))
     assert found == "its numbers follow the sizes by no expression"
 
 
 def test_a_number_that_is_no_side_is_a_size_where_aten_lets_it_be_one():
     """Only numbers that stand as a side of some operand were free, so that no count or start ever was."""
     operators = load_registry().operators
-    found = next(c for c in (symbolic_call(draw(operators["topk"], str(n))) for n in range(20)) if c.carried)
+    found = next(
+        c
+        for c in (make_symbolic_call(draw_replayable_call(operators["topk"], str(n))) for n in range(20))
+        if c.input_sizes
+    )
     (node,) = found.graph.nodes
-    (place,) = found.carried
+    (place,) = found.input_sizes
     assert node.attrs["k"] == place.symbol
     assert [v.type.shape for v in found.graph.inputs][1:] == [(place.symbol,)]
     for run in found.runs:
-        fixed = fixed_at(case_of(found, [run], "sizes"), run).graph.outputs[0].type.shape
+        fixed = fix_symbols(make_symbolic_case(found, [run], "sizes"), run).graph.outputs[0].type.shape
         assert run.inputs[1].shape[0] == fixed[node.attrs["dim"]]
 
 
 def test_a_number_that_no_call_computes_of_sizes_stays():
-    found = [symbolic_call(draw(load_registry().operators["conv1d"], str(n))) for n in range(20)]
-    assert [c for c in found if not isinstance(c, str) and c.carried] == []
+    found = [make_symbolic_call(draw_replayable_call(load_registry().operators["conv1d"], str(n))) for n in range(20)]
+    assert [c for c in found if not isinstance(c, str) and c.input_sizes] == []
 
 
 def test_a_number_that_is_cut_by_a_size_is_what_the_call_was_drawn_with():
     """A position had been an expression of the length that it was drawn for, beside a shorter tensor."""
     select = load_registry().operators["select"]
-    for found in (symbolic_call(draw(select, str(n))) for n in range(30)):
+    for found in (make_symbolic_call(draw_replayable_call(select, str(n))) for n in range(30)):
         for run in [] if isinstance(found, str) else found.runs:
-            fixed = fixed_at(case_of(found, [run], "sizes"), run)
+            fixed = fix_symbols(make_symbolic_case(found, [run], "sizes"), run)
             assert interpret(fixed.graph, run.inputs)  # raises where eager refuses it
 
 
@@ -168,8 +179,10 @@ def last_two(draw, s):
 
 def test_a_size_is_free_from_the_length_on_at_which_its_numbers_follow_by_a_line():
     op = made(beside, last_two, lambda op, x, y: x)
-    drawn = next(d for d in (draw(op, str(seed)) for seed in range(20)) if d.call.operands[0].shape[0] > 2)
-    found = symbolic_call(drawn)
+    drawn = next(
+        d for d in (draw_replayable_call(op, str(seed)) for seed in range(20)) if d.call.operands[0].shape[0] > 2
+    )
+    found = make_symbolic_call(drawn)
     assert list(found.ranges.values()) == [(2, 6)]
     assert [v.type.is_static for v in found.graph.inputs] == [False, True]
     lengths = {run.inputs[0].shape[0] for run in found.runs}
@@ -188,8 +201,8 @@ def any_part(draw, s):
 
 
 def test_calls_that_are_run_differ_in_decisions_and_have_elements():
-    pool = dynamic.Pool(made(parts, any_part, lambda op, x, start, step: x), 0, 4)
-    calls = [pool.call(i).drawing.call for i in range(4)]
+    pool = dynamic.CallPool(made(parts, any_part, lambda op, x, start, step: x), 0, 4)
+    calls = [pool.call(i).replayable.call for i in range(4)]
     assert all(call.attrs["start"] < 9 for call in calls)
     assert len({(call.attrs["start"], call.attrs["step"]) for call in calls}) == 4
     assert {call.attrs["step"] for call in calls} == {1, 2, 3}
@@ -204,21 +217,21 @@ def halves_or_one(draw, s):
 
 def test_calls_of_which_all_sides_may_vary_come_first():
     op = made(beside, halves_or_one, lambda op, x, y: x)
-    pools = [dynamic.Pool(op, seed, 4) for seed in range(10)]
+    pools = [dynamic.CallPool(op, seed, 4) for seed in range(10)]
     assert sum(len(pool.call(0).places) == 2 for pool in pools) >= 8  # 3 or 4 without; it is not asked for ever
     assert any(len(pool.call(3).places) == 1 for pool in pools)
 
 
 def test_drawing_again_with_the_same_sizes_gives_the_same_call():
     op = made(rows, flat, lambda op, x, size: op.reshape(x, size))
-    base = draw(op, "0")
-    again = base.resized({})
-    assert list(leaves(again.call)) == list(leaves(base.call))
-    assert is_explained(following(base), base, again)
+    base = draw_replayable_call(op, "0")
+    again = base.redraw_with_sizes({})
+    assert list(flatten_call(again.call)) == list(flatten_call(base.call))
+    assert is_explained(infer_size_expressions(base), base, again)
 
 
 def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
-    found = symbolic_call(draw(made(negated, any_tensor, lambda op, x: op.Neg(x)), "0"))
+    found = make_symbolic_call(draw_replayable_call(made(negated, any_tensor, lambda op, x: op.Neg(x)), "0"))
     names = [run.name for run in found.runs]
     assert names[:2] == ["as drawn", "maximum"]
     assert names[-1] == "as drawn again"
@@ -228,7 +241,7 @@ def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
 
 
 def test_a_side_that_positions_lie_in_is_not_left_empty():
-    found = symbolic_call(draw(made(raised, places, lambda op, x, index: x), "0"))
+    found = make_symbolic_call(draw_replayable_call(made(raised, places, lambda op, x, index: x), "0"))
     assert len(found.runs) > 1
     assert len(found.places) == 3
     assert [[0 in t.shape for t in run.inputs] for run in found.empty()] == [[True, False], [False, True]]
@@ -363,7 +376,7 @@ def grown(folder, *names):
 
 def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp_path):
     case, suite = grown(tmp_path, ("relu",), ("add", 1.0), ("tanh",))
-    found = with_dynamic_side(case)
+    found = make_dim_dynamic(case)
     assert len(found.graph) == 3
     assert [str(side) for side in found.graph.inputs[0].type.shape] == ["batch", "3"]
     lengths = [run.inputs[0].shape[0] for run in found.runs]
@@ -373,7 +386,7 @@ def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp
 
 def test_nodes_that_hold_for_one_length_only_are_left_out_with_what_follows(tmp_path):
     case, _ = grown(tmp_path, ("relu",), ("neg",), ("add", torch.ones(4, 3)), ("tanh",))
-    assert [node.kind for node in with_dynamic_side(case).graph.nodes] == ["relu", "neg"]
+    assert [node.kind for node in make_dim_dynamic(case).graph.nodes] == ["relu", "neg"]
 
 
 def test_a_length_of_0_alone_makes_no_side_dynamic():
@@ -383,4 +396,4 @@ def test_a_length_of_0_alone_makes_no_side_dynamic():
     query, key = (graph.add_constant(torch.rand(n, 5), "w") for n in (2, 4))
     graph.add_output(build("scaled_dot_product_attention", query, key, values))
     case = Case("attention", graph, [Run("typical", (torch.rand(4, 3),))])
-    assert with_dynamic_side(case).facts["batch"] == 3  # eager takes 4 keys with no values, but with no other number
+    assert make_dim_dynamic(case).facts["batch"] == 3  # eager takes 4 keys with no values, but with no other number

@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.judging.judge import Reference
-from clika_ref_conformance.reproducing.expectations import expectation
-from clika_ref_conformance.reproducing.repro_script import difference
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.judging.judge import CaseReference
+from clika_ref_conformance.reproducing.expectations import make_expectation
+from clika_ref_conformance.reproducing.repro_script import describe_difference
 from clika_ref_conformance.reproducing.tensors import elements_of, layout_of
 from clika_ref_conformance.verdicts import Verdict
 
@@ -27,15 +27,15 @@ def tf32(x):
 def decide(reference, actual, *, coarse=False):
     """What the script of a reproducer says of an output."""
     (expected,) = reference.expected
-    stored = {"output": elements_of(expected.eager), **expectation(expected, coarse=coarse)}
-    return difference(layout_of(expected.eager.contiguous()), actual, stored)
+    stored = {"output": elements_of(expected.eager), **make_expectation(expected, coarse=coarse)}
+    return describe_difference(layout_of(expected.eager.contiguous()), actual, stored)
 
 
 @pytest.mark.parametrize("name", ["exp", "floor", "tanh", "square"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -7.25, 3.4e38])
 def test_the_script_and_the_judge_agree_on_every_element(name, value):
-    graph = graph_of(OPERATORS[name], [X], {})
-    reference = Reference(graph, [X])
+    graph = build_call_graph(OPERATORS[name], [X], {})
+    reference = CaseReference(graph, [X])
     assert decide(reference, reference.eager[0]) == ""
     for index in range(X.numel()):
         actual = reference.eager[0].clone()
@@ -46,7 +46,7 @@ def test_the_script_and_the_judge_agree_on_every_element(name, value):
 @pytest.mark.parametrize("ulps", [1, 4, 100])
 def test_the_script_and_the_judge_agree_on_errors_of_any_size(ulps):
     x = torch.rand(50, generator=torch.Generator().manual_seed(0))
-    reference = Reference(graph_of(OPERATORS["exp"], [x], {}), [x])
+    reference = CaseReference(build_call_graph(OPERATORS["exp"], [x], {}), [x])
     actual = reference.eager[0] * (1 + ulps * torch.finfo(torch.float32).eps)
     assert (decide(reference, actual) == "") is not reference.judge([actual]).verdict.is_failure
     assert (decide(reference, actual) == "") is (ulps == 1)
@@ -54,7 +54,7 @@ def test_the_script_and_the_judge_agree_on_errors_of_any_size(ulps):
 
 def test_integers_must_be_equal():
     x = torch.tensor([1, 2, 3])
-    reference = Reference(graph_of(OPERATORS["neg"], [x], {}), [x])
+    reference = CaseReference(build_call_graph(OPERATORS["neg"], [x], {}), [x])
     assert decide(reference, -x) == ""
     assert "is -2 at [2], where eager has -3" in decide(reference, torch.tensor([-1, -2, -2]))
     assert decide(reference, torch.tensor([-1.0, -2.0, -3.0])) == "is float32[3] instead of int64[3]"
@@ -63,7 +63,7 @@ def test_integers_must_be_equal():
 def test_errors_that_are_too_large_together_are_found_by_the_script_too():
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(16, 1024, generator=generator), torch.randn(1024, 16, generator=generator)
-    reference = Reference(graph_of(OPERATORS["matmul"], [a, b], {}), [a, b])
+    reference = CaseReference(build_call_graph(OPERATORS["matmul"], [a, b], {}), [a, b])
     coarse = tf32(a) @ tf32(b)
     assert reference.judge([coarse]).verdict is Verdict.PRECISION
     assert "in the mean, where what its dtype claims allows" in decide(reference, coarse, coarse=True)
@@ -73,6 +73,6 @@ def test_errors_that_are_too_large_together_are_found_by_the_script_too():
 def test_a_parameter_that_is_returned_can_be_written_down():
     graph = Graph()
     graph.add_output(graph.add_constant(torch.nn.Parameter(torch.ones(2)), "weight"))
-    reference = Reference(graph, [])
+    reference = CaseReference(graph, [])
     assert decide(reference, torch.ones(2)) == ""
     assert decide(reference, torch.zeros(2))

@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Outcome, Run, Task
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.execution.case_checks import case_check
-from clika_ref_conformance.execution.checking import run_check
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.execution.case_checks import make_case_check
+from clika_ref_conformance.execution.check_runner import run_check
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.reporting.replaying import replay
-from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
+from clika_ref_conformance.reporting.replay import replay
+from clika_ref_conformance.reproducing.reproducers import make_reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -91,8 +91,8 @@ def made(tmp_path, monkeypatch):
         profile = replace(PROFILES["quick"], share_of_artifacts=0.0)
         suite = Suite(REGISTRY, load_target(f"odd_findings:{name}", REGISTRY), profile, tmp_path)
         runs = [Run("one", (torch.rand(2, 3),)), Run("two", (torch.rand(2, 3),))]
-        case = Case("relu", graph_of(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
-        outcome = run_check(case_check("row", suite, lambda: case))
+        case = Case("relu", build_call_graph(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
+        outcome = run_check(make_case_check("row", suite, lambda: case))
         if verdict is not None:
             outcome = replace(outcome, comparison=Comparison(verdict, "it was"))
         return outcome, tmp_path / write_reproducer(outcome, TASK, suite, f"odd_findings:{name}", tmp_path)
@@ -136,9 +136,9 @@ def test_a_target_that_cannot_be_imported_is_not_tried(made, tmp_path, monkeypat
 def test_a_finding_about_an_artifact_replays_in_another_process(tmp_path):
     suite = Suite(REGISTRY, REGISTRY.targets["onnxruntime"], PROFILES["quick"], tmp_path)
     x = torch.rand(2, 3)
-    case = Case("relu", graph_of(REGISTRY.operators["relu"], [x], {}), [Run("one", (x,))])
+    case = Case("relu", build_call_graph(REGISTRY.operators["relu"], [x], {}), [Run("one", (x,))])
     outcome = Outcome("relu-1", Comparison(Verdict.VALUE, "off"), "one", case)
     path = tmp_path / "case.zip"
     task = Task("artifacts", "relu", "float32")
-    path.write_bytes(reproducer(outcome, task, suite, "onnxruntime"))
+    path.write_bytes(make_reproducer(outcome, task, suite, "onnxruntime"))
     assert replay(path, REGISTRY).verdict is Verdict.PASS

@@ -5,11 +5,23 @@ from random import Random
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.eager_values import eager_values, has_undefined, is_undefined, reads_signs_of_zeros
+from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder, LeafTensor
+from clika_ref_conformance.drawing.eager_values import (
+    compute_eager_values,
+    has_undefined_calls,
+    is_undefined,
+    is_zero_sign_sensitive,
+)
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.drawing import MOST_ELEMENTS, GraphDrawing, fits
-from clika_ref_conformance.drawing.graphs.growth import LONGEST, SHORTEST, case_of, graph_cases, grow, growable
-from clika_ref_conformance.drawing.growing import Growth, Leaf
+from clika_ref_conformance.drawing.graphs.graph_generator import MAX_ELEMENTS, GraphGenerator, is_match
+from clika_ref_conformance.drawing.graphs.random_graphs import (
+    MAX_NODES,
+    MIN_NODES,
+    graph_case_strategy,
+    grow_graph,
+    make_case,
+    select_graph_operators,
+)
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
@@ -19,12 +31,12 @@ from clika_ref.core.samples import Descriptions, random_draw
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
-OPERATORS = growable(REGISTRY.operators)
+OPERATORS = select_graph_operators(REGISTRY.operators)
 s = Descriptions()
 
 
 def grown(seed, **options):
-    return grow(OPERATORS, GraphDrawing(random_draw(Random(seed)), **options))
+    return grow_graph(OPERATORS, GraphGenerator(random_draw(Random(seed)), **options))
 
 
 @pytest.fixture(scope="module")
@@ -33,27 +45,27 @@ def drawings():
 
 
 def test_every_grown_graph_keeps_the_invariants_and_its_size(drawings):
-    for growth in (d.growth for d in drawings):
+    for growth in (d.builder for d in drawings):
         verify(growth.graph)
-        assert SHORTEST <= len(growth.graph) <= LONGEST
+        assert MIN_NODES <= len(growth.graph) <= MAX_NODES
         assert growth.graph.outputs
-        assert all(t.numel() <= MOST_ELEMENTS for t in growth.tensors.values())
+        assert all(t.numel() <= MAX_ELEMENTS for t in growth.tensors.values())
 
 
 def test_the_types_of_a_grown_graph_are_what_eager_returns(drawings):
-    for growth in (d.growth for d in drawings):
-        values = eager_values(growth.graph, [growth.tensors[v] for v in growth.graph.inputs])
+    for growth in (d.builder for d in drawings):
+        values = compute_eager_values(growth.graph, [growth.tensors[v] for v in growth.graph.inputs])
         for value, tensor in values.items():
             assert (value.type.dtype, value.type.shape) == (tensor.dtype, tuple(tensor.shape))
 
 
 def test_fewer_than_five_percent_of_the_calls_are_rejected(drawings):
-    assert sum(len(d.growth.rejected) for d in drawings) < 0.05 * sum(d.tried for d in drawings)
+    assert sum(len(d.builder.rejected) for d in drawings) < 0.05 * sum(d.tried for d in drawings)
 
 
 def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(drawings):
     seen = Counter()
-    for graph in (d.growth.graph for d in drawings):
+    for graph in (d.builder.graph for d in drawings):
         seen["shared"] += any(len(v.uses) > 1 for v in graph.constants.values())
         seen["inner"] += any(len(v.uses) > 1 and v.producer for v in graph.outputs)
         seen["pass-through"] += any(v in graph.inputs for v in graph.outputs)
@@ -67,20 +79,22 @@ def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(dr
 
 def test_an_operator_meets_its_operand_again_with_other_attributes(drawings):
     again = 0
-    for graph in (d.growth.graph for d in drawings):
+    for graph in (d.builder.graph for d in drawings):
         calls = [(n.kind, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
         again += len(set(calls)) < len(calls)
     assert again > len(drawings) / 3
 
 
 def test_a_strategy_gives_the_same_graphs_for_the_same_seed():
-    first, second, other = ([str(c.graph) for c in collect(graph_cases(OPERATORS), 5, seed)] for seed in (1, 1, 2))
+    first, second, other = (
+        [str(c.graph) for c in collect(graph_case_strategy(OPERATORS), 5, seed)] for seed in (1, 1, 2)
+    )
     assert first == second
     assert first != other
 
 
 def test_a_node_that_the_target_refuses_is_not_taken():
-    growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).growth
+    growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).builder
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
     assert any(reason == "no" for _, reason in growth.rejected)
 
@@ -94,8 +108,8 @@ def test_a_node_that_the_target_refuses_is_not_taken():
 )
 def test_a_call_whose_sizes_depend_on_elements_is_not_taken_where_the_type_rule_says_so(name, tensors, attrs, free):
     op = REGISTRY.operators[name]
-    growth = Growth()
-    leaves = [Leaf(t) for t in tensors]
+    growth = EagerGraphBuilder()
+    leaves = [LeafTensor(t) for t in tensors]
     complete = op.call(*leaves, **attrs)
     assert growth.place(op, leaves, complete.attrs) is not None
     assert growth.place(op, leaves, {**complete.attrs, **free}) is None
@@ -104,11 +118,11 @@ def test_a_call_whose_sizes_depend_on_elements_is_not_taken_where_the_type_rule_
 
 
 def test_other_inputs_are_legal_too(drawings):
-    cases = [case_of(drawing, "case", Random(seed)) for seed, drawing in enumerate(drawings[:20])]
+    cases = [make_case(drawing, "case", Random(seed)) for seed, drawing in enumerate(drawings[:20])]
     for case in cases:
         assert case.runs
         for run in case.runs:
-            assert not has_undefined(case.graph, eager_values(case.graph, run.inputs))
+            assert not has_undefined_calls(case.graph, compute_eager_values(case.graph, run.inputs))
     with_all = [case for case in cases if len(case.runs) == 3]  # others read the sign of a zero in some of them
     assert len(with_all) > len(cases) / 2
 
@@ -130,7 +144,7 @@ def test_other_inputs_are_legal_too(drawings):
     ],
 )
 def test_a_value_fits_a_description_only_as_it_is(description, tensor, expected):
-    assert fits(description, tensor) is expected
+    assert is_match(description, tensor) is expected
 
 
 def test_a_cast_is_undefined_where_the_integer_cannot_hold_the_float():
@@ -150,4 +164,4 @@ def test_a_run_whose_result_the_sign_of_a_zero_decides_is_found(x, reads):
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     graph.add_output(build("reciprocal", build("ceil", graph.add_input(TensorType(torch.float32, ()), "x"))))
-    assert reads_signs_of_zeros(graph, eager_values(graph, [torch.tensor(x)])) is reads
+    assert is_zero_sign_sensitive(graph, compute_eager_values(graph, [torch.tensor(x)])) is reads

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.record import Result, RunRecord
-from clika_ref_conformance.reporting.gathering import report_of
-from clika_ref_conformance.reporting.html_matrix import html_of, write_html
-from clika_ref_conformance.reporting.matrix import LETTERS, style_of, tabs_of
+from clika_ref_conformance.reporting.html_matrix import render_html, write_html
+from clika_ref_conformance.reporting.matrix import LETTER_BY_VERDICT, make_tabs, style_of
+from clika_ref_conformance.reporting.report_builder import make_report
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 EVIL = "<script>alert(1)</script>"
@@ -27,7 +27,7 @@ def report(*results, target="onnxruntime", **changes):
     plan = {}
     for one in results:
         plan.setdefault(one.task, []).append(one.name)
-    return report_of(RunRecord(target, "quick", 0, {"torch": "2.13"}, plan, results, 1.0, **changes))
+    return make_report(RunRecord(target, "quick", 0, {"torch": "2.13"}, plan, results, 1.0, **changes))
 
 
 def cells(tab, subject):
@@ -42,7 +42,7 @@ def embedded(page):
 
 
 def test_static_and_dynamic_runs_of_an_operator_are_halves_of_one_cell():
-    (tab,), _ = tabs_of(
+    (tab,), _ = make_tabs(
         [
             report(
                 result(Task("operators", "relu", "float32"), quality=4.0),
@@ -59,13 +59,13 @@ def test_static_and_dynamic_runs_of_an_operator_are_halves_of_one_cell():
 
 
 def test_dynamic_runs_alone_have_a_table_of_their_own():
-    (tab,), _ = tabs_of([report(result(Task("dynamic", "relu", "float32", dynamic=True)))], ["."])
+    (tab,), _ = make_tabs([report(result(Task("dynamic", "relu", "float32", dynamic=True)))], ["."])
     assert (tab.title, cells(tab, "relu")) == ("dynamic", ["A"])
 
 
 def test_dtypes_stand_in_the_order_of_the_profiles_and_a_pass_has_one_column():
     tasks = [Task("operators", "relu", dtype) for dtype in ("bool", "int64", "float16", "float32", "int8")]
-    operators, passes = tabs_of([report(*map(result, tasks), result(Task("passes", "fold")))], ["."])[0]
+    operators, passes = make_tabs([report(*map(result, tasks), result(Task("passes", "fold")))], ["."])[0]
     assert operators.groups[0].columns == ["float32", "float16", "int8", "int64", "bool"]
     assert passes.groups[0].columns == [""]
 
@@ -74,17 +74,17 @@ def test_two_targets_stand_side_by_side_and_each_case_leads_to_its_own_folder():
     task = Task("operators", "relu", "float32")
     one = report(result(task, Verdict.VALUE, reproducer="cases/a.zip"))
     two = report(result(task), result(Task("operators", "abs", "float32")), target="acme.targets:TARGET")
-    (tab,), cases = tabs_of([one, two], ["../one run", "."])
+    (tab,), cases = make_tabs([one, two], ["../one run", "."])
     assert [group.target for group in tab.groups] == ["onnxruntime", "acme.targets:TARGET"]
     assert (cells(tab, "relu"), cells(tab, "abs")) == (["✕", "A"], [".", "A"])
     assert cases[0]["href"] == "../one%20run/cases/a.zip"
-    page = html_of([one, two], ["one", "two"])
+    page = render_html([one, two], ["one", "two"])
     assert '<th colspan="1" class="target">acme.targets:TARGET</th>' in page
 
 
 def test_the_commands_of_a_case_find_code_of_the_user_from_wherever_they_are_run():
     found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
-    (case,) = tabs_of([report(found, target="acme:make it", target_folder="/home/a user")], ["."])[1]
+    (case,) = make_tabs([report(found, target="acme:make it", target_folder="/home/a user")], ["."])[1]
     first, _, last = case["commands"].splitlines()
     where = "PYTHONPATH='/home/a user'${PYTHONPATH:+:$PYTHONPATH}"
     assert first == f"{where} clika-ref conformance replay cases/a.zip --target 'acme:make it'"
@@ -94,17 +94,17 @@ def test_the_commands_of_a_case_find_code_of_the_user_from_wherever_they_are_run
 def test_the_commands_of_a_case_repeat_a_target_that_is_code_of_the_user():
     found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
     for target, option in (("onnxruntime", ""), ("acme.targets:TARGET", " --target acme.targets:TARGET")):
-        (case,) = tabs_of([report(found, target=target)], ["."])[1]
+        (case,) = make_tabs([report(found, target=target)], ["."])[1]
         assert case["commands"].splitlines()[0] == f"clika-ref conformance replay cases/a.zip{option}"
         assert case["commands"].endswith("python -m zipfile -e cases/a.zip cases/a && python cases/a/repro.py")
-    (case,) = tabs_of([report(found)], ["../one run"])[1]
+    (case,) = make_tabs([report(found)], ["../one run"])[1]
     assert case["commands"].splitlines()[0] == "clika-ref conformance replay '../one run/cases/a.zip'"
 
 
 def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():
     task = Task("operators", "relu", "float32")
     first, second = result(task, Verdict.VALUE, "off by one"), result(task)
-    page = html_of([report(first, Result(task, "row-2", second.comparison))], ["."])
+    page = render_html([report(first, Result(task, "row-2", second.comparison))], ["."])
     (indices,) = re.findall(r'data-d="([\d ]+)"', page)
     cases = [embedded(page)[int(i)] for i in indices.split()]
     assert [case["verdict"] for case in cases] == ["fail:value", "pass"]
@@ -116,7 +116,7 @@ def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():
 def test_names_and_messages_are_text_wherever_they_stand():
     task = Task(f"level{EVIL}", f"a{EVIL}\"'", f"float{EVIL}")
     evil = Result(task, EVIL, Comparison(Verdict.VALUE, f"</script>{EVIL}"), EVIL, {EVIL: EVIL})
-    page = html_of(
+    page = render_html(
         [
             report(
                 evil,
@@ -142,14 +142,14 @@ def test_the_page_is_one_file_that_asks_no_network(tmp_path):
 
 
 def test_the_program_of_the_page_sets_text_only():
-    script = (Path(html_of.__code__.co_filename).parent / "pages/matrix.js").read_text(encoding="utf-8")
+    script = (Path(render_html.__code__.co_filename).parent / "pages/matrix.js").read_text(encoding="utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval", script)
 
 
 def test_deviations_reasons_for_what_was_not_run_and_the_environment_are_listed():
     entry = {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org/1", "seen": 4, "watched": 9}
     task = Task("graphs", "seven")
-    page = html_of(
+    page = render_html(
         [report(result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])], ["."]
     )
     for text in (
@@ -165,10 +165,10 @@ def test_deviations_reasons_for_what_was_not_run_and_the_environment_are_listed(
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_every_verdict_has_a_colour_of_the_style_sheet_and_failures_have_marks(verdict):
-    styles = (Path(html_of.__code__.co_filename).parent / "pages/matrix.css").read_text(encoding="utf-8")
+    styles = (Path(render_html.__code__.co_filename).parent / "pages/matrix.css").read_text(encoding="utf-8")
     assert f".{style_of(verdict)} {{" in styles
     if verdict.is_failure:
-        assert LETTERS.get(verdict, "✕") in "✕!"
+        assert LETTER_BY_VERDICT.get(verdict, "✕") in "✕!"
 
 
 def test_half_of_a_surrogate_pair_in_a_message_is_written_as_an_escape(tmp_path):

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from clika_ref_conformance.execution.interrupting import ENDING, Interruption, interruptible
+from clika_ref_conformance.execution.interruption import END_SIGNALS, RunInterruption, handle_end_signals
 
 from clika_ref.core.errors import ClikaError
 
@@ -21,7 +21,7 @@ COMMAND = f"{HEEDING}; from clika_ref.command_line.cli import main; main()"
 STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
 
 
-@pytest.mark.parametrize("number", ENDING)
+@pytest.mark.parametrize("number", END_SIGNALS)
 def test_within_the_block_a_signal_interrupts_once_and_afterwards_does_what_it_did(number):
     heard = []
     before = signal.signal(number, lambda *_: heard.append("outside"))
@@ -37,7 +37,7 @@ def test_within_the_block_a_signal_interrupts_once_and_afterwards_does_what_it_d
 
 def send_twice_within_the_block(number):
     """Send it to this thread, which has it before the call returns; what is sent to a process may come later."""
-    with interruptible():
+    with handle_end_signals():
         try:
             signal.raise_signal(number)
         finally:
@@ -47,7 +47,7 @@ def send_twice_within_the_block(number):
 def test_a_person_at_the_terminal_may_insist():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(Interruption):
+        with pytest.raises(RunInterruption):
             send_twice_within_the_block(signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
@@ -59,14 +59,14 @@ def test_a_keyboard_interrupt_that_nobody_made_is_an_error_with_its_line():
         raise KeyboardInterrupt
 
     message = r"draw raised a KeyboardInterrupt \(.*test_interrupting.py, line \d+\)"
-    with pytest.raises(ClikaError, match=message), interruptible():
+    with pytest.raises(ClikaError, match=message), handle_end_signals():
         draw()
 
 
 def test_what_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruptible():
+        with handle_end_signals():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:

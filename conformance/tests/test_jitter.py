@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.inference import Builder
@@ -20,7 +20,7 @@ def attention(queries, keys, values, **attrs):
     named = {"q": queries, "k": keys, "v": values}
     operands = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), name) for name, t in named.items()]
     graph.add_output(Builder(graph, OPERATORS)("scaled_dot_product_attention", *operands, **attrs))
-    return Reference(graph, [queries, keys, values])
+    return CaseReference(graph, [queries, keys, values])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -40,8 +40,8 @@ def test_attention_in_parts_is_as_right_as_fused_attention(causal):
 
 def test_weights_that_are_integers_are_bounded_as_the_floats_that_they_are_summed_to():
     x, weights = torch.tensor([1, 1, 2]), torch.tensor([1, 2, 3])
-    graph = graph_of(OPERATORS["bincount"], [x, weights], {"minlength": 0})
-    reference = Reference(graph, [x, weights])
+    graph = build_call_graph(OPERATORS["bincount"], [x, weights], {"minlength": 0})
+    reference = CaseReference(graph, [x, weights])
     assert reference.judge([torch.tensor([0.0, 3.0, 3.0], dtype=torch.float64)]).verdict is Verdict.PASS
     assert reference.judge([torch.tensor([0.0, 3.0, 3.1], dtype=torch.float64)]).verdict is Verdict.VALUE
 
@@ -52,7 +52,7 @@ def test_where_the_order_of_computation_decides_what_is_special_either_is_right_
     values = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), n) for n, t in (("x", x), ("weight", weight))]
     build = Builder(graph, OPERATORS)
     graph.add_output(build("batch_norm", build("exp", values[0]), values[1], training=True))
-    reference = Reference(graph, [x, weight])
+    reference = CaseReference(graph, [x, weight])
     scaled = torch.batch_norm(x.exp(), None, None, None, None, True, 0.1, 1e-5, False) * weight[:, None]
     assert scaled.isinf().sum() == 8
     assert reference.eager[0].isnan().any()
@@ -67,7 +67,7 @@ def test_an_infinity_whose_sign_rounding_decides_may_have_either():
     graph = Graph("pole")
     build = Builder(graph, OPERATORS)
     graph.add_output(build("reciprocal", build("sin", graph.add_input(TensorType(x.dtype, (32,)), "x"))))
-    reference = Reference(graph, [x])
+    reference = CaseReference(graph, [x])
     rest = reference.eager[0][1:]
 
     def verdict(first, *others):
@@ -82,15 +82,15 @@ def test_what_has_no_elements_is_not_taken_apart():
     graph = Graph("norm")  # the parts of a norm refuse that of two sides, one of which is counted from the end
     x = graph.add_input(TensorType(torch.float32, (4, 2, 0)), "x")
     graph.add_output(Builder(graph, OPERATORS)("linalg_vector_norm", x, ord=-torch.inf, dim=(-3, 1), keepdim=False))
-    reference = Reference(graph, [torch.zeros(4, 2, 0)])
+    reference = CaseReference(graph, [torch.zeros(4, 2, 0)])
     assert reference.judge([torch.zeros(0)]).verdict is Verdict.PASS
 
 
 def test_errors_lie_around_what_a_call_returns_where_its_parts_compute_something_else():
     x = torch.tensor([[-2.4423, -1.5865, -0.0384, -0.4994, -2.5911, -1.1080]])
     target = torch.tensor([[2, 5, 1, 5, 4, -1]])
-    graph = graph_of(OPERATORS["multilabel_margin_loss"], [x, target], {"reduction": 1})
-    reference = Reference(graph, [x, target])
+    graph = build_call_graph(OPERATORS["multilabel_margin_loss"], [x, target], {"reduction": 1})
+    reference = CaseReference(graph, [x, target])
     assert reference.judge([reference.eager[0] + 1e-6]).verdict is Verdict.PASS
     gaps = (1 - x[0, 0] + x[0, [0, 3]]).clamp(min=0).sum() / 6  # PyTorch's decomposition: of the class behind the end
     assert reference.judge([reference.eager[0] + gaps]).verdict is Verdict.VALUE
@@ -109,7 +109,7 @@ def test_a_mean_beside_an_infinity_may_be_that_infinity_in_a_graph_too(name, inf
     spread, mean = build(name, graph.add_input(TensorType(x.dtype, tuple(whole.shape)), "x"), dim=(1,))
     for value in (spread, build("ceil", mean)):
         graph.add_output(value)
-    reference = Reference(graph, [whole])
+    reference = CaseReference(graph, [whole])
     spreads, means = reference.eager
     assert means[0].isnan()
 

@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
-from clika_ref_conformance.judging import exact_arithmetic, jitter, judge, repeating
-from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.judging import exact_arithmetic, jitter, jitter_runs, judge
+from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.verdicts import Verdict
 from judged import Drawing, randn, single
 
@@ -39,43 +39,45 @@ def test_structure_comes_before_values(actual, message: str) -> None:
 def test_who_trusts_eager_asks_for_no_exact_arithmetic_where_a_target_returns_its_bits(monkeypatch) -> None:
     drawing = Drawing(x := randn(5))
     drawing.graph.add_output(drawing.build("exp", drawing.values[0]))
-    reference = Reference(drawing.graph, [x], trusting=True)
+    reference = CaseReference(drawing.graph, [x], trusts_eager=True)
     assert reference.judge([x.exp() + 1]).verdict is Verdict.VALUE
-    monkeypatch.setattr(Reference, "_expect", None)
+    monkeypatch.setattr(CaseReference, "_expect", None)
     found = reference.judge([x.exp()])
     assert (found.verdict, found.quality, found.elements) == (Verdict.PASS, 1.0, 5)
     with pytest.raises(TypeError):
-        Reference(drawing.graph, [x]).judge([x.exp()])  # who does not, looks at eager as at any target
+        CaseReference(drawing.graph, [x]).judge([x.exp()])  # who does not, looks at eager as at any target
 
 
 def test_who_trusts_eager_draws_errors_until_they_show_a_result_to_be_right(monkeypatch) -> None:
     drawn = []
 
     def counted(*args):
-        for run in repeating.repeat(*args):
+        for run in jitter_runs.repeat_run(*args):
             drawn.append(run)
             yield run
 
     drawing = Drawing(x := randn(50))
     drawing.graph.add_output(drawing.build("exp", drawing.build("sin", drawing.values[0])))
-    monkeypatch.setattr(judge, "repeat", counted)
-    trusting = Reference(drawing.graph, [x], trusting=True)
+    monkeypatch.setattr(judge, "repeat_run", counted)
+    trusting = CaseReference(drawing.graph, [x], trusts_eager=True)
     near = x.sin().exp().nextafter(torch.tensor(9.0))
     assert trusting.judge([near]).verdict is Verdict.PASS
-    assert len(drawn) == judge.FEW_RUNS
+    assert len(drawn) == judge.MIN_JITTER_RUNS
     assert trusting.judge([near + 1e-4]).verdict is Verdict.VALUE
-    assert len(drawn) == 2 * judge.FEW_RUNS + jitter.RUNS
-    assert Reference(drawing.graph, [x]).judge([near]).verdict is Verdict.PASS
-    assert len(drawn) == 2 * (judge.FEW_RUNS + jitter.RUNS)  # one reference may have to judge many targets
+    assert len(drawn) == 2 * judge.MIN_JITTER_RUNS + jitter.JITTER_RUNS
+    assert CaseReference(drawing.graph, [x]).judge([near]).verdict is Verdict.PASS
+    assert len(drawn) == 2 * (
+        judge.MIN_JITTER_RUNS + jitter.JITTER_RUNS
+    )  # one reference may have to judge many targets
 
 
 def test_few_runs_decide_nothing_where_rounding_decides_an_element(monkeypatch) -> None:
     drawing = Drawing(x := torch.full((40,), 2.0))
     drawing.graph.add_output(drawing.build("floor", drawing.build("exp", drawing.build("log", drawing.values[0]))))
-    expected = Reference(drawing.graph, [x], trusting=True).judge([torch.full((40,), 1.0)])
+    expected = CaseReference(drawing.graph, [x], trusts_eager=True).judge([torch.full((40,), 1.0)])
     assert expected.verdict is Verdict.NOT_RUN
-    monkeypatch.setattr(judge, "FEW_RUNS", jitter.RUNS)
-    assert Reference(drawing.graph, [x], trusting=True).judge([torch.full((40,), 1.0)]) == expected
+    monkeypatch.setattr(judge, "MIN_JITTER_RUNS", jitter.JITTER_RUNS)
+    assert CaseReference(drawing.graph, [x], trusts_eager=True).judge([torch.full((40,), 1.0)]) == expected
 
 
 def test_who_trusts_eager_computes_exactly_what_other_outputs_need() -> None:
@@ -84,8 +86,8 @@ def test_who_trusts_eager_computes_exactly_what_other_outputs_need() -> None:
     for output in (drawing.build("sin", exp), drawing.build("cos", exp), exp):
         drawing.graph.add_output(output)
     nodes = list(drawing.graph.nodes)
-    assert exact_arithmetic.needed_for(drawing.graph, drawing.graph.outputs[1:2]) == {nodes[0], nodes[2]}
-    reference = Reference(drawing.graph, [x], trusting=True)
+    assert exact_arithmetic.find_dependencies(drawing.graph, drawing.graph.outputs[1:2]) == {nodes[0], nodes[2]}
+    reference = CaseReference(drawing.graph, [x], trusts_eager=True)
     right = [x.exp().sin(), x.exp().cos(), x.exp()]
     near = [right[0].nextafter(torch.tensor(2.0)), *right[1:]]
     found = reference.judge(near)
@@ -164,7 +166,7 @@ def test_a_graph_may_choose_among_ties_of_integers_but_nothing_else() -> None:
     build = Builder(graph, load_registry().operators)
     build("neg", x)
     graph.add_output(build("kthvalue", x, k=1, dim=0, keepdim=False)[1])
-    reference = Reference(graph, [torch.tensor([0, 5, 0])])
+    reference = CaseReference(graph, [torch.tensor([0, 5, 0])])
     found = [reference.judge([torch.tensor(index)]).verdict.is_failure for index in range(3)]
     assert found == [False, True, False]
 
@@ -322,5 +324,7 @@ def test_the_error_of_a_mean_counts_where_that_of_the_variance_is_larger(ulps: i
     mean, deviation = torch.native_layer_norm(x, x.shape, None, None, 1e-12)[1:]
     shifted = mean + ulps * 2**-18
     graph = single("native_layer_norm", x, torch.ones_like(x), None, normalized_shape=x.shape, eps=1e-12).graph
-    found = Reference(graph, [x, torch.ones_like(x)], trusting=True).judge([(x - shifted) * deviation, mean, deviation])
+    found = CaseReference(graph, [x, torch.ones_like(x)], trusts_eager=True).judge(
+        [(x - shifted) * deviation, mean, deviation]
+    )
     assert found.verdict is verdict, found.message

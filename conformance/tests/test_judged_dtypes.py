@@ -7,16 +7,16 @@ import pytest
 import torch
 from broken_passes import Broken
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.drawing.calls.covering import covering_calls
+from clika_ref_conformance.drawing.calls.covering import draw_covering_calls
+from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.growth import graph_cases
-from clika_ref_conformance.drawing.graphs.pairs import Pairing
-from clika_ref_conformance.drawing.growing import Growth
-from clika_ref_conformance.drawing.motifs.drawing import Drawing
-from clika_ref_conformance.drawing.motifs.finding import Motifs, offered
-from clika_ref_conformance.drawing.sampling import SampleError, described, sampled
-from clika_ref_conformance.execution.checking import planned, run_check
-from clika_ref_conformance.judged_dtypes import JUDGED, is_judged, unjudged_in
+from clika_ref_conformance.drawing.graphs.pairs import OperatorPairs
+from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy
+from clika_ref_conformance.drawing.motifs.call_generator import CallGenerator
+from clika_ref_conformance.drawing.motifs.motif_search import Motifs, build_pass_motifs
+from clika_ref_conformance.drawing.sampling import SampleError, draw_call, draw_call_of_any_dtype
+from clika_ref_conformance.execution.check_runner import plan_checks, run_check
+from clika_ref_conformance.judged_dtypes import JUDGED_DTYPES, check_judged_dtypes, is_judged
 from clika_ref_conformance.levels import operators, passes
 from clika_ref_conformance.profiles import ALL_DTYPES
 from clika_ref_conformance.targets.identity import Identity
@@ -82,7 +82,7 @@ def suite(op, folder):
 
 
 def ran(task, op, folder):
-    return [run_check(check) for check in planned(task, suite(op, folder))]
+    return [run_check(check) for check in plan_checks(task, suite(op, folder))]
 
 
 def told(outcomes):
@@ -90,7 +90,7 @@ def told(outcomes):
 
 
 def test_what_profiles_have_columns_of_is_judged_and_int16_too():
-    assert {str(d).removeprefix("torch.") for d in JUDGED} == {*ALL_DTYPES, "int16"}
+    assert {str(d).removeprefix("torch.") for d in JUDGED_DTYPES} == {*ALL_DTYPES, "int16"}
     assert not any(map(is_judged, (torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16)))
 
 
@@ -131,7 +131,7 @@ def test_of_several_dtypes_the_judged_ones_are_drawn(tmp_path, make):
 
 def test_no_draw_of_a_list_with_a_judged_dtype_is_lost():
     op = scaled(torch.complex64, torch.int64, torch.float32)
-    drawn = {sampled(op, random_draw(Random(seed))).operands[0].dtype for seed in range(20)}
+    drawn = {draw_call(op, random_draw(Random(seed))).operands[0].dtype for seed in range(20)}
     assert drawn == {torch.int64, torch.float32}
 
 
@@ -148,7 +148,7 @@ def test_the_plan_names_the_dtype_and_keeps_its_checks(tmp_path):
 
 def test_an_attribute_asks_for_judged_dtypes_and_its_samples_are_not_blamed_for_the_one_that_is_left(tmp_path):
     op = asked()
-    assert {row.call.attrs["dtype"] for row in covering_calls(op, torch.float32, 0)} == {torch.float32}
+    assert {row.call.attrs["dtype"] for row in draw_covering_calls(op, torch.float32, 0)} == {torch.float32}
     found = {o.name: o.verdict for o in ran(Task("contract", "ask"), op, tmp_path)}
     assert (found["samples"], found["sensitivity-dtype"]) == (Verdict.PASS, Verdict.NOT_RUN)
     assert {o.verdict for o in ran(Task("operators", "ask", "float32"), op, tmp_path)} == {Verdict.PASS}
@@ -157,14 +157,14 @@ def test_an_attribute_asks_for_judged_dtypes_and_its_samples_are_not_blamed_for_
 @pytest.mark.parametrize("op", [scaled(torch.complex64), scaled(torch.float8_e5m2), returning(torch.complex64)])
 def test_random_graphs_motifs_and_pairs_do_not_take_such_values(op):
     known = [OPERATORS["neg"], OPERATORS["add"]]
-    cases = collect(graph_cases([op, *known]), 8, 0)
-    assert all(unjudged_in(case.graph) is None for case in cases)
+    cases = collect(graph_case_strategy([op, *known]), 8, 0)
+    assert all(check_judged_dtypes(case.graph) is None for case in cases)
     assert {node.kind for case in cases for node in case.graph.nodes} == {"neg", "add"}
-    growth = Growth()
-    assert Drawing(Random(0), growth).call(op) is None
+    growth = EagerGraphBuilder()
+    assert CallGenerator(Random(0), growth).call(op) is None
     assert [rejected for rejected, _ in growth.rejected] == [op]
-    assert not [*Pairing(op, 0).cases(OPERATORS["neg"], fork=True)]
-    assert not [*Pairing(OPERATORS["neg"], 0).cases(op, fork=False)]
+    assert not [*OperatorPairs(op, 0).cases(OPERATORS["neg"], fork=True)]
+    assert not [*OperatorPairs(OPERATORS["neg"], 0).cases(op, fork=False)]
 
 
 def test_what_a_pass_brings_that_is_not_judged_is_not_run_either(tmp_path):
@@ -176,9 +176,9 @@ def test_what_a_pass_brings_that_is_not_judged_is_not_run_either(tmp_path):
     class Bringing(Broken):
         motifs = (turned,)
 
-    trial = passes.Trial(Bringing(lambda *_: None, "bringing"), suite(op, tmp_path))
-    trial.motifs = Motifs([*offered(trial.p, OPERATORS)])
-    found = trial.motifs_kept()
+    trial = passes.PassChecks(Bringing(lambda *_: None, "bringing"), suite(op, tmp_path))
+    trial.motifs = Motifs([*build_pass_motifs(trial.p, OPERATORS)])
+    found = trial.check_motifs()
     assert (found.verdict, found.comparison.reason) == (Verdict.NOT_RUN, Reason.UNJUDGED_DTYPE)
     assert found.comparison.message.startswith("turn takes or returns complex64, ")
 
@@ -187,15 +187,15 @@ def test_a_wrong_word_in_a_description_is_blamed_on_the_line_of_the_samples():
     op = scaled(torch.float32)
     op.samples(lambda draw, s: s.call(draw(s.tensor(dtypes=torch.float32))))
     with pytest.raises(SampleError) as caught:
-        sampled(op, random_draw(Random(0)))
+        draw_call(op, random_draw(Random(0)))
     assert "in test_judged_dtypes.py, line" in caught.value.details
 
 
 def test_the_operators_of_the_project_are_drawn_as_before():
     for op in OPERATORS.values():
         for seed in range(4 if op.sampler else 0):
-            every = described(op, random_draw(Random(seed)), Descriptions())
-            here = sampled(op, random_draw(Random(seed)))
+            every = draw_call_of_any_dtype(op, random_draw(Random(seed)), Descriptions())
+            here = draw_call(op, random_draw(Random(seed)))
             assert repr(every.attrs) == repr(here.attrs)
             assert repr(every.operands) == repr(here.operands)
 
@@ -213,4 +213,4 @@ def test_samples_that_return_no_call_are_told_what_to_return():
     with pytest.raises(
         SampleError, match=r"the samples of pairing return \(.*\), not a call; end them with `return s\.call"
     ):
-        described(pairing, random_draw(Random(0)))
+        draw_call_of_any_dtype(pairing, random_draw(Random(0)))

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import ExpectedFailure
-from clika_ref_conformance.execution.kinds import FailuresOfTask
-from clika_ref_conformance.execution.run import RunRequest, execute, plan_run
-from clika_ref_conformance.profiles import chosen_profile
+from clika_ref_conformance.execution.failure_counts import TaskFailures
+from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_run
+from clika_ref_conformance.profiles import select_profile
 from clika_ref_conformance.verdicts import Verdict
 
 TASK = Task("odd", "fails-always")
@@ -24,16 +24,19 @@ expires = "2999-01-01"
 
 
 def test_failures_count_for_the_checks_of_which_they_tell():
-    failures = FailuresOfTask(TASK, [ENTRY], {"check-0": Verdict.VALUE})
+    failures = TaskFailures(TASK, [ENTRY], {"check-0": Verdict.VALUE})
     assert not failures.add("check-1", Verdict.VALUE), "the first was in another process"
     assert failures.add("check-2", Verdict.VALUE), "the first that was not expected"
     assert not failures.add("check-3", Verdict.PASS)
-    assert failures.most("check-1") == (Verdict.VALUE, 2)
-    assert failures.most("check-2") == (Verdict.VALUE, 1)
+    assert failures.most_frequent("check-1") == (Verdict.VALUE, 2)
+    assert failures.most_frequent("check-2") == (Verdict.VALUE, 1)
     assert not failures.add("check-3", Verdict.VALUE)
     assert not failures.add("check-4", Verdict.VALUE)
-    assert failures.most("check-1") == (Verdict.VALUE, 3), "a task that fails otherwise is not gone on with"
-    assert FailuresOfTask(TASK, [replace(ENTRY, task="other/*")], {"check-0": Verdict.VALUE}).most("check-2")[1] == 1
+    assert failures.most_frequent("check-1") == (Verdict.VALUE, 3), "a task that fails otherwise is not gone on with"
+    assert (
+        TaskFailures(TASK, [replace(ENTRY, task="other/*")], {"check-0": Verdict.VALUE}).most_frequent("check-2")[1]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("declared", ["", EXPECTED])
@@ -43,9 +46,9 @@ def test_after_expected_failures_the_other_checks_of_the_task_are_run(declared, 
     text = "from clika_ref_conformance.targets.identity import Identity\nTARGET = Identity()\n"
     (tmp_path / f"{module}.py").write_text(text)
     (tmp_path / "deviations.toml").write_text(declared)
-    profile = replace(chosen_profile("quick"), most_failures=2)
+    profile = replace(select_profile("quick"), most_failures=2)
     request = RunRequest(f"{module}:TARGET", profile, ("fails-always",), workers=1, catalogue={"odd": "odd_level"})
-    record = execute(plan_run(request))
+    record = execute_plan(plan_run(request))
     first, last = (Verdict.XFAIL, Verdict.VALUE) if declared else (Verdict.VALUE, Verdict.NOT_RUN)
     assert [r.verdict for r in record.results] == [first] * 2 + [last] * 2
     assert record.exit_code == 1

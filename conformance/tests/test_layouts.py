@@ -2,7 +2,7 @@
 
 import torch
 from clika_ref_conformance.cases import Run
-from clika_ref_conformance.drawing.calls.layouts import laid_out, literal_variants
+from clika_ref_conformance.drawing.calls.layouts import literal_variants, make_layout_runs
 from torch.types import Number
 
 from clika_ref.core.operators import operator
@@ -15,7 +15,7 @@ def sample(*shape, unique=False):
 
 def test_layouts_hold_the_same_elements_but_for_the_expanded_one():
     x = torch.arange(48.0).reshape(2, 3, 4, 2)
-    runs = {run.name: run.inputs[0] for run in laid_out(Run("typical", (x,)), [sample(2, 3, 4, 2)])}
+    runs = {run.name: run.inputs[0] for run in make_layout_runs(Run("typical", (x,)), [sample(2, 3, 4, 2)])}
     assert set(runs) == {"strided", "offset", "channels-last", "expanded"}
     for name in ("strided", "offset", "channels-last"):
         assert torch.equal(runs[name], x), name
@@ -27,13 +27,13 @@ def test_layouts_hold_the_same_elements_but_for_the_expanded_one():
 
 
 def test_a_layout_that_changes_nothing_is_no_run():
-    names = {run.name for run in laid_out(Run("typical", (torch.ones(3, 4),)), [sample(3, 4)])}
+    names = {run.name for run in make_layout_runs(Run("typical", (torch.ones(3, 4),)), [sample(3, 4)])}
     assert names == {"strided", "offset", "expanded"}
-    assert {run.name for run in laid_out(Run("typical", (torch.ones(()),)), [sample()])} == {"offset"}
+    assert {run.name for run in make_layout_runs(Run("typical", (torch.ones(()),)), [sample()])} == {"offset"}
 
 
 def test_elements_that_must_differ_are_not_expanded():
-    names = {run.name for run in laid_out(Run("typical", (torch.arange(3.0),)), [sample(3, unique=True)])}
+    names = {run.name for run in make_layout_runs(Run("typical", (torch.arange(3.0),)), [sample(3, unique=True)])}
     assert names == {"strided", "offset"}
 
 

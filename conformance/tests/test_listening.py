@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from clika_ref_conformance.execution.listening import lines_of
+from clika_ref_conformance.execution.pipe_reader import read_lines
 
 SAYING = """
 import os, pathlib, sys, time
@@ -18,6 +18,6 @@ sys.stdout.write("".join(f"{i} é\\n" for i in range(20_000)) + "half a li")
 def test_all_lines_are_heard_and_none_is_waited_for_where_the_pipe_outlives_the_process(tmp_path):
     command = [sys.executable, "-X", "utf8", "-c", SAYING]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
-        assert list(lines_of(process)) == [f"{i} é" for i in range(20_000)]
+        assert list(read_lines(process)) == [f"{i} é" for i in range(20_000)]
         assert not (tmp_path / "lived").exists()
         assert process.returncode == 0

@@ -6,21 +6,21 @@ from random import Random
 
 import pytest
 import torch
-from clika_ref_cleanup.fold_batch_norm import RANKS
-from clika_ref_cleanup.layouts import ON_LAST_SIDE
+from clika_ref_cleanup.fold_batch_norm import FOLDABLE_RANKS
+from clika_ref_cleanup.layouts import LAST_DIM_OPERATORS
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.growing import Growth
-from clika_ref_conformance.drawing.motifs import finding
-from clika_ref_conformance.drawing.motifs.cutting import cut, smallest
-from clika_ref_conformance.drawing.motifs.finding import Goal, find_motifs
-from clika_ref_conformance.drawing.motifs.optional_operands import operand_given_or_taken
-from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
-from clika_ref_conformance.drawing.motifs.varying import call_redrawn, random_instead
+from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
+from clika_ref_conformance.drawing.motifs import motif_search
+from clika_ref_conformance.drawing.motifs.cutting import cut_case, shrink_motif
+from clika_ref_conformance.drawing.motifs.motif_search import MotifGoal, find_motifs
+from clika_ref_conformance.drawing.motifs.optional_operands import change_optional_operands
+from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
+from clika_ref_conformance.drawing.motifs.varying import redraw_call, substitute_random_operators
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import load_registry
-from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
@@ -45,12 +45,12 @@ def case_of(outputs_of, *tensors):
 
 def test_a_pass_is_tried_with_every_operator_of_a_small_table_that_it_mentions():
     nodes = nodes_of("fold-batch-norm")
-    assert set(RANKS) <= {node.kind for node in nodes}
+    assert set(FOLDABLE_RANKS) <= {node.kind for node in nodes}
     assert any(node.kind.startswith("conv_transpose") and node.attrs["groups"] > 1 for node in nodes)
 
 
 def test_each_table_of_a_pass_has_a_motif():
-    assert ON_LAST_SIDE & {node.kind for node in nodes_of("push-transposes")}
+    assert LAST_DIM_OPERATORS & {node.kind for node in nodes_of("push-transposes")}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -62,8 +62,8 @@ def test_each_operator_of_a_rule_is_what_the_rule_removes_and_does_not_merely_st
 
 def test_cutting_an_output_takes_what_only_it_read_lest_a_pass_fire_where_nobody_looks():
     case = case_of(lambda build, x: [build("neg", build("exp", x)), build("abs", x)], torch.ones(3))
-    assert [[n.kind for n in cut(case, None, drop=i).graph.nodes] for i in range(2)] == [["abs"], ["exp", "neg"]]
-    small = smallest(case, lambda c: any(n.kind == "exp" for n in c.graph.nodes))
+    assert [[n.kind for n in cut_case(case, None, drop=i).graph.nodes] for i in range(2)] == [["abs"], ["exp", "neg"]]
+    small = shrink_motif(case, lambda c: any(n.kind == "exp" for n in c.graph.nodes))
     assert [value.producer.kind for value in small.graph.outputs] == ["exp"]
 
 
@@ -74,8 +74,8 @@ def test_what_a_pass_replaces_is_seen_but_where_the_graph_was_drawn_without_an_o
 
 def test_what_nobody_reads_any_more_is_returned():
     case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(3))
-    new = Rebuilding.of(case)
-    new.take_leaves()
+    new = CaseRebuilder.of(case)
+    new.add_leaves()
     exp, neg = case.graph.nodes
     assert new.take(exp)
     assert new.take(neg, [case.graph.inputs[0]])
@@ -90,26 +90,32 @@ def test_an_attribute_comes_in_several_lengths():
 
 def test_what_only_a_cut_node_read_is_returned_lest_it_be_dead():
     case = case_of(lambda build, x: [build("neg", build("exp", build("abs", x)))], torch.ones(3))
-    small = cut(case, 1)
+    small = cut_case(case, 1)
     assert {value.producer.kind for value in small.graph.outputs} == {"abs", "neg"}
 
 
 def test_what_reads_what_it_read_in_the_motif_is_not_computed_again(monkeypatch):
     case = case_of(lambda build, x, y: [build("neg", build("exp", x)), build("abs", y)], torch.ones(3), torch.zeros(2))
     placed = []
-    place = Growth.place
-    monkeypatch.setattr(Growth, "place", lambda g, op, *rest: placed.append(op.name) or place(g, op, *rest))
-    new = Rebuilding.of(case)
-    new.take_leaves(lambda value, leaf: replace(leaf, tensor=leaf.tensor + 1) if value.name == "x0" else leaf)
-    assert new.take_nodes()
+    place = EagerGraphBuilder.place
+    monkeypatch.setattr(
+        EagerGraphBuilder, "add_call", lambda g, op, *rest: placed.append(op.name) or place(g, op, *rest)
+    )
+    new = CaseRebuilder.of(case)
+    new.add_leaves(lambda value, leaf: replace(leaf, tensor=leaf.tensor + 1) if value.name == "x0" else leaf)
+    assert new.add_nodes()
     assert placed == ["exp", "neg"]
-    outputs = [new.growth.tensors[new.now(v)] for v in case.graph.outputs]
+    outputs = [new.builder.tensors[new.now(v)] for v in case.graph.outputs]
     torch.testing.assert_close(outputs, [-torch.full((3,), 2.0).exp(), torch.zeros(2)])
 
 
 def test_a_random_call_stands_where_a_certain_one_stood():
     case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(2, 3))
-    made = [[node.is_random for node in made.graph.nodes] for made in random_instead(case, REGISTRY.operators) if made]
+    made = [
+        [node.is_random for node in made.graph.nodes]
+        for made in substitute_random_operators(case, REGISTRY.operators)
+        if made
+    ]
     assert {row.index(True) for row in made if True in row} == {0, 1}
 
 
@@ -120,7 +126,7 @@ def test_a_call_is_drawn_anew_on_what_it_read_and_what_follows_reads_it():
 
     case = case_of(made, torch.ones(2, 3, 4))
     shapes = set()
-    for other in call_redrawn(case, REGISTRY.operators):
+    for other in redraw_call(case, REGISTRY.operators):
         kinds = {node.kind: node for node in other.graph.nodes}
         assert kinds["layer_norm"].inputs[0] is kinds["exp"].output
         assert kinds["neg"].inputs[0] is kinds["layer_norm"].output
@@ -133,7 +139,7 @@ def test_an_operand_that_a_call_may_do_without_is_left_out_and_one_that_it_lacks
         return [build("linear", x, weight, bias), build("linear", x, weight, None)]
 
     case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4))
-    found = [made for made in operand_given_or_taken(case, REGISTRY.operators) if made]
+    found = [made for made in change_optional_operands(case, REGISTRY.operators) if made]
     kinds = [[node.inputs[2] is not None for node in made.graph.nodes if node.kind == "linear"] for made in found]
     assert kinds == [[False, False], [True, True]]
     assert found[1].graph.constants["given"].type.shape == (4,)
@@ -142,13 +148,13 @@ def test_an_operand_that_a_call_may_do_without_is_left_out_and_one_that_it_lacks
 def test_a_goal_that_the_motif_of_another_reaches_is_not_silent(monkeypatch):
     """A pass was said to fire on no graph where its rule, which was looked for later, had been found to."""
     begun = []
-    late = Goal("late", lambda _: bool(begun), ())
-    easy = Goal("easy", lambda _: begun.append(True) or True, ())
-    monkeypatch.setattr(finding, "goals_of", lambda *_: [late, easy])
+    late = MotifGoal("late", lambda _: bool(begun), ())
+    easy = MotifGoal("easy", lambda _: begun.append(True) or True, ())
+    monkeypatch.setattr(motif_search, "make_goals", lambda *_: [late, easy])
     p = REGISTRY.passes["remove-identities"]
     found = find_motifs(p, REGISTRY.operators, seed=0, wanted=1, tries=3, patience=3)
     assert found.cases
-    assert found.silent == []
+    assert found.unreached_goals == []
 
 
 @rule("mul")
@@ -162,9 +168,11 @@ def fuse_silu(node: Node, build: Builder):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_paths_that_meet_again_are_a_motif(seed):
-    goal = Goal("rule", lambda graph: apply_rules(graph, [fuse_silu], REGISTRY.operators) > 0, ("mul",), [("sigmoid",)])
+    goal = MotifGoal(
+        "rule", lambda graph: apply_rules(graph, [fuse_silu], REGISTRY.operators) > 0, ("mul",), [("sigmoid",)]
+    )
     random = Random(seed)
-    chains = (finding.chain(random, REGISTRY.operators, goal, i, forgets=False) for i in range(2000))
+    chains = (motif_search.draw_chain(random, REGISTRY.operators, goal, i, forgets=False) for i in range(2000))
     assert sum(case is not None and goal.fires(case.graph) for case in chains) > 15
 
 
@@ -173,5 +181,5 @@ def test_siblings_that_read_one_tensor_still_do_when_a_call_is_drawn_anew():
         return [build("linear", x, one, None), build("linear", x, other, None)]
 
     case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3))
-    found = [[node for node in made.graph.nodes if node.kind == "linear"] for made in call_redrawn(case, {}, draws=20)]
+    found = [[node for node in made.graph.nodes if node.kind == "linear"] for made in redraw_call(case, {}, draws=20)]
     assert {first.inputs[0] is second.inputs[0] for first, second in found} == {True, False}

@@ -36,7 +36,7 @@ def test_a_right_lowering_passes_every_check(tmp_path, dtype):
 
 def test_drawn_calls_are_compiled_together_and_by_themselves_where_the_pack_was_not_run(tmp_path, monkeypatch):
     together, alone = checks(shift, tmp_path), checks(shift, tmp_path)
-    assert named(together, operators.PACK).run().verdict is Verdict.PASS
+    assert named(together, operators.DRAWN_PACK_CHECK).run().verdict is Verdict.PASS
     monkeypatch.setattr(operators, "run_case", lambda *_: pytest.fail("compiled by itself"))
     assert {c.run().verdict for c in together if c.name.startswith("drawn-0")} == {Verdict.PASS}
     with pytest.raises(pytest.fail.Exception, match="compiled by itself"):
@@ -46,7 +46,7 @@ def test_drawn_calls_are_compiled_together_and_by_themselves_where_the_pack_was_
 def test_no_check_of_an_operator_that_a_target_refuses_passes(tmp_path):
     refused = replace(suite_of(shift, folder=tmp_path), target=Beginner())
     found = verdicts(operators.checks(Task("operators", "shift", "float32"), refused))
-    assert found[operators.PACK] is Verdict.NOT_RUN
+    assert found[operators.DRAWN_PACK_CHECK] is Verdict.NOT_RUN
     assert set(found.values()) == {Verdict.NOT_RUN, Verdict.UNSUPPORTED}
 
 
@@ -169,7 +169,7 @@ def test_an_output_type_that_cannot_be_inferred_breaks_the_contract(tmp_path):
 
 def test_fewer_drawn_calls_than_planned_are_accounted_for(tmp_path, monkeypatch):
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
-    monkeypatch.setattr(operators, "collect_apart", lambda *args: [])
+    monkeypatch.setattr(operators, "collect_without_mutations", lambda *args: [])
     outcome = named(checks(picky, tmp_path), "drawn-00").run()
     assert (outcome.verdict, outcome.comparison.message) == (Verdict.NOT_RUN, "there are only 0 different calls")
 
@@ -195,9 +195,9 @@ def test_vectors_and_rows_follow_the_profile(tmp_path):
     names = [check.name for check in operators.checks(Task("operators", "shift", "float32"), few)]
     assert [n for n in names if n.startswith(("cover", "drawn"))] == [
         "cover-00",
-        operators.COVER_PACK,
+        operators.COVER_PACK_CHECK,
         "cover-01",
-        operators.PACK,
+        operators.DRAWN_PACK_CHECK,
         "drawn-00",
     ]
 

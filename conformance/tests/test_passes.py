@@ -8,12 +8,12 @@ import pytest
 import torch
 from broken_passes import BROKEN, WALK_A_SET, Broken
 from clika_ref_conformance.cases import Case, Run, Task
-from clika_ref_conformance.drawing.motifs.finding import Goal, _fires, offered
-from clika_ref_conformance.drawing.motifs.near_misses import large_constants
-from clika_ref_conformance.judging.pass_rules import check_pass, copies
-from clika_ref_conformance.judging.random_nodes import random_nodes
+from clika_ref_conformance.drawing.motifs.motif_search import MotifGoal, _is_reached, build_pass_motifs
+from clika_ref_conformance.drawing.motifs.near_misses import enlarge_constants
+from clika_ref_conformance.judging.pass_rules import check_pass, find_copies
+from clika_ref_conformance.judging.random_nodes import count_random_nodes
 from clika_ref_conformance.levels import passes
-from clika_ref_conformance.levels.hash_seeds import digest, digests_elsewhere, results
+from clika_ref_conformance.levels.hash_seeds import digest_in_other_process, digest_text, run_on_random_graphs
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
@@ -73,7 +73,7 @@ def test_every_pass_is_a_task_and_so_is_the_order_of_sets():
 def test_checks_are_known_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr(passes, "find_motifs", lambda *_, **__: pytest.fail("drawn while planning"))
     names = [check.name for check in passes.checks(Task("passes", "merge-chains"), suite_of())]
-    assert len(names) == len(set(names)) > len({**passes.OF_CALLS, **passes.OF_SURROUNDINGS})
+    assert len(names) == len(set(names)) > len({**passes.CALL_CHANGES, **passes.SURROUNDING_CHANGES})
 
 
 def test_a_pass_that_never_fires_is_told_how_to_show_its_motif():
@@ -92,33 +92,33 @@ def test_a_failing_graph_comes_small_with_what_the_pass_made_of_it():
 
 def test_the_order_of_a_set_is_found_in_another_process(monkeypatch):
     suite = suite_of(WALK_A_SET)
-    here = results(WALK_A_SET, REGISTRY.operators, 0)
+    here = run_on_random_graphs(WALK_A_SET, REGISTRY.operators, 0)
     assert any("relu_of" in text for text in here)
     names = {**REGISTRY.passes, WALK_A_SET.name: WALK_A_SET}
     suite = replace(suite, registry=replace(REGISTRY, passes=names))
-    elsewhere = {WALK_A_SET.name: [digest(text.replace("relu_of_", "relu_of_1")) for text in here]}
-    monkeypatch.setattr(passes, "digests_elsewhere", lambda *_: elsewhere)
-    outcome = passes.hash_seeds(suite)
+    elsewhere = {WALK_A_SET.name: [digest_text(text.replace("relu_of_", "relu_of_1")) for text in here]}
+    monkeypatch.setattr(passes, "digest_in_other_process", lambda *_: elsewhere)
+    outcome = passes.check_hash_seeds(suite)
     assert outcome.verdict is Verdict.NONDETERMINISTIC
     assert "walk-a-set: under another PYTHONHASHSEED the result is another one" in outcome.comparison.message
 
 
 def test_installed_passes_make_the_same_under_another_hash_seed():
     names = ["drop-relu", "remove-dropout"]
-    here = {n: [digest(t) for t in results(REGISTRY.passes[n], REGISTRY.operators, 0)] for n in names}
-    assert digests_elsewhere(names, 0) == here
+    here = {n: [digest_text(t) for t in run_on_random_graphs(REGISTRY.passes[n], REGISTRY.operators, 0)] for n in names}
+    assert digest_in_other_process(names, 0) == here
     assert all(here.values())
 
 
 def test_a_process_that_fails_is_quoted():
     with pytest.raises(ClikaError, match=r"(?s)PYTHONHASHSEED=4242 failed:.*invalid literal for int"):
-        digests_elsewhere(["drop-relu"], "no number")  # pyright: ignore[reportArgumentType]
+        digest_in_other_process(["drop-relu"], "no number")  # pyright: ignore[reportArgumentType]
 
 
 def test_what_is_drawn_does_not_depend_on_what_was_drawn_before():
-    first = results(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5)
-    results(REGISTRY.passes["fold-literals"], REGISTRY.operators, 5)
-    assert results(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5) == first
+    first = run_on_random_graphs(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5)
+    run_on_random_graphs(REGISTRY.passes["fold-literals"], REGISTRY.operators, 5)
+    assert run_on_random_graphs(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5) == first
 
 
 def test_a_pass_may_bring_the_motif_that_no_draw_finds():
@@ -129,7 +129,7 @@ def test_a_pass_may_bring_the_motif_that_no_draw_finds():
     class Shy(Broken):
         motifs = (three_in_a_row,)
 
-    (case,) = offered(Shy(lambda *_: None, "shy"), REGISTRY.operators)
+    (case,) = build_pass_motifs(Shy(lambda *_: None, "shy"), REGISTRY.operators)
     assert [node.kind for node in case.graph.nodes] == ["neg"] * 3
     assert [t.shape for t in case.runs[0].inputs] == [(7,)]
 
@@ -144,7 +144,7 @@ def test_a_node_counts_as_random_whatever_chance_made_of_its_operand():
     counted = []
     for seed in range(8):
         torch.manual_seed(seed)
-        counted.append(random_nodes(case.graph, case.runs[0].inputs))
+        counted.append(count_random_nodes(case.graph, case.runs[0].inputs))
     assert counted == [(2, 2)] * 8
 
 
@@ -154,9 +154,9 @@ def test_a_random_node_of_which_only_the_type_is_read_makes_no_result_random():
     build = Builder(graph, REGISTRY.operators)
     noise, base = (build("log_normal", x, mean=1.0, std=std) for std in (1.0, 2.0))
     graph.add_output(build("overwritten", noise, base))
-    assert random_nodes(graph, [torch.ones(3)]) == (2, 1)
+    assert count_random_nodes(graph, [torch.ones(3)]) == (2, 1)
     graph.add_output(build("relu", base))
-    assert random_nodes(graph, [torch.ones(3)]) == (2, 2)
+    assert count_random_nodes(graph, [torch.ones(3)]) == (2, 2)
 
 
 def test_a_quotient_of_a_random_value_by_itself_is_not_random_however_it_is_written():
@@ -213,7 +213,7 @@ def test_a_weight_is_almost_too_large_beside_small_inputs():
     build = Builder(graph, REGISTRY.operators)
     graph.add_output(build("add", build("mul", x, w), b))
     case = Case("case", graph, [Run("ones", (torch.ones(2),))])
-    found = list(large_constants(case, REGISTRY.operators))
+    found = list(enlarge_constants(case, REGISTRY.operators))
     assert [c.name for c in found] == ["%w is large"]  # what is added to other results could overflow with them
     data = {n: v.data.abs().max().item() for n, v in found[0].graph.constants.items()}
     assert data["w"] == pytest.approx(0.9 * torch.finfo(torch.float32).max)
@@ -232,7 +232,7 @@ def test_what_a_pass_took_is_free_again_where_it_ran_out_of_memory():
 
     graph = Graph("g")
     graph.add_output(graph.add_input(TensorType(torch.float32, (2,)), "x"))
-    assert _fires(Goal("any", endless, ()), Case("one", graph, [Run("ones", (torch.ones(2),))]))
+    assert _is_reached(MotifGoal("any", endless, ()), Case("one", graph, [Run("ones", (torch.ones(2),))]))
     assert seen[0]() is None
 
 
@@ -248,8 +248,8 @@ def test_one_copy_may_take_the_place_of_a_shared_weight_in_the_end_and_two_may_n
             name = f"copy{position if read_from == 'two copies' else 0}"
             copy = after.constants.get(name) or after.add_constant(torch.ones(3), name)
             after.set_input(node, 1, copy)
-    assert bool([*copies(g, after)]) is (read_from != "weight")
-    assert bool([*copies(g, after, may_replace=True)]) is (read_from in ("both", "two copies"))
+    assert bool([*find_copies(g, after)]) is (read_from != "weight")
+    assert bool([*find_copies(g, after, may_replace=True)]) is (read_from in ("both", "two copies"))
 
 
 def test_a_pass_that_may_round_is_judged_on_the_second_call_too():

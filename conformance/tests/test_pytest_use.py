@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from clika_ref_conformance import test_conformance
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.process import Progress
+from clika_ref_conformance.execution.worker_process import TaskProgress
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.reporting.json_report import read_json
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -171,9 +171,9 @@ def test_a_task_that_its_run_gave_up_is_no_test_that_is_skipped():
     task = Task("operators", "relu")
     results = [Result(task, "plan", Comparison(Verdict.NOT_RUN))]
     doubts = ["1 of 1 tasks are not done: 3 workers in a row ended before they were ready"]
-    given_up = SimpleNamespace(results_of=lambda _: results, every={task: Progress(task)}, doubts=doubts)
+    given_up = SimpleNamespace(results_of=lambda _: results, every={task: TaskProgress(task)}, doubts=doubts)
     with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks are not done"):
-        test_conformance.test_the_target_computes_what_eager_computes(task, given_up)
+        test_conformance.test_target_matches_eager(task, given_up)
 
 
 def test_without_a_target_there_is_one_test_that_is_skipped(run):

@@ -11,20 +11,25 @@ import onnx_ir
 import pytest
 import torch
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.drawing.quantized.layers import LAYERS
-from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
+from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS
+from clika_ref_conformance.drawing.quantized.ranges import (
+    ELEMENTS_SHAPE,
+    QuantizedRange,
+    draw_quantized_ranges,
+    make_elements,
+)
 from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS
 from clika_ref_conformance.levels import quantization
 from clika_ref_conformance.profiles import Profile
-from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.reporting.replay import replay
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.verdicts import Verdict
 
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.onnx_emission import builder
-from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
+from clika_ref.onnx_export import builder
+from clika_ref.onnx_export.int4 import pack_int4, unpack_int4
 
 
 @pytest.fixture(scope="module")
@@ -220,38 +225,40 @@ def test_halves_that_packing_and_unpacking_both_swap_are_found(registry, tmp_pat
 def test_the_bytes_that_are_expected_are_those_of_onnx(kind):
     codes = [*range(-8, 8), 3] if kind == "int4" else [*range(16), 3]
     theirs = onnx_ir.tensor(np.array(codes, dtype=getattr(ml_dtypes, kind))).tobytes()
-    assert bytes(quantization.packed_bytes(codes)) == theirs
+    assert bytes(quantization.pack_by_rule(codes)) == theirs
 
 
 def test_the_sum_of_a_pair_of_products_passes_16_bits():
-    (plain,) = [layer for layer in LAYERS if layer.name == "matmul"]
+    (plain,) = [layer for layer in QUANTIZED_LAYERS if layer.name == "matmul"]
     assert plain.axis is None  # so that all weights are 127
     assert 255 * 127 * 2 > 2**15
     assert plain.w[0] * 255 * 128 < 2**24  # and no sum rounds in float32
 
 
 def test_ranges_are_the_same_for_a_seed_and_cover_all_choices():
-    found = grids(quantization.FEWEST, 0)
-    assert [str(g) for g in found] == [str(g) for g in grids(quantization.FEWEST, 0)]
+    found = draw_quantized_ranges(quantization.MIN_RANGES, 0)
+    assert [str(g) for g in found] == [str(g) for g in draw_quantized_ranges(quantization.MIN_RANGES, 0)]
     assert {g.axis for g in found} == {None, 0, 1, -1}
     assert {(g.dtype, g.low, g.high) for g in found} >= {("int8", -8, 7), ("uint8", 0, 15), ("int8", -127, 127)}
     assert {float(g.scale.flat[0]) for g in found} >= {float(np.float32(1e-40)), 1.0, float(np.float32(1e30))}
 
 
 def grid(scale=1.0, low=-128, high=127, zero=0):
-    return Grid("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
+    return QuantizedRange("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
 
 
 def test_a_good_share_of_elements_are_ties():
-    share = [grid().ties(x).mean() for seed in range(20) for name, x in elements(grid(), seed) if name == "halves"]
+    share = [
+        grid().find_ties(x).mean() for seed in range(20) for name, x in make_elements(grid(), seed) if name == "halves"
+    ]
     assert np.mean(share) > 0.3
-    assert all(x.shape == SHAPE for _, x in elements(grid(), 0))
+    assert all(x.shape == ELEMENTS_SHAPE for _, x in make_elements(grid(), 0))
 
 
 def test_codes_are_halves_to_even_and_ends_beyond():
     x = np.array([-np.inf, -2.5, -0.5, 0.5, 1.5, 1e9], np.float32)
-    assert grid().codes(x).tolist() == [-128, -2, 0, 0, 2, 127]
-    assert grid(zero=127).codes(x).tolist() == [-128, 125, 127, 127, 127, 127]
+    assert grid().quantize(x).tolist() == [-128, -2, 0, 0, 2, 127]
+    assert grid(zero=127).quantize(x).tolist() == [-128, 125, 127, 127, 127, 127]
 
 
 @pytest.mark.parametrize(
@@ -265,5 +272,5 @@ def test_codes_are_halves_to_even_and_ends_beyond():
     ],
 )
 def test_what_is_lost_is_half_a_step_at_most(x, code, value, message):
-    found = grid().loss(np.array([x], np.float32), np.array([code]), np.array([value], np.float32))
+    found = grid().find_error(np.array([x], np.float32), np.array([code]), np.array([value], np.float32))
     assert found is None if message is None else message in found

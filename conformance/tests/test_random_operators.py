@@ -6,20 +6,20 @@ import pytest
 import random_faults
 import torch
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.judging.distributions import FALSE_ALARM, difference
-from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.judging.distributions import FALSE_ALARM_PROBABILITY, describe_difference
+from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.levels import operators
-from clika_ref_conformance.mutants.catalogue import mutants
+from clika_ref_conformance.mutants.catalogue import load_mutants
 from clika_ref_conformance.verdicts import Verdict
 from sampled_operators import named, suite_of
 
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
-FAULTS = [*(m for m in mutants().values() if m.name.startswith("randomness")), *random_faults.FAULTS.mutants]
+FAULTS = [*(m for m in load_mutants().values() if m.name.startswith("randomness")), *random_faults.FAULTS.mutants]
 COUNT = 700
 
 
@@ -37,7 +37,7 @@ def test_right_lowerings_draw_what_eager_draws(tmp_path, name):
 
 @pytest.mark.parametrize("mutant", FAULTS, ids=lambda m: m.name)
 def test_faults_of_randomness_are_found(tmp_path, mutant):
-    with mutant.seeded(REGISTRY):
+    with mutant.activate(REGISTRY):
         found = {check.name: check.run().verdict for check in checks(mutant.subject, tmp_path, rows=12)}
     assert found["cover-00" if mutant.subject == "rand" else "moments"].is_failure
 
@@ -48,7 +48,7 @@ def test_an_operator_whose_calls_leave_nothing_to_chance_has_no_moments(tmp_path
         "sampler",
         lambda draw, s: s.call(draw(s.tensor(rank=1)), p=draw(s.choice(0.0, 1.0)), train=True),
     )
-    outcome = named(checks("dropout", tmp_path), operators.MOMENTS).run()
+    outcome = named(checks("dropout", tmp_path), operators.MOMENTS_CHECK).run()
     assert outcome.verdict is Verdict.NOT_RUN
     assert outcome.comparison.message == "no call that was drawn depends on chance"
 
@@ -57,9 +57,9 @@ def reference(p, x, name="dropout", **attrs):
     op, graph = REGISTRY.operators[name], Graph("call")
     value = graph.add_input(TensorType(torch.float32, tuple(x.shape)), "x")
     call = op.call(value, p=p, **attrs)
-    for output in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
+    for output in graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs)).outputs:
         graph.add_output(output)
-    return Reference(graph, [x])
+    return CaseReference(graph, [x])
 
 
 def test_a_random_call_that_leaves_nothing_to_chance_is_judged_as_any_other():
@@ -89,45 +89,49 @@ def draws(seed, *shape):
     "kind", [lambda t: t, torch.exp, lambda t: (9 * t).exp(), torch.Tensor.half, torch.Tensor.round]
 )
 def test_samples_of_one_distribution_are_not_told_apart(kind):
-    assert [difference([kind(draws(2 * i, COUNT, 4))], [kind(draws(2 * i + 1, COUNT, 4))]) for i in range(50)] == [
-        ""
-    ] * 50
+    assert [
+        describe_difference([kind(draws(2 * i, COUNT, 4))], [kind(draws(2 * i + 1, COUNT, 4))]) for i in range(50)
+    ] == [""] * 50
 
 
 def test_rounding_tells_nothing_apart():
     x = torch.linspace(1, 2, 8).expand(COUNT, 8)
-    assert difference([x.nextafter(2 * x)], [x]) == ""
-    assert difference([x + 0.001], [x]).startswith("the mean of output 0 is 1.001 instead of 1 at 0; 700 draws explain")
+    assert describe_difference([x.nextafter(2 * x)], [x]) == ""
+    assert describe_difference([x + 0.001], [x]).startswith(
+        "the mean of output 0 is 1.001 instead of 1 at 0; 700 draws explain"
+    )
 
 
 def test_the_bound_is_that_of_the_theorem():
     ones = torch.ones(COUNT, 1, dtype=torch.float64)
     t = torch.cat([ones, -ones]).reshape(2 * COUNT, 1)
     z = math.sqrt(
-        2 * math.log(2 * 5 * 4 / FALSE_ALARM)
+        2 * math.log(2 * 5 * 4 / FALSE_ALARM_PROBABILITY)
     )  # of four columns: itself, its square, asinh of it, and that squared
     most = int(z * math.sqrt(2 * COUNT)) // 2
     t[COUNT : COUNT + most] = 1
     flat = torch.zeros_like(t)
-    assert "the mean of output 0 is" not in difference([t], [flat])
+    assert "the mean of output 0 is" not in describe_difference([t], [flat])
     t[COUNT + most : COUNT + most + 2] = 1
-    assert "the mean of output 0 is" in difference([t], [flat])
+    assert "the mean of output 0 is" in describe_difference([t], [flat])
 
 
 def test_what_lies_beyond_the_range_of_eager_is_found_by_number():
     t, e = (torch.randint(0, 8, (COUNT, 1), generator=torch.Generator().manual_seed(i)).float() for i in range(2))
-    assert difference([t], [e]) == ""
+    assert describe_difference([t], [e]) == ""
     t[:60][t[:60] == 7] = 7
     t[::12] = 8
-    assert difference([t], [e]).endswith("draws of output 0 by the target lie above the largest by eager, at 0")
+    assert describe_difference([t], [e]).endswith(
+        "draws of output 0 by the target lie above the largest by eager, at 0"
+    )
 
 
 def test_outputs_and_neighbours_must_belong_to_each_other():
     mask = draws(0, COUNT, 4) > 0
     other = draws(1, COUNT, 4) > 0
-    assert difference([mask.float(), mask], [other.float(), other]) == ""
-    assert "products of output 1 and one before" in difference([mask.float(), ~mask], [other.float(), other])
+    assert describe_difference([mask.float(), mask], [other.float(), other]) == ""
+    assert "products of output 1 and one before" in describe_difference([mask.float(), ~mask], [other.float(), other])
     rows, twin = mask[:, :1].expand(-1, 4).float(), other.float()
-    assert "products of neighbours in output 0" in difference([rows], [twin]) or "extremes" in difference(
+    assert "products of neighbours in output 0" in describe_difference(
         [rows], [twin]
-    )
+    ) or "extremes" in describe_difference([rows], [twin])

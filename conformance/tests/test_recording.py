@@ -10,17 +10,17 @@ import pytest
 import torch
 from clika_ref_conformance.cases import Case, Check, Run, Task
 from clika_ref_conformance.deviations import Declarations
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.execution.case_checks import case_check
-from clika_ref_conformance.execution.messages import Setup
-from clika_ref_conformance.execution.run import Plan, RunRequest
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.execution.case_checks import make_case_check
+from clika_ref_conformance.execution.messages import WorkerSetup
+from clika_ref_conformance.execution.run import RunPlan, RunRequest
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.record import Result, RunRecord
-from clika_ref_conformance.reporting import recording, showing
-from clika_ref_conformance.reporting.alone import replay_alone
-from clika_ref_conformance.reporting.recording import LIMIT, record_end, with_reproducers_of_ends
-from clika_ref_conformance.reporting.replaying import read_reproducer
-from clika_ref_conformance.reporting.showing import run_and_show
+from clika_ref_conformance.reporting import crash_reproducers, run_console
+from clika_ref_conformance.reporting.crash_reproducers import MAX_REPRODUCERS, add_crash_reproducers, record_crash
+from clika_ref_conformance.reporting.replay import read_reproducer
+from clika_ref_conformance.reporting.replay_process import replay_in_process
+from clika_ref_conformance.reporting.run_console import run_and_show
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 from clika_ref.core.registry import load_registry
@@ -44,12 +44,12 @@ def checks(task, suite):
 
     def make():
         inputs = [torch.arange(float(n)) for n in (1, 3, 5)]
-        graph = graph_of(suite.registry.operators["relu"], [torch.zeros(3)], {})
+        graph = build_call_graph(suite.registry.operators["relu"], [torch.zeros(3)], {})
         return Case("relu", graph, [Run("three", (inputs[1],))])
 
     return [
         Check("harmless", refuse),
-        case_check("row", suite, make),
+        make_case_check("row", suite, make),
     ]
 
 
@@ -57,7 +57,7 @@ def setup(out, target, seconds=30.0):
     """What a worker is told."""
     profile = replace(PROFILES["quick"], case_seconds=seconds)
     path = (str(HERE), str(HERE / "stand_ins"))
-    return Setup(f"deadly_targets:{target}", profile, {"deadly": "test_recording"}, "", str(out), path)
+    return WorkerSetup(f"deadly_targets:{target}", profile, {"deadly": "test_recording"}, "", str(out), path)
 
 
 def dead(name="row", verdict=Verdict.CRASH, task=TASK):
@@ -67,7 +67,7 @@ def dead(name="row", verdict=Verdict.CRASH, task=TASK):
 
 def plan_into(out):
     """The plan of a run with a folder for its report, or none."""
-    return Plan(RunRequest("deadly_targets:Deadly", out=out), {}, (), Declarations((), ()))
+    return RunPlan(RunRequest("deadly_targets:Deadly", out=out), {}, (), Declarations((), ()))
 
 
 def record_of(results):
@@ -87,7 +87,7 @@ def run_script(path, folder):
 
 
 def test_the_inputs_that_kill_a_worker_are_in_the_reproducer(tmp_path):
-    path = record_end(dead(), setup(tmp_path, "Deadly"))
+    path = record_crash(dead(), setup(tmp_path, "Deadly"))
     assert path.startswith("cases/deadly-relu-float32-")
     found = read_reproducer(tmp_path / path, load_registry())
     assert (found.task, found.check, found.verdict) == (TASK, "row", "crash")
@@ -99,13 +99,13 @@ def test_the_inputs_that_kill_a_worker_are_in_the_reproducer(tmp_path):
 
 
 def test_a_graph_that_kills_the_compiler_is_recorded_without_inputs(tmp_path):
-    path = record_end(dead(), setup(tmp_path, "Fatal"))
+    path = record_crash(dead(), setup(tmp_path, "Fatal"))
     assert read_reproducer(tmp_path / path, load_registry()).case.runs == []
     assert "with status -11" in run_script(tmp_path / path, tmp_path).stdout
 
 
 def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
-    path = record_end(dead(verdict=Verdict.HANG), setup(tmp_path, "Sleepy", seconds=2.0))
+    path = record_crash(dead(verdict=Verdict.HANG), setup(tmp_path, "Sleepy", seconds=2.0))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
     assert torch.equal(run.inputs[0], torch.arange(3.0))
     done = run_script(tmp_path / path, tmp_path)
@@ -120,61 +120,61 @@ def test_a_replay_says_how_the_target_ended_it_and_has_the_limits_of_the_run(
     seconds = 5.0 if verdict == "hang" else 60.0
     limited = replace(PROFILES["quick"], case_seconds=seconds, memory_bytes=2**31)
     told = replace(setup(tmp_path, target), profile=limited)
-    path = record_end(dead(verdict=Verdict(verdict)), told)
+    path = record_crash(dead(verdict=Verdict(verdict)), told)
     monkeypatch.chdir(HERE / "stand_ins")
-    assert replay_alone(tmp_path / path, f"deadly_targets:{target}") == 1
+    assert replay_in_process(tmp_path / path, f"deadly_targets:{target}") == 1
     assert capfd.readouterr().out.startswith(f"{verdict}: ")
 
 
 def test_a_check_that_dies_before_the_target_compiles_is_recorded_as_one_that_repeats(tmp_path):
-    path = record_end(dead(verdict=Verdict.HANG), setup(tmp_path, "Doubtful", seconds=2.0))
+    path = record_crash(dead(verdict=Verdict.HANG), setup(tmp_path, "Doubtful", seconds=2.0))
     found = read_reproducer(tmp_path / path, load_registry())
-    assert (found.repeats, found.check, found.verdict) == (True, "row", "hang")
+    assert (found.repeats_check, found.check, found.verdict) == (True, "row", "hang")
 
 
 def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_path, monkeypatch, capfd):
-    path = record_end(dead(), setup(tmp_path, "Leaving"))
+    path = record_crash(dead(), setup(tmp_path, "Leaving"))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
     assert torch.equal(run.inputs[0], torch.arange(3.0))
     monkeypatch.chdir(HERE / "stand_ins")
-    assert replay_alone(tmp_path / path, "deadly_targets:Leaving") == 1
+    assert replay_in_process(tmp_path / path, "deadly_targets:Leaving") == 1
     assert "crash: the target ended its process, with status 0" in capfd.readouterr().out
-    assert replay_alone(tmp_path / path, "identity") == 0
-    assert replay_alone(tmp_path / "none.zip") == 2
+    assert replay_in_process(tmp_path / path, "identity") == 0
+    assert replay_in_process(tmp_path / "none.zip") == 2
 
 
 def test_a_target_that_leaves_a_process_behind_does_not_delay_its_reproducer(tmp_path, monkeypatch):
     monkeypatch.setenv("ODD_MARKS", str(tmp_path))
-    assert record_end(dead(), setup(tmp_path, "Orphaning"))
+    assert record_crash(dead(), setup(tmp_path, "Orphaning"))
     assert not (tmp_path / "lived").exists()
 
 
 def test_a_check_that_lives_has_no_reproducer(tmp_path):
-    assert record_end(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
+    assert record_crash(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
     assert list((tmp_path / "cases").iterdir()) == []
 
 
 def test_of_each_task_and_verdict_the_first_check_is_run_again(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        recording, "record_end", lambda r, _: asked.append((r.name, r.verdict)) or f"cases/{r.name}.zip"
+        crash_reproducers, "record_crash", lambda r, _: asked.append((r.name, r.verdict)) or f"cases/{r.name}.zip"
     )
-    many = [dead(f"n{i}", task=replace(TASK, subject=str(i))) for i in range(LIMIT + 5)]
+    many = [dead(f"n{i}", task=replace(TASK, subject=str(i))) for i in range(MAX_REPRODUCERS + 5)]
     known = replace(dead("e", Verdict.MEMORY), reproducer="cases/own.zip")
     results = [dead("a"), dead("b"), dead("c", Verdict.HANG), dead("d", Verdict.VALUE), known, *many]
-    found = with_reproducers_of_ends(record_of(results), plan_into(tmp_path))
+    found = add_crash_reproducers(record_of(results), plan_into(tmp_path))
     assert [r.reproducer for r in found.results[:5]] == ["cases/a.zip", "", "cases/c.zip", "", "cases/own.zip"]
-    assert len(asked) == LIMIT
-    assert found.imbalance() == []
+    assert len(asked) == MAX_REPRODUCERS
+    assert found.find_accounting_errors() == []
 
 
 @pytest.mark.parametrize("is_given_up", [False, True])
 def test_a_run_that_was_asked_to_end_runs_nothing_once_more(tmp_path, monkeypatch, is_given_up):
     asked = []
-    record = replace(record_of([dead()]), is_given_up=is_given_up)
-    monkeypatch.setattr(recording, "record_end", lambda result, _: asked.append(result.name) or "")
-    assert with_reproducers_of_ends(record, plan_into(None)) is record
-    with_reproducers_of_ends(record, plan_into(tmp_path))
+    record = replace(record_of([dead()]), is_abandoned=is_given_up)
+    monkeypatch.setattr(crash_reproducers, "record_crash", lambda result, _: asked.append(result.name) or "")
+    assert add_crash_reproducers(record, plan_into(None)) is record
+    add_crash_reproducers(record, plan_into(tmp_path))
     assert asked == [] if is_given_up else ["row"]
 
 
@@ -184,7 +184,7 @@ def test_a_report_keeps_no_reproducers_of_the_run_before_it(tmp_path, monkeypatc
     for path in (stale, kept, other):
         path.touch()
     record = record_of([replace(dead(verdict=Verdict.VALUE), reproducer="cases/b-89abcdef.zip")])
-    monkeypatch.setattr(showing, "execute", lambda *_: record)
+    monkeypatch.setattr(run_console, "execute_plan", lambda *_: record)
     run_and_show(RunRequest("identity", subjects=("relu",), out=tmp_path))
     assert (tmp_path / "report.json").exists()
     assert (stale.exists(), kept.exists(), other.exists()) == (False, True, True)

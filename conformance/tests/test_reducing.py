@@ -7,9 +7,9 @@ from statistics import median
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.graphs.drawing import GraphDrawing
-from clika_ref_conformance.drawing.graphs.growth import case_of, grow, growable
+from clika_ref_conformance.drawing.eager_values import compute_eager_values
+from clika_ref_conformance.drawing.graphs.graph_generator import GraphGenerator
+from clika_ref_conformance.drawing.graphs.random_graphs import grow_graph, make_case, select_graph_operators
 from clika_ref_conformance.drawing.reducing.graphs import reduce_case
 
 from clika_ref.core.inference import Builder
@@ -17,11 +17,11 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import random_draw
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
 
 REGISTRY = load_registry()
-OPERATORS = growable(REGISTRY.operators)
+OPERATORS = select_graph_operators(REGISTRY.operators)
 
 
 def kinds(case):
@@ -30,7 +30,7 @@ def kinds(case):
 
 def grown(seed):
     random = Random(seed)
-    return case_of(grow(OPERATORS, GraphDrawing(random_draw(random))), f"case {seed}", random)
+    return make_case(grow_graph(OPERATORS, GraphGenerator(random_draw(random))), f"case {seed}", random)
 
 
 def test_a_faulty_operator_is_reduced_to_one_call():
@@ -40,7 +40,7 @@ def test_a_faulty_operator_is_reduced_to_one_call():
         faulty = kinds(case)[len(case.graph) // 2]
         small = reduce_case(case, lambda c, faulty=faulty: faulty in kinds(c), 20)
         verify(small.graph)
-        eager_values(small.graph, small.runs[0].inputs)
+        compute_eager_values(small.graph, small.runs[0].inputs)
         sizes.append(len(small.graph))
     assert median(sizes) == 1
 
@@ -118,10 +118,10 @@ def dynamic():
     """Return exp of x[n, 3], and log1p of the sine of y[2 n, 3]."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
-    n = named("n")
+    n = make_symbol("n")
     x = graph.add_input(TensorType(torch.float32, (n, 3)), "x")
     y = graph.add_input(TensorType(torch.float32, (2 * n, 3)), "y")
-    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    graph.symbols["n"] = Symbol("n", 1, None, SymbolSource("x", 0))
     graph.guards += [Guard(n >= 1, "model.py:3")]
     graph.add_output(build("exp", x))
     graph.add_output(build("log1p", build("sin", y)))
@@ -136,7 +136,7 @@ def test_dynamic_sides_stay_dynamic_where_they_matter_and_their_source_stays_an_
     assert [v.name for v in small.graph.inputs] == ["sin", "x"]
     assert small.graph.symbols.keys() == {"n"}
     assert small.graph.guards == case.graph.guards
-    assert small.graph.outputs[0].type.shape == (2 * named("n"), 3)
+    assert small.graph.outputs[0].type.shape == (2 * make_symbol("n"), 3)
     assert [tuple(t.shape) for t in small.runs[0].inputs] == [(2, 3), (1, 3)]
 
 

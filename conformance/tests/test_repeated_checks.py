@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.execution.messages import Setup
+from clika_ref_conformance.execution.messages import WorkerSetup
 from clika_ref_conformance.execution.worker import make_suite
 from clika_ref_conformance.levels import artifacts, contract
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.reporting.replay import replay
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
@@ -66,7 +66,7 @@ def lenient(tmp_path, monkeypatch):
     (tmp_path / "lenient_target.py").write_text(LENIENT)
     monkeypatch.syspath_prepend(tmp_path)
     name = "lenient_target:TARGET"
-    suite = make_suite(Setup(name, PROFILE, {}, str(tmp_path), path=tuple(sys.path)))
+    suite = make_suite(WorkerSetup(name, PROFILE, {}, str(tmp_path), path=tuple(sys.path)))
     yield written(artifacts, Task("artifacts", "files"), "damaged-2", suite, name)
     sys.modules.pop("lenient_target", None)
 
@@ -104,7 +104,7 @@ def test_a_finding_about_a_damaged_artifact_replays_here_and_from_its_script(len
 
 
 def test_a_check_that_is_no_longer_planned_is_not_run(lenient, monkeypatch):
-    monkeypatch.setattr(artifacts, "DAMAGES", 1)
+    monkeypatch.setattr(artifacts, "DAMAGED_COPIES", 1)
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")
     assert again.verdict is Verdict.NOT_RUN
     assert again.comparison.message == "the task artifacts/files has no check 'damaged-2' any more"

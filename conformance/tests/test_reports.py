@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Deviation
-from clika_ref_conformance.execution.accounts import deviation_accounts
+from clika_ref_conformance.execution.declaration_accounting import count_deviations
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.reporting import json_report
-from clika_ref_conformance.reporting.gathering import report_of
-from clika_ref_conformance.reporting.json_report import document_of, read_json, write_json
-from clika_ref_conformance.reporting.junit import junit_of, write_junit
-from clika_ref_conformance.reporting.report import SEVERITY, Unrun, worst
+from clika_ref_conformance.reporting.json_report import read_json, report_to_json, write_json
+from clika_ref_conformance.reporting.junit import render_junit, write_junit
+from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, UnrunChecks, worst_verdict
+from clika_ref_conformance.reporting.report_builder import make_report
 from clika_ref_conformance.reproducing.errors import ReportError
-from clika_ref_conformance.verdicts import Reason, Verdict, not_run
+from clika_ref_conformance.verdicts import Reason, Verdict, make_not_run
 from small_reports import FOLD, RELU, SUM, failed, passed, record
 
 
@@ -38,18 +38,20 @@ def small():
 
 
 def test_every_verdict_has_a_rank_and_every_failure_outranks_the_rest():
-    assert set(SEVERITY) == set(Verdict)
-    assert min(SEVERITY[v] for v in Verdict if v.is_failure) > max(SEVERITY[v] for v in Verdict if not v.is_failure)
+    assert set(SEVERITY_BY_VERDICT) == set(Verdict)
+    assert min(SEVERITY_BY_VERDICT[v] for v in Verdict if v.is_failure) > max(
+        SEVERITY_BY_VERDICT[v] for v in Verdict if not v.is_failure
+    )
 
 
 def test_one_check_that_passed_says_more_than_any_that_were_refused():
-    assert worst({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
-    assert worst({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
-    assert worst({}) is Verdict.NOT_RUN
+    assert worst_verdict({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
+    assert worst_verdict({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
+    assert worst_verdict({}) is Verdict.NOT_RUN
 
 
 def test_of_each_task_and_verdict_the_worst_case_is_kept_and_the_others_are_counted():
-    relu, total, fold = report_of(small()).tasks
+    relu, total, fold = make_report(small()).tasks
     assert [(d.verdict, d.check) for d in relu.details] == [(Verdict.PASS, "b")]
     assert [(d.verdict, d.check) for d in total.details] == [(Verdict.CRASH, "e"), (Verdict.VALUE, "d")]
     assert dict(total.verdicts) == {Verdict.CRASH: 1, Verdict.VALUE: 2}
@@ -58,12 +60,12 @@ def test_of_each_task_and_verdict_the_worst_case_is_kept_and_the_others_are_coun
 
 
 def test_a_case_that_can_be_replayed_goes_before_one_that_is_further_off():
-    found = report_of(record(failed(SUM, "a", ratio=1e9), failed(SUM, "b", ratio=2.0, reproducer="cases/b.zip")))
+    found = make_report(record(failed(SUM, "a", ratio=1e9), failed(SUM, "b", ratio=2.0, reproducer="cases/b.zip")))
     assert found.tasks[0].details[0].check == "b"
 
 
 def test_a_ratio_that_is_nan_counts_as_the_largest():
-    found = report_of(
+    found = make_report(
         record(failed(SUM, "a", ratio=1.0), failed(SUM, "b", ratio=math.nan), failed(SUM, "c", ratio=2.0))
     )
     assert found.tasks[0].details[0].check == "b"
@@ -71,20 +73,20 @@ def test_a_ratio_that_is_nan_counts_as_the_largest():
 
 def test_the_accounts_of_a_report_are_those_of_the_run():
     run = small()
-    report = report_of(run)
+    report = make_report(run)
     assert report.counts == run.counts
     assert (report.planned, report.failures) == (7, 3)
-    assert report.not_run == {"no reason given": Unrun(1, "off by 9.0")}
+    assert report.not_run == {"no reason given": UnrunChecks(1, "off by 9.0")}
     assert report.levels == ["operators", "passes"]
 
 
 def test_what_was_not_run_is_counted_by_the_kind_of_its_reason_with_one_example():
     texts = [(Reason.GIVEN_UP, "stopped"), (Reason.NO_KERNEL, "randn(size=(2,))"), (Reason.NO_KERNEL, "randn(size=())")]
-    results = [Result(SUM, text, not_run(reason, text)) for reason, text in texts]
-    found = report_of(record(*results, passed(SUM, "fine"))).not_run
+    results = [Result(SUM, text, make_not_run(reason, text)) for reason, text in texts]
+    found = make_report(record(*results, passed(SUM, "fine"))).not_run
     assert list(found.items()) == [
-        (Reason.NO_KERNEL, Unrun(2, "randn(size=(2,))")),
-        (Reason.GIVEN_UP, Unrun(1, "stopped")),
+        (Reason.NO_KERNEL, UnrunChecks(2, "randn(size=(2,))")),
+        (Reason.GIVEN_UP, UnrunChecks(1, "stopped")),
     ]
 
 
@@ -120,15 +122,17 @@ def test_the_fields_that_are_documented_are_those_that_are_written():
     (section,) = re.findall(r"^## report\.json\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
     documented = [name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in row.split(", ")]
     declared = Deviation("d", ("relu",), "it does", "https://example.org", "2999-01-01")
-    run = replace(small(), deviations=deviation_accounts([declared], []), problems=["one is gone"])
-    written = places(json_report.to_json(document_of(report_of(run))))
+    run = replace(small(), deviations=count_deviations([declared], []), problems=["one is gone"])
+    written = places(json_report.to_json(report_to_json(make_report(run))))
     assert sorted(documented) == sorted(f"`{place}`" for place in written)
-    assert f"by schema {json_report.SCHEMA}." in section
+    assert f"by schema {json_report.SCHEMA_VERSION}." in section
 
 
 def test_a_report_that_has_messages_for_reasons_is_read_still(tmp_path):
-    report = replace(report_of(small()), not_run={"randn(size=()) is random": Unrun(3, "randn(size=()) is random")})
-    document = json.loads(json.dumps(json_report.to_json(document_of(report))))
+    report = replace(
+        make_report(small()), not_run={"randn(size=()) is random": UnrunChecks(3, "randn(size=()) is random")}
+    )
+    document = json.loads(json.dumps(json_report.to_json(report_to_json(report))))
     document["not_run"] = {"randn(size=()) is random": 3}
     for task in document["tasks"]:
         for detail in task["details"]:
@@ -139,16 +143,16 @@ def test_a_report_that_has_messages_for_reasons_is_read_still(tmp_path):
 
 def test_a_report_holds_what_the_run_says_of_itself():
     run = replace(small(), problems=["a deviation expired"], doubts=["nothing was proven"])
-    assert report_of(run).problems == ["a deviation expired", "nothing was proven"]
+    assert make_report(run).problems == ["a deviation expired", "nothing was proven"]
 
 
 def test_a_report_is_read_back_as_it_was_written(tmp_path):
-    report = report_of(small())
+    report = make_report(small())
     write_json(report, tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()
-    assert json.loads(text)["schema"] == json_report.SCHEMA
+    assert json.loads(text)["schema"] == json_report.SCHEMA_VERSION
     assert "Infinity" not in text
-    assert document_of(read_json(tmp_path / "report.json"))["tasks"][0] == document_of(report)["tasks"][0]
+    assert report_to_json(read_json(tmp_path / "report.json"))["tasks"][0] == report_to_json(report)["tasks"][0]
     write_json(read_json(tmp_path / "report.json"), tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == text
 
@@ -186,7 +190,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_report_is_refused_with_what_is_wrong(tmp_path, damage):
     change, message = DAMAGES[damage]
-    write_json(report_of(small()), tmp_path / "report.json")
+    write_json(make_report(small()), tmp_path / "report.json")
     document = change(json.loads((tmp_path / "report.json").read_text()))
     (tmp_path / "report.json").write_text(json.dumps(document))
     with pytest.raises(ReportError, match=message):
@@ -200,13 +204,13 @@ def test_a_report_that_is_missing_or_no_json_or_too_large_is_named(tmp_path, mon
     path.write_bytes(b"\xff{")
     with pytest.raises(ReportError, match="is no report of a conformance run"):
         read_json(path)
-    monkeypatch.setattr(json_report, "LIMIT_BYTES", 1)
+    monkeypatch.setattr(json_report, "MAX_REPORT_BYTES", 1)
     with pytest.raises(ReportError, match="more than the 1 that a report may have"):
         read_json(path)
 
 
 def test_junit_has_a_suite_for_each_level_and_a_case_for_each_task(tmp_path):
-    write_junit(report_of(small()), tmp_path / "junit.xml")
+    write_junit(make_report(small()), tmp_path / "junit.xml")
     root = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 - written above
     assert [suite.get("name") for suite in root] == ["operators", "passes"]
     assert (root.get("tests"), root.get("failures"), root.get("skipped")) == ("3", "1", "1")
@@ -220,7 +224,7 @@ def test_in_junit_a_task_of_which_no_check_proves_anything_is_skipped_and_says_w
     silent = [failed(SUM, "c", Verdict.XFAIL), failed(SUM, "d", Verdict.NOT_RUN), failed(SUM, "e", Verdict.NOT_RUN)]
     unstable = [failed(FOLD, "f", Verdict.UNSTABLE)]
     proving = [failed(RELU, "a", Verdict.XFAIL), passed(RELU, "b")]
-    root = ET.fromstring(junit_of(report_of(record(*silent, *unstable, *proving))))  # noqa: S314 - written here
+    root = ET.fromstring(render_junit(make_report(record(*silent, *unstable, *proving))))  # noqa: S314 - written here
     messages = {case.get("name"): [e.get("message") for e in case] for case in root.iter("testcase")}
     assert messages == {
         str(SUM): ["1 xfail, 2 not-run: off by 9.0"],
@@ -231,7 +235,7 @@ def test_in_junit_a_task_of_which_no_check_proves_anything_is_skipped_and_says_w
 
 def test_junit_takes_names_and_messages_that_xml_cannot_hold():
     result = failed(Task("operators", "<script>&\x00\x1b"), "a\x08")
-    written = junit_of(report_of(record(result, problems=["gone & <forgotten>\x00"])))
+    written = render_junit(make_report(record(result, problems=["gone & <forgotten>\x00"])))
     root = ET.fromstring(written)  # noqa: S314 - written above
     names = [case.get("name") for case in root.iter("testcase")]
     assert names == ["operators/<script>&\ufffd\ufffd", "gone & <forgotten>\ufffd"]

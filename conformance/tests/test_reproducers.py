@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Compiled, Outcome, Run, Task
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.motifs.rebuilding import OWN_OPERATORS
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.drawing.motifs.rebuilding import SUITE_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.reporting.replaying import read_reproducer, replay
+from clika_ref_conformance.reporting.replay import read_reproducer, replay
 from clika_ref_conformance.reproducing import archives, tensors
 from clika_ref_conformance.reproducing.archives import pack, unpack
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.reproducing.repro_script import AGREES, UNTRIED
-from clika_ref_conformance.reproducing.reproducers import reproducer, write_reproducer
+from clika_ref_conformance.reproducing.reproducers import make_reproducer, write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -115,7 +115,7 @@ def module(tmp_path, monkeypatch):
 
 def relu_case(*inputs):
     """A relu on given inputs, each a run."""
-    graph = graph_of(REGISTRY.operators["relu"], [inputs[0]], {})
+    graph = build_call_graph(REGISTRY.operators["relu"], [inputs[0]], {})
     runs = [Run(f"run-{i}", (x,)) for i, x in enumerate(inputs)]
     return Case("relu", graph, runs, {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32})
 
@@ -144,7 +144,7 @@ def layouts():
 def test_a_tensor_keeps_its_bits_and_its_layout(x):
     content = tensors.to_npz({"x": tensors.elements_of(x)})
     layout = json.loads(json.dumps(tensors.layout_of(x)))
-    y = tensors.rebuild(layout, tensors.from_npz(content, "x.npz", 10**6)["x"])
+    y = tensors.rebuild_tensor(layout, tensors.from_npz(content, "x.npz", 10**6)["x"])
     assert (y.dtype, y.shape, y.stride(), y.storage_offset()) == (x.dtype, x.shape, x.stride(), x.storage_offset())
     assert tensors.elements_of(x).tobytes() == tensors.elements_of(y).tobytes()
 
@@ -164,10 +164,10 @@ def test_a_case_comes_back_from_its_reproducer(suite, tmp_path):
 def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
     made = Compiled(Artifact(Path("model.onnx"), "onnxruntime", ("x",), ("y",)), {"model.onnx": b"a model"})
     outcome = replace(failed(relu_case(torch.ones(2, 3))), compiled=made)
-    content = reproducer(outcome, TASK, suite, "onnxruntime")
-    assert content == reproducer(outcome, TASK, suite, "onnxruntime")
+    content = make_reproducer(outcome, TASK, suite, "onnxruntime")
+    assert content == make_reproducer(outcome, TASK, suite, "onnxruntime")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        assert sorted(archive.namelist()) == sorted([*archives.REQUIRED, "artifact/model.onnx"])
+        assert sorted(archive.namelist()) == sorted([*archives.REQUIRED_FILES, "artifact/model.onnx"])
         assert "pickle" not in archive.read("repro.py").decode().replace("allow_pickle=False", "")
 
 
@@ -315,13 +315,13 @@ DAMAGES = {
 def test_a_damaged_reproducer_is_refused_with_what_is_wrong(suite, tmp_path, damage):
     change, message = DAMAGES[damage]
     path = tmp_path / "case.zip"
-    path.write_bytes(change(reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")))
+    path.write_bytes(change(make_reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")))
     with pytest.raises(ReportError, match=message):
         read_reproducer(path, REGISTRY)
 
 
 def test_an_operator_that_nobody_declares_is_named(suite, tmp_path):
-    content = reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")
+    content = make_reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         graph = archive.read("graph.json").replace(b'"relu"', b'"nobodys"')
     (tmp_path / "case.zip").write_bytes(changed(content, graph__json=graph))
@@ -332,9 +332,11 @@ def test_an_operator_that_nobody_declares_is_named(suite, tmp_path):
 def test_a_reproducer_that_unpacks_to_too_much_is_refused_unread(suite, tmp_path, monkeypatch):
     path = tmp_path / "case.zip"
     path.write_bytes(
-        changed(reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime"), repro__py=b" " * 10**6)
+        changed(
+            make_reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime"), repro__py=b" " * 10**6
+        )
     )
-    monkeypatch.setattr(archives, "LIMIT_BYTES", 10**5)
+    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 10**5)
     with pytest.raises(ReportError, match=r"unpacks to 1,\d+,\d+ bytes, more than 100,000"):
         unpack(path)
 
@@ -342,7 +344,7 @@ def test_a_reproducer_that_unpacks_to_too_much_is_refused_unread(suite, tmp_path
 def test_a_case_that_passes_replays_as_a_pass(suite, tmp_path):
     case = relu_case(torch.ones(2, 3))
     assert run_case(case, suite).verdict is Verdict.PASS
-    (tmp_path / "case.zip").write_bytes(reproducer(failed(case), TASK, suite, "onnxruntime"))
+    (tmp_path / "case.zip").write_bytes(make_reproducer(failed(case), TASK, suite, "onnxruntime"))
     assert replay(tmp_path / "case.zip", REGISTRY).verdict is Verdict.PASS
 
 
@@ -368,7 +370,7 @@ def test_a_finding_about_a_pass_replays_on_the_pass(suite, tmp_path, check):
     registry = replace(REGISTRY, passes={"doubling": Doubling()})
     outcome = replace(failed(relu_case(torch.rand(2, 3))), name=check)
     path = tmp_path / "case.zip"
-    path.write_bytes(reproducer(outcome, Task("passes", "doubling"), suite, "onnxruntime"))
+    path.write_bytes(make_reproducer(outcome, Task("passes", "doubling"), suite, "onnxruntime"))
     assert "artifact/model.onnx" not in unpack(path)
     found = replay(path, registry)
     assert (found.verdict.is_failure, found.name) == (True, check)
@@ -381,7 +383,7 @@ def test_a_finding_about_a_pass_replays_on_the_pass(suite, tmp_path, check):
 def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
     path = tmp_path / "case.zip"
     path.write_bytes(
-        reproducer(failed(relu_case(torch.rand(2, 3))), Task("passes", "fold-constants"), suite, "onnxruntime")
+        make_reproducer(failed(relu_case(torch.rand(2, 3))), Task("passes", "fold-constants"), suite, "onnxruntime")
     )
     done = run_script(path, tmp_path)
     assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
@@ -389,8 +391,8 @@ def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
 
 def test_the_script_asks_the_suite_for_operators_that_no_plugin_has(suite, tmp_path):
     path = tmp_path / "case.zip"
-    graph = graph_of(OWN_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})
+    graph = build_call_graph(SUITE_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})
     case = Case("tap", graph, [Run("run-0", (torch.rand(2, 3),))])
-    path.write_bytes(reproducer(failed(case), Task("passes", "fold-constants"), suite, "onnxruntime"))
+    path.write_bytes(make_reproducer(failed(case), Task("passes", "fold-constants"), suite, "onnxruntime"))
     done = run_script(path, tmp_path)
     assert (done.returncode, "pass: " in done.stdout) == (0, True), done.stdout + done.stderr

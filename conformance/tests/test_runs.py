@@ -12,10 +12,10 @@ import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure
 from clika_ref_conformance.execution import run
-from clika_ref_conformance.execution.accounts import doubts_of
-from clika_ref_conformance.execution.process import seconds_to_wait
-from clika_ref_conformance.execution.run import RunRequest, execute, execution, plan_run
-from clika_ref_conformance.profiles import chosen_profile
+from clika_ref_conformance.execution.declaration_accounting import find_doubts
+from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_run, start_execution
+from clika_ref_conformance.execution.worker_process import seconds_to_wait
+from clika_ref_conformance.profiles import select_profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -23,7 +23,7 @@ from clika_ref.core.errors import ClikaError
 
 
 def request_for(*subjects, **changes):
-    profile = replace(chosen_profile("quick"), case_seconds=changes.pop("case_seconds", 60.0), shrink_seconds=0.0)
+    profile = replace(select_profile("quick"), case_seconds=changes.pop("case_seconds", 60.0), shrink_seconds=0.0)
     return RunRequest("identity", profile, subjects, workers=1, catalogue={"odd": "odd_level"}, **changes)
 
 
@@ -47,7 +47,7 @@ AROUND = {
 
 
 def test_a_check_costs_itself_alone_whatever_it_does():
-    record = execute(plan_run(request_for("fine", "plan-", *AROUND)))
+    record = execute_plan(plan_run(request_for("fine", "plan-", *AROUND)))
     assert record.part.startswith("-k fine -k plan- -k exit ")
     for subject, verdict in AROUND.items():
         expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
@@ -68,27 +68,27 @@ def test_a_check_costs_itself_alone_whatever_it_does():
     assert messages["plan-interrupts"].endswith("KeyboardInterrupt")
     assert verdicts_of(record, "plan-dies") == [("plan", Verdict.CRASH)]
     assert record.planned == len(record.results) == 3 * (len(AROUND) + 1) + 3
-    assert not record.imbalance()
+    assert not record.find_accounting_errors()
     assert record.exit_code == 1
     assert record.environment["torch"]
 
 
 def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becomes_of_the_worker():
     request = request_for("fails-always", "dies-always")
-    record = execute(plan_run(replace(request, profile=replace(request.profile, most_failures=2))))
+    record = execute_plan(plan_run(replace(request, profile=replace(request.profile, most_failures=2))))
     for subject, verdict in {"fails-always": Verdict.VALUE, "dies-always": Verdict.CRASH}.items():
         assert [v for _, v in verdicts_of(record, subject)] == [verdict] * 2 + [Verdict.NOT_RUN] * 2
         reasons = {
             r.comparison.message for r in record.results if r.task.subject == subject and not r.verdict.is_failure
         }
         assert reasons == {f"after 2 failures of one kind, {verdict}"}
-    assert not record.imbalance()
+    assert not record.find_accounting_errors()
 
 
 def test_a_check_that_hangs_is_ended_and_meanwhile_the_time_is_told(monkeypatch):
-    monkeypatch.setattr(run, "QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(run, "NOTICE_INTERVAL_S", 0.1)
     told = []
-    record = execute(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: told.append(result))
+    record = execute_plan(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: told.append(result))
     assert told.count(None) > 5
     assert verdicts_of(record, "hang") == [("first", Verdict.PASS), ("middle", Verdict.HANG), ("last", Verdict.PASS)]
     assert re.match(
@@ -104,15 +104,15 @@ def test_a_worker_killed_from_outside_costs_nothing():
             killed.append(run.workers[0].process.pid)
             os.kill(killed[0], signal.SIGKILL)
 
-    record = execute(plan_run(request_for("fine", "print")), notice)
+    record = execute_plan(plan_run(request_for("fine", "print")), notice)
     assert killed
-    assert not record.imbalance()
+    assert not record.find_accounting_errors()
     assert not record.failures, "what it was running is run once more"
     assert record.planned == len(record.results) == 6
 
 
 def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
-    record = execute(plan_run(request_for("planned-twice")))
+    record = execute_plan(plan_run(request_for("planned-twice")))
     assert [v for _, v in verdicts_of(record, "planned-twice")] == [Verdict.PASS] * 3
     assert record.exit_code == 0
 
@@ -123,7 +123,7 @@ def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
 )
 def test_what_a_target_starts_ends_with_its_worker_and_does_not_delay_the_run(subject, verdict, monkeypatch, tmp_path):
     monkeypatch.setenv("ODD_MARKS", str(tmp_path))
-    record = execute(plan_run(request_for(subject, case_seconds=3.0)))
+    record = execute_plan(plan_run(request_for(subject, case_seconds=3.0)))
     expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
     assert verdicts_of(record, subject) == expected
     with (tmp_path / "held").open() as held:
@@ -139,7 +139,7 @@ def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
 
 
 def test_a_fork_that_comes_back_into_the_worker_says_nothing():
-    record = execute(plan_run(request_for("doubles", case_seconds=5.0)))
+    record = execute_plan(plan_run(request_for("doubles", case_seconds=5.0)))
     assert {v for _, v in verdicts_of(record, "doubles")} == {Verdict.PASS}
     assert (record.problems, record.exit_code) == ((), 0)
 
@@ -147,24 +147,24 @@ def test_a_fork_that_comes_back_into_the_worker_says_nothing():
 @pytest.mark.parametrize(("limit", "verdict"), [(2**29, Verdict.MEMORY), (2**30, Verdict.PASS), (0, Verdict.PASS)])
 def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
     request = request_for("roomy")  # half a gibibyte
-    record = execute(plan_run(replace(request, profile=replace(request.profile, memory_bytes=limit))))
+    record = execute_plan(plan_run(replace(request, profile=replace(request.profile, memory_bytes=limit))))
     assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS, verdict, Verdict.PASS]
     assert record.environment["limits"] == f"60 s, {limit / 2**30:g} GiB"
 
 
 def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
-    record = execute(plan_run(request_for("hoards", "roomy")))
+    record = execute_plan(plan_run(request_for("hoards", "roomy")))
     expected = [("first", Verdict.MEMORY), ("middle", Verdict.PASS), ("last", Verdict.MEMORY)]
     assert verdicts_of(record, "hoards") == expected
     assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS] * 3
-    assert not record.imbalance()
+    assert not record.find_accounting_errors()
 
 
 def test_a_plan_that_differs_between_processes_is_told_and_not_run():
-    record = execute(plan_run(request_for("unsure")))
+    record = execute_plan(plan_run(request_for("unsure")))
     assert [v for _, v in verdicts_of(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]
     assert record.problems == ("odd/unsure is planned differently in different processes",)
-    assert not record.imbalance()
+    assert not record.find_accounting_errors()
     assert record.exit_code == 1
 
 
@@ -176,8 +176,8 @@ def test_what_an_interrupted_run_had_not_done_is_not_run():
             for interrupt in interrupts:
                 raise interrupt
 
-    record = execute(plan_run(request_for("fine", "print")), notice)
-    assert not record.imbalance()
+    record = execute_plan(plan_run(request_for("fine", "print")), notice)
+    assert not record.find_accounting_errors()
     silent = [r for r in record.results if r.verdict is Verdict.NOT_RUN]
     assert silent
     assert {r.comparison.message for r in silent} == {"the run was interrupted"}
@@ -197,16 +197,16 @@ DECLARED = Declarations(
 def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_interrupted(is_interrupted):
     def notice(result, running):
         if result is not None and result.verdict is Verdict.PASS:  # nor is it one of those that were given up
-            running.every[result.task].results[result.name] = replace(result, watched=("unseen",))
+            running.progress_by_task[result.task].results[result.name] = replace(result, watched=("unseen",))
             if is_interrupted:
                 raise KeyboardInterrupt
 
     tasks = [Task("odd", "fine"), Task("odd", "print")]
-    scopes = {entry: frozenset(filter(entry.is_of, tasks)) for entry in DECLARED.xfails}
+    scopes = {entry: frozenset(filter(entry.matches_task, tasks)) for entry in DECLARED.xfails}
     request = replace(request_for(), profile=replace(request_for().profile, name="nightly"))
     plan = replace(plan_run(request), tasks=tasks, declarations=DECLARED, scopes=scopes)
     assert plan.is_full
-    record = execute(plan, notice)
+    record = execute_plan(plan, notice)
     said = " ".join(record.problems)
     told = record.counts.get(Verdict.XPASS, 0), said.count("idle concerns nothing"), said.count("unseen was not seen")
     assert told == ((0, 0, 0) if is_interrupted else (4, 1, 1))
@@ -215,7 +215,7 @@ def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_i
 
 def test_results_can_be_had_task_by_task():
     plan = plan_run(request_for("fine", "exit"))
-    with execution(plan, plan.tasks) as running:
+    with start_execution(plan, plan.tasks) as running:
         assert [r.verdict for r in running.results_of(Task("odd", "exit"))] == [
             Verdict.PASS,
             Verdict.CRASH,
@@ -226,13 +226,13 @@ def test_results_can_be_had_task_by_task():
 
 def test_a_worker_that_cannot_start_ends_the_run():
     with pytest.raises(ClikaError, match=r"a worker ended before it was ready: exit status 1:\n(.|\n)*no_such_module"):
-        execute(plan_run(request_for("fine", arrange="no_such_module:function")))
+        execute_plan(plan_run(request_for("fine", arrange="no_such_module:function")))
 
 
 @pytest.mark.parametrize("lost", [1, 3])
 def test_a_replacement_that_is_killed_before_it_is_ready_costs_no_result(monkeypatch, lost):
     """What was done stays; after three in a row the rest is not run, and the run says why."""
-    hire, hired = run.Execution._hire, []
+    hire, hired = run.Execution._start_worker, []
 
     def hire_and_kill(self):
         hire(self)
@@ -240,9 +240,9 @@ def test_a_replacement_that_is_killed_before_it_is_ready_costs_no_result(monkeyp
         if 1 < len(hired) <= 1 + lost:
             hired[-1].kill()
 
-    monkeypatch.setattr(run.Execution, "_hire", hire_and_kill)
-    record = execute(plan_run(request_for("exit", "print")))
-    assert not record.imbalance()
+    monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
+    record = execute_plan(plan_run(request_for("exit", "print")))
+    assert not record.find_accounting_errors()
     assert record.exit_code == (1 if lost < 3 else 3)
     done = [v for _, v in verdicts_of(record, "exit")]
     assert done[:2] == [Verdict.PASS, Verdict.CRASH]
@@ -261,7 +261,7 @@ DOUBT = (
 
 @pytest.mark.parametrize("lost", [1, 3])
 def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, lost):
-    hire, hired = run.Execution._hire, []
+    hire, hired = run.Execution._start_worker, []
 
     def hire_and_kill(self):
         hire(self)
@@ -269,17 +269,17 @@ def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, 
         if len(hired) <= lost:
             hired[-1].kill()
 
-    monkeypatch.setattr(run.Execution, "_hire", hire_and_kill)
-    record = execute(plan_run(request_for("fine", "print")))
-    assert not record.imbalance()
+    monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
+    record = execute_plan(plan_run(request_for("fine", "print")))
+    assert not record.find_accounting_errors()
     assert {r.verdict for r in record.results} == {Verdict.PASS if lost < 3 else Verdict.NOT_RUN}
     assert record.exit_code == (0 if lost < 3 else 3)
     assert lost < 3 or re.match(DOUBT, record.doubts[0])
 
 
 def test_samples_that_raise_are_blamed_in_full_once_and_in_one_line_elsewhere():
-    request = RunRequest("identity", chosen_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
-    record = execute(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
+    request = RunRequest("identity", select_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
+    record = execute_plan(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
     assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
     messages = {str(r.task): r.comparison.message for r in record.failures}
     assert "(in bad_samples.py, line " in messages.pop("contract/celu")
@@ -296,28 +296,28 @@ def recorded(*comparisons, level="operators"):
 
 def test_a_task_in_which_eager_leaves_its_bound_too_often_is_a_fault_of_the_suite():
     fine, off = Comparison(Verdict.PASS, elements=990), Comparison(Verdict.PASS, elements=10, unstable=10, strayed=10)
-    assert doubts_of(recorded(fine, off)) == []
-    (doubt,) = doubts_of(recorded(fine, off, off))
+    assert find_doubts(recorded(fine, off)) == []
+    (doubt,) = find_doubts(recorded(fine, off, off))
     assert doubt.startswith("sin in int64: eager itself leaves the bound at 20 of 1,010 elements, more than 1%")
     assert replace(recorded(fine), doubts=(doubt,)).exit_code == 3
     overflows = Comparison(Verdict.PASS, elements=10, unstable=10)
-    assert doubts_of(recorded(fine, overflows, overflows)) == []
-    assert doubts_of(recorded(off)) == [], "few of few"
+    assert find_doubts(recorded(fine, overflows, overflows)) == []
+    assert find_doubts(recorded(off)) == [], "few of few"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
 def test_a_run_that_proves_nothing_of_its_target_says_so(verdict):
     silent = recorded(*[Comparison(verdict)] * 3)
-    assert doubts_of(silent) == [f"nothing was proven of mine: 3 {verdict}"]
+    assert find_doubts(silent) == [f"nothing was proven of mine: 3 {verdict}"]
     proven = [recorded(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
     failed = recorded(Comparison(Verdict.VALUE), Comparison(verdict))
     without = recorded(Comparison(verdict), level="passes")
-    assert [doubts_of(record) for record in (*proven, failed, without)] == [[], [], [], []]
+    assert [find_doubts(record) for record in (*proven, failed, without)] == [[], [], [], []]
 
 
 def test_a_target_that_refuses_everything_does_not_pass():
-    request = RunRequest("odd_targets:REFUSING", chosen_profile("quick"), ("relu/float32", "contract/relu"), workers=1)
-    record = execute(plan_run(request))
+    request = RunRequest("odd_targets:REFUSING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1)
+    record = execute_plan(plan_run(request))
     ran = {r.verdict for r in record.results if r.task.level == "operators"}
     assert ran == {Verdict.UNSUPPORTED, Verdict.NOT_RUN}
     assert Verdict.PASS in record.counts
@@ -332,7 +332,7 @@ def test_accounts_that_do_not_add_up_are_exit_status_3():
     fine = RunRecord("identity", "quick", 0, {}, {task: ("first",)}, [passed])
     assert fine.exit_code == 0
     assert replace(fine, problems=("a deviation is gone",)).exit_code == 1
-    assert replace(fine, results=[]).imbalance() == ["odd/fine: first: planned 1 times, 0 results"]
+    assert replace(fine, results=[]).find_accounting_errors() == ["odd/fine: first: planned 1 times, 0 results"]
     assert replace(fine, results=[passed, passed]).exit_code == 3
     assert replace(fine, plan={task: ("first", "second")}).exit_code == 3
     assert replace(fine, plan={}).exit_code == 3
@@ -357,7 +357,7 @@ def test_a_request_without_sense_is_refused(changes, message):
 
 def test_an_unknown_profile_is_refused_and_nightly_draws_its_seed():
     with pytest.raises(ClikaError, match=r"there is no profile 'slow'; profiles are quick, ci, nightly"):
-        chosen_profile("slow")
-    assert chosen_profile("quick").seed == 0
-    assert chosen_profile("ci", 7).seed == 7
-    assert len({chosen_profile("nightly").seed for _ in range(3)}) > 1
+        select_profile("slow")
+    assert select_profile("quick").seed == 0
+    assert select_profile("ci", 7).seed == 7
+    assert len({select_profile("nightly").seed for _ in range(3)}) > 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.targets.identity import Identity
-from clika_ref_conformance.targets.loading import folder_of, load_target
+from clika_ref_conformance.targets.loading import find_module_folder, load_target
 from clika_ref_conformance.verdicts import Verdict
 from small_cases import REGISTRY, case_of, suite_for
 
@@ -18,9 +18,9 @@ def test_the_folder_of_a_target_is_the_one_in_which_its_outermost_package_lies(t
     for name in ("outer_of_targets/inner/__init__", "outer_of_targets/inner/some", "lone_target"):
         (tmp_path / f"{name}.py").touch()
     for place in ("outer_of_targets.inner", "outer_of_targets.inner.some", "lone_target"):
-        assert folder_of(f"{place}:TARGET") == str(tmp_path)
+        assert find_module_folder(f"{place}:TARGET") == str(tmp_path)
     for text in ("onnxruntime", "torch.nn.functional:relu", "sys:path"):
-        assert folder_of(text) == ""
+        assert find_module_folder(text) == ""
 
 
 @pytest.fixture

@@ -3,12 +3,20 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from clika_ref_conformance.judging.trait_claims import broken_claim, claim_of
+from clika_ref_conformance.judging.trait_claims import claim_of, find_broken_claim
 from torch import Tensor
 
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
-from clika_ref.core.traits import HOMOGENEOUS, KEEP_FLOAT, OWN_SCALE, SAME_SCALE, SHARED_SCALE, compute, scaled_by
+from clika_ref.core.traits import (
+    HOMOGENEOUS_OWN_QPARAMS,
+    KEEP_FLOAT,
+    OWN_QPARAMS,
+    SHARED_QPARAMS,
+    UNIFIED_QPARAMS,
+    compute_trait,
+    own_qparams_scaled_by,
+)
 
 OPERATORS = load_registry().operators
 
@@ -70,43 +78,68 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
 @pytest.mark.parametrize(
     ("reference", "trait", "operands", "broken"),
     [
-        (halved, SAME_SCALE, [X], "it returns 0.5, which is no element of its first operand"),
-        (halved, OWN_SCALE, [X], None),
+        (halved, SHARED_QPARAMS, [X], "it returns 0.5, which is no element of its first operand"),
+        (halved, OWN_QPARAMS, [X], None),
         (halved, KEEP_FLOAT, [X], None),
-        (padded, SAME_SCALE, [X], None),
-        (rectified, HOMOGENEOUS, [X], None),
-        (clipped, HOMOGENEOUS, [X], "twice the first elements of the last side do not make those of the result twice"),
-        (normalized, scaled_by(1, 2), [X, Y[0], Y[0]], None),
-        (normalized, scaled_by(1, 2), [X, None, Y[0]], None),
-        (normalized, scaled_by(1), [X, Y[0], Y[0]], "twice the first elements of the last side do not make"),
-        (normalized, scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
-        (rectified, scaled_by(5), [X], "it has no operand 5: it has 1, which are counted from 0"),
-        (summed, HOMOGENEOUS, [X], "the last side of the first operand, [1, 2], is not that of its result, []"),
-        (linear, compute(weight=1, bias=7), [X, WEIGHT, BIAS], "it has no operand 7: it has 3"),
-        (joined, SAME_SCALE, [X, Y], "it returns 7, which is no element of its first operand"),
-        (joined, SHARED_SCALE, [X, Y], None),
-        (joined, SHARED_SCALE, [X, Y.int()], None),
-        (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], None),
-        (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT, None], None),
-        (linear, compute(weight=1, axis=0, bias=2), [X, WEIGHT[0], None], None),
-        (linear, compute(weight=1, axis=1, bias=2), [X, WEIGHT, BIAS], "axis 1 of its weight is not that of output"),
-        (linear, compute(bias=2), [X[0], WEIGHT, BIAS], None),
-        (linear, compute(bias=2, channel=0), [torch.ones(2, 2), WEIGHT, BIAS], "side 0 of its result is not that of"),
-        (scaled_bias, compute(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], "no element of the bias, although"),
+        (padded, SHARED_QPARAMS, [X], None),
+        (rectified, HOMOGENEOUS_OWN_QPARAMS, [X], None),
+        (
+            clipped,
+            HOMOGENEOUS_OWN_QPARAMS,
+            [X],
+            "twice the first elements of the last side do not make those of the result twice",
+        ),
+        (normalized, own_qparams_scaled_by(1, 2), [X, Y[0], Y[0]], None),
+        (normalized, own_qparams_scaled_by(1, 2), [X, None, Y[0]], None),
+        (
+            normalized,
+            own_qparams_scaled_by(1),
+            [X, Y[0], Y[0]],
+            "twice the first elements of the last side do not make",
+        ),
+        (normalized, own_qparams_scaled_by(1), [X.half() / 3, torch.full((2,), 5e-7).half()], None),
+        (rectified, own_qparams_scaled_by(5), [X], "it has no operand 5: it has 1, which are counted from 0"),
+        (
+            summed,
+            HOMOGENEOUS_OWN_QPARAMS,
+            [X],
+            "the last side of the first operand, [1, 2], is not that of its result, []",
+        ),
+        (linear, compute_trait(weight=1, bias=7), [X, WEIGHT, BIAS], "it has no operand 7: it has 3"),
+        (joined, SHARED_QPARAMS, [X, Y], "it returns 7, which is no element of its first operand"),
+        (joined, UNIFIED_QPARAMS, [X, Y], None),
+        (joined, UNIFIED_QPARAMS, [X, Y.int()], None),
+        (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], None),
+        (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, None], None),
+        (linear, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT[0], None], None),
+        (
+            linear,
+            compute_trait(weight=1, axis=1, bias=2),
+            [X, WEIGHT, BIAS],
+            "axis 1 of its weight is not that of output",
+        ),
+        (linear, compute_trait(bias=2), [X[0], WEIGHT, BIAS], None),
+        (
+            linear,
+            compute_trait(bias=2, channel=0),
+            [torch.ones(2, 2), WEIGHT, BIAS],
+            "side 0 of its result is not that of",
+        ),
+        (scaled_bias, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], "no element of the bias, although"),
     ],
 )
 def test_a_claim_is_held_against_eager(reference, trait, operands, broken):
-    found = broken_claim(declared(reference, trait), operands, {})
+    found = find_broken_claim(declared(reference, trait), operands, {})
     assert (found is None) if broken is None else broken in found
 
 
-@pytest.mark.parametrize("trait", [HOMOGENEOUS, scaled_by(1, 2), SAME_SCALE])
+@pytest.mark.parametrize("trait", [HOMOGENEOUS_OWN_QPARAMS, own_qparams_scaled_by(1, 2), SHARED_QPARAMS])
 def test_a_claim_is_said_as_it_is_declared(trait):
     assert claim_of(trait) in {"HOMOGENEOUS", "scaled_by(1, 2)", "same-scale"}
-    assert (claim_of(trait) == str(trait)) == (trait is SAME_SCALE)
+    assert (claim_of(trait) == str(trait)) == (trait is SHARED_QPARAMS)
 
 
 def test_several_tensors_that_are_spread_or_joined_do_not_share_the_scale_of_the_first():
     """Two of these were declared to, which gave the second result the scale of the first operand."""
     for name in ("broadcast_tensors", "meshgrid", "masked_scatter"):
-        assert OPERATORS[name].trait is SHARED_SCALE
+        assert OPERATORS[name].trait is UNIFIED_QPARAMS

@@ -1,10 +1,10 @@
 """A target is tried in another process: one that ends it is refused, rather than ending the run as if all were fine."""
 
 import pytest
-from clika_ref_conformance.execution import trying
+from clika_ref_conformance.execution import target_probe
 from clika_ref_conformance.execution.run import RunRequest, plan_run
-from clika_ref_conformance.execution.trying import try_target
-from clika_ref_conformance.mutants.killing import kill
+from clika_ref_conformance.execution.target_probe import probe_target
+from clika_ref_conformance.mutants.kill_rate import run_mutants
 
 from clika_ref.core.errors import TargetError
 
@@ -66,16 +66,16 @@ def test_a_target_that_ends_the_process_is_refused_before_a_run(module, text, me
 
 def test_a_target_that_ends_the_process_is_refused_before_mutants_are_tried(module):
     with pytest.raises(TargetError, match="ended its process"):
-        kill([], target="ending:TARGET")
+        run_mutants([], target="ending:TARGET")
 
 
 def test_a_target_that_does_not_come_back_is_refused(module, monkeypatch):
-    monkeypatch.setattr(trying, "START_SECONDS", 0.1)
+    monkeypatch.setattr(target_probe, "START_TIMEOUT_S", 0.1)
     with pytest.raises(TargetError, match=r"ending_targets:Hanging did not end within 0\.1 s: importing"):
-        try_target("ending_targets:Hanging")
+        probe_target("ending_targets:Hanging")
 
 
 def test_what_is_refused_in_words_is_refused_by_the_run(module):
-    try_target("ending_targets:Refused")
+    probe_target("ending_targets:Refused")
     with pytest.raises(TargetError, match="the target identity cannot be used here: install it"):
         plan_run(RunRequest("ending_targets:Refused"))

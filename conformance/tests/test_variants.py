@@ -6,8 +6,8 @@ from random import Random
 import pytest
 import torch
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.graphs.variants import VARIANTS, variant_of
+from clika_ref_conformance.drawing.eager_values import compute_eager_values
+from clika_ref_conformance.drawing.graphs.variants import VARIANTS, make_variant
 from clika_ref_conformance.levels import graphs
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Suite
@@ -39,14 +39,15 @@ def two_layers():
 def test_a_variant_is_another_graph_that_computes_the_same(kind):
     case = two_layers()
     before = str(case.graph)
-    changed = variant_of(case, kind, REGISTRY.operators, Random(0))
+    changed = make_variant(case, kind, REGISTRY.operators, Random(0))
     assert changed.name == f"layers, {kind}"
     verify(changed.graph)
     assert str(changed.graph) != before
     assert str(case.graph) == before
     for old, new in zip(case.runs, changed.runs, strict=False):
         (expected,), results = (
-            [eager_values(c.graph, run.inputs)[v] for v in c.graph.outputs] for c, run in ((case, old), (changed, new))
+            [compute_eager_values(c.graph, run.inputs)[v] for v in c.graph.outputs]
+            for c, run in ((case, old), (changed, new))
         )
         assert all(torch.equal(expected, r) for r in results)
 
@@ -57,7 +58,7 @@ def test_a_batch_is_split_only_where_the_node_works_along_it():
     x = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
     graph.add_output(build("softmax", x, dim=0))
     case = Case("softmax", graph, [Run("typical", (torch.randn(4, 3),))])
-    assert variant_of(case, "batch split", REGISTRY.operators, Random(0)) is None
+    assert make_variant(case, "batch split", REGISTRY.operators, Random(0)) is None
 
 
 def test_a_way_that_is_not_open_gives_none():
@@ -67,9 +68,9 @@ def test_a_way_that_is_not_open_gives_none():
     graph.add_output(build("neg", x))
     case = Case("int", graph, [Run("typical", (torch.arange(4),))])
     for kind in ("dead code", "identity reshape", "double transpose", "added zero"):
-        assert variant_of(case, kind, REGISTRY.operators, Random(0)) is None
-    assert variant_of(case, "input as constant", REGISTRY.operators, Random(0)) is None
-    assert variant_of(case, "constant as input", REGISTRY.operators, Random(0)) is None
+        assert make_variant(case, kind, REGISTRY.operators, Random(0)) is None
+    assert make_variant(case, "input as constant", REGISTRY.operators, Random(0)) is None
+    assert make_variant(case, "constant as input", REGISTRY.operators, Random(0)) is None
 
 
 def suite(tmp_path, target, count=8):

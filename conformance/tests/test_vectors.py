@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.drawing.calls.vectors import SPECIAL, runs_of, slots
+from clika_ref_conformance.drawing.calls.vectors import SPECIAL_VALUES, count_special_positions, make_runs
 
 from clika_ref.core.samples import TensorSample
 
@@ -15,8 +15,8 @@ def sample(dtype=torch.float32, shape=(3, 4), low=-3.0, **more):
 
 
 def runs_in_turn(*samples):
-    rows = max(slots(samples), 1)
-    return [run for row in range(rows) for run in runs_of(samples, 0, row)]
+    rows = max(count_special_positions(samples), 1)
+    return [run for row in range(rows) for run in make_runs(samples, 0, row)]
 
 
 def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
@@ -26,16 +26,16 @@ def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
         for index, tensor in enumerate(run.inputs):
             flat = tensor.reshape(-1)
             special = [i for i, v in enumerate(flat) if not math.isfinite(v) or (v == 0 and v.signbit())]
-            if run.name.split(":")[0].rsplit("-", 1)[0] in SPECIAL and special:
+            if run.name.split(":")[0].rsplit("-", 1)[0] in SPECIAL_VALUES and special:
                 assert len(special) == 1
                 found.add((run.name, index, special[0]))
             assert len(special) <= 1 or run.name == "crossed"
     assert {(index, at) for _, index, at in found} == {(0, 0), (0, 11), (1, 0), (1, 11)}
-    assert len(found) == len(SPECIAL) * 4
+    assert len(found) == len(SPECIAL_VALUES) * 4
 
 
 def test_floats_get_wide_half_tiny_and_shifted_elements():
-    runs = {run.name: run.inputs[0].double() for row in (0, 1) for run in runs_of([sample(shape=(50,))], 0, row)}
+    runs = {run.name: run.inputs[0].double() for row in (0, 1) for run in make_runs([sample(shape=(50,))], 0, row)}
     assert runs["wide"].abs().max() > 64 > 1 / 64 > runs["wide"].abs().min()
     assert ((runs["ties"] * 8) % 1 == 0).all()
     assert {0.0, 0.5, 0.25, 0.125} <= set((runs["ties"] % 1).tolist())
@@ -46,14 +46,14 @@ def test_floats_get_wide_half_tiny_and_shifted_elements():
 
 
 def test_ties_are_legal_and_not_all_at_the_ends_of_a_domain():
-    (ties,) = (run.inputs[0] for run in runs_of([sample(shape=(50,), domain=(0.0, 1.0))], 0) if run.name == "ties")
+    (ties,) = (run.inputs[0] for run in make_runs([sample(shape=(50,), domain=(0.0, 1.0))], 0) if run.name == "ties")
     assert ((ties >= 0) & (ties <= 1)).all()
     assert {0.5, 0.25, 1.0} <= set(ties.tolist())
 
 
 def test_where_each_element_has_its_own_bound_every_other_row_has_elements_whose_squares_do_not_fit():
     for dtype in (torch.float32, torch.float16, torch.float64):
-        rows = [runs_of([sample(dtype, shape=(90,))], 0, row, every_magnitude=True) for row in (0, 1)]
+        rows = [make_runs([sample(dtype, shape=(90,))], 0, row, every_magnitude=True) for row in (0, 1)]
         tame, vast = (next(run.inputs[0] for run in row if run.name == "wide") for row in rows)
         assert tame.square().isfinite().all()
         assert vast.isfinite().all()
@@ -65,7 +65,7 @@ def test_special_values_of_two_operands_meet_at_one_place_alike_and_otherwise():
     met = set()
     for row in range(8):
         (crossed,) = (
-            run for run in runs_of([sample(shape=(20,)), sample(shape=(20,))], 0, row) if run.name == "crossed"
+            run for run in make_runs([sample(shape=(20,)), sample(shape=(20,))], 0, row) if run.name == "crossed"
         )
         here = [(repr(a), repr(b)) for a, b in zip(*(t.tolist() for t in crossed.inputs), strict=True)]
         kinds = {a for a, _ in here}
@@ -76,19 +76,19 @@ def test_special_values_of_two_operands_meet_at_one_place_alike_and_otherwise():
 
 
 def test_special_values_do_not_cross_in_one_operand_or_outside_a_domain():
-    assert not any(run.name == "crossed" for run in runs_of([sample(), sample(unique=True)], 0))
+    assert not any(run.name == "crossed" for run in make_runs([sample(), sample(unique=True)], 0))
     for row in range(8):
         positive = sample(shape=(20,), low=0.5, domain=(0.5, 4.0))
-        (crossed,) = (run for run in runs_of([sample(), positive], 0, row) if run.name == "crossed")
+        (crossed,) = (run for run in make_runs([sample(), positive], 0, row) if run.name == "crossed")
         elements = crossed.inputs[1]
         assert set(elements[~elements.isnan()].tolist()) == {1.0}
         assert elements.isnan().any()
-        (crossed,) = (r for r in runs_of([sample(), replace(positive, nan=False)], 0, row) if r.name == "crossed")
+        (crossed,) = (r for r in make_runs([sample(), replace(positive, nan=False)], 0, row) if r.name == "crossed")
         assert set(crossed.inputs[1].tolist()) == {1.0}
 
 
 def test_integers_get_their_limits_sums_beyond_32_bits_and_both_signs():
-    runs = {run.name: run.inputs[0] for run in runs_of([sample(torch.int64, (40,))], 0)}
+    runs = {run.name: run.inputs[0] for run in make_runs([sample(torch.int64, (40,))], 0)}
     assert set(runs["small:x0"].tolist()) == {-1, 0, 1}
     assert runs["extremes:x0"][0] == -(2**63)
     assert runs["extremes:x0"][-1] == 2**63 - 1
@@ -97,14 +97,14 @@ def test_integers_get_their_limits_sums_beyond_32_bits_and_both_signs():
     assert (runs["signed:x0"] < 0).any()
     assert (runs["far:x0"][::2].long() - 2**40).abs().max() < 9
     assert (runs["far:x0"][1::2].long() - 2**31).abs().max() < 9
-    unsigned = {run.name for run in runs_of([sample(torch.uint8, (40,))], 0)}
+    unsigned = {run.name for run in make_runs([sample(torch.uint8, (40,))], 0)}
     assert unsigned == {"typical", "small:x0", "extremes:x0", "large:x0"}
 
 
 def test_integers_with_a_domain_get_its_ends_only():
     for low in (-4, 0):
         index = TensorSample(torch.int64, (6,), low, 3, domain=(low, 3))
-        runs = {run.name: run.inputs[0] for run in runs_of([index], 0)}
+        runs = {run.name: run.inputs[0] for run in make_runs([index], 0)}
         assert runs.keys() == {"typical", "lowest", "highest"} | ({"minus-one"} if low < 0 else set())
         assert (runs["lowest"] == low).all()
         assert (runs["highest"] == 3).all()
@@ -121,38 +121,38 @@ def test_a_domain_keeps_special_values_and_other_elements_out():
 
 
 def test_elements_lie_around_the_numbers_of_a_call():
-    (run,) = (run for run in runs_of([sample(shape=(8,)), 2.5], 0) if run.name == "around")
+    (run,) = (run for run in make_runs([sample(shape=(8,)), 2.5], 0) if run.name == "around")
     assert set(run.inputs[0].sign().tolist()) == {1.0, -1.0}
     assert run.inputs[0].unique().tolist() == [-2.5, *(2.5 + step * 2.0**-22 for step in (-1, 0, 1)), 7.5]
-    (run,) = (run for run in runs_of([sample(torch.int32, (8,)), 2**31, math.nan], 0) if run.name == "around")
+    (run,) = (run for run in make_runs([sample(torch.int32, (8,)), 2**31, math.nan], 0) if run.name == "around")
     assert run.inputs[0].unique().tolist() == [-(2**31), 2**31 - 1]
-    half = [run for run in runs_of([sample(torch.float16, (4,)), 70000.0], 0) if run.name == "around"]
+    half = [run for run in make_runs([sample(torch.float16, (4,)), 70000.0], 0) if run.name == "around"]
     assert half[0].inputs[0].abs().max() == math.inf
-    (run,) = (r for r in runs_of([sample(shape=(8,))], 0, attributes=[0.3, 0, True, "mean"]) if r.name == "around")
+    (run,) = (r for r in make_runs([sample(shape=(8,))], 0, attributes=[0.3, 0, True, "mean"]) if r.name == "around")
     assert run.inputs[0].abs().double().unique().tolist() == pytest.approx([0.3, 0.3, 0.3, 0.9])
     assert (run.inputs[0] == torch.tensor(0.3)).any()
-    assert not any(run.name == "around" for run in runs_of([sample(), sample()], 0, attributes=[0, True, math.inf]))
+    assert not any(run.name == "around" for run in make_runs([sample(), sample()], 0, attributes=[0, True, math.inf]))
 
 
 def test_elements_lie_around_integers_among_attributes_and_what_is_within_tuples_in_turn():
-    runs = [r for seed in range(9) for r in runs_of([sample(shape=(5,))], seed, attributes=[3, (0.5, (7,))])]
+    runs = [r for seed in range(9) for r in make_runs([sample(shape=(5,))], seed, attributes=[3, (0.5, (7,))])]
     middles = {r.inputs[0][0].item() for r in runs if r.name == "around"}
     assert middles == {3.0, 0.5, 7.0}
 
 
 def test_integers_that_are_one_float64_meet_in_all_operands():
     operands = [sample(torch.int64, (40,)), sample(torch.int64, (40,), unique=True)]
-    (run,) = (run for run in runs_of(operands, 0) if run.name == "nearly equal")
+    (run,) = (run for run in make_runs(operands, 0) if run.name == "nearly equal")
     x, y = run.inputs
     assert (x == y).any()
     assert (x != y).any()
     assert torch.equal(x.double(), y.double())
     assert len(set(y.tolist())) == 40
-    assert not any(run.name == "nearly equal" for run in runs_of([sample(torch.int32, (40,))], 0))
+    assert not any(run.name == "nearly equal" for run in make_runs([sample(torch.int32, (40,))], 0))
 
 
 def test_masks_are_all_true_and_have_a_false_row():
-    runs = {run.name: run.inputs[0] for run in runs_of([sample(torch.bool)], 0)}
+    runs = {run.name: run.inputs[0] for run in make_runs([sample(torch.bool)], 0)}
     assert runs["all-true"].all()
     assert not runs["false-row"][0].any()
     assert runs["false-row"][1:].all()
@@ -165,26 +165,26 @@ def test_elements_that_must_differ_stay_different():
 
 
 def test_tensors_without_elements_get_typical_runs_only():
-    assert [run.name for run in runs_of([sample(shape=(0, 3)), sample(torch.int64, (0,))], 0)] == ["typical"]
-    assert [run.name for run in runs_of([2, None], 0)] == ["typical"]
+    assert [run.name for run in make_runs([sample(shape=(0, 3)), sample(torch.int64, (0,))], 0)] == ["typical"]
+    assert [run.name for run in make_runs([2, None], 0)] == ["typical"]
 
 
 def test_the_same_seed_gives_the_same_elements():
-    one, again, other = (runs_of([sample()], seed)[0].inputs[0] for seed in (1, 1, 2))
+    one, again, other = (make_runs([sample()], seed)[0].inputs[0] for seed in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
 def test_a_tensor_that_the_sampler_made_stays_as_it_is():
     given = torch.tensor([1, 5])
-    for run in runs_of([sample(), given, sample()], 0, 3):
+    for run in make_runs([sample(), given, sample()], 0, 3):
         assert run.inputs[1] is given
         assert len(run.inputs) == 3
-    assert "nan-last:x2" in {run.name for run in runs_of([sample(), given, sample()], 0, 2)}
+    assert "nan-last:x2" in {run.name for run in make_runs([sample(), given, sample()], 0, 2)}
 
 
 def of_name(samples, name):
-    return next((run.inputs for run in runs_of(samples, 0) if run.name == name), None)
+    return next((run.inputs for run in make_runs(samples, 0) if run.name == name), None)
 
 
 def test_elements_that_are_equal_only_when_rounded_meet_in_operands_of_several_dtypes():

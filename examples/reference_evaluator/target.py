@@ -17,8 +17,8 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact
-from clika_ref.onnx_emission.emission import emit
-from clika_ref.onnx_emission.writing import write_model
+from clika_ref.onnx_export.emission import emit
+from clika_ref.onnx_export.writing import write_model
 
 
 class Reference:

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture import attributes, capturing
-from clika_ref.capture.attributes import Attributes
+from clika_ref.capture import attribute_snapshot, capture
+from clika_ref.capture.attribute_snapshot import AttributeSnapshot
 from clika_ref.capture.tracers import TRACERS
 
 
@@ -175,7 +175,7 @@ def test_buffers_that_are_bound_anew_follow_eager_wherever_they_are(within):
 
 
 def test_a_buffer_that_is_bound_anew_unseen_by_a_trace_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(capturing, "applicable", lambda dynamic: TRACERS[-1:])
+    monkeypatch.setattr(capture, "select_tracers", lambda dynamic: TRACERS[-1:])
     with pytest.raises(ModelError, match=r"forward writes to inner\.count where this trace does not see it"):
         clika_compile(Within(Counting()), tracing_inputs=[torch.zeros(2)])
 
@@ -208,7 +208,7 @@ def test_containers_of_any_depth_and_class_are_restored():
 def test_what_stands_in_a_long_container_is_no_cache():
     module = nn.Module()
     module.rows = [[number] for number in range(2000)]
-    before = Attributes(module)
+    before = AttributeSnapshot(module)
     module.rows[5].append(1)
     assert before.changed() == []
     module.rows.append([])
@@ -430,10 +430,10 @@ def test_functions_of_a_module_leave_nothing_in_globals_either(model):
 
 
 def test_of_very_many_objects_the_rest_is_taken_for_data(monkeypatch):
-    monkeypatch.setattr(attributes, "MANY", 10)
+    monkeypatch.setattr(attribute_snapshot, "MAX_OPENED_OBJECTS", 10)
     module = nn.Module()
     module.first, module.nodes = SimpleNamespace(), [SimpleNamespace() for _ in range(100)]
-    before = Attributes(module)
+    before = AttributeSnapshot(module)
     for node in module.nodes:
         node.mark = True
     assert 0 < len(before.changed()) <= 10

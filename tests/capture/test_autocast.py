@@ -13,7 +13,7 @@ from clika_ref_aten.linear import linear
 from torch import nn
 
 from clika_ref import ClikaModule, clika_compile
-from clika_ref.capture.callables import callee_of
+from clika_ref.capture.callables import make_callable
 from clika_ref.capture.eager import run_eager
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.errors import ModelError
@@ -154,7 +154,7 @@ def test_a_bilinear_layer_within_autocast_is_refused_with_what_to_do():
 def test_what_a_graph_is_held_against_is_what_autocast_computes():
     """Beneath the mode that watches for writes autocast did not reach what kernels call."""
     net, x = Region(paired, nn.Bilinear(4, 4, 4)), torch.randn(2, 3, 4)
-    (found,) = run_eager(callee_of(net), ModelCall((x,), {})).leaves
+    (found,) = run_eager(make_callable(net), ModelCall((x,), {})).leaves
     assert torch.equal(found, net(x))
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from clika_ref import ModelError
-from clika_ref.capture.calibration_inputs import PEEKED, CalibrationInputs, telling
-from clika_ref.capture.callables import callee_of
+from clika_ref.capture.calibration_inputs import STREAM_EXAMPLE_COUNT, CalibrationInputs, select_distinct_shapes
+from clika_ref.capture.callables import make_callable
 
-CALLEE = callee_of(torch.nn.Linear(3, 2))
+CALLEE = make_callable(torch.nn.Linear(3, 2))
 
 
 class Counting:
@@ -34,8 +34,8 @@ def sides(calls):
 def test_an_iterable_is_read_once_and_no_further_than_tracing_needs():
     source = Counting([batch(n, 3) for n in range(1, 10)])
     found = CalibrationInputs(source)
-    assert sides(found.examples(CALLEE)) == [(n, 3) for n in range(1, PEEKED + 1)]
-    assert (source.begun, source.read) == (1, PEEKED)
+    assert sides(found.examples(CALLEE)) == [(n, 3) for n in range(1, STREAM_EXAMPLE_COUNT + 1)]
+    assert (source.begun, source.read) == (1, STREAM_EXAMPLE_COUNT)
     assert sides(found.calls(CALLEE)) == [(n, 3) for n in range(1, 10)]
     assert (source.begun, source.read) == (1, 9)
 
@@ -76,7 +76,7 @@ def test_all_calls_come_without_tracing_too_and_none_is_read_before_it_is_asked_
     ],
 )
 def test_an_element_is_told_apart_by_each_side_that_no_other_showed_to_differ(elements, chosen):
-    assert telling(elements) == chosen
+    assert select_distinct_shapes(elements) == chosen
 
 
 @pytest.mark.parametrize("nothing", [[], (), iter([]), Counting([])])

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.composites import FORMS
-from clika_ref.capture.decomposition import rules
+from clika_ref.capture.composites import PYTHON_FORMS
+from clika_ref.capture.decomposition import load_decompositions
 
 aten = torch.ops.aten
 
@@ -74,7 +74,7 @@ def test_a_decomposition_that_fails_is_named_with_its_line_and_reason(monkeypatc
     def fails(*_):
         raise RuntimeError("no such thing")
 
-    monkeypatch.setitem(rules(), aten.renorm.default, fails)
+    monkeypatch.setitem(load_decompositions(), aten.renorm.default, fails)
     message = (
         r"aten.renorm.default in <root> at test_decompositions.py:\d+: no operator .*"
         r"PyTorch's decomposition fails on these operands: no such thing"
@@ -84,7 +84,7 @@ def test_a_decomposition_that_fails_is_named_with_its_line_and_reason(monkeypatc
 
 
 def test_a_decomposition_that_holds_for_one_size_is_refused(monkeypatch):
-    monkeypatch.setitem(rules(), aten.renorm.default, lambda x, *_: x * int(x.shape[0]))
+    monkeypatch.setitem(load_decompositions(), aten.renorm.default, lambda x, *_: x * int(x.shape[0]))
     with pytest.raises(ModelError, match=r"aten.renorm.default in .* fixes sizes that should be dynamic"):
         clika_compile(
             Calls(lambda x: torch.renorm(x, 2, 0, 1.0)), tracing_inputs=[torch.randn(3, 4), torch.randn(2, 4)]
@@ -166,7 +166,7 @@ def test_a_weighted_covariance_is_refused_with_what_to_write(weights, correction
 
 @pytest.mark.parametrize("shapes", [[(3, 4)], [(3, 4), (5, 4)]], ids=["static", "dynamic"])
 def test_pytorchs_own_code_that_asks_for_values_is_refused_with_advice(monkeypatch, shapes):
-    monkeypatch.delitem(FORMS, aten.corrcoef.default)
-    monkeypatch.delitem(FORMS, aten.cov.default)
+    monkeypatch.delitem(PYTHON_FORMS, aten.corrcoef.default)
+    monkeypatch.delitem(PYTHON_FORMS, aten.cov.default)
     with pytest.raises(ModelError, match=r"aten.equal.default[\s\S]*depends on the values of a tensor. Compute both"):
         clika_compile(Calls(torch.corrcoef), tracing_inputs=[torch.rand(s) for s in shapes])

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.eager import unchanged
-from clika_ref.capture.restoring import memory
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.eager import preserve_module
+from clika_ref.capture.saved_tensors import storage_id
 
 
 class Expanded(nn.Module):
@@ -113,12 +113,12 @@ def test_a_tensor_that_is_made_another_in_place_is_what_it_was(change, stays):
     """What it was made was written to, be it the memory of a weight, and our own error was blamed on the model."""
     model, x = Rebinding(change), torch.ones(2, 4)
     tensors = {"plain": model.plain, "buffer": model.buffer, "weight": model.weight}
-    places = {name: memory(tensor) for name, tensor in tensors.items()}
+    places = {name: storage_id(tensor) for name, tensor in tensors.items()}
     module = clika_compile(model, tracing_inputs=[x], discard_input_model=not stays)
     for name, (value, trained) in {"plain": (0, False), "buffer": (2, False), "weight": (1, True)}.items():
         tensor = tensors[name]
         assert torch.equal(tensor, torch.full((4,), float(value)))
-        assert (tensor.dtype, tensor.requires_grad, memory(tensor)) == (torch.float32, trained, places[name])
+        assert (tensor.dtype, tensor.requires_grad, storage_id(tensor)) == (torch.float32, trained, places[name])
     assert torch.equal(module(x), x + 3)
 
 
@@ -148,5 +148,5 @@ def test_a_tensor_that_got_a_history_is_a_leaf_again():
 def test_views_of_parameters_are_copied_only_where_those_are(stays):
     model = nn.Linear(4, 4)
     model.views = list(model.weight.detach().chunk(2))
-    with unchanged(replace(callee_of(model), stays=stays)) as before:
+    with preserve_module(replace(make_callable(model), is_preserved=stays)) as before:
         assert {t.elements is not None for t in before.tensors} == {stays}

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile, road
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile, pipeline
 from clika_ref.core.errors import ClikaError, ModelError
 
 
@@ -233,7 +233,7 @@ def test_a_failure_after_the_trace_leaves_the_model_in_its_mode(monkeypatch):
         raise RuntimeError
 
     net = nn.Linear(3, 3)
-    monkeypatch.setattr(road, "_clean", fail)
+    monkeypatch.setattr(pipeline, "_clean", fail)
     with pytest.raises(RuntimeError):
         clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
     assert net.training

@@ -16,10 +16,10 @@ from torchvision.models import swin_transformer
 from clika_ref import clika_compile
 from clika_ref.capture.tracers import TRACERS
 from clika_ref.core.errors import ModelError
+from clika_ref.core.guards import check_inputs, is_met
 from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.input_checks import check_inputs, is_met
 
 
 class Guide(nn.Module):
@@ -196,13 +196,13 @@ def test_the_length_0_is_guarded_where_the_model_treats_it_differently():
 
 
 def test_a_size_of_0_that_is_divided_by_violates_a_guard_and_fits_no_side():
-    a, b = named("a"), named("b")
+    a, b = make_symbol("a"), make_symbol("b")
     guard = Guard(sympy.Eq(FloorDiv(a, b), 2), "")
     assert [is_met(guard, {"a": 4, "b": length}) for length in (2, 1, 0)] == [True, False, False]
     graph = Graph("ratio")
     graph.add_input(TensorType(torch.float32, (a, b)), "x")
     graph.add_input(TensorType(torch.float32, (FloorDiv(a, b),)), "y")
-    graph.symbols.update(a=Symbol("a", 0, None, Side("x", 0)), b=Symbol("b", 0, None, Side("x", 1)))
+    graph.symbols.update(a=Symbol("a", 0, None, SymbolSource("x", 0)), b=Symbol("b", 0, None, SymbolSource("x", 1)))
     check_inputs(graph, [torch.ones(4, 2), torch.ones(2)])
     with pytest.raises(ModelError, match=r"side 0 must be .*a//b.* = a division by 0"):
         check_inputs(graph, [torch.ones(4, 0), torch.ones(2)])

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clika_ref.capture.memory import in_one_chunk, spared, trimmed
+from clika_ref.capture.memory_limits import freeze_gc, release_freed_memory, run_in_one_stack_chunk
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def nothing_frozen():
 
 def test_objects_are_frozen_while_the_context_lasts_and_thawed_after_an_error():
     def fail():
-        with spared():
+        with freeze_gc():
             assert gc.get_freeze_count() > 0
             raise KeyError
 
@@ -36,7 +36,7 @@ def test_objects_are_frozen_while_the_context_lasts_and_thawed_after_an_error():
 
 def test_what_somebody_else_froze_stays_frozen():
     gc.freeze()
-    with spared():
+    with freeze_gc():
         pass
     assert gc.get_freeze_count() > 0
 
@@ -48,7 +48,7 @@ def resident_bytes():
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the call")
 def test_what_is_freed_below_something_that_stays_goes_back_to_the_system():
     block = 100_000  # bytes: glibc takes what is below 128 KiB from its heap, and shrinks that from its end only
-    with trimmed():
+    with release_freed_memory():
         blocks = [torch.empty(block, dtype=torch.uint8).fill_(1) for _ in range(1000)]
         stays = torch.empty(block, dtype=torch.uint8).fill_(1)
         full = resident_bytes()
@@ -61,7 +61,7 @@ HOLES = """
 import resource
 from pathlib import Path
 import torch
-from clika_ref.capture.memory import trimmed
+from clika_ref.capture.memory_limits import trimmed
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -94,12 +94,12 @@ def test_memory_is_given_back_after_an_error_too(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     libc = SimpleNamespace(malloc_trim=calls.append, mallopt=lambda *limit: calls.append(limit))
     monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
-    with pytest.raises(KeyError), trimmed():
+    with pytest.raises(KeyError), release_freed_memory():
         raise KeyError
     assert calls == [(-3, 2**17), (-3, 2**25), (-1, 2**26), 0]
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
     calls.clear()
-    with trimmed():
+    with release_freed_memory():
         pass
     assert calls == [0]
 
@@ -124,17 +124,17 @@ def most_faults(depths=400, calls=100):
 
 
 def test_calls_beneath_one_that_claims_a_chunk_ask_the_system_for_no_other():
-    assert in_one_chunk(most_faults)() < 20
+    assert run_in_one_stack_chunk(most_faults)() < 20
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="mended in Python")
 def test_python_asks_the_system_at_each_call_that_crosses_a_chunk():
-    """Where this fails, `in_one_chunk` is needed no more."""
+    """Where this fails, `run_in_one_stack_chunk` is needed no more."""
     assert most_faults() >= 100
 
 
 def test_a_function_in_one_chunk_keeps_its_name_its_arguments_and_its_result():
-    @in_one_chunk
+    @run_in_one_stack_chunk
     def double(number, *, times=1):
         """Say so."""
         return number * 2**times

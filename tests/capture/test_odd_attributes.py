@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.capture.attributes import Attributes, _is_opened
-from clika_ref.capture.restoring import saved
+from clika_ref.capture.attribute_snapshot import AttributeSnapshot, _is_opened
+from clika_ref.capture.saved_tensors import save_tensor
 
 
 class Holding(nn.Module):
@@ -77,7 +77,7 @@ def wrapping(wrapped):
 
 
 def nested(**options):
-    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **options)
+    return torch.to_arguments.nested_tensor([torch.ones(2), torch.ones(3)], **options)
 
 
 ODD = {
@@ -112,7 +112,7 @@ def test_such_a_function_is_compiled_itself(make):
 def test_a_slot_that_forward_sets_is_emptied_without_asking_the_class():
     module = nn.Module()
     module.held = Delegating()
-    before = Attributes(module)
+    before = AttributeSnapshot(module)
     module.held.unset = 2
     assert before.changed() == ["self.held.unset"]
     before.restore()
@@ -122,7 +122,7 @@ def test_a_slot_that_forward_sets_is_emptied_without_asking_the_class():
 
 def test_elements_that_pytorch_cannot_compare_are_restored():
     tensor = four_bits(0, 1, 2)
-    before = saved("tensor", tensor, is_state=False)
+    before = save_tensor("tensor", tensor, is_state=False)
     assert not before.is_changed()
     tensor.view(torch.uint8)[1] = 7
     assert before.is_changed()

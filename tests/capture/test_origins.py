@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.origins import is_packaged
+from clika_ref.capture.origins import is_installed_file
 from clika_ref.capture.symbols import SymbolTable
 from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import named
+from clika_ref.core.symbols import make_symbol
 
 
 class Model(nn.Module):
@@ -103,7 +103,7 @@ def test_a_guard_names_the_line_in_a_decorated_method(decorate):
 
     @decorate
     def squeezed(x):
-        return torch.sin(x.squeeze())  # so that `line_of` finds it
+        return torch.sin(x.squeeze())  # so that `innermost_model_line` finds it
 
     module = clika_compile(squeezed, tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
     assert f"Ne(batch, 1) (from {line_of(squeezed)})" in map(str, module.graph.guards)
@@ -135,14 +135,14 @@ def test_a_branch_on_the_length_1_in_code_that_was_typed_is_guarded(file):
 
 
 def test_what_torch_fx_writes_is_not_the_users(tmp_path):
-    assert not is_packaged(str(tmp_path / "model.py"))
-    assert [is_packaged(f) for f in ("<eval_with_key>.3", torch.__file__, pytest.__file__)] == [True, True, True]
+    assert not is_installed_file(str(tmp_path / "model.py"))
+    assert [is_installed_file(f) for f in ("<eval_with_key>.3", torch.__file__, pytest.__file__)] == [True, True, True]
 
 
 def line_of_guard(text, file, line):
     """Return the line of a guard that Dynamo says came from there."""
     table, raw = SymbolTable(Graph("g")), sympy.Symbol("s0", integer=True)
-    table.ours[raw] = named("n")
+    table.known_symbols[raw] = make_symbol("n")
     sloc = SimpleNamespace(maybe_user_loc=f"{text}  # {file}:{line} in forward", framework_loc=None)
     env: Any = SimpleNamespace(guards=[SimpleNamespace(expr=raw > 4, sloc=sloc)], var_to_range={})
     return table.guards(env)[0].guard.line

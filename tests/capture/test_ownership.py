@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.capture.ownership import ENTRIES, VALUES, reachable
+from clika_ref.capture.reachable_modules import MAX_SEARCHED_ENTRIES, MAX_VALUES_PER_DEPTH, find_reachable_modules
 
 X = torch.ones(2, 3)
 
@@ -67,7 +67,7 @@ FUNCTIONS = {
 def test_a_function_owns_the_modules_that_it_can_reach(name, function):
     module = clika_compile(function, tracing_inputs=[X], discard_input_model=False)
     assert [n for n, _ in module.named_parameters()] == [f"{name}.0.weight", f"{name}.0.bias"]
-    net = reachable(function)[name]
+    net = find_reachable_modules(function)[name]
     assert net.training, "only compiled in evaluation mode"
     assert torch.equal(module(X), net.eval()(X))
     net.train()
@@ -82,7 +82,7 @@ def test_a_module_whose_name_is_that_of_an_attribute_is_left_alone():
     """``net.run`` names a method, not the global ``run``, which does not belong to it."""
     names = {"pipe": Pipe(), "run": network()}
     function = types.FunctionType((lambda x: pipe.run(x) + 0).__code__, names)  # noqa: F821 - a global of the function
-    assert list(reachable(function)) == ["pipe_half_of_it"]
+    assert list(find_reachable_modules(function)) == ["pipe_half_of_it"]
 
 
 def test_modules_that_a_function_uses_keep_their_modes_whatever_becomes_of_the_function():
@@ -95,11 +95,11 @@ def test_modules_that_a_function_uses_keep_their_modes_whatever_becomes_of_the_f
 
 def test_a_module_is_found_once_and_not_its_parts_beside_it():
     net = network()
-    assert list(reachable(in_closure([net, net[0], {"again": net}], None))) == ["value_0"]
+    assert list(find_reachable_modules(in_closure([net, net[0], {"again": net}], None))) == ["value_0"]
 
 
 def test_names_are_legal_and_each_is_used_once():
-    found = reachable(functools.partial(print, {"a b": network(), "a.b": network()}, half=network()))
+    found = find_reachable_modules(functools.partial(print, {"a b": network(), "a.b": network()}, half=network()))
     assert list(found) == ["half_", "0_a_b", "0_a_b_1"], "the nearest first"
 
 
@@ -126,10 +126,10 @@ class Counted(dict):
 
 
 def test_of_large_containers_the_first_entries_are_looked_at_and_modules_near_them_are_found():
-    entries, net = 2 * ENTRIES, network()
+    entries, net = 2 * MAX_SEARCHED_ENTRIES, network()
     table = Counted((i, Counted.fromkeys(range(entries))) for i in range(entries))
-    assert list(reachable(in_closure([table, [0.0] * entries, net], None))) == ["value_2"]
-    assert Counted.looks <= ENTRIES + VALUES + ENTRIES
+    assert list(find_reachable_modules(in_closure([table, [0.0] * entries, net], None))) == ["value_2"]
+    assert Counted.looks <= MAX_SEARCHED_ENTRIES + MAX_VALUES_PER_DEPTH + MAX_SEARCHED_ENTRIES
 
 
 class Hoarder(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from clika_ref import clika_compile
-from clika_ref.capture.probing import is_telling
+from clika_ref.capture.random_inputs import is_informative
 
 TELLING = {
     "different floats": torch.arange(6.0).reshape(2, 3),
@@ -31,12 +31,12 @@ SILENT = {
 
 @pytest.mark.parametrize("values", TELLING.values(), ids=TELLING)
 def test_values_of_which_none_fills_more_than_half_tell(values: torch.Tensor) -> None:
-    assert is_telling([None, 3, values])
+    assert is_informative([None, 3, values])
 
 
 @pytest.mark.parametrize("values", SILENT.values(), ids=SILENT)
 def test_one_input_that_is_much_the_same_everywhere_makes_a_call_silent(values: torch.Tensor) -> None:
-    assert not is_telling([torch.arange(6.0), values])
+    assert not is_informative([torch.arange(6.0), values])
 
 
 def test_eager_runs_again_at_a_length_that_was_given_only_where_its_values_were_silent() -> None:

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture.catching import Raised
+from clika_ref.capture.caught_errors import ErrorRecorder
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.replacing import in_this_thread, replaced
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
 from clika_ref.capture.tracers import TRACERS, Tracer, trace
 
 REPLACED = (
@@ -38,21 +38,21 @@ def test_names_are_put_back_where_one_is_missing_and_something_is_raised():
         del Derived.inherited
         raise KeyError(Derived.own)
 
-    with pytest.raises(KeyError, match="2"), replaced({(Derived, "own"): 2, (Derived, "inherited"): 3}):
+    with pytest.raises(KeyError, match="2"), patch_attributes({(Derived, "own"): 2, (Derived, "inherited"): 3}):
         fail()
     assert ("inherited" in vars(Derived), Derived.own, Derived.inherited) == (False, 1, 1)
 
 
 def test_what_is_replaced_within_finds_again_what_stood_there():
-    with replaced({(Derived, "inherited"): 2}):
-        with replaced({(Derived, "inherited"): 3}):
+    with patch_attributes({(Derived, "inherited"): 2}):
+        with patch_attributes({(Derived, "inherited"): 3}):
             assert Derived.inherited == 3
         assert Derived.inherited == 2
     assert "inherited" not in vars(Derived)
 
 
 def test_another_thread_finds_what_was_there():
-    chosen = in_this_thread(lambda: "here", lambda: "elsewhere")
+    chosen = only_in_this_thread(lambda: "here", lambda: "elsewhere")
     with ThreadPoolExecutor() as threads:
         assert (chosen(), threads.submit(chosen).result()) == ("here", "elsewhere")
 
@@ -94,7 +94,7 @@ def test_other_threads_meet_nothing_of_what_a_trace_replaces():
 
 
 def test_errors_of_other_threads_are_not_remembered():
-    raised = Raised()
+    raised = ErrorRecorder()
 
     def failing():
         try:
@@ -104,6 +104,6 @@ def test_errors_of_other_threads_are_not_remembered():
 
     with ThreadPoolExecutor() as threads:
         threads.submit(failing).result()
-    assert not raised.caught()
+    assert not raised.describe_caught()
     failing()
-    assert len(raised.caught()) == 1
+    assert len(raised.describe_caught()) == 1

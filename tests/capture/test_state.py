@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.capture import capturing
+from clika_ref.capture import capture
 
 
 class Stateful(nn.Module):
@@ -156,7 +156,7 @@ def test_state_that_a_branch_assigns_is_served_on_that_branch_only(agree):
 
 def test_a_trace_that_drops_a_write_to_a_buffer_is_refused(monkeypatch):
     """Its outputs agreed on every tracing input, and were wrong from the second call on."""
-    monkeypatch.setattr(capturing, "assignments_as_writes", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(capture, "trace_assignments_as_writes", lambda *_: contextlib.nullcontext())
     with pytest.raises(ModelError, match=r"forward writes to inner.old where this trace does not see it"):
         clika_compile(Around(returns_what_it_read), tracing_inputs=[torch.randn(3, 4)])
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.capture import capturing
+from clika_ref.capture import capture
 from clika_ref.capture.inputs import ModelCall
-from clika_ref.capture.tracers import TRACERS, Tracer, applicable, trace
+from clika_ref.capture.tracers import TRACERS, Tracer, select_tracers, trace
 from clika_ref.core.errors import ModelError
 
 
@@ -35,16 +35,16 @@ def double(x):
 MODEL = Model()
 
 
-@pytest.mark.parametrize("tracer", applicable(dynamic=False), ids=lambda t: t.name)
+@pytest.mark.parametrize("tracer", select_tracers(dynamic=False), ids=lambda t: t.name)
 @pytest.mark.parametrize("traced", [MODEL, MODEL.infer, double], ids=["module", "method", "function"])
 def test_every_tracer_takes_modules_methods_and_functions(tracer, traced, monkeypatch):
-    monkeypatch.setattr(capturing, "applicable", lambda dynamic: (tracer,))
+    monkeypatch.setattr(capture, "select_tracers", lambda dynamic: (tracer,))
     x = torch.randn(3, 2)
     assert torch.equal(clika_compile(traced, tracing_inputs=[x], discard_input_model=False)(x), traced(x))
 
 
 def test_static_sides_need_no_second_treatment_of_zero_and_one():
-    assert len(applicable(dynamic=True)) == len(TRACERS) == len(applicable(dynamic=False)) + 1
+    assert len(select_tracers(dynamic=True)) == len(TRACERS) == len(select_tracers(dynamic=False)) + 1
 
 
 @pytest.mark.parametrize("name", ["torch.export._trace", "torch.export", "torch._dynamo.eval_frame"])
@@ -93,7 +93,7 @@ def test_what_a_tracer_takes_for_a_constant_without_knowing_its_elements_is_no_g
             return x @ self.layer.weight.data
 
     (dynamo,) = [t for t in TRACERS if t.name == "dynamo"]
-    monkeypatch.setattr(capturing, "applicable", lambda dynamic: (dynamo,))
+    monkeypatch.setattr(capture, "select_tracers", lambda dynamic: (dynamo,))
     with pytest.raises(ModelError, match=r"it took a result of the model for a constant, \(2, 2\) in lifted_tensor_0"):
         clika_compile(Reads(), tracing_inputs=[torch.randn(3, 2)])
 

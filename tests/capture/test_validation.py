@@ -8,9 +8,9 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.capture import importer
 from clika_ref.capture.symbols import TracedGuard
-from clika_ref.capture.validation import Evidence
+from clika_ref.capture.validation import GuardEvidence
 from clika_ref.core.errors import ModelError
-from clika_ref.core.symbols import Guard, named
+from clika_ref.core.symbols import Guard, make_symbol
 
 
 class LastNorm(nn.LayerNorm):
@@ -38,17 +38,17 @@ def test_a_batch_of_1_is_served_where_several_inputs_must_have_it(agree):
 
 
 def test_one_run_tests_all_guards_that_it_violates_and_a_failed_one_is_not_repeated():
-    a = named("a")
-    low, two, other = (TracedGuard(Guard(g, ""), testable=True) for g in (a > 1, a > 2, sympy.Ne(a, 3)))
-    evidence = Evidence([([low, two], True)])
+    a = make_symbol("a")
+    low, two, other = (TracedGuard(Guard(g, ""), is_testable=True) for g in (a > 1, a > 2, sympy.Ne(a, 3)))
+    evidence = GuardEvidence([([low, two], True)])
     assert evidence.idle([low, two, other]) == [low, two]
-    assert evidence.is_wanted([low, two])
+    assert evidence.is_run_useful([low, two])
     evidence.runs += [([two], False), ([two, other], True)]
-    assert not evidence.is_wanted([two]), "it was tested alone"
+    assert not evidence.is_run_useful([two]), "it was tested alone"
     assert evidence.idle([low, two, other]) == [low, other], "no other guard excludes what disagreed"
     evidence.runs.append(([low, two], False))
     assert evidence.idle([low, two, other]) == [low, other], "the second one excludes it"
-    assert not evidence.is_wanted([low, two])
+    assert not evidence.is_run_useful([low, two])
 
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
@@ -61,7 +61,7 @@ def test_a_graph_that_states_other_types_than_it_computes_is_refused_whatever_th
 
     inputs = [torch.ones(2, 4), torch.ones(3, 4)][:sides]
     clika_compile(halved, tracing_inputs=inputs)
-    monkeypatch.setattr(importer, "_computed_dtypes", as_written)
+    monkeypatch.setattr(importer, "_infer_dtypes", as_written)
     with pytest.raises(
         ModelError, match=r"mul.* makes torch.float32\[[23], 4\]: the type that the graph states is wrong"
     ):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from clika_ref.capture import watching
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.inputs import ModelCall, model_call
+from clika_ref.capture import line_sampling
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.inputs import ModelCall, make_call
+from clika_ref.capture.line_sampling import LONG_TRACE_SAMPLES, find_slow_line, innermost_model_line, sample_lines
 from clika_ref.capture.tracers import TRACERS, Tracer, trace
-from clika_ref.capture.watching import LONG, costly_line, line_of, watched
 
 
 def test_the_line_that_a_thread_is_at_is_shown_and_counted():
@@ -25,7 +25,7 @@ def test_the_line_that_a_thread_is_at_is_shown_and_counted():
         shown.append(text)
         seen.set()
 
-    with watched("tracing", progress) as lines:
+    with sample_lines("tracing", progress) as lines:
         assert seen.wait(timeout=60)
     assert re.fullmatch(r"tracing, at test_watching\.py:\d+", shown[0])
     assert shown[0].removeprefix("tracing, at ") in lines
@@ -33,7 +33,7 @@ def test_the_line_that_a_thread_is_at_is_shown_and_counted():
 
 def test_the_watch_ends_with_what_it_watches():
     def fail():
-        with watched("tracing", lambda _: None):
+        with sample_lines("tracing", lambda _: None):
             assert threading.active_count() == before + 1
             raise KeyError
 
@@ -48,25 +48,28 @@ def test_lines_of_pytorch_and_of_the_standard_library_are_not_the_models():
 
     class Model(torch.nn.Module):
         def forward(self, x):
-            sorted([1], key=lambda _: found.append(line_of(inspect.currentframe())))
+            sorted([1], key=lambda _: found.append(innermost_model_line(inspect.currentframe())))
             return x
 
     torch.nn.Sequential(Model())(torch.ones(1))
-    pytree.tree_map(lambda _: found.append(line_of(inspect.currentframe().f_back)), [1])
+    pytree.tree_map(lambda _: found.append(innermost_model_line(inspect.currentframe().f_back)), [1])
     assert [f.partition(":")[0] for f in found] == ["test_watching.py"] * 2
-    assert line_of(None) is None
+    assert innermost_model_line(None) is None
 
 
 def test_a_line_that_calls_this_package_is_not_the_models():
     found = []
-    callee = callee_of(torch.nn.Identity())
-    model_call(callee, 1, transform=lambda _: found.append(line_of(inspect.currentframe().f_back)))
+    callee = make_callable(torch.nn.Identity())
+    make_call(callee, 1, transform=lambda _: found.append(innermost_model_line(inspect.currentframe().f_back)))
     assert found == [None]
 
 
 def test_only_a_long_trace_says_where_the_time_went():
-    assert costly_line(Counter({"model.py:7": LONG - 1})) is None
-    assert costly_line(Counter({"model.py:7": LONG // 2, "model.py:9": LONG})) == "model.py:9 (68% of the tracing)"
+    assert find_slow_line(Counter({"model.py:7": LONG_TRACE_SAMPLES - 1})) is None
+    assert (
+        find_slow_line(Counter({"model.py:7": LONG_TRACE_SAMPLES // 2, "model.py:9": LONG_TRACE_SAMPLES}))
+        == "model.py:9 (68% of the tracing)"
+    )
 
 
 def test_a_tracer_is_silent_while_other_threads_still_write(capsys):
@@ -82,11 +85,11 @@ def test_a_tracer_is_silent_while_other_threads_still_write(capsys):
 
 
 def test_a_look_keeps_nothing_of_the_model_alive(monkeypatch):
-    monkeypatch.setattr(watching, "INTERVAL_S", 0.001)
+    monkeypatch.setattr(line_sampling, "SAMPLING_INTERVAL_S", 0.001)
     seen = threading.Event()
 
     def looked(_: str) -> None:
-        watching.INTERVAL_S = 60  # no second look, which would let go of the first
+        line_sampling.SAMPLING_INTERVAL_S = 60  # no second look, which would let go of the first
         seen.set()
 
     class Held:
@@ -97,5 +100,5 @@ def test_a_look_keeps_nothing_of_the_model_alive(monkeypatch):
         assert seen.wait(30)
         return weakref.ref(held)
 
-    with watching.watched("working", looked):
+    with line_sampling.sample_lines("working", looked):
         assert work()() is None

@@ -11,7 +11,7 @@ from torch.types import Number
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator, operator
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
 
 
@@ -70,11 +70,11 @@ class Draft(Graph):
 
     def takes(self, *shape: Any, name: str = "x") -> Value:
         """Add an input of float32; a side given as text is dynamic."""
-        sides = tuple(named(side) if isinstance(side, str) else side for side in shape)
+        sides = tuple(make_symbol(side) if isinstance(side, str) else side for side in shape)
         value = self.add_input(TensorType(torch.float32, sides), name)
         for dim, side in enumerate(shape):
             if isinstance(side, str) and side not in self.symbols:
-                self.symbols[side] = Symbol(side, 0, None, Side(value.name, dim))
+                self.symbols[side] = Symbol(side, 0, None, SymbolSource(value.name, dim))
         return value
 
     def returns(self, *values: Value) -> "Draft":

@@ -9,10 +9,10 @@ from torch import fx
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret, read_sizes, to_fx
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import Origin, TensorType
 
-N = named("n")
+N = make_symbol("n")
 
 
 class Held:
@@ -104,29 +104,29 @@ def test_no_name_of_the_graph_stands_in_the_source_of_the_fast_form(graph):
 def test_sizes_are_read_from_sides_and_from_numbers(graph):
     graph.takes("n", 3, "m")
     length = graph.add_input(TensorType(torch.int64, ()), "length")
-    graph.symbols["length"] = Symbol("length", 0, None, Side(length.name, None))
-    graph.symbols["late"] = Symbol("late", 0, None, Side("nonzero", 0))
+    graph.symbols["length"] = Symbol("length", 0, None, SymbolSource(length.name, None))
+    graph.symbols["late"] = Symbol("late", 0, None, SymbolSource("nonzero", 0))
     assert read_sizes(graph, [torch.zeros(2, 3, 5), torch.tensor(7)]) == {"n": 2, "m": 5, "length": 7}
 
 
 def test_a_number_among_the_inputs_is_a_size(graph):
     length = graph.add_input(TensorType(torch.int64, ()), "length")
-    symbol = graph.symbols["length"] = Symbol("length", None, None, Side(length.name, None))
+    symbol = graph.symbols["length"] = Symbol("length", None, None, SymbolSource(length.name, None))
     graph.returns(graph("full", size=(symbol.expr,), value=1.0))
     assert both(graph, torch.tensor(3))[0].shape == (3,)
 
 
 def test_sizes_that_a_node_makes_are_known_behind_it(graph):
-    found = graph("nonzero", graph.takes(4), types=(TensorType(torch.int64, (named("u"), 1)),))
-    graph.symbols["u"] = Symbol("u", 0, None, Side(found.name, 0))
-    graph.returns(graph("full", size=(named("u") + 1,), value=2.0))
+    found = graph("nonzero", graph.takes(4), types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
+    graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
+    graph.returns(graph("full", size=(make_symbol("u") + 1,), value=2.0))
     assert both(graph, torch.tensor([1.0, 0.0, 1.0, 1.0]))[0].shape == (4,)
 
 
 def test_a_size_may_be_read_from_a_result_that_nothing_else_reads(graph):
     first, second = graph("halves", graph.takes(5))
-    graph.symbols["u"] = Symbol("u", 0, None, Side(second.name, 0))
-    graph.returns(graph("full", size=(named("u"),), value=2.0), first)
+    graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(second.name, 0))
+    graph.returns(graph("full", size=(make_symbol("u"),), value=2.0), first)
     assert [t.shape for t in both(graph, torch.zeros(5))] == [(3,), (2,)]
 
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import PassError, PluginError
-from clika_ref.core.inference import Builder, infer
+from clika_ref.core.inference import Builder, infer_types
 from clika_ref.core.invariants import verify
 from clika_ref.core.operators import operator
-from clika_ref.core.symbols import named
+from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import Origin, TensorType
 
-N, M = named("n"), named("m")
+N, M = make_symbol("n"), make_symbol("m")
 
 
 def floats(*shape) -> TensorType:
@@ -21,29 +21,29 @@ def floats(*shape) -> TensorType:
 
 
 def test_a_static_type_is_that_of_the_result(table):
-    assert infer(table["add"], [floats(2, 3), floats(3)], {}) == (floats(2, 3),)
-    assert infer(table["add"], [TensorType(torch.int64, (2,)), 1.5], {}) == (floats(2),)
-    assert infer(table["halves"], [floats(5, 2)], {}) == (floats(2, 2), floats(3, 2))
+    assert infer_types(table["add"], [floats(2, 3), floats(3)], {}) == (floats(2, 3),)
+    assert infer_types(table["add"], [TensorType(torch.int64, (2,)), 1.5], {}) == (floats(2),)
+    assert infer_types(table["halves"], [floats(5, 2)], {}) == (floats(2, 2), floats(3, 2))
 
 
 def test_a_symbolic_type_speaks_of_the_same_symbols(table):
-    assert infer(table["neg"], [floats(N, 3, N + 1)], {}) == (floats(N, 3, N + 1),)
-    first, second = infer(table["halves"], [floats(2 * N, M)], {})
+    assert infer_types(table["neg"], [floats(N, 3, N + 1)], {}) == (floats(N, 3, N + 1),)
+    first, second = infer_types(table["halves"], [floats(2 * N, M)], {})
     assert first == second == floats(N, M)
 
 
 def test_an_attribute_may_hold_an_expression(table):
-    assert infer(table["full"], [], {"size": (N, 2), "value": 0.0, "device": None}) == (floats(N, 2),)
+    assert infer_types(table["full"], [], {"size": (N, 2), "value": 0.0, "device": None}) == (floats(N, 2),)
 
 
 def test_nothing_is_computed(table):
     """Four terabytes of floats have a type, but no memory."""
-    assert infer(table["neg"], [floats(2**20, 2**20)], {}) == (floats(2**20, 2**20),)
+    assert infer_types(table["neg"], [floats(2**20, 2**20)], {}) == (floats(2**20, 2**20),)
 
 
 def test_nothing_is_made_either(table):
     wanted = {"size": (2**20, 2**20), "value": 0.0, "device": None}
-    assert infer(table["full"], [], wanted) == (floats(2**20, 2**20),)
+    assert infer_types(table["full"], [], wanted) == (floats(2**20, 2**20),)
 
 
 def test_a_type_that_needs_a_side_not_to_be_empty_is_refused():
@@ -54,19 +54,19 @@ def test_a_type_that_needs_a_side_not_to_be_empty_is_refused():
         return x.sum()
 
     with pytest.raises(PassError, match=r"first\(float32\[n\]\): no output type: holds only if "):
-        infer(first, [floats(N)], {})
+        infer_types(first, [floats(N)], {})
 
 
 def test_one_call_leaves_no_assumption_to_the_next(table):
     with pytest.raises(PassError, match="no output type"):
-        infer(table["add"], [floats(N), floats(M)], {})
-    assert infer(table["neg"], [floats(N)], {}) == (floats(N),)
-    assert infer(table["neg"], [floats(M)], {}) == (floats(M),)
+        infer_types(table["add"], [floats(N), floats(M)], {})
+    assert infer_types(table["neg"], [floats(N)], {}) == (floats(N),)
+    assert infer_types(table["neg"], [floats(M)], {}) == (floats(M),)
 
 
 def test_a_type_that_needs_two_sides_equal_is_refused(table):
     with pytest.raises(PassError, match=r"add\(float32\[n\], float32\[m\]\): no output type: "):
-        infer(table["add"], [floats(N), floats(M)], {})
+        infer_types(table["add"], [floats(N), floats(M)], {})
 
 
 def test_a_deferred_assertion_is_found_and_said_in_the_user_s_symbols():
@@ -80,7 +80,7 @@ def test_a_deferred_assertion_is_found_and_said_in_the_user_s_symbols():
         r"checked\(float32\[n\]\): no output type: holds only if .*Mod\(n, 2\).*; declare the rule with @checked\.types"
     )
     with pytest.raises(PassError, match=message):
-        infer(checked, [floats(N)], {})
+        infer_types(checked, [floats(N)], {})
 
 
 def test_a_branch_on_a_size_is_refused_not_guessed():
@@ -89,15 +89,15 @@ def test_a_branch_on_a_size_is_refused_not_guessed():
         """Do this or that."""
         return x[:1] if x.shape[0] > 3 else x
 
-    assert infer(branching, [floats(7)], {}) == (floats(1),)
+    assert infer_types(branching, [floats(7)], {}) == (floats(1),)
     with pytest.raises(PassError, match=r"branching\(float32\[n\]\): no output type: "):
-        infer(branching, [floats(N)], {})
+        infer_types(branching, [floats(N)], {})
 
 
 @pytest.mark.parametrize("shape", [(3,), (N,)])
 def test_a_size_that_depends_on_data_is_refused(table, shape):
     with pytest.raises(PassError, match=r"nonzero\(float32\[\w\]\): no output type: "):
-        infer(table["nonzero"], [floats(*shape)], {})
+        infer_types(table["nonzero"], [floats(*shape)], {})
 
 
 def test_a_declared_rule_comes_first():
@@ -110,21 +110,21 @@ def test_a_declared_rule_comes_first():
     def _(x, *, times):
         return TensorType(x.dtype, (x.shape[0] * times,))
 
-    assert infer(ruled, [floats(N)], {"times": 3}) == (floats(3 * N),)
+    assert infer_types(ruled, [floats(N)], {"times": 3}) == (floats(3 * N),)
 
 
 def test_the_error_shows_the_call_and_the_reference_s_own_words(table):
     message = "reshape(float32[2, 3], shape=(4,)): no output type: shape '[4]' is invalid for input of size 6"
     with pytest.raises(PassError, match=re.escape(message)) as caught:
-        infer(table["reshape"], [floats(2, 3)], {"shape": (4,)})
+        infer_types(table["reshape"], [floats(2, 3)], {"shape": (4,)})
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
 def test_numbers_that_are_equal_but_of_another_kind_have_types_of_their_own(table):
     ints = TensorType(torch.int64, (2,))
-    assert infer(table["add"], [ints, 1], {}) == (ints,)
-    assert infer(table["add"], [ints, 1.0], {}) == (floats(2),)
-    assert infer(table["add"], [TensorType(torch.bool, (2,)), True], {}) == (TensorType(torch.bool, (2,)),)
+    assert infer_types(table["add"], [ints, 1], {}) == (ints,)
+    assert infer_types(table["add"], [ints, 1.0], {}) == (floats(2),)
+    assert infer_types(table["add"], [TensorType(torch.bool, (2,)), True], {}) == (TensorType(torch.bool, (2,)),)
 
 
 # The builder

@@ -9,7 +9,7 @@ import torch
 from clika_ref.core.errors import PassError
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Node, Use, Value
-from clika_ref.core.symbols import Guard, named
+from clika_ref.core.symbols import Guard, make_symbol
 from clika_ref.core.types import Origin, TensorType
 
 FLOATS = TensorType(torch.float32, (2, 3))
@@ -24,9 +24,9 @@ def nodes(graph: Graph) -> list[str]:
 
 def test_the_text_of_a_graph_shows_everything(graph):
     x = graph.takes("n", 3)
-    graph.guards.append(Guard(sympy.Gt(named("n"), 4), "model.py:7"))
+    graph.guards.append(Guard(sympy.Gt(make_symbol("n"), 4), "model.py:7"))
     bias = graph.add_constant(torch.zeros(3), "head.bias")
-    y = graph("reshape", graph("add", x, bias), shape=(3 * named("n"),))
+    y = graph("reshape", graph("add", x, bias), shape=(3 * make_symbol("n"),))
     y.producer.origin = Origin(("head",), ("model.py:9",))
     graph.set_state("head.bias", bias)
     graph.returns(y, x)
@@ -62,7 +62,7 @@ def test_nodes_may_be_erased_and_inserted_while_iterating(graph):
             graph("neg", x)  # and sees what is added behind
     assert seen == ["neg", "neg_1", "neg_2", "neg_3"]
     assert nodes(graph) == ["neg_1", "neg_2", "neg_3"]
-    assert [n.name for n in graph.reversed_nodes()] == ["neg_3", "neg_2", "neg_1"]
+    assert [n.name for n in graph.nodes_backward()] == ["neg_3", "neg_2", "neg_1"]
 
 
 def test_an_erased_node_and_its_erased_neighbour_do_not_end_an_iteration(graph):
@@ -183,7 +183,7 @@ def test_replacing_a_value_by_itself_changes_nothing(graph):
     assert len(x.uses) == 1
 
 
-@pytest.mark.parametrize("new", [3, None, named("n")])
+@pytest.mark.parametrize("new", [3, None, make_symbol("n")])
 def test_set_input_takes_values_numbers_expressions_and_none(graph, new):
     x, y = graph.takes(2), graph.takes(2, name="y")
     node = graph("add", x, x).producer
@@ -224,7 +224,7 @@ def test_every_change_raises_the_revision(graph):
 def test_a_clone_is_independent_and_shares_tensors(graph):
     weight = graph.add_constant(torch.ones(3), "weight")
     graph.aliases["tied"] = "weight"
-    graph.guards.append(Guard(sympy.Gt(named("n"), 4), ""))
+    graph.guards.append(Guard(sympy.Gt(make_symbol("n"), 4), ""))
     y = graph("add", graph.takes("n", 3), weight)
     graph.set_state("weight", weight)
     graph.returns(y)
@@ -364,7 +364,7 @@ def test_data_that_a_function_computes_is_computed_where_it_is_read_and_not_befo
     twin = graph.clone()
     verify(twin)
     assert value.is_constant
-    assert value.formula is twin.constants["scaled"].formula is half
+    assert value.deferred_data is twin.constants["scaled"].deferred_data is half
     assert reads == []
     assert torch.equal(twin.constants["scaled"].data, torch.full((2, 3), 0.5))
     assert len(reads) == 1
@@ -374,4 +374,4 @@ def test_the_type_of_computed_data_is_found_where_it_is_not_given(graph):
     value = graph.add_constant(lambda: torch.zeros(2, 3), "zeros")
     assert value.type == FLOATS
     value.data = torch.ones(2, 3)
-    assert value.formula is None
+    assert value.deferred_data is None

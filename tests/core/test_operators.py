@@ -10,15 +10,15 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
 from clika_ref.core.errors import PluginError
-from clika_ref.core.operators import by_overload, operator, schema_text
+from clika_ref.core.operators import format_schema, index_by_overload, operator
 from clika_ref.core.registry import Plugin, build_registry
 from clika_ref.core.samples import Call
-from clika_ref.core.traits import KEEP_FLOAT, OWN_SCALE, compute
+from clika_ref.core.traits import KEEP_FLOAT, OWN_QPARAMS, compute_trait
 
 aten = torch.ops.aten
 
 
-@operator(aten.softplus.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.softplus.default, quant=OWN_QPARAMS, error=EXACT)
 def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """``log(1 + exp(beta * x)) / beta``."""
     return torch.nn.functional.softplus(x, beta, threshold)
@@ -74,7 +74,7 @@ def test_an_operator_is_its_reference_with_its_manual():
     assert torch.equal(softplus(x, beta=2.0), torch.nn.functional.softplus(x, 2.0))
     assert softplus.__doc__ == "``log(1 + exp(beta * x)) / beta``."
     assert (
-        schema_text(softplus)
+        format_schema(softplus)
         == "softplus(x: torch.Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> torch.Tensor"
     )
 
@@ -156,7 +156,7 @@ def test_a_call_that_a_library_adds_is_claimed_by_name_before_the_library_is_the
     library.define("halve(Tensor given, *, float scale=1.0) -> Tensor")
     overload = torch.ops.clika_ref_test.halve.default
     assert halved.converted(overload, "x", scale=1.0) == Call(("x",))
-    assert by_overload([halved]) == {"clika_ref_test.halve.default": halved}
+    assert index_by_overload([halved]) == {"clika_ref_test.halve.default": halved}
     assert build_registry([Plugin("p", "d", "1", operators=(halved,))]).operator_for(overload) is halved
 
 
@@ -210,8 +210,13 @@ def test_another_form_of_call_is_converted():
         return plus.call(y, x, alpha=-alpha)
 
     assert plus.converters[aten.rsub.Scalar]("x", 3) == Call((3, "x"), {"alpha": -1})
-    assert set(by_overload([plus, cat])) == {aten.add.Tensor, aten.rsub.Tensor, aten.rsub.Scalar, aten.cat.default}
-    assert by_overload([plus, cat])[aten.rsub.Tensor] is plus
+    assert set(index_by_overload([plus, cat])) == {
+        aten.add.Tensor,
+        aten.rsub.Tensor,
+        aten.rsub.Scalar,
+        aten.cat.default,
+    }
+    assert index_by_overload([plus, cat])[aten.rsub.Tensor] is plus
 
 
 def test_each_slot_is_filled_by_its_decorator():
@@ -235,6 +240,6 @@ def test_each_slot_is_filled_by_its_decorator():
 def test_error_classes_and_traits_read_as_they_are_declared():
     assert str(EXACT) == "exact"
     assert str(ulp(8, 1.0)) == "ulp(8, 1.0)"
-    assert str(OWN_SCALE) == "own-scale"
-    trait = compute(weight=1, axis=0, bias=2)
+    assert str(OWN_QPARAMS) == "own-scale"
+    trait = compute_trait(weight=1, axis=0, bias=2)
     assert (str(trait), trait.weight, trait.axis, trait.bias) == ("compute", 1, 0, 2)

@@ -12,7 +12,7 @@ from clika_ref.core import registry as registry_module
 from clika_ref.core.errors import PluginError
 from clika_ref.core.hooks import API_LEVEL
 from clika_ref.core.operators import operator
-from clika_ref.core.registry import LIMIT_VARIABLE, Plugin, build_registry, load_registry
+from clika_ref.core.registry import PLUGINS_VARIABLE, Plugin, build_registry, load_registry
 
 HEAD = f"""
 from clika_ref.core.hooks import hookimpl
@@ -78,7 +78,7 @@ def install(tmp_path, monkeypatch):
         lambda **options: [e for e in found(**options) if e.dist.name.startswith("dist-")],
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delenv(LIMIT_VARIABLE, raising=False)
+    monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     before = set(sys.modules)
     yield Installed(tmp_path)
     for name in set(sys.modules) - before:
@@ -220,10 +220,10 @@ def test_loading_is_limited_by_the_argument_or_the_environment(install, monkeypa
     for name in ("a", "b", "broken"):
         install(name, "1 +" if name == "broken" else THINGS.format(kind="passes", name=name))
     assert [p.name for p in load_registry("b, a").plugins] == ["a", "b"]
-    monkeypatch.setenv(LIMIT_VARIABLE, "b")
+    monkeypatch.setenv(PLUGINS_VARIABLE, "b")
     assert [p.name for p in load_registry().plugins] == ["b"]
     assert [p.name for p in load_registry("a").plugins] == ["a"], "an argument counts more"
-    monkeypatch.setenv(LIMIT_VARIABLE, "")
+    monkeypatch.setenv(PLUGINS_VARIABLE, "")
     assert load_registry().plugins == ()
 
 

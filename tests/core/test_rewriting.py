@@ -8,8 +8,8 @@ import torch
 from clika_ref.core.errors import PassError
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Node, Value
-from clika_ref.core.rewriting import Misses, Rule, Skip, apply_rules, erase_dead, keeps_name, rule, substitute
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.rewriter import MatchStats, Rule, Skip, apply_rules, can_substitute, erase_dead, rule, substitute
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import Origin, TensorType
 
 
@@ -118,7 +118,7 @@ def test_the_closest_miss_of_each_rule_is_kept(graph, table):
     near = Rule("near", ("add",), lambda node, build: Skip(f"adds {node.inputs[1]}", node.inputs[1]))
     y = graph("add", graph("add", graph("add", graph.takes(2), 1), 5), 3)
     graph.returns(y)
-    misses = Misses()
+    misses = MatchStats()
     apply_rules(graph, [near], table, misses)
     skip, node = misses.closest["near"]
     assert skip == Skip("adds 5", 5)
@@ -127,7 +127,7 @@ def test_the_closest_miss_of_each_rule_is_kept(graph, table):
 
 def test_of_equal_misses_the_first_is_kept(graph, table):
     graph.returns(graph("add", graph("add", graph.takes(2), 1), 2))
-    misses = Misses()
+    misses = MatchStats()
     apply_rules(graph, [add_zero], table, misses)
     assert misses.closest["add-zero"] == (Skip("adds something"), "%add: float32[2] = add(%x, 1)")
 
@@ -139,7 +139,7 @@ def test_an_output_is_not_replaced_by_an_input(graph, table):
     x = graph.takes(2)
     y = graph("add", x, 0)
     graph.returns(y)
-    assert not keeps_name(graph, y, x)
+    assert not can_substitute(graph, y, x)
     assert apply_rules(graph, [add_zero], table) == 0
     assert graph.outputs == [y]
 
@@ -164,11 +164,11 @@ def test_the_value_that_takes_the_place_of_an_output_takes_its_name(graph, table
 
 def test_a_value_that_a_symbol_is_read_from_keeps_its_name(graph, table):
     x = graph.takes(3)
-    found = graph("nonzero", x, types=(TensorType(torch.int64, (named("u"), 1)),))
-    graph.symbols["u"] = Symbol("u", 0, None, Side(found.name, 0))
+    found = graph("nonzero", x, types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
+    graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
     same = graph("add", found, 0, types=(found.type,))
     graph.returns(same)
-    assert not keeps_name(graph, same, found)
+    assert not can_substitute(graph, same, found)
     assert apply_rules(graph, [add_zero], table) == 0
 
 
@@ -218,7 +218,7 @@ def test_dead_nodes_go_with_what_only_they_read(graph):
 
 
 def test_a_node_that_a_symbol_is_read_from_is_alive(graph):
-    found = graph("nonzero", graph.takes(3), types=(TensorType(torch.int64, (named("u"), 1)),))
-    graph.symbols["u"] = Symbol("u", 0, None, Side(found.name, 0))
+    found = graph("nonzero", graph.takes(3), types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
+    graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
     assert erase_dead(graph, found.producer) == []
     assert graph.kinds == ["nonzero"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.core.execution import kept
+from clika_ref.core.execution import snapshot_state
 
 
 @pytest.fixture(params=[True, False], ids=["recorded", "unrecorded"])
@@ -123,6 +123,6 @@ def test_what_a_call_overwrites_after_reading_it_can_be_trained(call):
 
 def test_state_that_nothing_shares_is_copied_for_gradients_only():
     state = torch.ones(2)
-    assert kept(state, is_shared=False) is not state
+    assert snapshot_state(state, is_shared=False) is not state
     with torch.no_grad():
-        assert kept(state, is_shared=False) is state
+        assert snapshot_state(state, is_shared=False) is state

@@ -11,19 +11,19 @@ from torch.utils._sympy import functions as f
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import (
-    FUNCTIONS,
+    SYMPY_TO_PYTHON,
     Guard,
-    Side,
     Symbol,
+    SymbolSource,
+    atom_to_number,
     evaluate,
+    expr_to_function,
     is_symbolic,
-    meaning,
-    named,
-    number,
+    make_symbol,
     resolve,
 )
 
-N, M = named("n"), named("m")
+N, M = make_symbol("n"), make_symbol("m")
 HALF = sympy.Rational(1, 2)
 
 
@@ -85,7 +85,7 @@ def test_an_expression_is_computed_as_python_would(expr, wanted):
 
 def test_every_function_that_has_a_meaning_is_tested():
     seen = {kind for expr, _ in CASES for part in sympy.preorder_traversal(expr) for kind in type(part).__mro__}
-    assert set(FUNCTIONS) <= seen
+    assert set(SYMPY_TO_PYTHON) <= seen
 
 
 def test_integers_stay_exact_and_integers():
@@ -118,14 +118,14 @@ def test_a_symbol_without_a_value_is_a_key_error():
     ],
 )
 def test_atoms_become_python_numbers(atom, wanted):
-    assert number(atom) == wanted
-    assert type(number(atom)) is type(wanted)
+    assert atom_to_number(atom) == wanted
+    assert type(atom_to_number(atom)) is type(wanted)
 
 
 def test_a_function_without_meaning_is_named_with_its_expression():
     message = "no meaning is declared for sin in the size expression sin(n)"
     with pytest.raises(ModelError, match=re.escape(message)):
-        meaning(sympy.sin(N))
+        expr_to_function(sympy.sin(N))
 
 
 def test_attributes_are_resolved_inside_tuples():
@@ -140,15 +140,15 @@ def test_an_attribute_is_symbolic_if_an_expression_is_inside():
 
 
 def test_one_name_is_one_symbol_which_is_a_length():
-    assert named("n") is N
+    assert make_symbol("n") is N
     assert N.is_integer
     assert N.is_nonnegative
 
 
 def test_symbols_sides_and_guards_read_as_people_say_them():
-    symbol = Symbol("batch", 0, None, Side("x", 0))
+    symbol = Symbol("batch", 0, None, SymbolSource("x", 0))
     assert str(symbol) == "batch: 0.. from side 0 of 'x'"
-    assert str(Symbol("length", 2, 512, Side("length", None))) == "length: 2..512 from length"
+    assert str(Symbol("length", 2, 512, SymbolSource("length", None))) == "length: 2..512 from length"
     assert str(Guard(N > 4, "model.py:3")) == "n > 4 (from model.py:3)"
     assert str(Guard(N > 4, "")) == "n > 4"
-    assert symbol.expr is named("batch")
+    assert symbol.expr is make_symbol("batch")

@@ -2,26 +2,26 @@
 
 import torch
 
-from clika_ref.core.symbols import named
+from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import Origin, TensorType, is_static
 
 
 def test_a_type_reads_as_people_write_it():
-    assert str(TensorType(torch.float32, (named("batch"), 3, 2 * named("n")))) == "float32[batch, 3, 2*n]"
+    assert str(TensorType(torch.float32, (make_symbol("batch"), 3, 2 * make_symbol("n")))) == "float32[batch, 3, 2*n]"
     assert str(TensorType(torch.bool, ())) == "bool[]"
 
 
 def test_a_type_is_static_while_every_side_is_a_number():
-    static, dynamic = TensorType(torch.int64, (2, 3)), TensorType(torch.int64, (2, named("n")))
+    static, dynamic = TensorType(torch.int64, (2, 3)), TensorType(torch.int64, (2, make_symbol("n")))
     assert static.is_static
     assert not dynamic.is_static
     assert (static.rank, dynamic.rank) == (2, 2)
     assert is_static(4)
-    assert not is_static(named("n"))
+    assert not is_static(make_symbol("n"))
 
 
 def test_equal_types_are_one_key():
-    assert len({TensorType(torch.float32, (named("n"),)), TensorType(torch.float32, (named("n"),))}) == 1
+    assert len({TensorType(torch.float32, (make_symbol("n"),)), TensorType(torch.float32, (make_symbol("n"),))}) == 1
 
 
 def test_an_origin_shows_the_innermost_module_and_line():
@@ -38,5 +38,5 @@ def test_an_unknown_origin_is_the_root():
 
 def test_rules_add_to_the_history_of_a_copy():
     origin = Origin(("head",))
-    assert origin.through("a").through("b").history == ("a", "b")
+    assert origin.with_rule("a").with_rule("b").history == ("a", "b")
     assert origin.history == ()

@@ -8,11 +8,11 @@ import torch
 from calibrated_nets import Net
 
 from clika_ref import DistributedTrainingSettings, ModelError, clika_compile, clika_distribute
-from clika_ref.distributed.merging import batches_of_all, in_turns, merge
-from clika_ref.distributed.ranks import ALONE, FailedElsewhereError, Ranks, hold_those_of_first, working_together
-from clika_ref.quantization.calibration import Calibration, Reservoir
-from clika_ref.quantization.fingerprint import batch_fingerprint
-from clika_ref.quantization.ranges import RangeTable
+from clika_ref.distributed.merging import gather_batches, interleave_turns, merge_calibrations
+from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks, RemoteFailureError, broadcast_from_rank0, open_ranks
+from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir
+from clika_ref.quantization.calibration.fingerprint import batch_fingerprint
+from clika_ref.quantization.calibration.range_table import RangeTable
 
 
 class Thread(Ranks):
@@ -26,7 +26,7 @@ class Thread(Ranks):
         barrier.wait(20)
         failed = {rank: text for rank, (_, text) in enumerate(said) if text is not None}
         if failed and failure is None:
-            raise FailedElsewhereError(str(failed))
+            raise RemoteFailureError(str(failed))
         return [message for message, _ in said]
 
     def summed(self, counts):
@@ -45,7 +45,7 @@ def on_ranks(count, work):
     def run(rank):
         try:
             results.put((rank, work(Thread(rank, count, group))))
-        except FailedElsewhereError as error:
+        except RemoteFailureError as error:
             results.put((rank, error))  # all have met: none waits, and one may be about to leave
         except Exception as error:  # noqa: BLE001 - it is what the test looks at
             group[1].abort()
@@ -82,12 +82,12 @@ def calibrated(graph, batches, limit):
 def described(found):
     """All that the plan can depend on, and the rest that is kept."""
     values = {
-        name: (s.low, s.high, s.batches, s.is_unbounded, *s.mean_extremes, s.histogram.exponent, s.histogram.total)
+        name: (s.low, s.high, s.batches, s.is_unbounded, *s.mean_min_max, s.histogram.exponent, s.histogram.total)
         for name, s in found.table.values.items()
     }
     counts = {name: s.histogram.counts.tolist() for name, s in found.table.values.items()}
     kept = [batch_fingerprint(inputs) for inputs in found.reservoir.batches]
-    reservoir = (kept, found.reservoir.held_bytes, found.reservoir.is_full)
+    reservoir = (kept, found.reservoir.used_bytes, found.reservoir.is_full)
     return values, counts, reservoir, found.sizes, found.table.batches, found.table.first
 
 
@@ -99,7 +99,7 @@ def test_ranks_find_what_one_process_finds(graph, ranks, count, limit):
 
     def work(rank):
         found = calibrated(graph, batches[rank.rank :: ranks], limit)
-        return merge(found, rank), described(found)
+        return merge_calibrations(found, rank), described(found)
 
     for counts, found in on_ranks(ranks, work):
         assert counts == [len(batches[rank::ranks]) for rank in range(ranks)]
@@ -108,14 +108,14 @@ def test_ranks_find_what_one_process_finds(graph, ranks, count, limit):
 
 def test_batches_of_uneven_ranks_are_taken_in_turns_as_far_as_they_go(graph):
     batches, counts = data(6), [1, 4, 1]
-    turns = in_turns(counts)
+    turns = interleave_turns(counts)
     assert turns == [(0, 0), (0, 1), (0, 2), (1, 1), (2, 1), (3, 1)]
     own = [[x for x, (_, rank) in zip(batches, turns, strict=True) if rank == r] for r in range(3)]
     wanted = described(calibrated(graph, batches, 3000))
 
     def work(rank):
         found = calibrated(graph, own[rank.rank], 3000)
-        merge(found, rank)
+        merge_calibrations(found, rank)
         return described(found)
 
     assert on_ranks(3, work) == [wanted] * 3
@@ -127,7 +127,7 @@ def test_a_batch_that_a_rank_has_no_room_for_ends_what_is_kept(graph):
 
     def work(rank):
         found = calibrated(graph, many if rank.rank else one, 1000)
-        merge(found, rank)
+        merge_calibrations(found, rank)
         return described(found)
 
     assert on_ranks(2, work) == [wanted] * 2
@@ -140,7 +140,7 @@ def test_what_only_some_ranks_saw_counts(graph):
 
     def work(rank):
         found = calibrated(graph, [spoiled] if rank.rank else data(2), 4000)
-        merge(found, rank)
+        merge_calibrations(found, rank)
         return [name for name, s in found.table.values.items() if s.is_unbounded]
 
     one, other = on_ranks(2, work)
@@ -152,10 +152,10 @@ def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
         if rank.rank:
             rank.tell(ValueError("no"))
             return "told"
-        return batches_of_all(rank, [[torch.ones(1)]], are_dealt=True)
+        return gather_batches(rank, [[torch.ones(1)]], are_dealt=True)
 
     heard, told = on_ranks(2, work)
-    assert isinstance(heard, FailedElsewhereError)
+    assert isinstance(heard, RemoteFailureError)
     assert "ValueError: no" in str(heard)
     assert told == "told"
 
@@ -163,28 +163,28 @@ def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
 def test_batches_that_are_dealt_are_taken_in_turns_and_others_are_those_of_the_first():
     def work(rank, are_dealt):
         own = [[torch.tensor([10 * rank.rank + i]), torch.tensor([i % 2 == 0])] for i in range(3 - rank.rank)]
-        found = batches_of_all(rank, own, are_dealt=are_dealt)
+        found = gather_batches(rank, own, are_dealt=are_dealt)
         return [[x.tolist() for x in inputs] for inputs in found]
 
     dealt = [[[0], [True]], [[10], [True]], [[1], [False]], [[11], [False]], [[2], [True]]]
     assert on_ranks(2, lambda rank: work(rank, True)) == [dealt, dealt]
     assert on_ranks(2, lambda rank: work(rank, False)) == [dealt[::2]] * 2
-    assert work(ALONE, True) == work(ALONE, False) == dealt[::2]
+    assert work(SINGLE_PROCESS, True) == work(SINGLE_PROCESS, False) == dealt[::2]
 
 
 def test_tensors_hold_what_those_of_the_first_do_unless_these_have_other_sides():
     def work(rank):
         own = torch.full((2,), float(rank.rank)), torch.full((2 + rank.rank,), float(rank.rank))
-        hold_those_of_first(rank, {"same": own[0], "other": own[1]})
+        broadcast_from_rank0(rank, {"same": own[0], "other": own[1]})
         return [x.tolist() for x in own]
 
     assert on_ranks(2, work) == [[[0, 0], [0, 0]], [[0, 0], [1, 1, 1]]]
 
 
 def test_one_process_tells_nobody():
-    with working_together(None) as ranks, working_together(DistributedTrainingSettings()) as others:
-        assert ranks is others is ALONE
-    assert ALONE.told_by_all(({"a": 1}, {})) == [({"a": 1}, {})]
+    with open_ranks(None) as ranks, open_ranks(DistributedTrainingSettings()) as others:
+        assert ranks is others is SINGLE_PROCESS
+    assert SINGLE_PROCESS.gather_messages(({"a": 1}, {})) == [({"a": 1}, {})]
 
 
 def test_several_processes_need_a_process_group():

@@ -35,10 +35,10 @@ from clika_ref import (
     clika_distribute,
 )
 from clika_ref.distributed import merging
-from clika_ref.quantization import calibration
-from clika_ref.quantization.fingerprint import fingerprint
-from clika_ref.quantization.ranges import statistics_to_json
-from clika_ref.saving.extra_state import write_extra_state
+from clika_ref.quantization.calibration import calibrator
+from clika_ref.quantization.calibration.fingerprint import fingerprint
+from clika_ref.quantization.calibration.range_table import statistics_to_json
+from clika_ref.serialization.extra_state import write_extra_state
 
 TOGETHER = DistributedTrainingSettings(multi_gpu=True)
 SHARDED = DistributedTrainingSettings(multi_gpu=True, use_sharding=True)
@@ -83,7 +83,7 @@ def compiled(model, data, settings=ALL, **options):
 
 def plan_of(module):
     """Return a digest of all that was decided, and of the scales that were learned since."""
-    saved = write_extra_state(*module._clika_quantized.saved())
+    saved = write_extra_state(*module._clika_quantized.to_document())
     return hashlib.sha256(saved.numpy().tobytes()).hexdigest()
 
 
@@ -124,7 +124,7 @@ def both(model, data, settings=ALL, **options):
         "seen": [seen_by(found), seen_by(alone)],
         "layers": [str(found._clika_quantized.plan.floats), str(alone._clika_quantized.plan.floats)],
         "smoothed": len(found._clika_quantized.plan.smoothing),
-        "weights": len(found._clika_quantized.plan.weights) + len(found._clika_quantized.plan.compressed),
+        "weights": len(found._clika_quantized.plan.weights) + len(found._clika_quantized.plan.packed_weights),
     }
 
 
@@ -147,7 +147,7 @@ def by_an_option():
 
 def a_small_reservoir():
     """Keep 3 of 7 batches, which the ranks must choose as one process does."""
-    init = calibration.Reservoir.__init__
+    init = calibrator.Reservoir.__init__
     before = init.__defaults__
     init.__defaults__ = (4000, *before[1:])
     try:

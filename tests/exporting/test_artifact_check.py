@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
-from clika_ref.exporting.artifact_check import _within_rounding
+from clika_ref.export.artifact_check import _is_within_rounding
 
 
 class Halved(nn.Module):
@@ -17,7 +17,7 @@ def is_right(found):
     """Judge results for elements of which the first overflows in half precision, and in float64 does not."""
     x = torch.tensor([[1e5, 1.1, 2.0, 3.0]])
     module = clika_compile(Halved(), tracing_inputs=[torch.rand(1, 4)])
-    return _within_rounding(module.graph, [x], [module(x)], [torch.tensor([found])])
+    return _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([found])])
 
 
 @pytest.mark.parametrize(
@@ -53,6 +53,6 @@ def test_one_element_that_overflows_excuses_no_other(found):
 def test_what_is_nowhere_finite_must_stand_as_eager_has_it():
     module = clika_compile(torch.log, tracing_inputs=[torch.rand(3)])
     x = torch.tensor([-1.0, 0.0, 1.0])
-    assert _within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, -torch.inf, 0.0])])
-    assert not _within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, torch.nan, 0.0])])
-    assert not _within_rounding(module.graph, [x], [module(x)], [torch.tensor([1.0, -torch.inf, 0.0])])
+    assert _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, -torch.inf, 0.0])])
+    assert not _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([torch.nan, torch.nan, 0.0])])
+    assert not _is_within_rounding(module.graph, [x], [module(x)], [torch.tensor([1.0, -torch.inf, 0.0])])

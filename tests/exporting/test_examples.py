@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import clika_compile
-from clika_ref.exporting.examples import telling_example
+from clika_ref.export.example_inputs import choose_example
 
 
 class Embedded(nn.Module):
@@ -52,7 +52,7 @@ def test_a_copy_is_compared_on_what_the_model_takes(model, x, tmp_path):
 
 def example(function, x):
     module = clika_compile(function, tracing_inputs=[x])
-    (found,) = telling_example(module.graph, [torch.ones_like(x)])
+    (found,) = choose_example(module.graph, [torch.ones_like(x)])
     return found
 
 
@@ -78,4 +78,4 @@ def test_floats_of_eight_bits_are_looked_at():
 def test_offsets_are_never_made_up():
     module = clika_compile(nn.EmbeddingBag(10, 3), tracing_inputs=[(torch.tensor([1, 2, 4]), torch.tensor([0, 2]))])
     dummy = [torch.ones(3, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)]
-    assert telling_example(module.graph, dummy) is dummy
+    assert choose_example(module.graph, dummy) is dummy

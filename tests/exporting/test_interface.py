@@ -11,7 +11,7 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError
-from clika_ref.exporting.interface import chosen_names
+from clika_ref.export.interface import resolve_names
 
 
 class Rows(nn.Module):
@@ -102,4 +102,4 @@ def test_what_is_no_list_of_names_is_refused(tmp_path, names):
 @pytest.mark.parametrize("what", ["input_names", "output_names"])
 def test_names_like_those_inside_the_artifact_are_refused(what):
     with pytest.raises(ModelError, match=rf"{what} \['/constant_0'\] start with '/', as do the names of what is"):
-        chosen_names(what, ["/constant_0"], ["x"])
+        resolve_names(what, ["/constant_0"], ["x"])

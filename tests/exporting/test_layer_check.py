@@ -15,8 +15,8 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting.layer_check import first_broken_layer, regions
-from clika_ref.simulation import quantized_graph
+from clika_ref.export.layer_check import find_regions, first_broken_layer
+from clika_ref.export.simulation import quantize_for_target
 
 X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 REGISTRY = load_registry()
@@ -49,13 +49,13 @@ def quantized(deployment):
         deployment_settings=deployment,
     )
     target = REGISTRY.targets[deployment.target]
-    return quantized_graph(module.graph, module._clika_quantized.plan, target, REGISTRY), target
+    return quantize_for_target(module.graph, module._clika_quantized.plan, target, REGISTRY), target
 
 
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)
 def test_each_layer_runs_alone_whatever_its_bias_is_and_computes_what_it_should(deployment):
     graph, target = quantized(deployment)
-    found = {region.node.origin.scope for region in regions(graph)}
+    found = {region.node.origin.scope for region in find_regions(graph)}
     assert {"stem", "body", "head"} <= found, "a bias is float in OpenVINO and TensorRT"
     assert first_broken_layer(target, graph, [X]) == (
         "Each layer computes what it should by itself: the runtime's fusion of several differs"

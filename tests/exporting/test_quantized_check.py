@@ -8,8 +8,8 @@ from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings,
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting.quantized_check import compare_quantized
-from clika_ref.simulation import quantized_graph
+from clika_ref.export.quantized_check import compare_quantized
+from clika_ref.export.simulation import quantize_for_target
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 REGISTRY = load_registry()
@@ -38,7 +38,7 @@ def compiled():
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
-    graph = quantized_graph(module.graph, module._clika_quantized.plan, REGISTRY.targets["onnxruntime"], REGISTRY)
+    graph = quantize_for_target(module.graph, module._clika_quantized.plan, REGISTRY.targets["onnxruntime"], REGISTRY)
     return graph, interpret(module.graph, [X])[0][0]
 
 

@@ -7,8 +7,8 @@ from torch.utils._sympy.functions import Min
 
 from clika_ref import clika_compile
 from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import Guard, Side, Symbol, named
-from clika_ref.exporting.unchecked import unchecked_guards
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
+from clika_ref.export.unchecked_guards import find_unchecked_guards
 
 SIZES = [torch.rand(6, 4), torch.rand(8, 4)]
 
@@ -78,7 +78,7 @@ def test_of_many_the_first_are_named_and_all_stand_in_the_file(tmp_path, capsys)
     assert sum("] + batch > " in line for line in lines[first + 1 :]) == 11
 
 
-N, M = named("n"), named("m")
+N, M = make_symbol("n"), make_symbol("m")
 PACKAGE, OWN = "torch/_refs/__init__.py:3194", "model.py:3"
 
 
@@ -105,6 +105,6 @@ PACKAGE, OWN = "torch/_refs/__init__.py:3194", "model.py:3"
 )
 def test_guards_that_do_not_hold_for_all_sides_are_unchecked(guards, unchecked):
     graph = Graph("g")
-    graph.symbols = {name: Symbol(name, None, None, Side("x", dim)) for dim, name in enumerate("nm")}
+    graph.symbols = {name: Symbol(name, None, None, SymbolSource("x", dim)) for dim, name in enumerate("nm")}
     graph.guards = guards
-    assert list(map(str, unchecked_guards(graph))) == unchecked
+    assert list(map(str, find_unchecked_guards(graph))) == unchecked

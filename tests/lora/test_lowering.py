@@ -140,8 +140,8 @@ def test_what_is_quantized_with_adapters_has_ranges_of_what_they_return(kind, se
     assert noise(wanted, module(x)) > 15
     plan = module._clika_quantized.plan
     assert kind is Tokens or "conv2d" in plan.activations, "the result of a layer has a range of its own"
-    assert (settings is INT4) is bool(plan.compressed)
-    assert not any("adapt" in name for name in (*plan.weights, *plan.compressed)), "adapters stay float"
+    assert (settings is INT4) is bool(plan.packed_weights)
+    assert not any("adapt" in name for name in (*plan.weights, *plan.packed_weights)), "adapters stay float"
     assert not any(p.requires_grad for p in module._log_scales.values())
     artifact = module.clika_export(tmp_path / "integers.onnx")
     assert noise(module(x), run(artifact, x)) > 30
@@ -192,10 +192,10 @@ def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)).eval()
     data = [torch.randn(4, 3, 12, 12) for _ in range(3)]
     module = clika_compile(model, calibration_inputs=data, quantization_settings=INT8, deployment_settings=HERE)
-    assert module._clika_quantized.plan.scaled_as == {"max_pool2d": "conv2d"}
+    assert module._clika_quantized.plan.scale_sources == {"max_pool2d": "conv2d"}
     before = module(data[0])
     module.clika_attach_lora(lora(target_layers=["0"]))
-    assert module._clika_quantized.plan.scaled_as == {"max_pool2d": "conv2d_adapted"}
+    assert module._clika_quantized.plan.scale_sources == {"max_pool2d": "conv2d_adapted"}
     assert {"conv2d", "conv2d_adapted"} <= module._clika_quantized.plan.activations.keys(), "both in integers"
     assert torch.equal(module(data[0]), before)
     assert torch.equal(module.train()(data[0]), before)
@@ -222,7 +222,7 @@ def test_a_pass_that_an_adapter_cannot_follow_is_told(monkeypatch, tmp_path):
     def squared(weight, gamma, var, **_):
         return weight
 
-    monkeypatch.setattr(fold_batch_norm, "folded_weight", squared)
+    monkeypatch.setattr(fold_batch_norm, "fold_weight", squared)
     module = compiled(Images, lora=lora(merging="off"))
     with pytest.raises(
         ModelError, match=r"cannot stay beside the layers of 'stem.weight' in stem.*squared.*merging='on'"

@@ -9,7 +9,7 @@ from clika_ref_onnxruntime.target import OnnxRuntime
 from torch import nn
 
 from clika_ref import LoraSettings, clika_compile
-from clika_ref.quantization.decision import decibels
+from clika_ref.quantization.decision import ratio_in_decibels
 
 
 def bert():
@@ -97,7 +97,7 @@ def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_p
     artifact = module.eval().clika_export(tmp_path / "model.onnx")
     wanted, ids = module(**data()[1]).logits.detach(), data()[1]["input_ids"]
     (found, *_) = OnnxRuntime().load(artifact)([ids])
-    missed = decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
+    missed = ratio_in_decibels(float(wanted.square().sum()), float((wanted - found).square().sum()))
     assert missed > (60 if settings is None else 25)
     kinds = {tensor.data_type for tensor in onnx.load(artifact.path).graph.initializer if len(tensor.dims) > 1}
     assert (onnx.TensorProto.INT4 in kinds) is (settings is INT4)
@@ -136,7 +136,7 @@ class Classifier(nn.Module):
         self.inner = bert()[0]
 
     def forward(self, input_ids, labels):
-        return {"loss": self.inner(input_ids=input_ids, labels=labels).loss}
+        return {"loss": self.inner(input_ids=input_ids, labels=labels).find_error}
 
 
 def test_the_trainer_of_transformers_trains_adapters_alone(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from environments import Environment
 
-from clika_ref.command_line.new_plugin import LONGEST, write_plugin
+from clika_ref.command_line.new_plugin import MAX_NAME_LENGTH, write_plugin
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/new-plugin.md"
@@ -32,7 +32,7 @@ def tool(name, *words, cwd):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.fixture(params=["x", "a" * LONGEST], ids=["shortest", "longest"])
+@pytest.fixture(params=["x", "a" * MAX_NAME_LENGTH], ids=["shortest", "longest"])
 def folder(request, tmp_path):
     """A new plugin, of a name whose lines are as short or as long as any."""
     return write_plugin(request.param, tmp_path)[0]

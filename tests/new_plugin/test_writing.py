@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from clika_ref.command_line import cli
-from clika_ref.command_line.new_plugin import LONGEST, OURS, plugin_files
+from clika_ref.command_line.new_plugin import MAX_NAME_LENGTH, RESERVED_NAMES, render_plugin_files
 
 ROOT = Path(__file__).parents[2]
 FILES = {
@@ -56,7 +56,7 @@ def test_machines_are_told_the_same_and_another_folder_may_be_named(run, tmp_pat
 
 def test_what_it_states_is_what_this_project_states():
     project = tomllib.loads((ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8"))["project"]
-    written = tomllib.loads(plugin_files("my-ops")["pyproject.toml"])["project"]
+    written = tomllib.loads(render_plugin_files("my-ops")["pyproject.toml"])["project"]
     assert written["dependencies"] == [name for name in project["dependencies"] if name.startswith("clika-ref>")]
     assert written["requires-python"] == project["requires-python"]
     assert written["entry-points"] == {"clika_ref": {"my-ops": "clika_ref_my_ops.plugin"}}
@@ -64,7 +64,7 @@ def test_what_it_states_is_what_this_project_states():
 
 def test_the_names_of_our_own_distributions_are_not_given_away():
     folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
-    assert folders | {"conformance"} == OURS
+    assert folders | {"conformance"} == RESERVED_NAMES
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_the_names_of_our_own_distributions_are_not_given_away():
         ("../up", "for example up"),
         ("größe", "for example gr-e"),
         ("", "for example my-ops"),
-        ("a" * (LONGEST + 1), f"for example {'a' * LONGEST}"),
+        ("a" * (MAX_NAME_LENGTH + 1), f"for example {'a' * MAX_NAME_LENGTH}"),
         ("aten", "aten is the name of clika-ref-aten, which belongs to clika-ref: choose another one"),
         ("conformance", "is the name of clika-ref-conformance"),
         ("reference", "reference is the name of a plugin of clika-ref-example, which is installed: choose another one"),

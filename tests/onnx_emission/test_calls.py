@@ -6,8 +6,8 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission import calls
-from clika_ref.onnx_emission.calls import once_per_call
+from clika_ref.onnx_export import call_cache
+from clika_ref.onnx_export.call_cache import cache_per_call
 
 
 def test_calls_of_one_lowering_type_and_attributes_are_asked_of_once(monkeypatch):
@@ -19,10 +19,10 @@ def test_calls_of_one_lowering_type_and_attributes_are_asked_of_once(monkeypatch
         for x, slope in ((wide, 0.5), (wide, 0.5), (wide, 0.25), (narrow, 0.5))
     ]
     seen = []
-    asked = once_per_call(lambda node: seen.append(node) or node.name)
+    asked = cache_per_call(lambda node: seen.append(node) or node.name)
     assert [asked(node) for node in nodes] == [nodes[0].name, nodes[0].name, nodes[2].name, nodes[3].name]
     assert seen == [nodes[0], *nodes[2:]]
-    monkeypatch.setattr(calls, "REMEMBERED", 3)
+    monkeypatch.setattr(call_cache, "MAX_CACHED_CALLS", 3)
     assert asked(build("relu", wide).producer) == seen[-1].name  # which forgets all others
     asked(nodes[0])
     assert seen[-1] is nodes[0]

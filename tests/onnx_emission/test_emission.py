@@ -11,10 +11,10 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import load_registry
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.onnx_emission.builder import NewerOpsetError, OnnxBuilder
-from clika_ref.onnx_emission.emission import GUARDS, SCOPE, SOURCE, emit, emit_alone
+from clika_ref.onnx_export.builder import NewerOpsetError, OnnxBuilder
+from clika_ref.onnx_export.emission import GUARDS_KEY, SCOPE_KEY, SOURCE_KEY, emit, emit_node
 
 OPERATORS = load_registry().operators
 
@@ -22,8 +22,8 @@ OPERATORS = load_registry().operators
 def graph_of(*kinds):
     """Return a chain of unary operators on x."""
     g = Graph("chain")
-    value = g.add_input(TensorType(torch.float32, (named("n"), 4)), "x")
-    g.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    value = g.add_input(TensorType(torch.float32, (make_symbol("n"), 4)), "x")
+    g.symbols["n"] = Symbol("n", 0, None, SymbolSource("x", 0))
     for kind in kinds:
         value = Builder(g, OPERATORS, None, Origin(("encoder", "encoder.act"), ("model.py:7",)))(kind, value)
     g.add_output(value)
@@ -34,18 +34,18 @@ def test_values_keep_their_names_and_nodes_their_scope_and_line():
     proto = ir.to_proto(emit(graph_of("relu", "sigmoid")))
     assert [n.output[0] for n in proto.graph.node] == ["relu", "sigmoid"]
     properties = {p.key: p.value for p in proto.graph.node[0].metadata_props}
-    assert properties == {SCOPE: "encoder.act", SOURCE: "model.py:7"}
+    assert properties == {SCOPE_KEY: "encoder.act", SOURCE_KEY: "model.py:7"}
 
 
 def test_a_node_is_emitted_alone_with_its_sizes_as_those_of_an_input():
     g = Graph("two")
-    n, m = named("n"), named("m")
+    n, m = make_symbol("n"), make_symbol("m")
     x = g.add_input(TensorType(torch.float32, (n, m)), "x")
-    g.symbols = {"n": Symbol("n", 0, None, Side("x", 0)), "m": Symbol("m", 0, None, Side("x", 1))}
+    g.symbols = {"n": Symbol("n", 0, None, SymbolSource("x", 0)), "m": Symbol("m", 0, None, SymbolSource("x", 1))}
     build = Builder(g, OPERATORS)
     g.add_output(build("mul", build("reshape", x, shape=(n * m, 1)), n))
     before = str(g)
-    reshape, mul = (ir.to_proto(emit_alone(node)).graph for node in g.nodes)
+    reshape, mul = (ir.to_proto(emit_node(node)).graph for node in g.nodes)
     onnx.checker.check_model(onnx.helper.make_model(reshape, opset_imports=[onnx.helper.make_opsetid("", 18)]))
     assert reshape.node[-1].op_type == "Reshape"
     assert [i.name for i in mul.input] == ["sizes", "operand"]
@@ -63,9 +63,9 @@ def test_symbolic_sides_are_named_in_inputs_and_outputs():
 def test_the_file_records_the_guards_outside_which_it_does_not_hold():
     g = graph_of("relu")
     assert not ir.to_proto(emit(g)).metadata_props
-    g.guards = [Guard(named("n") <= 8, "model.py:3"), Guard(named("n") > 1, "")]
+    g.guards = [Guard(make_symbol("n") <= 8, "model.py:3"), Guard(make_symbol("n") > 1, "")]
     (recorded,) = ir.to_proto(emit(g)).metadata_props
-    assert (recorded.key, recorded.value) == (GUARDS, "n <= 8 (from model.py:3)\nn > 1")
+    assert (recorded.key, recorded.value) == (GUARDS_KEY, "n <= 8 (from model.py:3)\nn > 1")
 
 
 def test_a_lowering_that_returns_its_operand_still_gives_an_output_of_its_own():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from clika_ref.core.errors import ModelError
-from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
+from clika_ref.onnx_export.int4 import pack_int4, unpack_int4
 
 SIGNED = torch.tensor([-8, 7, -1, 0, 3], dtype=torch.int8)
 UNSIGNED = torch.tensor([0, 15, 8, 7, 1], dtype=torch.uint8)

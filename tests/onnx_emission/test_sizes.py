@@ -10,11 +10,11 @@ from onnx.reference import ReferenceEvaluator
 from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.errors import ModelError
-from clika_ref.core.symbols import Side, Symbol, evaluate, named
+from clika_ref.core.symbols import Symbol, SymbolSource, evaluate, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.builder import OPSET, OnnxBuilder
+from clika_ref.onnx_export.builder import OPSET, OnnxBuilder
 
-A, B = named("a"), named("b")
+A, B = make_symbol("a"), make_symbol("b")
 
 EXPRESSIONS = [
     A + B + 3,
@@ -54,7 +54,7 @@ def emitted(*sides):
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape(["a", "b"]))
     op.declare(x, TensorType(torch.float32, (A, B)))
     for dim, name in enumerate("ab"):
-        op.sizes.bind(Symbol(name, 0, None, Side("x", dim)), x)
+        op.sizes.bind(Symbol(name, 0, None, SymbolSource("x", dim)), x)
     result = op.Identity(op.ints(sides))
     result.name = "sides"
     result.type, result.shape = ir.TensorType(ir.DataType.INT64), ir.Shape([len(sides)])
@@ -87,13 +87,13 @@ def test_each_expression_is_computed_once():
 
 def test_a_symbol_without_a_source_is_an_error_that_names_it():
     with pytest.raises(ModelError, match="symbol c is needed before"):
-        emitted(named("c") + 1)
+        emitted(make_symbol("c") + 1)
 
 
 def test_a_size_may_be_zero_where_the_ranges_of_its_symbols_do_not_tell_otherwise():
     op = OnnxBuilder()
     x = ir.Value(name="x")
-    op.sizes.bind(Symbol("a", 0, None, Side("x", 0)), x)
-    op.sizes.bind(Symbol("b", 2, None, Side("x", 1)), x)
+    op.sizes.bind(Symbol("a", 0, None, SymbolSource("x", 0)), x)
+    op.sizes.bind(Symbol("b", 2, None, SymbolSource("x", 1)), x)
     assert [size for size in (0, A, 3 * A, A * B, B - 2) if not op.sizes.may_be_zero(size)] == []
     assert [size for size in (5, A + 1, B, 3 * B, B - 1, B * (A + 1)) if op.sizes.may_be_zero(size)] == []

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from clika_ref import ModelError, clika_compile
-from clika_ref.generic import GenericOperator, find_operator, torchlib_operator
+from clika_ref.onnx_export.generic_operators import GenericOperator, find_operator, torchlib_operator
 
 
 class ByTorchlib(nn.Module):

@@ -13,9 +13,9 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission import writing
-from clika_ref.onnx_emission.dtypes import bytes_of
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export import writing
+from clika_ref.onnx_export.dtypes import bytes_of
+from clika_ref.onnx_export.emission import emit
 
 OPERATORS = load_registry().operators
 
@@ -80,7 +80,7 @@ def test_large_weights_go_to_a_file_beside_on_page_boundaries(graph, tmp_path):
     outside = [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
     assert [t.name for t in outside] == ["layer.weight"]
     info = ExternalDataInfo(outside[0])
-    assert (info.location, info.offset % writing.ALIGNMENT, info.length) == ("m.onnx.data", 0, 64 * 64 * 4)
+    assert (info.location, info.offset % writing.DATA_ALIGNMENT, info.length) == ("m.onnx.data", 0, 64 * 64 * 4)
     assert (
         contents(tmp_path / "m.onnx")["layer.weight"].tobytes()
         == graph.constants["layer.weight"].data.numpy().tobytes()
@@ -89,7 +89,7 @@ def test_large_weights_go_to_a_file_beside_on_page_boundaries(graph, tmp_path):
 
 
 def test_a_model_too_large_for_one_file_is_split_unasked(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(writing, "MAX_FILE_BYTES", 1000)
     writing.write_model(emit(graph), tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").exists()
 

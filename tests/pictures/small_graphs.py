@@ -4,11 +4,11 @@ import torch
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import compute
+from clika_ref.core.traits import compute_trait
 from clika_ref.core.types import Origin, TensorType
 
 
-@operator(quant=compute(weight=1, axis=0, bias=2))
+@operator(quant=compute_trait(weight=1, axis=0, bias=2))
 def layer(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, stride: tuple = (1, 1)):
     """``x`` times ``weight``, as far as pictures care."""
     return x

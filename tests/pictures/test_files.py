@@ -19,8 +19,8 @@ from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.pictures import png
 from clika_ref.pictures.dot import write_dot
-from clika_ref.pictures.reading import drawing_of
-from clika_ref.pictures.writing import FORMATS, draw, picture_path
+from clika_ref.pictures.graph_drawing import build_drawing
+from clika_ref.pictures.writing import PICTURE_WRITERS, draw, picture_path
 
 
 def rasterizer():
@@ -29,7 +29,7 @@ def rasterizer():
         pytest.importorskip("resvg_py", reason="draws .png: pip install resvg_py")
 
 
-@pytest.mark.parametrize("suffix", [s for s in FORMATS if s != ".png"])
+@pytest.mark.parametrize("suffix", [s for s in PICTURE_WRITERS if s != ".png"])
 def test_the_suffix_says_what_is_written(suffix, tmp_path):
     path = draw(residual(), tmp_path / f"model{suffix}")
     begins = {".svg": "<svg ", ".html": "<!DOCTYPE html>", ".dot": "digraph "}
@@ -78,7 +78,7 @@ def test_what_fails_leaves_what_was_there(tmp_path, monkeypatch):
     def fail(drawing):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(FORMATS, ".svg", fail)
+    monkeypatch.setitem(PICTURE_WRITERS, ".svg", fail)
     with pytest.raises(KeyboardInterrupt):
         draw(residual(3), path)
     assert path.read_bytes() == before
@@ -89,7 +89,7 @@ DIGEST = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from small_graphs import residual
-from clika_ref.pictures.reading import drawing_of
+from clika_ref.pictures.graph_drawing import drawing_of
 from clika_ref.pictures.writing import FORMATS
 drawing = drawing_of(residual(3))
 print(*(hashlib.sha256(FORMATS[suffix](drawing)).hexdigest() for suffix in (".svg", ".html", ".dot")))
@@ -102,7 +102,10 @@ def test_the_same_graph_gives_the_same_bytes_in_any_process():
         command = [sys.executable, "-c", DIGEST, str(Path(__file__).parent)]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
 
-    own = [hashlib.sha256(FORMATS[suffix](drawing_of(residual(3)))).hexdigest() for suffix in (".svg", ".html", ".dot")]
+    own = [
+        hashlib.sha256(PICTURE_WRITERS[suffix](build_drawing(residual(3)))).hexdigest()
+        for suffix in (".svg", ".html", ".dot")
+    ]
     assert digests("1") == digests("2") == own
 
 
@@ -110,7 +113,7 @@ def test_the_same_graph_gives_the_same_bytes_in_any_process():
 
 
 def test_graphviz_gets_each_node_in_its_cluster_and_each_edge():
-    text = write_dot(drawing_of(residual())).decode()
+    text = write_dot(build_drawing(residual())).decode()
     assert text.startswith('digraph "Residual" {')
     assert text.rstrip().endswith("}")
     assert len(re.findall(r"^ *n\d+ \[", text, re.MULTILINE)) == 10
@@ -122,7 +125,7 @@ def test_graphviz_gets_each_node_in_its_cluster_and_each_edge():
 def test_graphviz_gets_odd_names_as_they_are():
     graph = Graph('a "b" \\ c')
     graph.add_output(put(graph, plus, graph.add_input(TYPE, 'x"y\\'), 1.0))
-    text = write_dot(drawing_of(graph)).decode()
+    text = write_dot(build_drawing(graph)).decode()
     assert 'digraph "a \\"b\\" \\\\ c" {' in text
     assert 'name x\\"y\\\\\\l' in text
     unquoted = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)  # each quote has its other one
@@ -142,9 +145,9 @@ def test_a_png_has_two_pixels_for_each_of_the_picture(tmp_path):
 
 def test_what_is_too_large_for_pixels_is_drawn_smaller_and_says_so(monkeypatch):
     rasterizer()
-    monkeypatch.setattr(png, "MOST_PIXELS", 4e4)
+    monkeypatch.setattr(png, "MAX_PIXELS", 4e4)
     with pytest.warns(ClikaWarning, match=r"its letters too small to be read in a .png; write a .html"):
-        image = Image.open(io.BytesIO(png.write_png(drawing_of(residual()))))
+        image = Image.open(io.BytesIO(png.write_png(build_drawing(residual()))))
     assert image.width * image.height == pytest.approx(4e4, rel=0.02)
 
 
@@ -159,4 +162,4 @@ def test_without_a_font_no_picture_without_letters_is_drawn(monkeypatch):
     blank = types.SimpleNamespace(svg_to_bytes=lambda **_: b"the same whatever there is to draw")
     monkeypatch.setattr(importlib, "import_module", lambda _: blank)
     with pytest.raises(ModelError, match=r"this machine has none of them: install one \(fonts-dejavu on Debian\)"):
-        png.write_png(drawing_of(residual()))
+        png.write_png(build_drawing(residual()))

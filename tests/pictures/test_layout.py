@@ -11,9 +11,9 @@ from clika_ref.core.ir import Graph
 from clika_ref.pictures import layers
 from clika_ref.pictures.arrangement import arrange
 from clika_ref.pictures.coordinates import nearest_in_order
-from clika_ref.pictures.drawing import Drawing, Group
-from clika_ref.pictures.reading import drawing_of
-from clika_ref.pictures.style import BAND
+from clika_ref.pictures.drawing import BoxGroup, PictureDrawing
+from clika_ref.pictures.graph_drawing import build_drawing
+from clika_ref.pictures.style import GROUP_TITLE_HEIGHT
 from clika_ref.pictures.svg import write_svg
 
 NEAR = 0.2  # pixels: places are rounded to tenths
@@ -39,11 +39,11 @@ def graph(request):
     return request.param
 
 
-@pytest.fixture(params=[layers.MOST_STATIONS, 0], ids=["past layers", "by lanes"])
+@pytest.fixture(params=[layers.MAX_STATIONS, 0], ids=["past layers", "by lanes"])
 def page(graph, request, monkeypatch):
-    monkeypatch.setattr(layers, "MOST_STATIONS", request.param)
+    monkeypatch.setattr(layers, "MAX_STATIONS", request.param)
     monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 4 if request.param else 0)
-    return Page(write_svg(drawing_of(graph)))
+    return Page(write_svg(build_drawing(graph)))
 
 
 def test_each_node_is_there_once(graph, page):
@@ -86,7 +86,7 @@ def test_each_way_begins_at_a_box_a_group_or_on_another_that_carries_the_same(pa
     for way in page.ways:
         x, y = way.start
         edges = [(a.x, a.x + a.width, a.y + a.height) for a in (*page.boxes, *page.groups)]
-        edges += [(a.x, a.x + a.width, a.y + BAND) for a in page.groups]
+        edges += [(a.x, a.x + a.width, a.y + GROUP_TITLE_HEIGHT) for a in page.groups]
         touches = any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges)
         others = [w for w in page.ways if w is not way and w.carries == way.carries and w.start[1] < y < w.end[1]]
         assert touches or others, way
@@ -121,13 +121,13 @@ def test_a_chain_is_straight():
     value = graph.add_input(TYPE, "x")
     for _ in range(5):
         value = put(graph, plus, value, 1.0)
-    page = Page(write_svg(drawing_of(graph)))
+    page = Page(write_svg(build_drawing(graph)))
     middles = [box.x + box.width / 2 for box in page.boxes]
     assert max(middles) - min(middles) < NEAR
 
 
 def test_the_way_past_a_block_is_straight_and_so_is_the_way_through_it():
-    page = Page(write_svg(drawing_of(residual(1))))
+    page = Page(write_svg(build_drawing(residual(1))))
     middles = [box.x + box.width / 2 for box in page.boxes]
     assert max(middles) - min(middles) < 1.0
 
@@ -138,13 +138,13 @@ def test_a_module_that_is_called_again_is_a_group_again():
     for scope in ("shared", "between", "shared"):
         x = put(graph, plus, put(graph, plus, x, 1.0, scope=scope), 2.0, scope=scope)
     graph.add_output(x)
-    keys = [group.key for group in Page(write_svg(drawing_of(graph))).groups]
+    keys = [group.key for group in Page(write_svg(build_drawing(graph))).groups]
     assert keys == ["group shared 1", "group between 1", "group shared 2"]
 
 
 def test_a_graph_without_anything_is_drawn():
-    assert Page(write_svg(drawing_of(Graph("Empty")))).boxes == []
-    assert Page(write_svg(Drawing("", "", Group("group", "", []), []))).boxes == []
+    assert Page(write_svg(build_drawing(Graph("Empty")))).boxes == []
+    assert Page(write_svg(PictureDrawing("", "", BoxGroup("group", "", []), []))).boxes == []
 
 
 def test_a_value_that_all_read_is_led_past_them_once():
@@ -155,7 +155,7 @@ def test_a_value_that_all_read_is_led_past_them_once():
         value = put(graph, plus, value, x)
     graph.add_output(value)
     # A way of its own for each reader would have points in all layers above: 80,000 of them.
-    assert write_svg(drawing_of(graph)).count(b"C") < 5 * 400
+    assert write_svg(build_drawing(graph)).count(b"C") < 5 * 400
 
 
 def long_links(count: int) -> Graph:
@@ -169,18 +169,18 @@ def long_links(count: int) -> Graph:
 
 
 def test_links_between_any_two_nodes_take_as_many_points_as_there_are_links_not_as_layers_that_they_pass():
-    routes = arrange(drawing_of(long_links(1200))).routes
+    routes = arrange(build_drawing(long_links(1200))).routes
     # A point in each layer would be 1200 ** 2 / 6, of which those that carry the same share half.
     assert sum(len(route.columns) for route in routes) < 10 * 1200
 
 
 def test_lanes_around_a_thicket_lie_beside_each_other_and_are_used_again(monkeypatch):
-    monkeypatch.setattr(layers, "MOST_STATIONS", 0)
+    monkeypatch.setattr(layers, "MAX_STATIONS", 0)
     monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 0)
     items = [layers.Item(100.0, 20.0, layer=layer) for layer in range(12)]
     ends = {(0, 5), (1, 4), (0, 3), (6, 9)}
     links = [layers.Link(source, target, 50.0, 50.0, str(source)) for source, target in sorted(ends)]
-    near, far = layers.near_and_far(items, links)
+    near, far = layers.split_links_by_length(items, links)
     assert (near, far) == ([], links)
     layers.add_lanes(items, far)
     lanes = {(link.source, link.target): {items[station].x for station in link.stations} for link in links}

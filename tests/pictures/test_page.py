@@ -7,14 +7,14 @@ from html.parser import HTMLParser
 import pytest
 from small_graphs import residual
 
+from clika_ref.pictures.graph_drawing import build_drawing
 from clika_ref.pictures.page import write_page
-from clika_ref.pictures.reading import drawing_of
 from clika_ref.pictures.writing import draw
 
 
 @pytest.fixture(scope="module")
 def text():
-    return write_page(drawing_of(residual(), subtitle="as written")).decode()
+    return write_page(build_drawing(residual(), subtitle="as written")).decode()
 
 
 class Elements(HTMLParser):
@@ -81,7 +81,7 @@ def test_the_page_says_what_it_shows(text):
 def test_names_that_would_end_the_script_do_not():
     graph = residual()
     graph.name = "</script><script>alert(1)</script>"
-    text = write_page(drawing_of(graph)).decode()
+    text = write_page(build_drawing(graph)).decode()
     assert len(re.findall(r"</script>", text)) == 2
     assert layout_in(text)["title"] == "</script><script>alert(1)</script>"
 

@@ -61,7 +61,7 @@ def test_a_layer_that_is_skipped_says_so(tmp_path):
     module = compiled(layer_quantization_settings={"second": LayerQuantizationSettings(skip_quantization=True)})
     path = module.clika_visualize(tmp_path / "model.svg")
     assert roles(path)["node linear_1"] == "kept"
-    assert "in float because: " in Page(path.read_bytes()).told("node linear_1")
+    assert "in float because: " in Page(path.read_bytes()).tooltip("node linear_1")
 
 
 def test_weights_in_few_bits_have_a_colour_of_their_own(tmp_path):
@@ -72,7 +72,7 @@ def test_weights_in_few_bits_have_a_colour_of_their_own(tmp_path):
 
 def test_what_a_runtime_runs_is_shown_where_it_is_given(module, tmp_path):
     path = module.clika_visualize(tmp_path / "model.svg", explanation=module.clika_explain())
-    assert "in onnxruntime: int8" in Page(path.read_bytes()).told("node linear")
+    assert "in onnxruntime: int8" in Page(path.read_bytes()).tooltip("node linear")
 
 
 def test_an_explanation_of_another_kind_is_refused(module, tmp_path):
@@ -151,7 +151,7 @@ def test_a_notebook_shows_an_empty_module_as_such():
 
 
 def test_a_notebook_shows_no_picture_that_nobody_could_read(monkeypatch):
-    monkeypatch.setattr("clika_ref.pictured_module.SHOWN", 2)
+    monkeypatch.setattr("clika_ref.module.pictured_module.MAX_NOTEBOOK_NODES", 2)
     shown = traced()._repr_html_()
     assert "<svg" not in shown
     assert "clika_visualize(&quot;model.html&quot;) draws it" in shown

@@ -8,18 +8,18 @@ from small_graphs import TYPE, joined, layer, plus, put, residual, split, weight
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.explanation import Explanation, NodeFacts
+from clika_ref.export.explanation import Explanation, NodeFacts
 from clika_ref.pictures.drawing import Role
-from clika_ref.pictures.reading import drawing_of
+from clika_ref.pictures.graph_drawing import build_drawing
 from clika_ref.pictures.svg import write_svg
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
-    activations=Integers(),
-    weights=Integers(is_signed=True, is_symmetric=True),
+    activations=QuantizedType(),
+    weights=QuantizedType(is_signed=True, is_symmetric=True),
     layers=frozenset({"layer"}),
-    absorbed={"plus": {"alpha": 1.0}},
+    fused={"plus": {"alpha": 1.0}},
 )
 
 
@@ -47,7 +47,7 @@ def held_graph(operators, *, axis=0):
 
 
 def test_a_box_tells_name_type_shapes_weight_and_attributes():
-    page = Page(write_svg(drawing_of(residual())))
+    page = Page(write_svg(build_drawing(residual())))
     assert page.texts("node layer_1").splitlines() == [
         "layer",
         "namebody.0.first",
@@ -59,7 +59,7 @@ def test_a_box_tells_name_type_shapes_weight_and_attributes():
 
 
 def test_a_tooltip_tells_all_of_it_and_the_name_of_what_is_read():
-    told = Page(write_svg(drawing_of(residual()))).told("node layer_1").splitlines()
+    told = Page(write_svg(build_drawing(residual()))).tooltip("node layer_1").splitlines()
     assert told[0] == "layer"
     for line in ("name: layer_1", "module: body.0.first", "x: layer: float32[2, 8]", "with: stride (1, 1)"):
         assert line in told
@@ -67,7 +67,7 @@ def test_a_tooltip_tells_all_of_it_and_the_name_of_what_is_read():
 
 
 def test_modules_are_frames_and_one_of_a_single_node_gives_it_its_name():
-    drawing = drawing_of(residual())
+    drawing = build_drawing(residual())
     (body,) = [member for member in drawing.root.members if hasattr(member, "members")]
     assert body.title == "body"
     assert [member.title for member in body.members] == ["body.0", "body.1"]
@@ -76,14 +76,14 @@ def test_modules_are_frames_and_one_of_a_single_node_gives_it_its_name():
 
 
 def test_a_graph_without_a_plan_says_nothing_of_integers():
-    drawing = drawing_of(residual())
+    drawing = build_drawing(residual())
     assert drawing.roles == [Role.INTERFACE, Role.FLOAT]
     assert not drawing.has_integers
     assert not any(box.badge for box in drawing.root.boxes())
 
 
 def test_pairs_are_edges_and_lines_in_a_box(operators):
-    drawing = drawing_of(held_graph(operators), Plan(SCHEME))
+    drawing = build_drawing(held_graph(operators), Plan(SCHEME))
     found = boxes(drawing)
     assert [box.kind for box in found.values()] == ["input", "layer", "plus", "plus", "output"]
     assert found["node layer"].rows[1:3] == [("in", "uint8[2, 8]"), ("weight", "int8[4, 8] per channel")]
@@ -96,14 +96,14 @@ def test_pairs_are_edges_and_lines_in_a_box(operators):
 
 
 def test_who_reads_integers_is_in_integers_and_so_is_what_the_runtime_computes_along_with_it(operators):
-    found = boxes(drawing_of(held_graph(operators), Plan(SCHEME)))
+    found = boxes(build_drawing(held_graph(operators), Plan(SCHEME)))
     roles = {key: (box.role, box.badge) for key, box in found.items() if key.startswith("node")}
     assert roles == {
         "node layer": (Role.INTEGERS, "int8"),
         "node plus": (Role.INTEGERS, "int8"),
         "node plus_1": (Role.FLOAT, "float"),
     }
-    assert "computed: along with layer" in found["node plus"].told
+    assert "computed: along with layer" in found["node plus"].tooltip
 
 
 def test_a_weight_in_four_bits_is_said_to_be_one_and_its_layer_computes_in_float(operators):
@@ -113,16 +113,16 @@ def test_a_weight_in_four_bits_is_said_to_be_one_and_its_layer_computes_in_float
     scales = graph.add_constant(torch.ones(2, 4), "s")
     weight = build("dequantize", integers, scales, axis=0, block_size=16, bits=4)
     graph.add_output(put(graph, layer, graph.add_input(TYPE, "x"), weight))
-    box = boxes(drawing_of(graph, Plan(SCHEME)))["node layer"]
+    box = boxes(build_drawing(graph, Plan(SCHEME)))["node layer"]
     assert (box.role, box.badge) == (Role.WEIGHTS, "int4 weights")
     assert ("weight", "int4[32, 4] in blocks of 16") in box.rows
 
 
 def test_a_layer_that_stays_float_says_why():
     plan = Plan(SCHEME, floats={"layer_1": "too sensitive: 0.4"})
-    box = boxes(drawing_of(residual(), plan))["node layer_1"]
+    box = boxes(build_drawing(residual(), plan))["node layer_1"]
     assert box.role is Role.KEPT
-    assert "in float because: too sensitive: 0.4" in box.told
+    assert "in float because: too sensitive: 0.4" in box.tooltip
 
 
 def test_what_a_runtime_says_stands_in_place_of_what_was_planned(operators):
@@ -132,25 +132,25 @@ def test_what_a_runtime_says_stands_in_place_of_what_was_planned(operators):
         NodeFacts("plus_1", "", "plus", 0, "float", "int8", ""),
     ]
     explained = Explanation("somewhere", facts)
-    found = boxes(drawing_of(held_graph(operators), Plan(SCHEME), explained))
+    found = boxes(build_drawing(held_graph(operators), Plan(SCHEME), explained))
     assert (found["node layer"].role, found["node layer"].badge) == (Role.MISSED, "float")
-    assert "because: no kernel for it" in found["node layer"].told
-    assert "in somewhere: float" in found["node layer"].told
+    assert "because: no kernel for it" in found["node layer"].tooltip
+    assert "in somewhere: float" in found["node layer"].tooltip
     assert (found["node plus_1"].role, found["node plus_1"].badge) == (Role.INTEGERS, "int8")
-    assert "in somewhere: fused" in found["node plus"].told
+    assert "in somewhere: fused" in found["node plus"].tooltip
 
 
 def test_a_half_of_a_pair_that_others_read_is_a_box(operators):
     graph = Graph("Half")
     integers = Builder(graph, operators)("quantize", graph.add_input(TYPE, "x"), 0.25, 0, dtype=torch.uint8)
     graph.add_output(integers)
-    assert [box.kind for box in drawing_of(graph).root.boxes()] == ["input", "quantize", "output"]
+    assert [box.kind for box in build_drawing(graph).root.boxes()] == ["input", "quantize", "output"]
 
 
 def test_buffers_that_a_call_overwrites_are_results():
     graph = residual()
     graph.set_state("stem.weight", graph.outputs[0])
-    box = boxes(drawing_of(graph))["state stem.weight"]
+    box = boxes(build_drawing(graph))["state stem.weight"]
     assert (box.kind, box.name, box.role) == ("state", "stem.weight", Role.INTERFACE)
 
 
@@ -159,7 +159,7 @@ def test_a_node_with_several_outputs_has_a_line_and_an_edge_for_each():
     first = put(graph, split, graph.add_input(TYPE, "x"), count=2)
     second = first.producer.outputs[1]
     graph.add_output(put(graph, plus, first, second))
-    drawing = drawing_of(graph)
+    drawing = build_drawing(graph)
     box = boxes(drawing)["node split"]
     assert [label for label, _ in box.rows].count("out") == 2
     assert [edge.carries for edge in drawing.edges] == ["x", "split", "split_1", "plus"]
@@ -169,7 +169,7 @@ def test_a_node_that_reads_dozens_shows_a_few_of_them():
     graph = Graph("Many")
     x = graph.add_input(TYPE, "x")
     graph.add_output(put(graph, joined, *(put(graph, plus, x, float(i)) for i in range(30))))
-    rows = boxes(drawing_of(graph))["node joined"].rows
+    rows = boxes(build_drawing(graph))["node joined"].rows
     assert ("", "and 26 more inputs") in rows
     assert len(rows) < 10
 
@@ -178,14 +178,14 @@ def test_long_names_lose_their_middle_and_odd_ones_nothing():
     graph = Graph('<"odd" & more>')
     value = put(graph, plus, graph.add_input(TYPE, "a<b>&'c'\""), 1.0, scope="x" * 80)
     graph.add_output(value)
-    page = Page(write_svg(drawing_of(graph)))
+    page = Page(write_svg(build_drawing(graph)))
     assert page.texts("input a<b>&'c'\"") == "input\nnamea<b>&'c'\"\ntypefloat32[2, 8]"
     assert "x" * 22 + "…" + "x" * 22 in page.texts("node plus")
-    assert "x" * 80 in page.told("node plus")
+    assert "x" * 80 in page.tooltip("node plus")
 
 
 def test_a_constant_that_is_no_parameter_of_the_module_is_named():
     graph = Graph("Named")
     token = weight_in(graph, "token")
     graph.add_output(put(graph, plus, graph.add_input(TYPE, "x"), token, scope="embedding"))
-    assert ("other", "float32[4, 8] token.weight") in boxes(drawing_of(graph))["node plus"].rows
+    assert ("other", "float32[4, 8] token.weight") in boxes(build_drawing(graph))["node plus"].rows

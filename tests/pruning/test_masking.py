@@ -15,7 +15,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.pruning.masks import of_least_magnitude, of_pattern
+from clika_ref.pruning.masks import magnitude_mask, pattern_mask
 
 ANY = 1e9
 """A threshold that nothing exceeds."""
@@ -54,11 +54,11 @@ def written(path):
 
 
 def test_the_least_go_and_of_equal_ones_the_first():
-    assert of_least_magnitude(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
+    assert magnitude_mask(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
 
 
 def test_a_pattern_lies_along_the_side_that_is_multiplied():
-    mask = of_pattern(torch.randn(6, 8, 3, 3), 1, 1, 4)
+    mask = pattern_mask(torch.randn(6, 8, 3, 3), 1, 1, 4)
     assert (mask.movedim(1, -1).unflatten(-1, (-1, 4)).sum(-1) == 1).all()
 
 

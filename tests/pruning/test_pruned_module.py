@@ -16,10 +16,10 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.pruning import stages
-from clika_ref.pruning.choosing import removal
-from clika_ref.pruning.effects import Effects
-from clika_ref.pruning.groups import Group
-from clika_ref.pruning.layers import Choice
+from clika_ref.pruning.groups import UnitGroup
+from clika_ref.pruning.importance import UnitEffects
+from clika_ref.pruning.layer_settings import PruningChoice
+from clika_ref.pruning.unit_selection import choose_removal
 
 HALF = PruningSettings("structured", None, 0.5)
 
@@ -153,8 +153,8 @@ def test_nodes_are_run_on_the_smallest_batch_that_guards_let_pass(made, monkeypa
         def forward(self, x):
             return self.head(self.wide(x)) if x.shape[0] > 4 else x
 
-    dependencies = stages.dependencies
-    monkeypatch.setattr(stages, "dependencies", noted)
+    dependencies = stages.build_dependency_graph
+    monkeypatch.setattr(stages, "build_dependency_graph", noted)
     module, _ = made("Residual")
     module.clika_prune(HALF, calibration_inputs=[torch.randn(40, 3, 8, 8)])
     module = clika_compile(Guarded().eval(), tracing_inputs=[torch.randn(n, 4) for n in (6, 7)])
@@ -168,9 +168,9 @@ def test_nodes_are_run_on_the_smallest_batch_that_guards_let_pass(made, monkeypa
     [(1, 0, 20, 8), (1, 3, 20, 5), (2, 4, 20, 2), (8, 3, 4, 1), (1, 0, 6, 1), (1, 3, 4, 1), (1, 3, 8, 5)],
 )
 def test_what_stays_is_a_multiple_of_eight_channels_with_those_that_are_fixed(places, fixed, count, kept):
-    group = Group(places, fixed, list(range(count)))
-    harmless = Effects(torch.zeros(1, count, dtype=torch.float64), {i: i for i in range(count)})
-    assert count - len(removal(group, Choice("structured", 0.0, None), harmless).units) == kept
+    group = UnitGroup(places, fixed, list(range(count)))
+    harmless = UnitEffects(torch.zeros(1, count, dtype=torch.float64), {i: i for i in range(count)})
+    assert count - len(choose_removal(group, PruningChoice("structured", 0.0, None), harmless).units) == kept
 
 
 def test_weights_whose_channels_lie_last_stay_so(made):
@@ -183,9 +183,9 @@ def test_weights_whose_channels_lie_last_stay_so(made):
 
 
 def test_harmless_channels_too_few_for_whole_lanes_stay_and_the_table_says_so():
-    group = Group(1, 0, list(range(16)))
-    effects = Effects(torch.tensor([[0.0] * 6 + [1.0] * 10], dtype=torch.float64), {i: i for i in range(16)})
-    found = removal(group, Choice("structured", 0.1, None), effects)
+    group = UnitGroup(1, 0, list(range(16)))
+    effects = UnitEffects(torch.tensor([[0.0] * 6 + [1.0] * 10], dtype=torch.float64), {i: i for i in range(16)})
+    found = choose_removal(group, PruningChoice("structured", 0.1, None), effects)
     assert not found.units
     assert found.reason == "6 of 16 channels may go, too few for what stays to be a multiple of 8 channels"
 

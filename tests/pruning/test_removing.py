@@ -5,9 +5,9 @@ import torch
 
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.invariants import verify
-from clika_ref.pruning.groups import groups, why_fixed
-from clika_ref.pruning.removing import remove
-from clika_ref.pruning.tying import dependencies
+from clika_ref.pruning.dependency_tracing import build_dependency_graph
+from clika_ref.pruning.groups import find_fixed_reason, find_groups
+from clika_ref.pruning.removal import remove_units
 
 EXPECTED = {
     "Residual": {("stem", "outer"): 8, ("inner",): 12},
@@ -27,7 +27,7 @@ EXPECTED = {
 def found_in(module, inputs):
     graph = module.graph.clone()
     sizes = read_sizes(graph, inputs)
-    return dependencies(graph, sizes), sizes
+    return build_dependency_graph(graph, sizes), sizes
 
 
 def with_zeros(found, gone):
@@ -47,12 +47,12 @@ def with_zeros(found, gone):
 def test_what_goes_together_goes_and_the_rest_computes_what_it_did(name, made):
     module, inputs = made(name)
     found, sizes = found_in(module, [inputs[0]])
-    every = groups(found)
+    every = find_groups(found)
     assert {tuple(n.origin.scope for n in g.producers): len(g.units) for g in every} == EXPECTED[name]
     gone = frozenset(u for group in every for u in group.units[1::2])
     wanted = with_zeros(found, gone)
     before = sum(v.data.numel() for v in found.graph.constants.values())
-    assert not remove(found, gone, sizes)
+    assert not remove_units(found, gone, sizes)
     verify(found.graph)
     assert sum(v.data.numel() for v in found.graph.constants.values()) < 0.8 * before
     for x in inputs:  # of which the second has sizes that nothing was run for
@@ -63,6 +63,6 @@ def test_what_goes_together_goes_and_the_rest_computes_what_it_did(name, made):
 def test_what_forbids_removal_is_named(made):
     module, inputs = made("Encoder")
     found, _ = found_in(module, [inputs[0]])
-    reasons = {node.origin.scope: why_fixed(found, node) for node in found.layers}
+    reasons = {node.origin.scope: find_fixed_reason(found, node) for node in found.layers}
     assert "reads %x, which stays" in reasons["attention"]  # the last of its layers projects into the residual
     assert "reads %add, which stays" in reasons["narrow"]

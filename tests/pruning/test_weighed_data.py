@@ -10,7 +10,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.pruning.batches import Batches, enough
+from clika_ref.pruning.batches import PruningBatches, take_batches
 
 
 class TwoKinds(nn.Module):
@@ -68,12 +68,12 @@ def test_data_that_can_be_read_once_is_weighed_first_and_calibrated_with_then(tm
 
 def test_no_more_is_read_than_is_weighed():
     read = iter([[torch.zeros(20, 2)]] * 5)
-    assert len(enough(read)) == 2
+    assert len(take_batches(read)) == 2
     assert len([*read]) == 3
 
 
 def test_batches_count_by_the_energy_of_their_outputs():
     module = clika_compile(nn.Linear(2, 2, bias=False).eval(), tracing_inputs=TRACED)
     x = torch.randn(3, 2)
-    assert Batches.of(module.graph, [[x], [2 * x]]).weights == pytest.approx([0.2, 0.8])
-    assert Batches.of(module.graph, [[0 * x], [0 * x]]).weights == [0.5, 0.5]
+    assert PruningBatches.of(module.graph, [[x], [2 * x]]).weights == pytest.approx([0.2, 0.8])
+    assert PruningBatches.of(module.graph, [[0 * x], [0 * x]]).weights == [0.5, 0.5]

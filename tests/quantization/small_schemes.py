@@ -3,7 +3,7 @@
 from torch import nn
 
 from clika_ref.core.registry import load_registry
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 OPERATORS = load_registry().operators
 
@@ -11,12 +11,12 @@ OPERATORS = load_registry().operators
 def scheme_with(weights):
     """Return the scheme of a target like ONNX Runtime, with integers of a kind for weights."""
     return QuantizationScheme(
-        Integers(),
+        QuantizedType(),
         weights,
         layers=frozenset({"conv2d", "linear"}),
         closed=frozenset({"conv2d"}),
-        absorbed={"relu": {}},
-        integer_bias=frozenset({"conv2d", "linear"}),
+        fused={"relu": {}},
+        int32_bias=frozenset({"conv2d", "linear"}),
     )
 
 

@@ -7,14 +7,14 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.bias_correction import BiasShifts
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.placement import place
-from clika_ref.quantization.planning import Planner
-from clika_ref.quantization.quantizing import quantize_graph
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization.algorithms.bias_correction import BiasShifts
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.qdq.insertion import quantize_graph
+from clika_ref.quantization.qdq.placement import choose_placement
+from clika_ref.quantization.qdq.planning import Planner
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-SCHEME = scheme_with(Integers(bits=4, is_signed=True, is_symmetric=True))
+SCHEME = scheme_with(QuantizedType(bits=4, is_signed=True, is_symmetric=True))
 
 
 class Net(nn.Module):
@@ -37,7 +37,7 @@ def made():
     calibration = Calibration(graph)
     for seed in (0, 2, 3, 4):
         calibration.add([images(seed)])
-    placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
+    placement = choose_placement(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
     return calibration, Planner(calibration.table, SCHEME).plan(placement, "min-max")
 
 
@@ -45,7 +45,7 @@ def corrections(calibration, plan, *batches):
     """Return the corrections by some batches of the reservoir."""
     shifts = BiasShifts(calibration.graph, plan, OPERATORS)
     for number in batches:
-        shifts.add(calibration.reservoir.batches[number], calibration.means(number))
+        shifts.add(calibration.reservoir.batches[number], calibration.batch_means(number))
     return shifts.corrections()
 
 
@@ -95,8 +95,8 @@ def test_the_output_on_other_data_is_nearer():
 
 def test_what_layers_return_in_float_on_average_is_noted_in_the_pass_over_the_data_or_found_by_a_run():
     calibration, _ = made()
-    noted = calibration.means(1)
-    anew = calibration.of(calibration.graph, "the same weights").means(1)
+    noted = calibration.batch_means(1)
+    anew = calibration.of(calibration.graph, "the same weights").batch_means(1)
     assert noted.keys() == anew.keys() == {node.name for node in calibration.graph.nodes if node.op.trait.weight}
     for name, means in noted.items():
         torch.testing.assert_close(means, anew[name], rtol=0, atol=0)
@@ -116,7 +116,7 @@ def test_nothing_is_corrected_where_rounding_changes_nothing():
     graph = clika_compile(layer, tracing_inputs=[x]).graph.clone()
     calibration = Calibration(graph)
     calibration.add([x])
-    placement = place(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
+    placement = choose_placement(graph, SCHEME, lambda v: v.name in calibration.table.values, {})
     plan = Planner(calibration.table, SCHEME, clips=False).plan(placement, "min-max")
     (found,) = corrections(calibration, plan, 0).values()
     assert found.tolist() == pytest.approx([0.0, 0.0], abs=1e-5)

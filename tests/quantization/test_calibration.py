@@ -8,7 +8,7 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.errors import ModelError
-from clika_ref.quantization.calibration import Calibration, Reservoir
+from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir
 
 
 def graph_of(module, *inputs):
@@ -143,7 +143,7 @@ def test_the_reservoir_keeps_copies_of_the_first_batches_and_no_more_than_fits()
     found.offer([torch.zeros(1)])
     first += 1
     assert [t.tolist() for (t,) in found.batches] == [[0.0] * 20]
-    assert found.held_bytes == 80
+    assert found.used_bytes == 80
 
 
 def test_the_reservoir_keeps_one_batch_however_large():

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from clika_ref.quantization.clipping import clipped_scales
-from clika_ref.quantization.scales import weight_scales
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
+from clika_ref.quantization.qdq.qparams import compute_weight_scales
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-S8 = Integers(is_signed=True, is_symmetric=True)
-S4 = Integers(bits=4, is_signed=True, is_symmetric=True)
+S8 = QuantizedType(is_signed=True, is_symmetric=True)
+S4 = QuantizedType(bits=4, is_signed=True, is_symmetric=True)
 
 
 def error(weight, scales, integers, axis, importance=1.0):
@@ -22,7 +22,7 @@ def error(weight, scales, integers, axis, importance=1.0):
 @pytest.mark.parametrize("integers", [S8, S4], ids=["8 bits", "4 bits"])
 def test_clipped_scales_miss_no_more_than_whole_ones_in_any_channel(axis, integers):
     weight = torch.randn(6, 5, 3, 3, generator=torch.Generator().manual_seed(0))
-    whole, clipped = weight_scales(weight, axis, integers), clipped_scales(weight, axis, integers)
+    whole, clipped = compute_weight_scales(weight, axis, integers), find_clipped_scales(weight, axis, integers)
     assert clipped.shape == whole.shape
     assert (clipped <= whole).all()
     channels = range(weight.shape[axis]) if axis is not None else [None]
@@ -39,13 +39,13 @@ def test_an_outlier_is_clipped_where_many_gain_by_it_and_kept_where_it_is_import
     weight[0, 7] = 3.0
     importance = torch.ones(4000)
     importance[7] = 1e6
-    whole = weight_scales(weight, 0, S4)
-    assert clipped_scales(weight, 0, S4).item() < 0.7 * whole.item()
-    assert clipped_scales(weight, 0, S4, importance).item() > 0.9 * whole.item()
+    whole = compute_weight_scales(weight, 0, S4)
+    assert find_clipped_scales(weight, 0, S4).item() < 0.7 * whole.item()
+    assert find_clipped_scales(weight, 0, S4, importance).item() > 0.9 * whole.item()
 
 
 def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_a_normal_scale():
     weight = torch.tensor([[0.0, 0.0], [1e-42, 1e-42], [1.0, 2.0]], dtype=torch.float32)
-    scales = clipped_scales(weight, 0, S8)
+    scales = find_clipped_scales(weight, 0, S8)
     assert torch.isfinite(weight / scales.reshape(-1, 1)).all()
     assert (scales >= torch.finfo(torch.float32).tiny).all()

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from clika_ref.core.registry import load_registry
-from clika_ref.quantization.fake_quantization import (
+from clika_ref.quantization.qat.fake_quantization import (
+    apply_log_scale,
+    apply_log_scales,
     fake_quantize,
+    fake_quantize_bias,
     fake_quantize_rows,
     fake_quantize_weight,
-    followed_scales,
-    learned_scale,
-    learned_scales,
-    rounded_bias,
+    follow_norm_multiplier,
 )
-from clika_ref.quantization.scales import BIAS_LIMIT, quantized_bias
+from clika_ref.quantization.qdq.qparams import INT32_BIAS_LIMIT, quantize_bias
 
 OPERATORS = load_registry().operators
 
@@ -28,7 +28,7 @@ def numbers(*sides, seed=0):
 def test_values_are_those_of_the_operators_to_the_last_bit(dtype, zero_point):
     x, scale, ends = numbers(64, 64), 0.031, torch.iinfo(dtype)
     wanted = OPERATORS["dequantize"](OPERATORS["quantize"](x, scale, zero_point, dtype=dtype), scale, zero_point)
-    own = learned_scale(torch.zeros(()), planned=float(torch.tensor(scale)))
+    own = apply_log_scale(torch.zeros(()), planned=float(torch.tensor(scale)))
     assert torch.equal(fake_quantize(x, own, zero_point=zero_point, low=ends.min, high=ends.max), wanted)
     assert (wanted == wanted.amax()).sum() > 1, "some are cut off"
 
@@ -58,14 +58,14 @@ def test_rows_have_a_scale_for_each_block(has_rows):
 def test_biases_are_those_that_32_bits_hold():
     bias, scales = numbers(64) * 1e3, numbers(64, seed=1).abs() / 1e4
     scales[:2] = 1e-8
-    steps, own = quantized_bias(bias, 0.017, scales)
+    steps, own = quantize_bias(bias, 0.017, scales)
     wanted = OPERATORS["dequantize"](steps, own, axis=0)
     bias.requires_grad_()
-    found = rounded_bias(bias, torch.tensor(0.017), scales)
+    found = fake_quantize_bias(bias, torch.tensor(0.017), scales)
     assert torch.equal(found, wanted)
     found.sum().backward()
     assert torch.equal(bias.grad, torch.ones(64)), "gradients pass rounding"
-    assert steps[:2].abs().tolist() == [BIAS_LIMIT] * 2, "what needs more bits keeps its sign"
+    assert steps[:2].abs().tolist() == [INT32_BIAS_LIMIT] * 2, "what needs more bits keeps its sign"
 
 
 def gradients(x, scale, seed, **ends):
@@ -116,10 +116,10 @@ def test_each_channel_has_the_gradient_that_it_would_have_alone():
 
 def test_logarithms_move_scales_by_a_share():
     log = torch.zeros((), requires_grad=True)
-    learned_scale(log, planned=0.25).backward()
+    apply_log_scale(log, planned=0.25).backward()
     assert float(log.grad) == 0.25
     logs = torch.tensor([0.0, math.log(2)])
-    assert torch.allclose(learned_scales(logs, torch.tensor([0.1, 0.1])), torch.tensor([0.1, 0.2]))
+    assert torch.allclose(apply_log_scales(logs, torch.tensor([0.1, 0.1])), torch.tensor([0.1, 0.2]))
 
 
 class Literal(torch.autograd.Function):
@@ -149,7 +149,7 @@ def test_sgd_moves_scales_as_in_the_paper(planned):
     optimizer = torch.optim.SGD([log, step], lr=planned**2 / 30, momentum=0.5)
     for _ in range(20):
         optimizer.zero_grad()
-        ours = fake_quantize(x, learned_scale(log, planned=planned), zero_point=0, low=-128, high=127)
+        ours = fake_quantize(x, apply_log_scale(log, planned=planned), zero_point=0, low=-128, high=127)
         ((ours - goal) ** 2).mean().backward()
         ((literal(x, step, -128, 127, (256 * 127) ** -0.5) - goal) ** 2).mean().backward()
         optimizer.step()
@@ -161,16 +161,16 @@ def test_sgd_moves_scales_as_in_the_paper(planned):
 def test_scales_of_channels_that_are_nearly_0_do_not_explode():
     weight, logs = numbers(2, 64), torch.zeros(2, requires_grad=True)
     weight[0] *= 1e-10
-    scales = learned_scales(logs, weight.abs().amax(1) / 127)
+    scales = apply_log_scales(logs, weight.abs().amax(1) / 127)
     (fake_quantize_weight(weight, scales, None, axis=0, low=-127, high=127) * numbers(2, 64, seed=1)).sum().backward()
     assert abs(float(logs.grad[0])) < 1e-3 * abs(float(logs.grad[1])), "as if all were of one size"
 
 
 def test_scales_follow_norms_but_where_these_are_0_or_all_channels_have_one():
     now, then = torch.tensor([2.0, -3.0, 0.0, 5.0]).double(), torch.tensor([1.0, 1.5, 2.0, 0.0]).double()
-    assert followed_scales(torch.ones(4), now, then).tolist() == [2, 2, 1, 1]
-    assert followed_scales(torch.ones(4, 2), now, then)[:, 1].tolist() == [2, 2, 1, 1]
-    assert followed_scales(torch.tensor(1.0), now, then) == 1
+    assert follow_norm_multiplier(torch.ones(4), now, then).tolist() == [2, 2, 1, 1]
+    assert follow_norm_multiplier(torch.ones(4, 2), now, then)[:, 1].tolist() == [2, 2, 1, 1]
+    assert follow_norm_multiplier(torch.tensor(1.0), now, then) == 1
 
 
 def test_half_precision_is_rounded_as_float32_is():

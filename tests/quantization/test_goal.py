@@ -8,13 +8,13 @@ from small_schemes import scheme_with
 from torch import nn
 
 from clika_ref import ClikaCompileOptions, ModelError, QuantizationSettings, clika_compile
-from clika_ref.quantization.decision import LayerReport, Quantization, WhatIf
-from clika_ref.quantization.goal import EVERYTHING, GoalSearch
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization.algorithms.accuracy_search import MAX_THRESHOLD, AccuracySearch
+from clika_ref.quantization.decision import LayerReport, Quantization, ThresholdPrediction
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.targets.quantization_scheme import QuantizedType
 
 LAYERS = 20
-SCHEME = scheme_with(Integers())
+SCHEME = scheme_with(QuantizedType())
 
 
 def decided(threshold):
@@ -25,7 +25,7 @@ def decided(threshold):
         )
         for i in range(LAYERS)
     ]
-    rows = [WhatIf(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)]
+    rows = [ThresholdPrediction(i / 10, i + 1, 0, 0.0) for i in range(LAYERS)]
     return Quantization(Plan(SCHEME), layers, rows, "", sum(layer.bytes_after for layer in layers))
 
 
@@ -35,7 +35,7 @@ def count(found):
 
 @pytest.mark.parametrize("allowed", [1, 2, 7, 13, 19])
 def test_the_most_layers_within_the_drop_are_found_with_few_evaluations(allowed):
-    search = GoalSearch(max_drop=float(allowed)).run(decided, lambda found: -float(count(found)))
+    search = AccuracySearch(max_drop=float(allowed)).run(decided, lambda found: -float(count(found)))
     assert count(search.best.found) == search.best.layers == allowed
     assert len(search.trials) <= 1 + math.ceil(math.log2(LAYERS)) + 1
     assert search.reason.startswith(
@@ -45,14 +45,14 @@ def test_the_most_layers_within_the_drop_are_found_with_few_evaluations(allowed)
 
 
 def test_where_all_may_be_quantized_one_evaluation_says_so():
-    search = GoalSearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
+    search = AccuracySearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
     assert (search.best.layers, len(search.trials), search.reason) == (LAYERS, 1, "")
     assert math.isinf(search.best.threshold)
     assert search.in_one_line() == "20 layers in integers, the score falls by 0.2, after 2 evaluations"
 
 
 def test_where_no_layer_may_be_quantized_it_says_by_how_much_the_goal_was_missed():
-    search = GoalSearch(max_drop=0.0).run(decided, lambda found: -float(count(found)))
+    search = AccuracySearch(max_drop=0.0).run(decided, lambda found: -float(count(found)))
     assert search.best is None
     assert search.reason == (
         "with 1 layers in integers, block.0 the most sensitive of them, the score falls by 1, more than max_drop=0; "
@@ -62,7 +62,7 @@ def test_where_no_layer_may_be_quantized_it_says_by_how_much_the_goal_was_missed
 
 def test_scores_that_do_not_fall_with_each_layer_leave_the_fewest_bytes_among_those_within():
     bad = {20, 10, 5}
-    search = GoalSearch(max_drop=0.5).run(decided, lambda found: -float(count(found) in bad))
+    search = AccuracySearch(max_drop=0.5).run(decided, lambda found: -float(count(found) in bad))
     assert search.best.layers == max(t.layers for t in search.trials if t.is_within)
     assert [t.is_within for t in search.trials] == [t.layers not in bad for t in search.trials]
 
@@ -70,13 +70,13 @@ def test_scores_that_do_not_fall_with_each_layer_leave_the_fewest_bytes_among_th
 @pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "1", True])
 def test_a_drop_that_is_no_number_from_0_is_refused(drop):
     with pytest.raises(ModelError, match=r"max_drop is .*; it takes a number from 0"):
-        GoalSearch(drop)
+        AccuracySearch(drop)
 
 
 @pytest.mark.parametrize("score", [math.nan, None, "good", math.inf])
 def test_a_score_that_is_no_number_is_refused(score):
     with pytest.raises(ModelError, match="eval_fn returned"):
-        GoalSearch(0.1).run(decided, lambda _: score)
+        AccuracySearch(0.1).run(decided, lambda _: score)
 
 
 def compiled():
@@ -94,7 +94,7 @@ def test_a_module_keeps_the_best_and_computes_and_exports_with_it(tmp_path):
         assert not m.training
         return -sum(float((m(x) - w).square().sum()) for x, w in zip(data, wanted, strict=True))
 
-    whole = module.train().clika_quantize_to_goal(score, EVERYTHING, calibration_inputs=data)
+    whole = module.train().clika_quantize_to_goal(score, MAX_THRESHOLD, calibration_inputs=data)
     assert (whole.best.layers, module.training) == (3, True)
     found = module.eval().clika_quantize_to_goal(score, whole.best.drop / 2)
     assert 0 < found.best.layers < 3
@@ -114,7 +114,7 @@ def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found(
     )
 
     def widths(m):
-        return [held.bits for held in m._clika_quantized.plan.compressed.values()] if m._clika_quantized else []
+        return [held.bits for held in m._clika_quantized.plan.packed_weights.values()] if m._clika_quantized else []
 
     found = module.clika_quantize_to_goal(lambda m: -float(4 in widths(m)), 0.5, settings, calibration_inputs=data)
     assert widths(module) == [8, 8, 8]

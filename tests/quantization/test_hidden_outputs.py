@@ -6,7 +6,7 @@ from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 from clika_ref.core.errors import ModelError
-from clika_ref.quantization.energy import energy, missed
+from clika_ref.quantization.algorithms.sqnr import sum_squared_error, sum_squares
 
 ORT = DeploymentSettings_ONNXRuntime_ONNX()
 LEAST = torch.finfo(torch.float32).min
@@ -103,6 +103,6 @@ def test_a_batch_without_samples_is_refused():
 
 def test_energies_leave_out_what_is_masked_and_count_what_only_one_of_two_masks():
     x = torch.tensor([3.0, -torch.inf, LEAST, torch.nan])
-    assert energy(x) == 9.0
-    assert missed(torch.tensor([2.0, -torch.inf, -torch.inf, torch.nan]), x) == 1.0
-    assert missed(torch.tensor([3.0, 0.0, LEAST, torch.nan]), x) == torch.inf
+    assert sum_squares(x) == 9.0
+    assert sum_squared_error(torch.tensor([2.0, -torch.inf, -torch.inf, torch.nan]), x) == 1.0
+    assert sum_squared_error(torch.tensor([3.0, 0.0, LEAST, torch.nan]), x) == torch.inf

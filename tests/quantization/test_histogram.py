@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from clika_ref.quantization.histogram import BINS, Histogram
+from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN, Histogram
 
 FLOATS = st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=30)
 
@@ -31,8 +31,8 @@ def test_each_element_lies_in_the_bin_whose_ends_enclose_it(elements):
     for x in elements:
         (alone,) = torch.tensor([x], dtype=torch.float32).double().tolist()
         place = math.floor(alone / found.width)
-        assert -BINS <= place < BINS
-        assert found.counts[place + BINS] > 0
+        assert -BINS_PER_SIGN <= place < BINS_PER_SIGN
+        assert found.counts[place + BINS_PER_SIGN] > 0
 
 
 @given(FLOATS, st.randoms(use_true_random=False), st.integers(0, 30))
@@ -49,9 +49,9 @@ def test_neither_order_nor_splitting_changes_a_histogram(elements, random, cut):
 
 def test_bins_are_as_narrow_as_the_greatest_element_allows():
     found = counted([1.0, -3.99])
-    assert found.width == 4.0 / BINS
+    assert found.width == 4.0 / BINS_PER_SIGN
     found.add(torch.tensor([4.0]))
-    assert found.width == 8.0 / BINS
+    assert found.width == 8.0 / BINS_PER_SIGN
 
 
 def test_a_quantile_is_the_end_of_the_bin_that_reaches_it():
@@ -70,9 +70,9 @@ def test_centers_lie_in_the_middle_of_the_bins():
 def test_zeros_and_the_smallest_numbers_are_counted_too():
     found = counted([0.0, -0.0, 2.0**-149, -(2.0**-149)])
     assert found.total == 4
-    assert found.counts[BINS] == 2
-    assert found.counts[BINS + 1] == 1
-    assert found.counts[BINS - 1] == 1
+    assert found.counts[BINS_PER_SIGN] == 2
+    assert found.counts[BINS_PER_SIGN + 1] == 1
+    assert found.counts[BINS_PER_SIGN - 1] == 1
 
 
 def test_counts_lie_in_the_memory_of_the_cpu_whatever_the_default_device_is():

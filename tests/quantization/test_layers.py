@@ -5,7 +5,7 @@ import torch
 
 from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref import ModelError, QuantizationSettings, clika_compile
-from clika_ref.quantization.layers import choices
+from clika_ref.quantization.layer_settings import resolve_node_settings
 
 
 class Block(torch.nn.Module):
@@ -35,12 +35,12 @@ def graph():
 
 
 def scopes_skipped(graph, layers):
-    found = choices(graph, QuantizationSettings(), layers)
+    found = resolve_node_settings(graph, QuantizationSettings(), layers)
     return {node.origin.scope for node, choice in found.items() if choice.skipped}
 
 
 def test_a_node_has_the_settings_of_the_model_where_no_key_names_it(graph):
-    found = choices(graph, QuantizationSettings(weights_num_bits=[8, 4], activations_num_bits=16), {})
+    found = resolve_node_settings(graph, QuantizationSettings(weights_num_bits=[8, 4], activations_num_bits=16), {})
     assert [*found] == [*graph.nodes]
     assert {(c.weights_num_bits, c.activations_num_bits, c.skipped) for c in found.values()} == {((8, 4), 16, "")}
 
@@ -54,7 +54,7 @@ def test_a_path_stands_for_all_within_and_a_wildcard_for_each_that_it_matches(gr
 
 def test_a_node_is_named_by_what_the_graph_calls_it(graph):
     (add, *_) = [node for node in graph.nodes if node.kind == "add"]
-    found = choices(graph, QuantizationSettings(), {add.name: Layer(skip_quantization=True)})
+    found = resolve_node_settings(graph, QuantizationSettings(), {add.name: Layer(skip_quantization=True)})
     assert [node for node, choice in found.items() if choice.skipped] == [add]
     assert found[add].skipped == f"skip_quantization of {add.name!r}"
 
@@ -73,7 +73,7 @@ def test_the_most_specific_number_of_bits_wins_in_whatever_order_they_are_given(
         (["*", "blocks.0"], (3,)),
         (["*"], (6,)),
     ]:
-        found = choices(graph, QuantizationSettings(), {name: settings[name] for name in names})[linear]
+        found = resolve_node_settings(graph, QuantizationSettings(), {name: settings[name] for name in names})[linear]
         assert found.weights_num_bits == bits
         assert found.activations_num_bits == (16 if "blocks.0" in names else 8)
 
@@ -98,7 +98,7 @@ def test_downstream_goes_to_the_end_and_until_stops_before_the_layers_named(grap
 )
 def test_a_key_that_names_nothing_is_refused_with_names_near_it(graph, layers, what):
     with pytest.raises(ModelError) as caught:
-        choices(graph, QuantizationSettings(), layers)
+        resolve_node_settings(graph, QuantizationSettings(), layers)
     assert what in str(caught.value)
 
 
@@ -120,12 +120,12 @@ def test_what_was_folded_or_removed_says_so():
         with pytest.raises(
             ModelError, match=f"'{key}' is folded into others .*: into 'conv2d', say; name one of these"
         ):
-            choices(written, QuantizationSettings(), {key: Layer(skip_quantization=True)}, model)
+            resolve_node_settings(written, QuantizationSettings(), {key: Layer(skip_quantization=True)}, model)
     with pytest.raises(ModelError, match=r"'drop' is the name of no layer .* such as Dropout, are removed"):
-        choices(written, QuantizationSettings(), {"drop": Layer(skip_quantization=True)}, model)
+        resolve_node_settings(written, QuantizationSettings(), {"drop": Layer(skip_quantization=True)}, model)
 
 
 @pytest.mark.parametrize("name", ["weights_num_bits", "activations_num_bits"])
 def test_a_number_of_bits_of_what_has_no_weights_is_refused(graph, name):
     with pytest.raises(ModelError, match=f"'relu' names no layer that multiplies in integers, to which {name} could"):
-        choices(graph, QuantizationSettings(), {"relu": Layer(**{name: 8})})
+        resolve_node_settings(graph, QuantizationSettings(), {"relu": Layer(**{name: 8})})

@@ -5,26 +5,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clika_ref.quantization.observers import (
+from clika_ref.quantization.calibration.observers import (
     OBSERVERS,
     Range,
-    extremes,
     least_error,
-    mean_extremes,
+    mean_min_max,
+    min_max,
     percentile,
     quantization_error,
 )
-from clika_ref.quantization.statistics import SAMPLED, Statistics, measured
+from clika_ref.quantization.calibration.statistics import MAX_SAMPLED_ELEMENTS, Statistics, measure_tensor
 
 
 def of(*batches):
     found = Statistics()
     for batch in batches:
-        found.add(measured(torch.as_tensor(batch, dtype=torch.float32)))
+        found.add(measure_tensor(torch.as_tensor(batch, dtype=torch.float32)))
     return found
 
 
-def normal(count=SAMPLED, seed=0):
+def normal(count=MAX_SAMPLED_ELEMENTS, seed=0):
     return torch.randn(count, generator=torch.Generator().manual_seed(seed))
 
 
@@ -42,25 +42,25 @@ def test_zero_lies_in_every_range(low, high):
 
 def test_extremes_hold_everything_and_their_means_less():
     found = of([-1.0, 3.0], [-3.0, 1.0])
-    assert extremes(found) == Range(-3.0, 3.0)
-    assert mean_extremes(found) == Range(-2.0, 2.0)
+    assert min_max(found) == Range(-3.0, 3.0)
+    assert mean_min_max(found) == Range(-2.0, 2.0)
 
 
 def test_a_percentile_leaves_out_as_much_on_either_side_and_never_reaches_beyond_what_was_seen():
-    found = of(torch.linspace(-1, 1, SAMPLED))
+    found = of(torch.linspace(-1, 1, MAX_SAMPLED_ELEMENTS))
     chosen = percentile(found, share=0.9)
     assert chosen.low == pytest.approx(-0.9, abs=0.002)
     assert chosen.high == pytest.approx(0.9, abs=0.002)
-    assert percentile(found, share=1.0) == extremes(found)
+    assert percentile(found, share=1.0) == min_max(found)
 
 
 def test_outliers_are_clipped_only_where_that_lowers_the_error():
-    outlier = torch.cat([normal(SAMPLED - 1) * 0.1, torch.tensor([20.0])])
+    outlier = torch.cat([normal(MAX_SAMPLED_ELEMENTS - 1) * 0.1, torch.tensor([20.0])])
     found = of(outlier)
     chosen = least_error(found, levels=16)
     assert chosen.high < 20.0
-    assert exact_error(outlier, chosen, 16) < exact_error(outlier, extremes(found), 16)
-    flat = of(torch.linspace(-1, 1, SAMPLED))
+    assert exact_error(outlier, chosen, 16) < exact_error(outlier, min_max(found), 16)
+    flat = of(torch.linspace(-1, 1, MAX_SAMPLED_ELEMENTS))
     assert least_error(flat).high == pytest.approx(1.0, abs=0.04)
 
 

@@ -8,17 +8,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import clika_compile
-from clika_ref.quantization.placement import place
-from clika_ref.quantization_scheme import Integers, QuantizationScheme, Sums
+from clika_ref.quantization.qdq.placement import choose_placement
+from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
-    Integers(),
-    Integers(is_signed=True, is_symmetric=True),
+    QuantizedType(),
+    QuantizedType(is_signed=True, is_symmetric=True),
     layers=frozenset({"conv2d", "linear", "matmul"}),
     closed=frozenset({"conv2d"}),
-    absorbed={"relu": {}},
+    fused={"relu": {}},
     elementwise=frozenset({"add", "mul", "cat"}),
-    moving=frozenset({"max_pool2d", "reshape", "permute", "flatten"}),
+    data_movement=frozenset({"max_pool2d", "reshape", "permute", "flatten"}),
 )
 
 
@@ -26,7 +26,7 @@ def placed(module, *inputs, has_range=lambda _: True, skipped=None, scheme=SCHEM
     graph = clika_compile(module, tracing_inputs=[inputs]).graph
     named = {node.name: node for node in graph.nodes}
     skipped = {named[name]: why for name, why in (skipped or {}).items()}
-    return graph, place(graph, scheme, has_range, skipped, **known)
+    return graph, choose_placement(graph, scheme, has_range, skipped, **known)
 
 
 def kinds(values):
@@ -46,9 +46,9 @@ class Residual(nn.Module):
 def test_a_convolution_and_what_it_absorbs_return_integers_and_what_moves_them_keeps_their_scale():
     graph, found = placed(Residual(), torch.ones(1, 3, 8, 8))
     assert [tail.producer.kind for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
-    assert kinds(found.scaled_as) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
-    (pool,) = [v for v in found.scaled_as if v.producer and v.producer.kind == "max_pool2d"]
-    assert found.scaled_as[pool].producer.kind == "relu"
+    assert kinds(found.scale_sources) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
+    (pool,) = [v for v in found.scale_sources if v.producer and v.producer.kind == "max_pool2d"]
+    assert found.scale_sources[pool].producer.kind == "relu"
     assert [(node.kind, tail) for node, tail in found.elementwise.items()] == [("add", graph.outputs[0])]
 
 
@@ -63,7 +63,7 @@ class Feedforward(nn.Module):
 
 def test_a_linear_layer_reads_integers_and_returns_floats_so_that_a_sum_of_it_stays_float():
     _, found = placed(Feedforward(), torch.ones(2, 3, 4))
-    assert kinds(found.scaled_as) == ["gelu", "layer_norm"]
+    assert kinds(found.scale_sources) == ["gelu", "layer_norm"]
     assert found.elementwise == {}
 
 
@@ -79,17 +79,17 @@ class Heads(nn.Module):
 
 def test_what_was_moved_from_integers_is_integers_where_a_layer_reads_it_and_all_between():
     graph, found = placed(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
-    sources = {v.producer.kind: s.producer.kind for v, s in found.scaled_as.items() if v.producer and s.producer}
+    sources = {v.producer.kind: s.producer.kind for v, s in found.scale_sources.items() if v.producer and s.producer}
     assert sources["permute"] == "conv2d"
-    assert found.scaled_as[graph.inputs[0]] is graph.inputs[0]
-    (moved,) = [v for v, source in found.scaled_as.items() if source is graph.inputs[1]]
+    assert found.scale_sources[graph.inputs[0]] is graph.inputs[0]
+    (moved,) = [v for v, source in found.scale_sources.items() if source is graph.inputs[1]]
     assert moved.producer is not None  # of a float that is moved, the result only
     assert [*found.floats.values()] == ["both operands are computed"]
 
 
 def test_a_layer_stays_float_whose_operand_has_no_range_or_that_was_skipped_and_says_why():
     _, found = placed(Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.kind != "gelu")
-    assert kinds(found.scaled_as) == ["layer_norm"]
+    assert kinds(found.scale_sources) == ["layer_norm"]
     assert [reason.startswith("its input has no range") for reason in found.floats.values()] == [True]
     graph, _ = placed(Residual(), torch.ones(1, 3, 8, 8))
     name = next(node.name for node in graph.nodes if node.kind == "conv2d")
@@ -98,18 +98,18 @@ def test_a_layer_stays_float_whose_operand_has_no_range_or_that_was_skipped_and_
     assert len(found.layers) == 2
 
 
-OPEN = replace(SCHEME, closed=frozenset(), absorbed={}, elementwise=frozenset())
+OPEN = replace(SCHEME, closed=frozenset(), fused={}, elementwise=frozenset())
 """The scheme of a target whose layers return floats, which the next one makes integers of."""
 
 
 def test_a_target_that_adds_along_with_a_layer_gets_integers_of_what_is_added_and_of_the_result_where_it_wants_them():
     for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
-        scheme = replace(OPEN, sums=Sums(frozenset({"conv2d"}), of_two_rounded=of_two))
+        scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
         graph, found = placed(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
         (added,) = [node for node in graph.nodes if node.kind == "add"]
-        rounded = [v.producer.kind for v in added.inputs if v in found.scaled_as]
+        rounded = [v.producer.kind for v in added.inputs if v in found.scale_sources]
         assert rounded == (["conv2d", "max_pool2d"] if of_two else ["max_pool2d"])
-        assert expected is None or kinds(found.scaled_as) == expected
+        assert expected is None or kinds(found.scale_sources) == expected
 
 
 class Projected(nn.Module):
@@ -122,11 +122,11 @@ class Projected(nn.Module):
 
 
 def test_of_the_results_of_two_layers_that_are_added_the_later_one_stays_float():
-    scheme = replace(OPEN, sums=Sums(frozenset({"conv2d"}), of_two_rounded=False))
+    scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=False))
     graph, found = placed(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
     two, one = (node for node in graph.nodes if node.kind == "conv2d")
-    assert two.output in found.scaled_as
-    assert one.output not in found.scaled_as
+    assert two.output in found.scale_sources
+    assert one.output not in found.scale_sources
 
 
 class Joined(nn.Module):
@@ -141,12 +141,12 @@ class Joined(nn.Module):
 
 
 def test_what_is_joined_has_one_scale_whoever_else_reads_it_where_the_target_asks_for_that():
-    graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joined=frozenset({"cat"})))
+    graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joins=frozenset({"cat"})))
     inner, outer = (node.output for node in graph.nodes if node.kind == "cat")
     (relu,) = [node.output for node in graph.nodes if node.kind == "relu"]
-    assert [found.scaled_as[v] for v in (*graph.inputs, relu, inner, outer)] == [outer] * 4
+    assert [found.scale_sources[v] for v in (*graph.inputs, relu, inner, outer)] == [outer] * 4
     graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=OPEN)
-    assert [v.producer and v.producer.kind for v in found.scaled_as.values()] == [None, "relu", "cat"]
+    assert [v.producer and v.producer.kind for v in found.scale_sources.values()] == [None, "relu", "cat"]
 
 
 class Moved(nn.Module):
@@ -159,8 +159,8 @@ class Moved(nn.Module):
 
 
 def test_what_is_moved_before_a_layer_reads_it_is_moved_as_integers():
-    _, found = placed(Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, moves_integers=True))
-    sources = {v.producer.kind: s.producer.kind for v, s in found.scaled_as.items() if v.producer and s.producer}
+    _, found = placed(Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True))
+    sources = {v.producer.kind: s.producer.kind for v, s in found.scale_sources.items() if v.producer and s.producer}
     assert sources == {"relu": "relu", "max_pool2d": "relu"}
 
 
@@ -183,7 +183,7 @@ class Transposed(nn.Module):
 )
 def test_a_layer_that_the_target_takes_on_a_condition_stays_float_without_it(groups, is_negative, reason):
     kinds = frozenset({"conv_transpose2d"})
-    scheme = replace(OPEN, layers=kinds, from_zero=kinds, undivided=kinds)
+    scheme = replace(OPEN, layers=kinds, needs_zero_point_0=kinds, needs_single_group=kinds)
     known = {"is_negative": lambda _: is_negative}
     _, found = placed(Transposed(groups), torch.ones(1, 4, 8, 8), scheme=scheme, **known)
     assert [*found.floats.values()] == ([] if reason is None else [reason])

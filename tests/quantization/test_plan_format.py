@@ -6,24 +6,24 @@ import pytest
 import torch
 
 from clika_ref import ModelError
-from clika_ref.quantization.plan_format import plan_from_json, plan_to_json
-from clika_ref.quantization.quantizing import Plan
-from clika_ref.quantization.scales import Scale
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
+from clika_ref.quantization.qdq.qparams import QParams
+from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
-    Integers(), Integers(bits=7, is_signed=True, is_symmetric=True), integer_bias=frozenset({"linear"})
+    QuantizedType(), QuantizedType(bits=7, is_signed=True, is_symmetric=True), int32_bias=frozenset({"linear"})
 )
 
 
 def plan():
     return Plan(
         SCHEME,
-        {"relu": Scale(0.1, 0), "input": Scale(1 / 3, 128)},
+        {"relu": QParams(0.1, 0), "input": QParams(1 / 3, 128)},
         {"conv.1": torch.tensor([0.1, 0.2]), "linear": torch.tensor(0.5)},
         {"conv.1": torch.tensor([[1], [-1]], dtype=torch.int8)},
         {"conv.1": torch.tensor([1.0, -1.0])},
-        scaled_as={"pool": "relu"},
+        scale_sources={"pool": "relu"},
         norms={"conv.1": torch.tensor([2.0, -0.5], dtype=torch.float64)},
     )
 
@@ -37,7 +37,7 @@ def test_what_is_read_is_what_was_written():
     found, original = plan_from_json(*written()), plan()
     assert found.scheme == SCHEME
     assert found.activations == original.activations
-    assert found.scaled_as == {"pool": "relu"}
+    assert found.scale_sources == {"pool": "relu"}
     for kind in ("weights", "moved", "corrections", "norms"):
         pair = getattr(found, kind), getattr(original, kind)
         assert pair[0].keys() == pair[1].keys()

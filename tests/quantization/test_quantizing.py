@@ -7,15 +7,15 @@ from torch import nn
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
-from clika_ref.quantization.quantizing import Plan, quantize_graph
-from clika_ref.quantization.scales import Scale
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+from clika_ref.quantization.qdq.qparams import QParams
+from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 OPERATORS = load_registry().operators
 
-SCHEME = QuantizationScheme(Integers(), Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = QuantizationScheme(QuantizedType(), QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 WITH_BIAS = QuantizationScheme(
-    SCHEME.activations, SCHEME.weights, integer_bias=frozenset({"linear"}), flat_bias=frozenset({"linear"})
+    SCHEME.activations, SCHEME.weights, int32_bias=frozenset({"linear"}), int32_bias_2d_or_static=frozenset({"linear"})
 )
 
 
@@ -43,7 +43,7 @@ def test_layers_compute_on_what_integers_hold(scheme, sides, is_dynamic, is_inte
     graph = graph_of(module, x, *[x.repeat_interleave(2, -2)] * is_dynamic)
     (node,) = graph.nodes
     scales = torch.tensor([0.01, 0.02, 0.004])
-    plan = Plan(scheme, {graph.inputs[0].name: Scale(0.02, 128)}, {node.name: scales})
+    plan = Plan(scheme, {graph.inputs[0].name: QParams(0.02, 128)}, {node.name: scales})
     quantize_graph(graph, plan, OPERATORS)
     (found,), _ = interpret(graph, [x])
     weight = rounded(module.weight, scales[:, None], low=-127, high=127)
@@ -63,7 +63,7 @@ def test_whoever_reads_a_value_reads_what_integers_hold_of_it_outputs_too():
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     graph = graph_of(Shared(), x)
     relu = next(node for node in graph.nodes if node.kind == "relu")
-    quantize_graph(graph, Plan(SCHEME, {relu.name: Scale(0.05, 0)}), OPERATORS)
+    quantize_graph(graph, Plan(SCHEME, {relu.name: QParams(0.05, 0)}), OPERATORS)
     (first, second), _ = interpret(graph, [x])
     assert torch.equal(first, rounded(x.relu(), 0.05))
     assert torch.equal(second, first + x)

@@ -7,14 +7,14 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ModelError
-from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.statistics import measured
+from clika_ref.quantization.calibration.range_table import RangeTable
+from clika_ref.quantization.calibration.statistics import measure_tensor
 
 
 def table(*names, seed=0):
     found = RangeTable()
     elements = {n: torch.randn(50, generator=torch.Generator().manual_seed(seed + i)) for i, n in enumerate(names)}
-    found.add({name: measured(x) for name, x in elements.items()})
+    found.add({name: measure_tensor(x) for name, x in elements.items()})
     return found
 
 
@@ -27,7 +27,7 @@ def facts(found):
 
 def test_a_table_that_is_saved_and_loaded_is_the_same(tmp_path):
     found = table("x", "y")
-    found.add({"mask": measured(torch.tensor([-torch.inf]))})
+    found.add({"mask": measure_tensor(torch.tensor([-torch.inf]))})
     found.save(tmp_path / "ranges")
     loaded = RangeTable.load(tmp_path / "ranges")
     assert facts(loaded) == facts(found)
@@ -62,7 +62,7 @@ def test_what_is_no_range_table_is_refused_by_name(tmp_path):
 
 
 def test_a_table_of_a_later_form_is_refused_with_both_versions(tmp_path, monkeypatch):
-    monkeypatch.setattr("clika_ref.quantization.ranges.VERSION", 4)
+    monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 4)
     table("x").save(tmp_path / "ranges")
     monkeypatch.undo()
     with pytest.raises(ModelError, match="version 4 of the form of range tables, this is 3"):

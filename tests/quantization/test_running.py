@@ -6,8 +6,8 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.products import ProductCounter
-from clika_ref.quantization.running import run
+from clika_ref.quantization.algorithms.macs import MacCounter
+from clika_ref.quantization.graph_runs import run_graph
 
 
 def graph_of(net, *inputs):
@@ -20,7 +20,7 @@ def test_what_convolutions_return_lies_channels_last_and_is_what_it_was():
     x = torch.randn(2, 3, 8, 8)
     graph = graph_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()), x)
     seen = []
-    (found,) = run(graph, [x], lambda _, results: seen.append(results[0]))
+    (found,) = run_graph(graph, [x], lambda _, results: seen.append(results[0]))
     assert all(t.is_contiguous(memory_format=torch.channels_last) for t in seen[:3])
     assert x.is_contiguous()
     torch.testing.assert_close(found, interpret(graph, [x])[0][0])
@@ -30,7 +30,7 @@ def test_what_convolutions_return_lies_channels_last_and_is_what_it_was():
 def test_volumes_lie_so_too_and_integers_and_matrices_as_they_did():
     volume = torch.randn(1, 2, 4, 4, 4)
     seen = []
-    run(graph_of(nn.ReLU(), volume), [volume], lambda _, results: seen.append(results[0]))
+    run_graph(graph_of(nn.ReLU(), volume), [volume], lambda _, results: seen.append(results[0]))
     assert seen[0].is_contiguous(memory_format=torch.channels_last_3d)
     numbers = torch.ones(1, 2, 4, 4, dtype=torch.int64)
 
@@ -39,7 +39,7 @@ def test_volumes_lie_so_too_and_integers_and_matrices_as_they_did():
             return x * 2
 
     seen.clear()
-    run(graph_of(Doubled(), numbers), [numbers], lambda _, results: seen.append(results[0]))
+    run_graph(graph_of(Doubled(), numbers), [numbers], lambda _, results: seen.append(results[0]))
     assert seen[0].is_contiguous()
 
 
@@ -56,8 +56,8 @@ def test_products_are_counted_with_the_sizes_of_the_inputs():
 
     x = torch.randn(2, 4, 6, 6)
     graph = graph_of(Net(), x)
-    counter = ProductCounter(graph, [x])
-    run(graph, [x], counter)
+    counter = MacCounter(graph, [x])
+    run_graph(graph, [x], counter)
     found = {node.kind: [n for m, n in counter.of.items() if m.kind == node.kind] for node in counter.of}
     assert found["conv2d"] == [2 * 8 * 16 * 2 * 9]
     assert found["linear"] == [2 * 16 * 5 * 8]
@@ -68,8 +68,8 @@ def test_products_are_counted_with_the_sizes_of_the_inputs():
 def test_a_transposed_layer_multiplies_each_element_that_it_reads_by_all_of_its_channel():
     x = torch.randn(2, 4, 6, 6)
     graph = graph_of(nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), x)
-    counter = ProductCounter(graph, [x])
-    run(graph, [x], counter)
+    counter = MacCounter(graph, [x])
+    run_graph(graph, [x], counter)
     assert list(counter.of.values()) == [2 * 4 * 6 * 6 * 4 * 9]
 
 
@@ -99,6 +99,6 @@ class Named(nn.Module):
 def test_layers_that_stay_float_on_any_target_count_their_products_as_well(layer, shapes, products):
     inputs = tuple(torch.randn(shape) for shape in shapes)
     graph = graph_of(layer, *inputs)
-    counter = ProductCounter(graph, inputs)
-    run(graph, inputs, counter)
+    counter = MacCounter(graph, inputs)
+    run_graph(graph, inputs, counter)
     assert [n for n in counter.of.values() if n] == [products]

@@ -10,14 +10,14 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.placement import place
-from clika_ref.quantization.planning import Planner
-from clika_ref.quantization.quantizing import Plan, quantize_graph
-from clika_ref.quantization.sensitivity import rounded, sensitivities, together
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, quantize_dequantize, sum_layer_errors
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+from clika_ref.quantization.qdq.placement import choose_placement
+from clika_ref.quantization.qdq.planning import Planner
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-SCHEME = scheme_with(Integers(bits=6, is_signed=True, is_symmetric=True))
+SCHEME = scheme_with(QuantizedType(bits=6, is_signed=True, is_symmetric=True))
 
 
 class Net(nn.Module):
@@ -35,26 +35,26 @@ def made(module, x, scheme=SCHEME):
     calibration = Calibration(graph)
     calibration.add([x])
     table = calibration.table
-    placement = place(graph, scheme, lambda v: v.name in table.values, {})
+    placement = choose_placement(graph, scheme, lambda v: v.name in table.values, {})
     return graph, placement, Planner(table, scheme, clips=False).plan(placement, "min-max")
 
 
 def test_a_value_that_two_layers_read_is_rounded_once_for_both():
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Both, x)
-    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     one, two = found.parts.values()
     assert [*one.values] == [*two.values] == [graph.inputs[0].name]
-    assert together([one, two], {}) == pytest.approx(one.own + two.own + one.values[graph.inputs[0].name])
-    assert together([one], {}) == one.whole < together([one, two], {}) < one.whole + two.whole
+    assert sum_layer_errors([one, two], {}) == pytest.approx(one.own + two.own + one.values[graph.inputs[0].name])
+    assert sum_layer_errors([one], {}) == one.whole < sum_layer_errors([one, two], {}) < one.whole + two.whole
 
 
 def test_rivals_are_weighed_as_if_they_were_the_plan():
     x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Summed, x, replace(SCHEME, elementwise=frozenset({"add"})))
     rival = replace(plan, activations={n: replace(s, scale=s.scale / 3) for n, s in plan.activations.items()})
-    found = sensitivities(graph, placement, plan, OPERATORS, [x], rivals=[rival])
-    alone = sensitivities(graph, placement, rival, OPERATORS, [x])
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], rivals=[rival])
+    alone = estimate_sensitivities(graph, placement, rival, OPERATORS, [x])
     (shares,) = found.rivals
     assert shares == alone.shares != found.shares
     assert found.shares.keys() == plan.activations.keys()
@@ -78,15 +78,15 @@ def test_a_sum_that_is_rounded_where_both_its_operands_are_counts_with_both_laye
     scheme = replace(SCHEME, elementwise=frozenset({"add"}))
     x = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Summed, x, scheme)
-    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     ((name, joint),) = found.joints.items()
     assert name == next(node.name for node in graph.nodes if node.kind == "add")
     one, two = found.parts.values()
-    assert joint.made_of == {*one.values, *two.values} - {graph.inputs[0].name}
+    assert joint.operands == {*one.values, *two.values} - {graph.inputs[0].name}
     assert name not in {*one.values, *two.values}
     assert joint.share > 0
-    assert together([one, two], found.joints) == pytest.approx(together([one, two], {}) + joint.share)
-    assert together([one], found.joints) == together([one], {})
+    assert sum_layer_errors([one, two], found.joints) == pytest.approx(sum_layer_errors([one, two], {}) + joint.share)
+    assert sum_layer_errors([one], found.joints) == sum_layer_errors([one], {})
 
 
 def test_what_a_value_holds_in_other_batches_only_counts_as_often_as_it_comes():
@@ -97,10 +97,11 @@ def test_what_a_value_holds_in_other_batches_only_counts_as_often_as_it_comes():
         everything.add([batch])
     (name,) = (value.name for value in graph.inputs)
     plain, rare = (
-        sensitivities(graph, placement, plan, OPERATORS, [x], seen=seen) for seen in (None, everything.table.values)
+        estimate_sensitivities(graph, placement, plan, OPERATORS, [x], seen=seen)
+        for seen in (None, everything.table.values)
     )
     missed = [
-        float((rounded(b, plan.activations[name], SCHEME.activations, OPERATORS) - b).square().mean())
+        float((quantize_dequantize(b, plan.activations[name], SCHEME.activations, OPERATORS) - b).square().mean())
         for b in (x, 2 * x)
     ]
     times = (2 * missed[0] + missed[1]) / 3 / missed[0]
@@ -134,7 +135,7 @@ def alone(graph, node, tail, plan, x):
 def test_probes_estimate_what_quantizing_a_layer_alone_does_to_the_output():
     x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Net, x)
-    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=64).of
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64).of
     assert [node.kind for node in found] == ["conv2d", "linear", "linear"]
     for node, tail in placement.layers.items():
         assert found[node] == pytest.approx(alone(graph, node, tail, plan, x), rel=0.3)
@@ -152,7 +153,7 @@ class Unread(nn.Module):
 def test_a_layer_whose_result_does_not_matter_has_no_sensitivity():
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Unread, x)
-    kept, idle = sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()
+    kept, idle = estimate_sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()
     assert kept > 0
     assert idle == 0
 
@@ -169,7 +170,7 @@ class Nothing(nn.Module):
 def test_where_the_output_is_zero_nothing_is_sensitive():
     x = torch.ones(2, 4)
     graph, placement, plan = made(Nothing, x)
-    assert [*sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()] == [0.0]
+    assert [*estimate_sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()] == [0.0]
 
 
 class Rooted(nn.Module):
@@ -186,7 +187,7 @@ class Rooted(nn.Module):
 def test_an_infinite_slope_makes_no_sensitivity_that_is_not_a_number():
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Rooted, x)
-    found = sensitivities(graph, placement, plan, OPERATORS, [x])
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x])
     assert all(math.isfinite(sensitivity) for sensitivity in found.of.values())
     assert next(iter(found.of.values())) > 0
 
@@ -194,5 +195,5 @@ def test_an_infinite_slope_makes_no_sensitivity_that_is_not_a_number():
 def test_a_large_output_does_not_hide_what_a_layer_does_to_a_small_one():
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(lambda: BesideLarge(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))), x)
-    found = sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)
+    found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)
     assert min(found.of.values()) > 1e-6

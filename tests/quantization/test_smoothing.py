@@ -15,12 +15,17 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.ranges import RangeTable
-from clika_ref.quantization.smoothing import QuantizedReading, Wishes, smooth, smoothing_factors
-from clika_ref.quantization.weight_scaling import FewBitReading
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization.algorithms.awq import LowBitWeightEvaluator
+from clika_ref.quantization.algorithms.smooth_quant import (
+    QuantizedInputEvaluator,
+    SmoothingOptions,
+    apply_smoothing,
+    search_smoothing_factors,
+)
+from clika_ref.quantization.calibration.range_table import RangeTable
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Outlying(nn.Module):
@@ -50,7 +55,7 @@ def graph_of(model):
 
 
 def factors_of(graph, inputs):
-    return smoothing_factors(graph, SCHEME.layers, inputs, partial(QuantizedReading, scheme=SCHEME))
+    return search_smoothing_factors(graph, SCHEME.layers, inputs, partial(QuantizedInputEvaluator, scheme=SCHEME))
 
 
 def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed():
@@ -58,7 +63,7 @@ def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed(
     factors = factors_of(graph, [x])
     (name,) = [name for name, factor in factors.items() if float(factor[3]) > 4]
     before = interpret(graph, [x])[0][0]
-    smooth(graph, factors, OPERATORS)
+    apply_smoothing(graph, factors, OPERATORS)
     torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
     (value,) = [v for node in graph.nodes for v in node.outputs if v.name == name]
     assert sorted(use.user.kind for use in value.uses) == ["add", "mul"]
@@ -68,8 +73,8 @@ def test_few_rows_which_any_factors_fit_by_chance_show_none():
     graph, (x,) = graph_of(Outlying()), data(1)
     assert factors_of(graph, [x])
     assert not factors_of(graph, [x[:-1]])
-    few = partial(QuantizedReading, scheme=SCHEME)
-    assert smoothing_factors(graph, SCHEME.layers, [x[:-1]], few, Wishes(fewest=0))
+    few = partial(QuantizedInputEvaluator, scheme=SCHEME)
+    assert search_smoothing_factors(graph, SCHEME.layers, [x[:-1]], few, SmoothingOptions(min_elements=0))
 
 
 def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
@@ -138,7 +143,7 @@ def test_what_the_layer_before_takes_up_adds_no_node_and_changes_nothing(model, 
     ((name, factor),) = factors.items()
     assert float(factor[channel]) > 4
     before, kinds = interpret(graph, [x])[0][0], [node.kind for node in graph.nodes]
-    smooth(graph, factors, OPERATORS)
+    apply_smoothing(graph, factors, OPERATORS)
     assert [node.kind for node in graph.nodes] == kinds
     torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
     held = {}
@@ -169,10 +174,10 @@ def test_weights_in_few_bits_are_rounded_finer_where_much_is_read(tmp_path):
 
 
 def test_no_node_divides_for_weights_in_few_bits_and_none_is_scaled_where_that_does_not_help():
-    try_on = partial(FewBitReading, bits=4, blocks=[0])
+    try_on = partial(LowBitWeightEvaluator, bits=4, blocks=[0])
     graph = graph_of(Outlying())
-    assert smoothing_factors(graph, SCHEME.layers, data(1), try_on)
-    assert not smoothing_factors(graph, SCHEME.layers, data(1), try_on, Wishes(of_matrices=None))
+    assert search_smoothing_factors(graph, SCHEME.layers, data(1), try_on)
+    assert not search_smoothing_factors(graph, SCHEME.layers, data(1), try_on, SmoothingOptions(with_node_share=None))
     assert not few_bits(Outlying())._clika_quantized.plan.smoothing
     even = Normalized()
     even.norm.weight.data[3] = 1.0

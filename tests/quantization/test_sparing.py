@@ -11,18 +11,23 @@ from torch import nn
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting.export import target_for
-from clika_ref.quantization import stages as stages_of_quantization
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.layers import choices
-from clika_ref.quantization.sensitivity import Joint, Parts, Sensitivities, sensitivities
-from clika_ref.quantization.sparing import BUDGET, spared
-from clika_ref.quantization.stages import Stages
-from clika_ref.quantization_scheme import Integers
-from clika_ref.settings import ClikaCompileOptions
-from clika_ref.wanted import Wanted
+from clika_ref.export.export import target_for
+from clika_ref.quantization import pipeline as stages_of_quantization
+from clika_ref.quantization.algorithms.mixed_precision import MAX_FLOAT_COST_SHARE, select_float_layers
+from clika_ref.quantization.algorithms.sensitivity import (
+    JointErrorTerm,
+    LayerErrorTerms,
+    Sensitivities,
+    estimate_sensitivities,
+)
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.layer_settings import resolve_node_settings
+from clika_ref.quantization.pipeline import QuantizationPipeline
+from clika_ref.quantization.request import QuantizationRequest
+from clika_ref.settings.compile_options import ClikaCompileOptions
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Chain(nn.Module):
@@ -46,7 +51,7 @@ def weighed(graph, errors, products, joints=None, values=None):
     """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
     nodes = [node for node in graph.nodes if node.kind == "linear"]
     parts = {
-        n: Parts(e, {n.inputs[0].name: 0.0} if values is None else values[i])
+        n: LayerErrorTerms(e, {n.inputs[0].name: 0.0} if values is None else values[i])
         for i, (n, e) in enumerate(zip(nodes, errors, strict=True))
     }
     found = Sensitivities(parts, joints or {}, [], products=dict(zip(nodes, products, strict=True)))
@@ -58,7 +63,7 @@ def names(found):
 
 
 def test_of_layers_that_spoil_much_those_are_spared_that_cost_little():
-    found = spared(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
+    found = select_float_layers(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
     assert names(found) == ["head"]
     (reason,) = found.values()
     assert reason == "spared: it would make 40% of the error, and costs 0.8% of all layers"
@@ -66,9 +71,9 @@ def test_of_layers_that_spoil_much_those_are_spared_that_cost_little():
 
 def test_the_cost_is_of_time_or_of_room_whichever_is_larger():
     products_alone = [64, 64, 64, 64, 0.02]
-    assert not spared(*weighed(graph_of(Chain(last=8)), [0.225] * 4 + [0.1], products_alone))
-    assert spared(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], products_alone))
-    assert not spared(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], [64] * 5))
+    assert not select_float_layers(*weighed(graph_of(Chain(last=8)), [0.225] * 4 + [0.1], products_alone))
+    assert select_float_layers(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], products_alone))
+    assert not select_float_layers(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], [64] * 5))
 
 
 def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
@@ -76,10 +81,10 @@ def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
     layers = [nn.Sequential(nn.Linear(*pair, bias=False), nn.Tanh()) for pair in pairwise(sides)]
     graph, errors = graph_of(nn.Sequential(*layers)), [0.5, 0, 0, 0, 0, 0.45]
     middle = [1000] * 4
-    assert names(spared(*weighed(graph, errors, [64, *middle, 30]))) == ["5.0", "0.0"]
+    assert names(select_float_layers(*weighed(graph, errors, [64, *middle, 30]))) == ["5.0", "0.0"]
     shares = 140 / 4200, 60 / 4200
-    assert sum(shares) > BUDGET > max(shares)
-    assert names(spared(*weighed(graph, errors, [140, *middle, 60]))) == ["5.0"]
+    assert sum(shares) > MAX_FLOAT_COST_SHARE > max(shares)
+    assert names(select_float_layers(*weighed(graph, errors, [140, *middle, 60]))) == ["5.0"]
 
 
 def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
@@ -89,24 +94,24 @@ def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
     reads = [{n.inputs[0].name: 0.0} for n in nodes]
     errors, products = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
     closed = [*reads[:-1], {**reads[-1], result: 0.0}]
-    assert spared(*weighed(graph, errors, products, values=closed))
+    assert select_float_layers(*weighed(graph, errors, products, values=closed))
     read_too = [{**reads[0], result: 0.0}, *reads[1:]]
-    assert not spared(*weighed(graph, errors, products, values=read_too))
-    summed = {"sum": Joint(frozenset({result}), 0.0)}
-    assert not spared(*weighed(graph, errors, products, joints=summed))
+    assert not select_float_layers(*weighed(graph, errors, products, values=read_too))
+    summed = {"sum": JointErrorTerm(frozenset({result}), 0.0)}
+    assert not select_float_layers(*weighed(graph, errors, products, joints=summed))
 
 
 def test_what_two_layers_round_goes_with_neither_of_them():
     graph = graph_of(Chain())
     nodes = [node for node in graph.nodes if node.kind == "linear"]
     own = [{n.inputs[0].name: 0.1} for n in nodes]
-    assert names(spared(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == ["head"]
+    assert names(select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == ["head"]
     shared = [{nodes[-1].inputs[0].name: 0.1}, *own[1:]]
-    assert not spared(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=shared))
+    assert not select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=shared))
 
 
 def test_where_nothing_is_spoiled_nothing_is_spared():
-    assert not spared(*weighed(graph_of(Chain()), [0.0] * 5, [0] * 5))
+    assert not select_float_layers(*weighed(graph_of(Chain()), [0.0] * 5, [0] * 5))
 
 
 def stages(settings=None, **options):
@@ -115,8 +120,8 @@ def stages(settings=None, **options):
     for _ in range(4):
         calibration.add([torch.randn(32, 64, generator=spread)])
     settings = settings or QuantizationSettings(quantization_sensitivity_threshold=1.0)
-    chosen = choices(calibration.graph, settings, {})
-    return Stages(calibration, SCHEME, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
+    chosen = resolve_node_settings(calibration.graph, settings, {})
+    return QuantizationPipeline(calibration, SCHEME, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
 
 
 def floats(found):
@@ -150,18 +155,18 @@ def test_on_auto_it_is_kept_only_where_another_batch_comes_nearer(monkeypatch):
         plans.append(plan)
         return 1e-3
 
-    monkeypatch.setattr(type(made._trial), "error", lambda _, plan: no_better(plan))
+    monkeypatch.setattr(type(made._evaluation), "error", lambda _, plan: no_better(plan))
     assert not floats(made.decided())
     assert any(len(plan.weights) == 4 for plan in plans)
 
 
 def test_what_is_too_sensitive_is_not_counted_among_what_is_spared(monkeypatch):
     def with_one_too_sensitive(*arguments, **options):
-        found = sensitivities(*arguments, **options)
+        found = estimate_sensitivities(*arguments, **options)
         first = next(iter(found.parts))
-        return replace(found, parts={**found.parts, first: Parts(5.0)})
+        return replace(found, parts={**found.parts, first: LayerErrorTerms(5.0)})
 
-    monkeypatch.setattr(stages_of_quantization, "sensitivities", with_one_too_sensitive)
+    monkeypatch.setattr(stages_of_quantization, "estimate_sensitivities", with_one_too_sensitive)
     found = stages(sparing="on").decided()
     reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
     assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
@@ -180,7 +185,7 @@ def test_what_leaves_layers_float_contradicts_what_leaves_none():
 def wanted_with(switch, is_automatic):
     settings = QuantizationSettings(automatic_skip_quantization=is_automatic)
     target = target_for(DeploymentSettings_ONNXRuntime_ONNX(), load_registry())
-    return Wanted(target, settings, {}, ClikaCompileOptions(sparing=switch))
+    return QuantizationRequest(target, settings, {}, ClikaCompileOptions(sparing=switch))
 
 
 def test_a_search_by_a_goal_and_the_log_name_what_is_spared(tmp_path):

@@ -12,15 +12,15 @@ from torch import nn
 from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref import ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.decision import decibels
-from clika_ref.quantization.layers import choices
-from clika_ref.quantization.quantizing import quantize_graph
-from clika_ref.quantization.stages import TAIL, Stages, tail_layers
-from clika_ref.quantization_scheme import Integers, WeightsOnly
-from clika_ref.settings import ClikaCompileOptions
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.decision import ratio_in_decibels
+from clika_ref.quantization.layer_settings import resolve_node_settings
+from clika_ref.quantization.pipeline import SKIP_TAIL_REASON, QuantizationPipeline, tail_layers
+from clika_ref.quantization.qdq.insertion import quantize_graph
+from clika_ref.settings.compile_options import ClikaCompileOptions
+from clika_ref.targets.quantization_scheme import QuantizedType, WeightOnlyScheme
 
-SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 class Net(nn.Module):
@@ -47,8 +47,8 @@ def calibrated(net=None, *shape):
 
 def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **options):
     settings, calibration = settings or QuantizationSettings(), calibrated(net, *shape)
-    chosen = choices(calibration.graph, settings, layers or {})
-    stages = Stages(calibration, scheme, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
+    chosen = resolve_node_settings(calibration.graph, settings, layers or {})
+    stages = QuantizationPipeline(calibration, scheme, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
     return calibration, stages.decided()
 
 
@@ -91,7 +91,10 @@ def test_a_threshold_leaves_float_what_is_more_sensitive_and_says_how_much():
 def test_the_tail_is_what_lies_before_the_outputs():
     assert [node.origin.scope for node in tail_layers(calibrated().graph)] == ["head", "side"]
     _, found = quantized(QuantizationSettings(skip_tail_quantization=True))
-    assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {"head": TAIL, "side": TAIL}
+    assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {
+        "head": SKIP_TAIL_REASON,
+        "side": SKIP_TAIL_REASON,
+    }
 
 
 def test_the_tail_is_quantized_however_sensitive_it_is_where_the_user_wants_it_and_0_does_not_forbid_it():
@@ -102,7 +105,9 @@ def test_the_tail_is_quantized_however_sensitive_it_is_where_the_user_wants_it_a
     assert all(layer.reason for layer in quantized(strict)[1].layers)
     strict.quantization_sensitivity_threshold = 1e-9
     calibration = calibrated()
-    stages = Stages(calibration, SCHEME, choices(calibration.graph, strict, {}), strict, OPERATORS)
+    stages = QuantizationPipeline(
+        calibration, SCHEME, resolve_node_settings(calibration.graph, strict, {}), strict, OPERATORS
+    )
     assert all(layer.reason for layer in stages.decided(1e-9).layers), "a search for thresholds searches all of them"
 
 
@@ -151,13 +156,13 @@ def test_what_a_threshold_would_give_is_what_it_gives(bits):
     whole, other = (list(map(torch.cat, zip(*batches, strict=True))) for batches in (wanted, made))
     signal = sum(float((w - w.mean(0)).square().sum()) for w in whole)
     noise = sum(float((m - w).square().sum()) for m, w in zip(other, whole, strict=True))
-    assert found.what_if[-1].sqnr == pytest.approx(decibels(signal, noise), abs=1.0)
+    assert found.what_if[-1].sqnr == pytest.approx(ratio_in_decibels(signal, noise), abs=1.0)
 
 
 def test_decibels_of_nothing():
-    assert decibels(1.0, 0.0) == math.inf
-    assert decibels(0.0, 1.0) == -math.inf
-    assert decibels(100.0, 1.0) == pytest.approx(20.0)
+    assert ratio_in_decibels(1.0, 0.0) == math.inf
+    assert ratio_in_decibels(0.0, 1.0) == -math.inf
+    assert ratio_in_decibels(100.0, 1.0) == pytest.approx(20.0)
 
 
 class Tagger(nn.Module):
@@ -173,7 +178,7 @@ class Tagger(nn.Module):
 @pytest.mark.parametrize("only_weights", [False, True])
 def test_a_recurrent_layer_stands_in_the_table_and_says_that_it_stays_float(only_weights):
     settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
-    scheme = replace(SCHEME, weights_only=WeightsOnly(frozenset({"linear"})))
+    scheme = replace(SCHEME, weights_only=WeightOnlyScheme(frozenset({"linear"})))
     _, found = quantized(settings, scheme=scheme, net=Tagger(), shape=(5, 8))
     rows = {row.scope: row for row in found.layers}
     assert rows["read"].reason.startswith("the target computes lstm ")

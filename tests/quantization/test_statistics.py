@@ -8,13 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clika_ref.quantization.statistics import SAMPLED, ExactSum, Statistics, in_memory_order, measured, sampled
+from clika_ref.quantization.calibration.statistics import (
+    MAX_SAMPLED_ELEMENTS,
+    ExactSum,
+    Statistics,
+    flatten_in_memory_order,
+    measure_tensor,
+    sample_evenly,
+)
 
 
 def of(*batches):
     found = Statistics()
     for batch in batches:
-        found.add(measured(torch.as_tensor(batch)))
+        found.add(measure_tensor(torch.as_tensor(batch)))
     return found
 
 
@@ -32,16 +39,16 @@ def test_a_sum_is_exact_and_the_same_in_every_order(numbers):
 def test_ends_are_those_of_all_elements_and_their_means_those_of_batches():
     found = of([-1.0, 0.0, 3.0], [-3.0, 1.0])
     assert (found.low, found.high) == (-3.0, 3.0)
-    assert found.mean_extremes == (-2.0, 2.0)
+    assert found.mean_min_max == (-2.0, 2.0)
     assert found.histogram.total == 5
 
 
 def test_ends_are_exact_where_only_some_elements_are_counted():
-    x = torch.zeros(10 * SAMPLED)
+    x = torch.zeros(10 * MAX_SAMPLED_ELEMENTS)
     x[1], x[2] = -7.0, 9.0
     found = of(x)
     assert (found.low, found.high) == (-7.0, 9.0)
-    assert found.histogram.total <= SAMPLED
+    assert found.histogram.total <= MAX_SAMPLED_ELEMENTS
 
 
 def test_merging_equals_adding():
@@ -51,7 +58,7 @@ def test_merging_equals_adding():
     merged = of(*shuffled[:2])
     merged.merge(of(*shuffled[2:]))
     assert (merged.low, merged.high, merged.batches) == (whole.low, whole.high, whole.batches)
-    assert merged.mean_extremes == whole.mean_extremes
+    assert merged.mean_min_max == whole.mean_min_max
     assert torch.equal(merged.histogram.counts, whole.histogram.counts)
 
 
@@ -62,7 +69,7 @@ def test_what_masks_are_made_of_enters_no_range(dtype, is_infinite):
     found = of(torch.tensor([0.5, mask, -2.0], dtype=dtype))
     assert found.is_unbounded
     assert (found.low, found.high) == (-2.0, 0.5)
-    assert found.mean_extremes == (-2.0, 0.5)
+    assert found.mean_min_max == (-2.0, 0.5)
     assert found.histogram.total == 2
 
 
@@ -78,8 +85,8 @@ def test_a_value_of_masks_alone_and_one_without_elements_stay_empty():
 
 def test_samples_come_from_every_column():
     x = torch.arange(64 * 256)
-    places = sampled(x).long()
-    assert len(places) <= SAMPLED
+    places = sample_evenly(x).long()
+    assert len(places) <= MAX_SAMPLED_ELEMENTS
     assert len(set((places % 256).tolist())) == 256
 
 
@@ -97,7 +104,7 @@ def test_samples_come_from_every_column():
 )
 def test_elements_in_memory_order_are_those_of_the_tensor_and_seldom_copied(view, is_view):
     x = view(torch.arange(24.0).reshape(4, 6))
-    found = in_memory_order(x)
+    found = flatten_in_memory_order(x)
     assert sorted(found.tolist()) == sorted(x.flatten().tolist())
     assert (found.data_ptr() == x.data_ptr()) is is_view
 
@@ -108,9 +115,9 @@ def test_elements_in_memory_order_are_those_of_the_tensor_and_seldom_copied(view
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
 def test_every_channel_and_every_column_is_sampled_however_it_lies_in_memory(shape, form):
     places = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape).contiguous(memory_format=form)
-    found = sampled(in_memory_order(places)).long()
+    found = sample_evenly(flatten_in_memory_order(places)).long()
     _, channels, _, columns = shape
-    assert SAMPLED // 2 < len(found) <= SAMPLED
+    assert MAX_SAMPLED_ELEMENTS // 2 < len(found) <= MAX_SAMPLED_ELEMENTS
     for side, behind in ((channels, shape[2] * shape[3]), (columns, 1)):
         counts = torch.bincount(found // behind % side, minlength=side)
         assert counts.min() * side > len(found) / 2

@@ -9,17 +9,19 @@ from torch import nn
 
 from clika_ref import ClikaCompileOptions, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization import planning, ranging, stages
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.layers import choices
-from clika_ref.quantization.observers import OBSERVERS, Range
-from clika_ref.quantization.quantizing import Plan, quantize_graph
-from clika_ref.quantization.scales import scale_of
-from clika_ref.quantization.sensitivity import sensitivities
-from clika_ref.quantization.trials import Trial
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization import pipeline
+from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
+from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities
+from clika_ref.quantization.calibration import observer_search
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.calibration.observers import OBSERVERS, Range
+from clika_ref.quantization.layer_settings import resolve_node_settings
+from clika_ref.quantization.qdq import planning
+from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
+from clika_ref.quantization.qdq.qparams import compute_qparams
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-SCHEME = scheme_with(Integers(is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
 
 def calibrated(net=None, shape=(16,)):
@@ -34,14 +36,16 @@ def calibrated(net=None, shape=(16,)):
 
 def quantized(calibration, options=None):
     settings = QuantizationSettings()
-    chosen = choices(calibration.graph, settings, {})
-    return stages.Stages(calibration, SCHEME, chosen, settings, OPERATORS, options or ClikaCompileOptions()).decided()
+    chosen = resolve_node_settings(calibration.graph, settings, {})
+    return pipeline.QuantizationPipeline(
+        calibration, SCHEME, chosen, settings, OPERATORS, options or ClikaCompileOptions()
+    ).decided()
 
 
 def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
     calibration = calibrated()
     plan, x = quantized(calibration).plan, calibration.reservoir.batches[1]
-    trial = Trial(calibration.graph, OPERATORS, x)
+    trial = CandidateEvaluation(calibration.graph, OPERATORS, x)
     twin = calibration.graph.clone()
     quantize_graph(twin, plan, OPERATORS)
     with torch.no_grad():
@@ -56,28 +60,30 @@ def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
 def test_a_large_output_does_not_hide_what_becomes_of_a_small_one():
     calibration = calibrated(BesideLarge(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))))
     plan, x = quantized(calibration).plan, calibration.reservoir.batches[1]
-    both = Trial(calibration.graph, OPERATORS, x).error(plan)
+    both = CandidateEvaluation(calibration.graph, OPERATORS, x).error(plan)
     parts = ([output] for output in calibration.graph.outputs)
-    alone, other = (Trial(calibration.graph.clone(part), OPERATORS, x).error(plan) for part in parts)
+    alone, other = (CandidateEvaluation(calibration.graph.clone(part), OPERATORS, x).error(plan) for part in parts)
     assert both >= alone / 2 > 0
     assert both == pytest.approx((alone + other) / 2)
 
 
 def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
     calibration = calibrated()
-    first, rival = (planning.OBSERVERS[name] for name in (ranging.FIRST, ranging.RIVAL))
+    first, rival = (
+        planning.OBSERVERS[name] for name in (observer_search.DEFAULT_OBSERVER, observer_search.ALTERNATIVE_OBSERVER)
+    )
     values = [*quantized(calibration).plan.activations]
     one = calibration.table.values[values[1]]  # of which the first covers next to nothing, and of others the rival
     bad = Range(0, 1e-3)
     spoilt = {
-        ranging.FIRST: lambda s: bad if s is one else first(s),
-        ranging.RIVAL: lambda s: rival(s) if s is one else bad,
+        observer_search.DEFAULT_OBSERVER: lambda s: bad if s is one else first(s),
+        observer_search.ALTERNATIVE_OBSERVER: lambda s: rival(s) if s is one else bad,
     }
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
     found = quantized(calibration)
     assert found.observer == "mean of extremes, of 1 values by least error"
     covered = [(rival if v == values[1] else first)(calibration.table.values[v]) for v in values]
-    assert [*found.plan.activations.values()] == [scale_of(c, SCHEME.activations) for c in covered]
+    assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
 
 def test_each_value_has_the_best_of_every_observer_where_all_are_asked_for(monkeypatch):
@@ -87,14 +93,16 @@ def test_each_value_has_the_best_of_every_observer_where_all_are_asked_for(monke
     of = {id(calibration.table.values[value]): observer for value, observer in own.items()}
 
     def only(observer):
-        return lambda s: OBSERVERS["min-max"](s) if of.get(id(s), ranging.FIRST) == observer else Range(0, 1e-3)
+        return lambda s: (
+            OBSERVERS["min-max"](s) if of.get(id(s), observer_search.DEFAULT_OBSERVER) == observer else Range(0, 1e-3)
+        )
 
     monkeypatch.setattr(planning, "OBSERVERS", {name: only(name) for name in OBSERVERS})
     found = quantized(calibration, ClikaCompileOptions(observer="every"))
     assert found.observer.startswith("mean of extremes, of 1 values by ")
     assert {part.removeprefix("of 1 values by ") for part in found.observer.split(", ")[1:]} == {*own.values()}
     covered = [OBSERVERS["min-max"](calibration.table.values[value]) for value in values]
-    assert [*found.plan.activations.values()] == [scale_of(c, SCHEME.activations) for c in covered]
+    assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
 
 class Moved(nn.Module):
@@ -110,43 +118,45 @@ def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
     calibration = calibrated(Moved(), (8, 6))
     sin, moved = (next(n for n in calibration.graph.nodes if n.kind == kind).name for kind in ("sin", "permute"))
     one = calibration.table.values[sin]
-    first, rival = (planning.OBSERVERS[name] for name in (ranging.FIRST, ranging.RIVAL))
+    first, rival = (
+        planning.OBSERVERS[name] for name in (observer_search.DEFAULT_OBSERVER, observer_search.ALTERNATIVE_OBSERVER)
+    )
     spoilt = {
-        ranging.FIRST: lambda s: Range(0, 1e-3) if s is one else first(s),
-        ranging.RIVAL: lambda s: rival(s) if s is one else Range(0, 1e-3),
+        observer_search.DEFAULT_OBSERVER: lambda s: Range(0, 1e-3) if s is one else first(s),
+        observer_search.ALTERNATIVE_OBSERVER: lambda s: rival(s) if s is one else Range(0, 1e-3),
     }
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
     found = quantized(calibration)
     assert found.observer == "mean of extremes, of 1 values by least error"
     assert moved in found.plan.activations
-    assert found.plan.activations[moved] == scale_of(rival(one), SCHEME.activations)
+    assert found.plan.activations[moved] == compute_qparams(rival(one), SCHEME.activations)
 
 
 def test_the_second_observer_has_all_values_where_that_is_nearer_than_only_those_that_it_gains_alone(monkeypatch):
-    bad = {ranging.FIRST: lambda _: Range(0, 1e-3)}
+    bad = {observer_search.DEFAULT_OBSERVER: lambda _: Range(0, 1e-3)}
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **bad})
 
     def misled(*args, **kwargs):
-        found = sensitivities(*args, **kwargs)
+        found = estimate_sensitivities(*args, **kwargs)
         name = min(found.shares, key=found.shares.get)
         return replace(found, rivals=[{**dict.fromkeys(found.shares, 1e9), name: 0.0}])  # as if it gained one alone
 
-    monkeypatch.setattr(stages, "sensitivities", misled)
-    assert quantized(calibrated()).observer == ranging.RIVAL
+    monkeypatch.setattr(pipeline, "estimate_sensitivities", misled)
+    assert quantized(calibrated()).observer == observer_search.ALTERNATIVE_OBSERVER
 
 
 def test_one_observer_for_all_stays_where_others_for_some_are_no_better_on_other_data(monkeypatch):
     weighed = []
 
     def misled(*args, **kwargs):
-        weighed.append(sensitivities(*args, **kwargs))
+        weighed.append(estimate_sensitivities(*args, **kwargs))
         return replace(weighed[-1], rivals=[dict.fromkeys(weighed[-1].shares, 0.0)])
 
-    bad = {ranging.RIVAL: lambda _: Range(0, 1e-3)}
+    bad = {observer_search.ALTERNATIVE_OBSERVER: lambda _: Range(0, 1e-3)}
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **bad})
-    monkeypatch.setattr(stages, "sensitivities", misled)
+    monkeypatch.setattr(pipeline, "estimate_sensitivities", misled)
     found = quantized(calibrated())
-    assert found.observer == ranging.FIRST
+    assert found.observer == observer_search.DEFAULT_OBSERVER
     assert [layer.sensitivity for layer in found.layers] == [*weighed[0].of.values()]
 
 
@@ -154,5 +164,5 @@ def test_corrections_are_kept_only_where_another_batch_comes_nearer(monkeypatch)
     found = quantized(calibrated())
     assert found.plan.corrections
     worse = {name: shift + 1.0 for name, shift in found.plan.corrections.items()}
-    monkeypatch.setattr(stages.BiasShifts, "corrections", lambda _: worse)
+    monkeypatch.setattr(pipeline.BiasShifts, "compute_corrections", lambda _: worse)
     assert not quantized(calibrated()).plan.corrections

@@ -9,14 +9,14 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.placement import place
-from clika_ref.quantization.planning import Planner
-from clika_ref.quantization.quantizing import integers_of, quantize_graph
-from clika_ref.quantization.weight_rounding import CHEAP_INPUTS, FEWEST_ROWS, _multiplied, rounded_weights
-from clika_ref.quantization_scheme import Integers
+from clika_ref.quantization.algorithms.gptq import DEFAULT_ROW_LENGTHS, MIN_ROWS_PER_INPUT, _unfold_input, round_weights
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.qdq.insertion import quantize_graph, quantize_weight
+from clika_ref.quantization.qdq.placement import choose_placement
+from clika_ref.quantization.qdq.planning import Planner
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-SCHEME = scheme_with(Integers(bits=4, is_signed=True, is_symmetric=True, is_narrow=True))
+SCHEME = scheme_with(QuantizedType(bits=4, is_signed=True, is_symmetric=True, is_narrow=True))
 """With coarse weights, so that their rounding outweighs that of values."""
 
 torch.manual_seed(0)
@@ -40,7 +40,7 @@ def correlated(shape, samples, seed):
 def planned(layer, shape):
     calibration = Calibration(clika_compile(layer.eval(), tracing_inputs=[correlated(shape, 8, 0)]).graph.clone())
     calibration.add([correlated(shape, 8, 0)])
-    placement = place(calibration.graph, SCHEME, lambda _: True, {})
+    placement = choose_placement(calibration.graph, SCHEME, lambda _: True, {})
     return calibration.graph, Planner(calibration.table, SCHEME).plan(placement, "min-max")
 
 
@@ -55,7 +55,7 @@ def missed(graph, plan, x):
 def test_rounding_by_what_a_layer_reads_comes_nearer_on_other_data(kind):
     layer, shape = LAYERS[kind]
     graph, plan = planned(layer, shape)
-    found = rounded_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
+    found = round_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
     (node,) = (n for n in graph.nodes if n.name in plan.weights)
     moved = found[node.name].moved
     assert moved.dtype == torch.int8
@@ -72,7 +72,7 @@ def test_what_is_multiplied_with_a_row_gives_what_the_layer_returns(kind):
     graph, _ = planned(layer, shape)
     (node,) = (n for n in graph.nodes if n.op.trait.weight is not None)
     x = correlated(shape, 4, 1)
-    read = _multiplied(node, x)
+    read = _unfold_input(node, x)
     rows = layer.weight.detach().flatten(1).reshape(read.shape[1], -1, read.shape[2])
     sums = torch.einsum("rgi,goi->rgo", read, rows).flatten(1)
     wanted = layer(x).detach().movedim(node.op.trait.channel, -1).reshape(len(sums), -1) - layer.bias.detach()
@@ -82,13 +82,13 @@ def test_what_is_multiplied_with_a_row_gives_what_the_layer_returns(kind):
 
 def test_unasked_only_layers_are_rounded_that_take_little_time_and_read_enough():
     graph, plan = planned(nn.Linear(64, 16), (64,))
-    enough = FEWEST_ROWS * 64
+    enough = MIN_ROWS_PER_INPUT * 64
     for samples, length, is_rounded in ((enough, 64, True), (enough - 1, 64, False), (enough, 63, False)):
         short = nn.Linear(length, 16)
         graph, plan = planned(short, (length,))
-        found = rounded_weights(graph, plan, [[correlated((length,), samples, 1)]], only_cheap=True)
+        found = round_weights(graph, plan, [[correlated((length,), samples, 1)]], only_cheap=True)
         assert bool(found) is is_rounded
-    assert 63 not in CHEAP_INPUTS
+    assert 63 not in DEFAULT_ROW_LENGTHS
 
 
 def test_a_moved_integer_stays_within_its_kind():
@@ -99,7 +99,7 @@ def test_a_moved_integer_stays_within_its_kind():
     quantize_graph(twin, plan, OPERATORS)
     weight = next(v for v in graph.constants.values() if v.type.rank == 2)
     steps = next(v.data for v in twin.constants.values() if v.name.endswith("_integers") and v.type.rank == 2)
-    nearest = integers_of(weight, plan.weights[name], 0, SCHEME.weights, OPERATORS["quantize"])
+    nearest = quantize_weight(weight, plan.weights[name], 0, SCHEME.weights, OPERATORS["quantize"])
     assert torch.equal(steps, (nearest + 7).clamp(SCHEME.weights.low, SCHEME.weights.high))
 
 
@@ -108,8 +108,8 @@ def test_it_is_done_on_the_device_of_the_data_whatever_the_default_one_is(kind):
     layer, shape = LAYERS[kind]
     graph, plan = planned(layer, shape)
     batches = [[correlated(shape, 64, 1)]]
-    wanted = rounded_weights(graph, plan, batches, only_cheap=False)
+    wanted = round_weights(graph, plan, batches, only_cheap=False)
     with torch.device("meta"):  # which cannot be mixed with any other
-        found = rounded_weights(graph, plan, batches, only_cheap=False)
+        found = round_weights(graph, plan, batches, only_cheap=False)
     for name, rounded in wanted.items():
         assert torch.equal(found[name].moved, rounded.moved)

@@ -20,13 +20,13 @@ from clika_ref import (
 )
 from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting.rounded_inputs import rounded_in_blocks
-from clika_ref.quantization.compressing import Compressed
-from clika_ref.quantization.error_feedback import rounded_with_feedback
-from clika_ref.quantization.weights_only import Ways, nearest_to_products
-from clika_ref.quantization_scheme import Integers
+from clika_ref.export.input_rounding import round_in_blocks
+from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, quantize_low_bit
+from clika_ref.quantization.qdq.packed_weights import PackedWeight
+from clika_ref.targets.quantization_scheme import QuantizedType
 
-FOUR = Integers(4, is_signed=True, is_symmetric=True)
+FOUR = QuantizedType(4, is_signed=True, is_symmetric=True)
 
 
 def noise(*shape, seed=0):
@@ -64,14 +64,14 @@ def compiled(layers=None, options=None, logs_dir=None, **settings):
 
 
 def held_by(module):
-    return {name: (c.bits, c.block_size) for name, c in module._clika_quantized.plan.compressed.items()}
+    return {name: (c.bits, c.block_size) for name, c in module._clika_quantized.plan.packed_weights.items()}
 
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(0, 1), (16, 4)])
 def test_integers_are_the_nearest_ones_to_each_block(block_size, blocks):
     rows = noise(3, 64)
     scales = rows.reshape(3, blocks, -1).abs().amax(-1) / 7
-    held = Compressed(4, block_size, scales)
+    held = PackedWeight(4, block_size, scales)
     steps = held.steps(rows)
     assert (steps.dtype, int(steps.min()) >= -8, int(steps.max()) <= 7) == (torch.int8, True, True)
     missed = (held.held(rows) - rows).reshape(3, blocks, -1).abs()
@@ -81,13 +81,13 @@ def test_integers_are_the_nearest_ones_to_each_block(block_size, blocks):
 
 
 def test_four_bits_take_half_a_byte_and_scales_four():
-    assert Compressed(4, 16, torch.ones(3, 4)).bytes_of(3 * 64) == 3 * 64 // 2 + 3 * 4 * 4
+    assert PackedWeight(4, 16, torch.ones(3, 4)).bytes_of(3 * 64) == 3 * 64 // 2 + 3 * 4 * 4
 
 
 def test_feedback_misses_less_of_products_with_data_like_that_it_has_seen():
     rows, seen, other = noise(16, 64), correlated(512, 64), correlated(256, 64)[:128]
     scales = (rows.abs().amax(1) / 7)[:, None]
-    steps = rounded_with_feedback(rows, scales, FOUR, seen.T @ seen)
+    steps = quantize_with_gptq(rows, scales, FOUR, seen.T @ seen)
     assert steps is not None
     missed = [((other @ (held - rows).T) ** 2).sum() for held in (steps.float() * scales, nearest(rows, scales))]
     assert missed[0] < missed[1] / 2
@@ -96,7 +96,7 @@ def test_feedback_misses_less_of_products_with_data_like_that_it_has_seen():
 def test_feedback_leaves_zeros_of_a_mask_zeros():
     rows, seen = noise(16, 64), correlated(512, 64)
     rows[:, 1::2] = 0
-    steps = rounded_with_feedback(rows, (rows.abs().amax(1) / 7)[:, None], FOUR, seen.T @ seen)
+    steps = quantize_with_gptq(rows, (rows.abs().amax(1) / 7)[:, None], FOUR, seen.T @ seen)
     assert steps is not None
     assert not steps[:, 1::2].any()
     assert steps[:, ::2].any()
@@ -105,14 +105,14 @@ def test_feedback_leaves_zeros_of_a_mask_zeros():
 def test_without_correlation_feedback_rounds_to_the_nearest():
     rows = noise(4, 8)
     scales = (rows.abs().amax(1) / 7)[:, None]
-    steps = rounded_with_feedback(rows, scales, FOUR, torch.eye(8))
+    steps = quantize_with_gptq(rows, scales, FOUR, torch.eye(8))
     assert steps is not None
     assert torch.equal(steps.float() * scales, nearest(rows, scales))
 
 
 @pytest.mark.parametrize("gram", [torch.full((8, 8), torch.nan), torch.zeros(8, 8)])
 def test_data_that_says_nothing_gives_no_feedback(gram):
-    assert rounded_with_feedback(noise(4, 8), torch.ones(4, 1), FOUR, gram) is None
+    assert quantize_with_gptq(noise(4, 8), torch.ones(4, 1), FOUR, gram) is None
 
 
 def nearest(rows, scales):
@@ -155,7 +155,7 @@ FORCED = {"weights_num_bits": 4, "weights_only_quantization_block_size": 0, "aut
 
 
 def compressed(**options):
-    return compiled(options=options, **FORCED)._clika_quantized.plan.compressed.values()
+    return compiled(options=options, **FORCED)._clika_quantized.plan.packed_weights.values()
 
 
 def test_rounding_and_clipping_are_switched_as_those_of_layers_in_integers_are(monkeypatch):
@@ -172,13 +172,13 @@ def test_rounding_and_clipping_are_switched_as_those_of_layers_in_integers_are(m
 @pytest.mark.parametrize(("feedback", "is_moved"), [("auto", False), ("on", True), ("off", False)])
 def test_feedback_that_does_not_help_on_other_data_is_kept_only_where_it_is_on(feedback, is_moved):
     rows, seen, other = noise(16, 64), correlated(512, 64), noise(256, 64, seed=5)
-    held = nearest_to_products(rows, 4, 0, seen.T @ seen, other.T @ other, Ways(feedback=feedback))
+    held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, WeightOnlyOptions(feedback=feedback))
     assert (held.moved is not None) is is_moved
 
 
 def test_integers_that_are_cut_off_are_moved_from_the_end_of_the_range():
     """Rounding with feedback tells how far from what is held, which lies within the range."""
-    held = Compressed(4, 0, torch.ones(1, 1), torch.tensor([[-1, 1, -1, 0]], dtype=torch.int8))
+    held = PackedWeight(4, 0, torch.ones(1, 1), torch.tensor([[-1, 1, -1, 0]], dtype=torch.int8))
     assert held.steps(torch.tensor([[9.0, -20.0, 3.0, 9.0]])).tolist() == [[6, -7, 2, 7]]
 
 
@@ -209,7 +209,9 @@ def test_a_width_that_the_target_lacks_is_refused():
 
 def test_a_target_that_takes_none_says_so(monkeypatch):
     target = load_registry().targets["onnxruntime"]
-    monkeypatch.setattr("clika_ref.wanted.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True)
+    monkeypatch.setattr(
+        "clika_ref.quantization.request.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True
+    )
     with pytest.raises(TargetError, match="takes no weights in integers alone"):
         compiled()
 
@@ -252,8 +254,8 @@ def test_sensitivities_and_bytes_are_told_of_what_was_tried():
 
 def test_a_runtime_rounds_each_block_by_its_largest_element():
     x = torch.tensor([[127.0, 0.4, 1.27, 0.004]])
-    assert torch.allclose(rounded_in_blocks(x, 2), torch.tensor([[127.0, 0.0, 1.27, 0.0]]))
-    assert torch.allclose(rounded_in_blocks(x[:, :3], 2), torch.tensor([[127.0, 0.0, 1.27]]))
+    assert torch.allclose(round_in_blocks(x, 2), torch.tensor([[127.0, 0.0, 1.27, 0.0]]))
+    assert torch.allclose(round_in_blocks(x[:, :3], 2), torch.tensor([[127.0, 0.0, 1.27]]))
 
 
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 0), (4, 32), (8, 0), (8, 32)])

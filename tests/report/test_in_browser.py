@@ -7,7 +7,7 @@ from browser import colours
 from reported_nets import in_float, in_four_bits, in_integers, large, made_up, node
 
 from clika_ref import LayerQuantizationSettings as Layer
-from clika_ref.report.page import report_page
+from clika_ref.report.page import render_report
 
 GREEN, AMBER, BLUE, RED = (26, 122, 72), (154, 91, 0), (29, 95, 191), (179, 38, 30)
 """Of integers, of layers that are kept float, of bars, and of thresholds and extremes."""
@@ -29,7 +29,7 @@ def page(report, open_page):
 
 def write(contents, folder):
     place = folder / "report.html"
-    place.write_bytes(report_page(contents))
+    place.write_bytes(render_report(contents))
     return place
 
 
@@ -207,5 +207,5 @@ def test_two_thousand_nodes_are_shown_sorted_and_scrolled_a_part_at_a_time(tmp_p
     page.wait_for_function("document.querySelectorAll('#layers-table tbody tr').length > 100")
     page.get_by_role("button", name="Unfold all").click()
     assert page.locator("#hierarchy-table tbody tr").count() > 2200
-    page.locator("#sensitivity-plot circle").last.click()
+    page.locator("#sensitivity-plot circle").last_op_types.click()
     assert page.locator("#details svg.histogram").count() == 2

@@ -6,12 +6,12 @@ import pytest
 import torch
 from reported_nets import large, made_up, node
 
-from clika_ref.quantization.histogram import Histogram as Full
-from clika_ref.report.contents import plain
+from clika_ref.quantization.calibration.histogram import Histogram as Full
+from clika_ref.report.contents import to_plain_data
 from clika_ref.report.module_tree import module_records
 from clika_ref.report.node_records import state_of
-from clika_ref.report.page import as_script, report_page
-from clika_ref.report.value_records import MOST_BINS, joined
+from clika_ref.report.page import render_report, to_script_json
+from clika_ref.report.value_records import MAX_BINS, merge_bins
 
 
 def counted(*elements):
@@ -24,8 +24,8 @@ def counted(*elements):
 def test_a_joined_histogram_has_few_bins_between_the_first_and_the_last_element_and_all_of_them(reach):
     elements = (torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 2 - 0.7) * reach
     full = counted(*elements.tolist())
-    found = joined(full)
-    assert len(found.counts) <= MOST_BINS
+    found = merge_bins(full)
+    assert len(found.counts) <= MAX_BINS
     assert sum(found.counts) == full.total == 5000
     assert found.counts[0] > 0
     assert found.counts[-1] > 0
@@ -36,15 +36,15 @@ def test_a_joined_histogram_has_few_bins_between_the_first_and_the_last_element_
 
 def test_each_element_is_in_the_bin_that_it_is_counted_in():
     full = counted(-0.9, -0.01, 0.0, 0.01, 0.5, 0.99)
-    found = joined(full)
+    found = merge_bins(full)
     for element in (-0.9, -0.01, 0.0, 0.01, 0.5, 0.99):
         assert found.counts[int((element - found.start) // found.width)] > 0
     assert found.counts[int((0.25 - found.start) // found.width)] == 0
 
 
 def test_nothing_counted_has_no_bins_and_one_number_has_one():
-    assert joined(Full()).counts == []
-    assert joined(counted(0.0, 0.0)).counts == [2]
+    assert merge_bins(Full()).counts == []
+    assert merge_bins(counted(0.0, 0.0)).counts == [2]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_modules_stand_behind_those_that_hold_them_and_add_up():
 
 
 def test_numbers_that_json_does_not_have_are_nothing():
-    found = plain({"a": [float("nan"), 1.5, (float("-inf"), 2)]})
+    found = to_plain_data({"a": [float("nan"), 1.5, (float("-inf"), 2)]})
     assert found == {"a": [None, 1.5, [None, 2]]}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
@@ -111,14 +111,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_whatever_a_name_holds_is_data_and_ends_no_script(name):
-    text = as_script({"name": name})
+    text = to_script_json({"name": name})
     assert "<" not in text
     assert ">" not in text
     assert json.loads(text)["name"] == name
-    page = report_page(made_up([node(name, name, reason=name)], model=name)).decode()
+    page = render_report(made_up([node(name, name, reason=name)], model=name)).decode()
     assert page.count("</script>") == 2
     assert "alert(1)</script>" not in page
 
 
 def test_a_report_of_two_thousand_nodes_is_smaller_than_3_mb():
-    assert len(report_page(large(2000))) < 3e6
+    assert len(render_report(large(2000))) < 3e6

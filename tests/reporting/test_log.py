@@ -14,7 +14,7 @@ from rich.console import Console
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import PassReport
-from clika_ref.reporting.log import CompilationLog, columns
+from clika_ref.reporting.log import CompilationLog, format_stage_line
 
 LINE = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] ")
 
@@ -133,7 +133,9 @@ def test_console_false_silences_it_too(tmp_path, capsys):
 
 def test_the_header_has_the_versions_and_the_settings_in_the_form_of_the_record(tmp_path):
     with CompilationLog.open(tmp_path, console=False) as log:
-        log.header({"Deployment Settings": {"target_framework": "ONNX Runtime", "opset": None}, "Run": {"seed": 3}})
+        log.write_header(
+            {"Deployment Settings": {"target_framework": "ONNX Runtime", "opset": None}, "Run": {"seed": 3}}
+        )
     lines = texts(log)
     assert re.fullmatch(r"clika-ref Version: \d+\.\d+\.\d+", lines[0])
     assert lines[1] == f"'torch' Version: {torch.__version__}"
@@ -258,7 +260,11 @@ def test_print_inside_a_stage_reaches_a_stdout_that_is_no_terminal(capsys):
 
 
 def test_a_line_aligns_stage_time_and_text():
-    lines = [columns("Capturing", "1,018 calls", 2.41), columns("Comparing", "", 0.01), columns("Removed", "7 nodes")]
+    lines = [
+        format_stage_line("Capturing", "1,018 calls", 2.41),
+        format_stage_line("Comparing", "", 0.01),
+        format_stage_line("Removed", "7 nodes"),
+    ]
     assert lines == [
         "Capturing      2.4 s  1,018 calls",
         "Comparing      10 ms",

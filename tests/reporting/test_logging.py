@@ -56,7 +56,7 @@ def test_a_warning_of_the_log_is_one_of_logging(caplog, monkeypatch):
 def test_what_nobody_listens_to_is_printed_once():
     code = (
         "from clika_ref.reporting.log import CompilationLog\n"
-        "__name__ = 'clika_ref.road'  # the module that tells it\n"
+        "__name__ = 'clika_ref.pipeline'  # the module that tells it\n"
         "CompilationLog.open(None).warning('odd weights')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -9,16 +9,16 @@ import pytest
 import torch
 from rich.console import Console
 
+from clika_ref.compress.target_comparison import TargetComparison
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import Origin, TensorType
-from clika_ref.explanation import Explanation
-from clika_ref.lora.report import Adapted
-from clika_ref.pruning.report import Pruning
+from clika_ref.export.explanation import Explanation
+from clika_ref.lora.report import AdapterReport
+from clika_ref.pruning.report import PruningReport
+from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch
 from clika_ref.quantization.decision import Quantization
-from clika_ref.quantization.goal import GoalSearch
-from clika_ref.reporting.tables import Table, Told, print_table
-from clika_ref.target_comparison import TargetComparison
+from clika_ref.reporting.tables import HasTables, Table, print_table
 
 
 def test_numbers_stand_to_the_right_and_text_to_the_left(capsys):
@@ -93,7 +93,7 @@ def test_a_notebook_gets_headings_cells_and_numbers_to_the_right(table):
 
 
 def test_tables_and_lines_stand_below_each_other_in_print_at_a_prompt_and_in_a_notebook(table):
-    class Found(Told):
+    class Found(HasTables):
         def parts(self):
             return "a < b", table, "", table
 
@@ -101,9 +101,11 @@ def test_tables_and_lines_stand_below_each_other_in_print_at_a_prompt_and_in_a_n
     assert Found()._repr_html_() == f"<p>a &lt; b</p>{table._repr_html_() * 2}"
 
 
-@pytest.mark.parametrize("kind", [Adapted, Explanation, GoalSearch, Pruning, Quantization, TargetComparison])
+@pytest.mark.parametrize(
+    "kind", [AdapterReport, Explanation, AccuracySearch, PruningReport, Quantization, TargetComparison]
+)
 def test_whatever_is_told_in_tables_is_so_at_a_prompt_too(kind):
-    assert kind.__repr__ is Told.__repr__
+    assert kind.__repr__ is HasTables.__repr__
 
 
 def test_a_notebook_shows_the_first_lines_of_a_graph(monkeypatch):
@@ -114,6 +116,6 @@ def test_a_notebook_shows_the_first_lines_of_a_graph(monkeypatch):
         value = graph.insert(Node(relu, [value], {}, Origin(("a.b",))), [value.type]).output
     graph.add_output(value)
     assert graph._repr_html_() == f"<pre>{escape(str(graph))}</pre>"
-    monkeypatch.setattr("clika_ref.core.ir.SHOWN", 2)
+    monkeypatch.setattr("clika_ref.core.ir.MAX_NOTEBOOK_LINES", 2)
     first, second, *others = str(graph).splitlines()
     assert graph._repr_html_() == f"<pre>{escape(first)}\n{escape(second)}\nand {len(others)} lines more</pre>"

@@ -1,6 +1,6 @@
 """Whole architectures of torchvision and transformers: module and artifact agree with eager, static and dynamic.
 
-The bound is `clika_ref.comparison.ROUNDINGS` float32 roundings of the largest element of each result; its origin is
+The bound is `clika_ref.core.comparison.MAX_ROUNDINGS` float32 roundings of the largest element of each result; its origin is
 written there. ONNX Runtime, which adds in another order, is held to it as well: these networks stay below 20.
 """
 
@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torchvision.models.convnext import CNBlockConfig
 
 from clika_ref import clika_compile
-from clika_ref.comparison import differences
+from clika_ref.core.comparison import describe_differences
 
 Inputs = dict[str, Tensor]
 
@@ -212,9 +212,9 @@ def agrees(architecture: Architecture, traced: list[tuple[int, ...]], unseen: tu
     with torch.no_grad():
         expected, actual = model(**given), module(**given)
     assert type(actual) is type(expected)
-    assert differences(tensors(expected), tensors(actual)) == {}
+    assert describe_differences(tensors(expected), tensors(actual)) == {}
     found = OnnxRuntime().load(artifact)([given[name] for name in artifact.input_names])
-    assert differences(tensors(expected), found) == {}
+    assert describe_differences(tensors(expected), found) == {}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

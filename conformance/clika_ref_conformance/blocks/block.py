@@ -12,7 +12,7 @@ MakeInputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockSpec:
     """Named block. ``inputs`` creates the inputs of one call; their first dim is the batch."""
 
     name: str
@@ -35,6 +35,6 @@ class Block:
         return module
 
 
-def normal(*shape: int) -> MakeInputs:
+def make_normal_inputs(*shape: int) -> MakeInputs:
     """Return a function that creates one input of normally distributed elements, ``[batch, *shape]``."""
     return lambda batch, generator: (torch.randn(batch, *shape, generator=generator),)

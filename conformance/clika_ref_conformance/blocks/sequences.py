@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clika_ref_conformance.blocks.block import Block, normal
+from clika_ref_conformance.blocks.block import BlockSpec, make_normal_inputs
 
 
 class CachedAttention(nn.Module):
@@ -21,7 +21,7 @@ class CachedAttention(nn.Module):
         self.frequencies: Tensor
         self.register_buffer("frequencies", 1.0 / 10_000.0 ** (torch.arange(0, self.size, 2) / self.size))
 
-    def _rotated(self, x: Tensor, positions: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         angles = positions[:, None].to(x.dtype) * self.frequencies
         cos, sin = torch.cat([angles.cos()] * 2, -1), torch.cat([angles.sin()] * 2, -1)
         first, second = x.chunk(2, -1)
@@ -35,12 +35,12 @@ class CachedAttention(nn.Module):
         q = self.q(x).view(batch, length, self.heads, self.size).transpose(1, 2)
         k = self.k(x).view(batch, length, self.groups, self.size).transpose(1, 2)
         v = self.v(x).view(batch, length, self.groups, self.size).transpose(1, 2)
-        keys = torch.cat([keys, self._rotated(k, positions)], 2)
+        keys = torch.cat([keys, self._rotate(k, positions)], 2)
         values = torch.cat([values, v], 2)
         mask = positions[:, None] >= torch.arange(past + length)
         repeats = self.heads // self.groups
         y = F.scaled_dot_product_attention(
-            self._rotated(q, positions),
+            self._rotate(q, positions),
             keys.repeat_interleave(repeats, 1),
             values.repeat_interleave(repeats, 1),
             attn_mask=mask,
@@ -48,7 +48,7 @@ class CachedAttention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, width)), keys, values
 
 
-def _with_cache(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+def _make_cached_inputs(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
     return tuple(torch.randn(batch, *s, generator=generator) for s in ((3, 16), (2, 5, 4), (2, 5, 4)))
 
 
@@ -130,20 +130,20 @@ class WindowWrite(nn.Module):
         return written
 
 
-def _steps(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+def _make_steps(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
     return torch.randn(batch, 3, 6, generator=generator), torch.randn(batch, 8, generator=generator)
 
 
-def _tokens(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
+def _make_tokens(batch: int, generator: torch.Generator) -> tuple[Tensor, ...]:
     return (torch.randint(0, 20, (batch, 7), generator=generator),)
 
 
-BLOCKS = (
-    Block("gqa-rotary-cache", CachedAttention, _with_cache),
-    Block("llama-mlp", GatedLayer, normal(5, 12)),
-    Block("expert-gate", ExpertGate, normal(6, 8), chooses=True),
-    Block("lstm-cell", lambda: RecurrentCell(nn.LSTMCell), _steps),
-    Block("gru-cell", lambda: RecurrentCell(nn.GRUCell), _steps),
-    Block("window-write", WindowWrite, normal(4)),
-    Block("text-classifier", TextClassifier, _tokens, chooses=True),
+SEQUENCE_BLOCKS = (
+    BlockSpec("gqa-rotary-cache", CachedAttention, _make_cached_inputs),
+    BlockSpec("llama-mlp", GatedLayer, make_normal_inputs(5, 12)),
+    BlockSpec("expert-gate", ExpertGate, make_normal_inputs(6, 8), chooses=True),
+    BlockSpec("lstm-cell", lambda: RecurrentCell(nn.LSTMCell), _make_steps),
+    BlockSpec("gru-cell", lambda: RecurrentCell(nn.GRUCell), _make_steps),
+    BlockSpec("window-write", WindowWrite, make_normal_inputs(4)),
+    BlockSpec("text-classifier", TextClassifier, _make_tokens, chooses=True),
 )

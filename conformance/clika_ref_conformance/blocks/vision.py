@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from clika_ref_conformance.blocks.block import Block, normal
+from clika_ref_conformance.blocks.block import BlockSpec, make_normal_inputs
 
 
 def _conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -159,7 +159,7 @@ class WindowAttention(nn.Module):
         return x + torch.roll(y.permute(0, 1, 3, 2, 4, 5).reshape(b, h, w, c), (half, half), (1, 2))
 
 
-class VisionTransformer(nn.Module):
+class SmallVisionTransformer(nn.Module):
     """Patches, a class token, positions, one pre-norm block, and a classification head (ViT)."""
 
     def __init__(self, width: int = 16) -> None:
@@ -179,18 +179,18 @@ class VisionTransformer(nn.Module):
         return self.head(self.norm(self.block(x))[:, 0])
 
 
-def _two_maps(*shapes: tuple[int, ...]):  # noqa: ANN202 - a MakeInputs, like `normal`
+def _make_feature_maps(*shapes: tuple[int, ...]):  # noqa: ANN202 - a MakeInputs, like `make_normal_inputs`
     return lambda batch, generator: tuple(torch.randn(batch, *s, generator=generator) for s in shapes)
 
 
-BLOCKS = (
-    Block("resnet-basic", BasicBlock, normal(8, 10, 10)),
-    Block("resnet-bottleneck", Bottleneck, normal(16, 7, 7), chooses=True),
-    Block("mobilenet-inverted-residual", InvertedResidual, normal(8, 9, 9)),
-    Block("convnext", ConvNeXtBlock, normal(8, 8, 8)),
-    Block("depthwise-separable", DepthwiseSeparable, normal(6, 12, 12), chooses=True),
-    Block("unet-up", UpBlock, _two_maps((8, 5, 5), (6, 11, 11))),
-    Block("detection-head", DetectionHead, _two_maps((8, 6, 6), (8, 3, 3)), chooses=True),
-    Block("swin-window-attention", WindowAttention, normal(8, 8, 8)),
-    Block("vit", VisionTransformer, normal(3, 8, 8), chooses=True),
+VISION_BLOCKS = (
+    BlockSpec("resnet-basic", BasicBlock, make_normal_inputs(8, 10, 10)),
+    BlockSpec("resnet-bottleneck", Bottleneck, make_normal_inputs(16, 7, 7), chooses=True),
+    BlockSpec("mobilenet-inverted-residual", InvertedResidual, make_normal_inputs(8, 9, 9)),
+    BlockSpec("convnext", ConvNeXtBlock, make_normal_inputs(8, 8, 8)),
+    BlockSpec("depthwise-separable", DepthwiseSeparable, make_normal_inputs(6, 12, 12), chooses=True),
+    BlockSpec("unet-up", UpBlock, _make_feature_maps((8, 5, 5), (6, 11, 11))),
+    BlockSpec("detection-head", DetectionHead, _make_feature_maps((8, 6, 6), (8, 3, 3)), chooses=True),
+    BlockSpec("swin-window-attention", WindowAttention, make_normal_inputs(8, 8, 8)),
+    BlockSpec("vit", SmallVisionTransformer, make_normal_inputs(3, 8, 8), chooses=True),
 )

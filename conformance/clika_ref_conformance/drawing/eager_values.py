@@ -12,7 +12,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import TensorType
 
 
-def eager_values(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Value, torch.Tensor]:
+def compute_eager_values(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Value, torch.Tensor]:
     """Return the tensor of each value of a graph: inputs, constants and all results.
 
     Raises:
@@ -21,11 +21,11 @@ def eager_values(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Value, to
     values: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     values.update({v: v.data for v in graph.constants.values() if v.data is not None})
 
-    def keep(node: Node, results: tuple[torch.Tensor, ...]) -> None:
+    def store_results(node: Node, results: tuple[torch.Tensor, ...]) -> None:
         values.update(zip(node.outputs, results, strict=True))
 
     with torch.no_grad():
-        interpret(graph, inputs, keep)
+        interpret(graph, inputs, store_results)
     return values
 
 
@@ -50,7 +50,7 @@ def is_undefined(operands: Sequence[Any], attrs: Mapping[str, Any], results: Seq
     return not all(bool(((x >= limits.min) & (x < limits.max + 1)).all()) for x in wholes)
 
 
-def has_undefined(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
+def has_undefined_calls(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
     """Return whether any call of a graph is undefined on these values."""
     return any(
         is_undefined(
@@ -60,16 +60,16 @@ def has_undefined(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
     )
 
 
-def reads_signs_of_zeros(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
+def is_zero_sign_sensitive(graph: Graph, values: Mapping[Value, torch.Tensor]) -> bool:
     """Return whether an output depends on the sign of a zero (``1 / relu(-0.0)``).
 
     Every error class leaves that sign unspecified.
     """
 
-    def unsigned(_: Node, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def drop_zero_signs(_: Node, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return tuple(r + 0.0 if r.is_floating_point() else r for r in results)
 
     with torch.no_grad():
-        outputs, _ = interpret(graph, [values[v] for v in graph.inputs], unsigned)
+        outputs, _ = interpret(graph, [values[v] for v in graph.inputs], drop_zero_signs)
     pairs = zip([values[v] for v in graph.outputs], outputs, strict=True)
     return not all(torch.equal(a.isnan(), b.isnan()) and torch.equal(a[~a.isnan()], b[~b.isnan()]) for a, b in pairs)

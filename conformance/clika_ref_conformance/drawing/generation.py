@@ -14,7 +14,7 @@ from hypothesis.strategies import SearchStrategy
 
 T = TypeVar("T")
 
-BEFORE_MUTATION = 10
+EXAMPLES_BEFORE_MUTATION = 10
 """Number of valid examples that a Hypothesis health check requires before it mutates any."""
 
 
@@ -26,17 +26,17 @@ def collect(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
     return found[:count]
 
 
-def collect_apart(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
+def collect_without_mutations(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
     """Return ``count`` values like `collect`, but no value is a small mutation of another one.
 
-    After `BEFORE_MUTATION` examples, Hypothesis creates half of the examples by mutation. Generation therefore restarts
+    After `EXAMPLES_BEFORE_MUTATION` examples, Hypothesis creates half of the examples by mutation. Generation therefore restarts
     there with another seed. Each restart begins with the simplest value, which is kept only once.
     """
     found: list[T] = []
     for turn in range(count):
         if len(found) >= count:
             break
-        found += collect(strategy, min(BEFORE_MUTATION, count), seed + turn)[min(turn, 1) :]
+        found += collect(strategy, min(EXAMPLES_BEFORE_MUTATION, count), seed + turn)[min(turn, 1) :]
     return found[:count]
 
 
@@ -51,15 +51,15 @@ def shrink(strategy: SearchStrategy[T], count: int, seed: int, fails: Callable[[
     def check(value: T) -> None:
         if time.monotonic() < end and fails(value):
             smallest[:] = [value]
-            raise _Found
+            raise _FailureFound
 
     # Hypothesis reports a value as flaky if it stops failing because the time is up.
-    with contextlib.suppress(_Found, HypothesisException, ExceptionGroup):
+    with contextlib.suppress(_FailureFound, HypothesisException, ExceptionGroup):
         _generate(strategy, count, seed, check, (Phase.generate, Phase.shrink))
     return smallest[0] if smallest else None
 
 
-class _Found(Exception):  # noqa: N818 - a signal, not an error
+class _FailureFound(Exception):  # noqa: N818 - a signal, not an error
     """Signals to Hypothesis that a value fails."""
 
 
@@ -77,7 +77,7 @@ def _generate(
         suppress_health_check=tuple(HealthCheck),  # pyright: ignore[reportArgumentType] - an enum with a metaclass
     )
     @given(strategy)
-    def each(value: T) -> None:
+    def run_example(value: T) -> None:
         take(value)
 
-    each()
+    run_example()

@@ -14,15 +14,15 @@ import torch
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Choice, Descriptions, Draw, TensorDescription, TensorSample
-from clika_ref_conformance.judged_dtypes import is_judged, unjudged
+from clika_ref_conformance.judged_dtypes import is_judged, make_unjudged_comparison
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 T = TypeVar("T")
 
-PASSED_ON = ("hypothesis", "clika_ref_conformance")
+DRIVER_PACKAGES = ("hypothesis", "clika_ref_conformance")
 """Packages whose exceptions are not errors of the samples: drivers raise them to request another draw."""
 
-FRAGILE = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
+CRASHING_OPERATORS = frozenset({"gru", "lstm", "rnn_relu", "rnn_tanh"})
 """Recurrent operators; operands that are empty or do not fit crash the process, in eager and ONNX Runtime."""
 
 
@@ -39,7 +39,7 @@ class SampleError(ClikaError):
         return Comparison(Verdict.SAMPLE, str(self))
 
 
-class UnjudgedError(SampleError):
+class UnjudgedDtypeError(SampleError):
     """The samples draw a tensor of a dtype that the suite does not judge, which is not an error of theirs."""
 
     def __init__(self, op: Operator, dtype: torch.dtype) -> None:
@@ -50,7 +50,7 @@ class UnjudgedError(SampleError):
     @property
     def comparison(self) -> Comparison:
         """The comparison result of a check that has no other calls: it is not run."""
-        return unjudged(self.op.name, self.dtype)
+        return make_unjudged_comparison(self.op.name, self.dtype)
 
 
 class JudgedDescriptions(Descriptions):
@@ -69,7 +69,7 @@ class JudgedDescriptions(Descriptions):
 
 
 @contextlib.contextmanager
-def blaming(op: Operator) -> Iterator[None]:
+def blame_samples(op: Operator) -> Iterator[None]:
     """Convert exceptions raised within the block to a `SampleError` of an operator.
 
     Raises:
@@ -78,12 +78,12 @@ def blaming(op: Operator) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        if type(error).__module__.partition(".")[0] in PASSED_ON:
+        if type(error).__module__.partition(".")[0] in DRIVER_PACKAGES:
             raise
-        raise SampleError(op, f"raise {type(error).__name__}: {error}", _place(op, error)) from error
+        raise SampleError(op, f"raise {type(error).__name__}: {error}", _error_location(op, error)) from error
 
 
-def _place(op: Operator, error: BaseException) -> str:
+def _error_location(op: Operator, error: BaseException) -> str:
     """Return the line of the samples that raised, or their first line if their return value was rejected."""
     code = getattr(op.sampler, "__code__", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
@@ -95,42 +95,42 @@ def _place(op: Operator, error: BaseException) -> str:
     return f" (in {Path(at.filename).name}, line {at.lineno}: {at.line})"
 
 
-def sampled(op: Operator, draw: Draw) -> Call:
+def draw_call(op: Operator, draw: Draw) -> Call:
     """Return a call drawn by an operator's sampler, with all attributes filled in.
 
     Raises:
         UnjudgedError: a tensor of the call has a dtype that is not judged.
         SampleError: the sampler raises, or does not return a call of the operator.
     """
-    call = described(op, draw)
-    dtype = unjudged_operand(call)
+    call = draw_call_of_any_dtype(op, draw)
+    dtype = find_unjudged_dtype(call)
     if dtype is not None:
-        raise UnjudgedError(op, dtype)
+        raise UnjudgedDtypeError(op, dtype)
     return call
 
 
-def described(op: Operator, draw: Draw, s: Descriptions | None = None) -> Call:
-    """Return a call like `sampled`, with tensors of any dtype; ``s`` defaults to `JudgedDescriptions`.
+def draw_call_of_any_dtype(op: Operator, draw: Draw, s: Descriptions | None = None) -> Call:
+    """Return a call like `draw_call`, with tensors of any dtype; ``s`` defaults to `JudgedDescriptions`.
 
     Raises:
         SampleError: the sampler raises, or does not return a call of the operator.
     """
     assert op.sampler is not None, f"{op.name} has samples: a level asks no operator without"
-    with blaming(op):
+    with blame_samples(op):
         call = op.sampler(draw, s or JudgedDescriptions())
     if not isinstance(call, Call):
         raise SampleError(op, f"return {call!r}, not a call; end them with `return s.call(operands..., attributes...)`")
-    with blaming(op):
+    with blame_samples(op):
         return op.call(*call.operands, **call.attrs)
 
 
-def unjudged_operand(call: Call) -> torch.dtype | None:
+def find_unjudged_dtype(call: Call) -> torch.dtype | None:
     """Return the first dtype among the tensors of a call that is not judged, or None."""
     tensors = (o for o in call.operands if isinstance(o, TensorSample | torch.Tensor))
     return next((t.dtype for t in tensors if not is_judged(t.dtype)), None)
 
 
-def judged(draws: Iterable[Callable[[], T]]) -> list[T]:
+def collect_judged_calls(draws: Iterable[Callable[[], T]]) -> list[T]:
     """Return the results of the draws, leaving out calls of dtypes that are not judged.
 
     Raises:
@@ -138,11 +138,11 @@ def judged(draws: Iterable[Callable[[], T]]) -> list[T]:
         SampleError: a sampler raises.
     """
     found: list[T] = []
-    problem: UnjudgedError | None = None
+    problem: UnjudgedDtypeError | None = None
     for draw in draws:
         try:
             found.append(draw())
-        except UnjudgedError as error:
+        except UnjudgedDtypeError as error:
             problem = error
     if problem is not None and not found:
         raise problem

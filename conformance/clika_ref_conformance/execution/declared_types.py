@@ -12,7 +12,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import evaluate
 
 
-def mistyped(graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
+def find_mistyped_output(graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> str:
     """Describe the first output of a graph that does not have its declared type; empty if all have it.
 
     A wrong type rule computes nothing wrong itself, but misleads whatever reads the type later. Outputs with a
@@ -26,7 +26,7 @@ def mistyped(graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[tor
     sizes = read_sizes(graph, inputs)
     for index, (value, tensor) in enumerate(zip(graph.outputs, outputs, strict=True)):
         declared = value.type
-        if any(_is_open(side, sizes) for side in declared.shape):
+        if any(_is_data_dependent(side, sizes) for side in declared.shape):
             continue
         shape = tuple(evaluate(side, sizes) for side in declared.shape)
         if (declared.dtype, shape) != (tensor.dtype, tuple(tensor.shape)):
@@ -36,5 +36,5 @@ def mistyped(graph: Graph, inputs: Sequence[torch.Tensor], outputs: Sequence[tor
     return ""
 
 
-def _is_open(side: object, sizes: dict[str, int]) -> bool:
+def _is_data_dependent(side: object, sizes: dict[str, int]) -> bool:
     return isinstance(side, sympy.Basic) and any(str(symbol) not in sizes for symbol in side.free_symbols)

@@ -13,19 +13,27 @@ import torch
 
 from clika_ref_conformance.suite import Suite
 
-LIBRARIES = ("torch", "numpy", "onnx", "onnxscript", "hypothesis", "clika-ref", "clika-ref-conformance")
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CLIKA_REF_PLUGINS", "PYTHONHASHSEED")
+REPORTED_LIBRARIES = ("torch", "numpy", "onnx", "onnxscript", "hypothesis", "clika-ref", "clika-ref-conformance")
+REPORTED_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "CUDA_VISIBLE_DEVICES",
+    "CLIKA_REF_PLUGINS",
+    "PYTHONHASHSEED",
+)
 
 
-def environment_of(suite: Suite) -> dict[str, str]:
+def collect_environment(suite: Suite) -> dict[str, str]:
     """Return facts by name, as text, for a report."""
     plugins = {p.distribution: p.version for p in suite.registry.plugins}
-    libraries = {name: version(name) for name in (*LIBRARIES, *_runtimes(suite)) if _is_installed(name)}
-    variables = {f"${name}": os.environ[name] for name in VARIABLES if name in os.environ}
+    libraries = {
+        name: version(name) for name in (*REPORTED_LIBRARIES, *_find_runtime_libraries(suite)) if _is_installed(name)
+    }
+    variables = {f"${name}": os.environ[name] for name in REPORTED_VARIABLES if name in os.environ}
     return {
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": _processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "suite": suite_hash(),
         "limits": f"{suite.profile.case_seconds:g} s, {suite.profile.memory_bytes / 2**30:g} GiB",
@@ -44,7 +52,7 @@ def suite_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _runtimes(suite: Suite) -> list[str]:
+def _find_runtime_libraries(suite: Suite) -> list[str]:
     """Return the libraries that the target's plugin requires."""
     module = type(suite.target).__module__.partition(".")[0]
     names = [module]
@@ -62,7 +70,7 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:  # not Linux

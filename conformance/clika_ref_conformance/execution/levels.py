@@ -10,7 +10,7 @@ from typing import cast
 
 from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.deviations import ExpectedFailure, Scopes
+from clika_ref_conformance.deviations import ExpectedFailure, ExpectedFailureScopes
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.suite import Level, Suite
 
@@ -31,7 +31,7 @@ LEVELS: Mapping[str, str] = {
 """Modules of the levels, in execution order."""
 
 
-def chosen_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> dict[str, str]:
+def select_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> dict[str, str]:
     """Return the requested levels, in the order of the plan; all of them if ``wanted`` is empty.
 
     Raises:
@@ -46,40 +46,40 @@ def chosen_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> 
     return {name: module for name, module in levels.items() if not wanted or name in wanted}
 
 
-def level_at(module: str) -> Level:
+def import_level(module: str) -> Level:
     """Import the module of a level."""
     return cast("Level", importlib.import_module(module))
 
 
-def tasks_of(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
+def list_tasks(suite: Suite, levels: Mapping[str, str]) -> list[Task]:
     """Return the tasks of the plan: those of the given levels with a name that contains a word of ``suite.subjects``.
 
     Raises:
         ClikaError: no task name contains a word, or two tasks have the same name.
     """
-    every = [task for module in levels.values() for task in level_at(module).tasks(suite)]
+    every = [task for module in levels.values() for task in import_level(module).tasks(suite)]
     twice = sorted({str(task) for task in every if every.count(task) > 1}) if len(set(every)) < len(every) else []
     if twice:
         msg = f"the plan holds tasks twice: {', '.join(twice)}; a level gives each of its tasks a subject of its own"
         raise ClikaError(msg)
-    without = [word for word in suite.subjects if not any(_is_wanted(task, [word]) for task in every)]
+    without = [word for word in suite.subjects if not any(_is_selected(task, [word]) for task in every)]
     if without or not every:
         subjects = sorted({task.subject for task in every})
         near = [m for word in without for m in difflib.get_close_matches(word, subjects)]
         hint = f"; did you mean {', '.join(near)}?" if near else ""
         msg = f"no task of the levels {', '.join(levels)} contains {' or '.join(without) or 'anything'}{hint}"
         raise ClikaError(msg)
-    return [task for task in every if _is_wanted(task, suite.subjects)]
+    return [task for task in every if _is_selected(task, suite.subjects)]
 
 
-def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> Scopes:
+def find_scopes(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mapping[str, str]) -> ExpectedFailureScopes:
     """Return the tasks that each expected failure concerns; reject entries that concern no task of any profile.
 
     Raises:
         TargetError: there are such entries, in the selected tasks or not; the message lists all of them.
     """
-    tasks = _tasks_of_any_profile(suite, catalogue) if xfails else []
-    scopes = {entry: frozenset(filter(entry.is_of, tasks)) for entry in xfails}
+    tasks = _list_tasks_of_all_profiles(suite, catalogue) if xfails else []
+    scopes = {entry: frozenset(filter(entry.matches_task, tasks)) for entry in xfails}
     strange = [entry.task for entry, mine in scopes.items() if not mine]
     if strange:
         near = [difflib.get_close_matches(entry, [*map(str, tasks)], 1) for entry in strange]
@@ -89,13 +89,13 @@ def scopes_of(xfails: Sequence[ExpectedFailure], suite: Suite, catalogue: Mappin
     return scopes
 
 
-def _tasks_of_any_profile(suite: Suite, catalogue: Mapping[str, str]) -> list[Task]:
+def _list_tasks_of_all_profiles(suite: Suite, catalogue: Mapping[str, str]) -> list[Task]:
     """Return the tasks of all profiles, in 2 s, with all artifact tasks, as the seed selects only a share of them."""
     profiles = [replace(profile, share_of_artifacts=1.0) for profile in (suite.profile, *PROFILES.values())]
     suites = [replace(suite, profile=profile) for profile in profiles]
-    levels = [level_at(module) for module in catalogue.values()]
+    levels = [import_level(module) for module in catalogue.values()]
     return [*dict.fromkeys(task for level in levels for each in suites for task in level.tasks(each))]
 
 
-def _is_wanted(task: Task, words: Sequence[str]) -> bool:
+def _is_selected(task: Task, words: Sequence[str]) -> bool:
     return not words or any(word == task.subject or word in str(task) for word in words)

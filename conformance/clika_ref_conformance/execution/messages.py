@@ -13,7 +13,7 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 
 
 @dataclass(frozen=True)
-class Setup:
+class WorkerSetup:
     """First line that a worker reads: the target, the profile, and the folders for files."""
 
     target: str
@@ -36,18 +36,22 @@ class Setup:
         return asdict(self)
 
     @classmethod
-    def of_json(cls, document: Mapping[str, Any]) -> Setup:
-        """Return the setup that `as_json` was called on."""
+    def of_json(cls, document: Mapping[str, Any]) -> WorkerSetup:
+        """Return the setup that `explanation_as_json` was called on."""
         profile: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in document["profile"].items()}
         return cls(**{**document, "profile": Profile(**profile), "path": tuple(document["path"])})
 
 
 def result_to_json(result: Result) -> dict[str, Any]:
     """Return a result as JSON; floats that are not finite keep the names of Python's JSON."""
-    return {**_fields(result), "task": _fields(result.task), "comparison": _fields(result.comparison)}
+    return {
+        **_shallow_fields(result),
+        "task": _shallow_fields(result.task),
+        "comparison": _shallow_fields(result.comparison),
+    }
 
 
-def _fields(item: Any) -> dict[str, Any]:
+def _shallow_fields(item: Any) -> dict[str, Any]:
     """Return the fields of a dataclass without copies; `asdict` copies each, which is slow for thousands of checks."""
     return {name: getattr(item, name) for name in item.__dataclass_fields__}
 

@@ -16,31 +16,41 @@ from typing import Any
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.deviations import Declarations, ExpectedFailure, Scopes, declarations_of
-from clika_ref_conformance.execution.accounts import deviation_accounts, doubts_of, problems_of, with_expected_failures
-from clika_ref_conformance.execution.checking import BROKEN_PLAN
-from clika_ref_conformance.execution.endings import manner_of, verdict_of, was_ended_by_others, was_killed
-from clika_ref_conformance.execution.levels import LEVELS, chosen_levels, scopes_of, tasks_of
-from clika_ref_conformance.execution.messages import Setup, result_of_json
-from clika_ref_conformance.execution.process import (
-    PLAN_SECONDS,
-    Event,
-    Progress,
+from clika_ref_conformance.deviations import Declarations, ExpectedFailure, ExpectedFailureScopes, read_declarations
+from clika_ref_conformance.execution.check_runner import BROKEN_PLAN_CHECK
+from clika_ref_conformance.execution.declaration_accounting import (
+    apply_expected_failures,
+    count_deviations,
+    find_doubts,
+    find_problems,
+)
+from clika_ref_conformance.execution.levels import LEVELS, find_scopes, list_tasks, select_levels
+from clika_ref_conformance.execution.messages import WorkerSetup, result_of_json
+from clika_ref_conformance.execution.target_probe import probe_target
+from clika_ref_conformance.execution.worker_exit import (
+    describe_exit,
+    is_ended_externally,
+    is_killed_by_signal,
+    verdict_of,
+)
+from clika_ref_conformance.execution.worker_process import (
+    PLAN_TIMEOUT_S,
+    TaskProgress,
+    WorkerEvent,
     WorkerProcess,
-    folder_for,
+    make_run_folder,
     seconds_to_wait,
 )
-from clika_ref_conformance.execution.trying import try_target
 from clika_ref_conformance.profiles import PROFILES, Profile
 from clika_ref_conformance.record import Result, RunRecord
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.targets.loading import folder_of, load_target
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
+from clika_ref_conformance.targets.loading import find_module_folder, load_target
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 
-RECYCLE_CHECKS = 20_000
+CHECKS_PER_WORKER = 20_000
 """Checks after which a worker is replaced, unless its memory required it before: starting one takes 3 s."""
 
-FRUITLESS = 3
+MAX_FRUITLESS_WORKERS = 3
 """Limit on workers in a row that die without having run a check of a task, or before they are ready."""
 
 
@@ -62,7 +72,7 @@ class RunRequest:
     """Names and modules of all available levels."""
     arrange: str = ""
     argument: str = ""
-    """See `clika_ref_conformance.execution.messages.Setup`."""
+    """See `clika_ref_conformance.execution.messages.WorkerSetup`."""
 
     @property
     def part(self) -> str:
@@ -72,14 +82,14 @@ class RunRequest:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """Validated request: its tasks, and the declarations of the target."""
 
     request: RunRequest
     levels: Mapping[str, str]
     tasks: Sequence[Task]
     declarations: Declarations
-    scopes: Scopes = field(default_factory=dict[ExpectedFailure, frozenset[Task]])
+    scopes: ExpectedFailureScopes = field(default_factory=dict[ExpectedFailure, frozenset[Task]])
     """Tasks of the failures that are declared as expected."""
 
     @property
@@ -88,30 +98,30 @@ class Plan:
         return not self.request.subjects and not self.request.levels
 
 
-def plan_run(request: RunRequest) -> Plan:
+def plan_run(request: RunRequest) -> RunPlan:
     """Resolve a request into a plan, without running any check.
 
     Raises:
         ClikaError: there is no such target, level or subject, or the target's declarations are invalid.
     """
-    try_target(request.target)
+    probe_target(request.target)
     registry = load_registry()
     target = load_target(request.target, registry)
-    declarations = declarations_of(target, registry, request.target)
-    levels = chosen_levels(request.levels, request.catalogue)
+    declarations = read_declarations(target, registry, request.target)
+    levels = select_levels(request.levels, request.catalogue)
     suite = Suite(registry, target, request.profile, Path(), tuple(request.subjects), declarations.deviations)
-    scopes = scopes_of(declarations.xfails, suite, request.catalogue)
-    return Plan(request, levels, tasks_of(suite, levels), declarations, scopes)
+    scopes = find_scopes(declarations.xfails, suite, request.catalogue)
+    return RunPlan(request, levels, list_tasks(suite, levels), declarations, scopes)
 
 
-Notice = Callable[[Result | None, "Execution"], None]
+ProgressCallback = Callable[[Result | None, "Execution"], None]
 """Called after each result, and with None when a task ends and when no message arrived for a while."""
 
-QUIET_SECONDS = 5.0
+NOTICE_INTERVAL_S = 5.0
 """Length of that while."""
 
 
-def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
+def execute_plan(plan: RunPlan, notice: ProgressCallback | None = None) -> RunRecord:
     """Run a plan and return its record.
 
     The record of an interrupted run has the results so far, and proves too little.
@@ -120,7 +130,7 @@ def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
         ClikaError: no worker can start.
     """
     start = time.perf_counter()
-    with execution(plan, plan.tasks, notice) as running:
+    with start_execution(plan, plan.tasks, notice) as running:
         try:
             running.go()
         except KeyboardInterrupt:
@@ -129,10 +139,12 @@ def execute(plan: Plan, notice: Notice | None = None) -> RunRecord:
 
 
 @contextlib.contextmanager
-def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -> Iterator[Execution]:
+def start_execution(
+    plan: RunPlan, tasks: Sequence[Task], notice: ProgressCallback | None = None
+) -> Iterator[Execution]:
     """Start the workers on tasks of a plan, and end them when the block exits."""
-    with folder_for() as folder:
-        running = Execution(plan, setup_of(plan, folder), tasks, notice)
+    with make_run_folder() as folder:
+        running = Execution(plan, make_setup(plan, folder), tasks, notice)
         try:
             running.start()
             yield running
@@ -140,56 +152,58 @@ def execution(plan: Plan, tasks: Sequence[Task], notice: Notice | None = None) -
             running.close()
 
 
-def setup_of(plan: Plan, folder: str = "") -> Setup:
+def make_setup(plan: RunPlan, folder: str = "") -> WorkerSetup:
     """Return the setup of a plan's workers."""
     asked, out = plan.request, str(plan.request.out or "")
     places = folder, out, tuple(sys.path)
-    return Setup(asked.target, asked.profile, plan.levels, *places, asked.arrange, asked.argument)
+    return WorkerSetup(asked.target, asked.profile, plan.levels, *places, asked.arrange, asked.argument)
 
 
 class Execution:
     """State of a run in progress."""
 
-    def __init__(self, plan: Plan, setup: Setup, tasks: Sequence[Task], notice: Notice | None) -> None:
+    def __init__(
+        self, plan: RunPlan, setup: WorkerSetup, tasks: Sequence[Task], notice: ProgressCallback | None
+    ) -> None:
         self.plan = plan
         self.setup = setup
         self.notice = notice or (lambda _, __: None)
-        self.every = {task: Progress(task) for task in tasks}
-        self.waiting = deque(self.every.values())
-        self.events: queue.Queue[Event] = queue.Queue()
+        self.progress_by_task = {task: TaskProgress(task) for task in tasks}
+        self.waiting = deque(self.progress_by_task.values())
+        self.events: queue.Queue[WorkerEvent] = queue.Queue()
         self.workers: list[WorkerProcess] = []
         self.environment: dict[str, str] = {}
         self.problems: list[str] = []
         self.doubts: list[str] = []
-        self.ended = 0
+        self.ended_tasks = 0
         """Number of finished tasks."""
-        self.stillborn = 0
+        self.failed_starts = 0
         """Number of workers in a row that ended before they were ready."""
 
     def start(self) -> None:
         """Start the workers."""
-        for _ in range(min(max(self.plan.request.workers, 1), len(self.every))):
-            self._hire()
+        for _ in range(min(max(self.plan.request.workers, 1), len(self.progress_by_task))):
+            self._start_worker()
 
     def go(self) -> None:
         """Run everything."""
         while self.workers:
-            self._wait()
+            self._handle_next_event()
 
     def results_of(self, task: Task) -> list[Result]:
         """Continue until a task is done, and return its results."""
-        progress = self.every[task]
+        progress = self.progress_by_task[task]
         while not progress.is_ended and self.workers:
-            self._wait()
-        return with_expected_failures([*progress.results.values()], self.plan.scopes)
+            self._handle_next_event()
+        return apply_expected_failures([*progress.results.values()], self.plan.scopes)
 
     def abandon(self, reason: str) -> None:
         """Enter every missing result as not run, so that the run proves too little."""
-        left = sum(not progress.is_ended for progress in self.every.values())
+        left = sum(not progress.is_ended for progress in self.progress_by_task.values())
         if left:
-            self.doubts.append(f"{left:,} of {len(self.every):,} tasks are not done: {reason}")
-        for progress in self.every.values():
-            self._give_up(progress, reason)
+            self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks are not done: {reason}")
+        for progress in self.progress_by_task.values():
+            self._abandon_task(progress, reason)
 
     def close(self) -> None:
         """Kill the workers at once."""
@@ -197,13 +211,13 @@ class Execution:
             worker.kill()
             worker.close()
 
-    def _hire(self) -> None:
+    def _start_worker(self) -> None:
         self.workers.append(WorkerProcess(self.setup, self.events))
 
-    def _wait(self) -> None:
+    def _handle_next_event(self) -> None:
         """Handle the next message of a worker, or kill the workers that missed their deadline."""
         try:
-            worker, kind, content = self.events.get(timeout=seconds_to_wait(self.workers, QUIET_SECONDS))
+            worker, kind, content = self.events.get(timeout=seconds_to_wait(self.workers, NOTICE_INTERVAL_S))
         except queue.Empty:
             self.notice(None, self)
             for worker in self.workers:
@@ -216,24 +230,24 @@ class Execution:
 
     def _on_ready(self, worker: WorkerProcess, environment: dict[str, str]) -> None:
         worker.is_ready = True
-        self.stillborn = 0
+        self.failed_starts = 0
         self.environment = environment
-        self._next(worker)
+        self._assign_next(worker)
 
-    def _next(self, worker: WorkerProcess) -> None:
+    def _assign_next(self, worker: WorkerProcess) -> None:
         worker.progress = None
         if self.waiting:
-            worker.give(self.waiting.popleft())
+            worker.assign(self.waiting.popleft())
         else:
-            self._let_go(worker)
+            self._end_worker(worker)
 
-    def _let_go(self, worker: WorkerProcess) -> None:
+    def _end_worker(self, worker: WorkerProcess) -> None:
         """End a worker. It stays in the list until then, so that an interruption meanwhile still kills it."""
         worker.end()
         self.workers.remove(worker)
 
     def _on_plan(self, worker: WorkerProcess, content: tuple[list[str], str | None]) -> None:
-        progress, (names, first) = _progress(worker), content
+        progress, (names, first) = _progress_of(worker), content
         self._expect_check(worker, first)
         if progress.plan is None:
             progress.plan = names
@@ -241,7 +255,9 @@ class Execution:
             if twice:
                 self.problems.append(f"{progress.task} plans checks twice: {', '.join(twice)}")
         elif progress.plan != names:
-            self._give_up(progress, "another worker planned other checks: drawing must be the same in every process")
+            self._abandon_task(
+                progress, "another worker planned other checks: drawing must be the same in every process"
+            )
             self.problems.append(f"{progress.task} is planned differently in different processes")
             self._finish(progress)
             worker.progress = None
@@ -250,42 +266,42 @@ class Execution:
     def _expect_check(self, worker: WorkerProcess, name: str | None) -> None:
         """Set a worker's deadline for the check that it starts now; None if its task has no more checks."""
         profile = self.plan.request.profile
-        _progress(worker).started = name
-        worker.expect(PLAN_SECONDS if name is None else profile.case_seconds + profile.shrink_seconds)
+        _progress_of(worker).started = name
+        worker.set_deadline(PLAN_TIMEOUT_S if name is None else profile.case_seconds + profile.shrink_seconds)
 
     def _on_result(self, worker: WorkerProcess, content: tuple[dict[str, Any], str | None]) -> None:
-        progress, (document, following) = _progress(worker), content
-        progress.fruitless = 0
+        progress, (document, following) = _progress_of(worker), content
+        progress.fruitless_workers = 0
         worker.checks += 1
         self._expect_check(worker, following)
-        self._enter(progress, result_of_json(document))
+        self._add_result(progress, result_of_json(document))
 
-    def _enter(self, progress: Progress, result: Result) -> None:
+    def _add_result(self, progress: TaskProgress, result: Result) -> None:
         if result.name in progress.results:
             self.problems.append(f"{progress.task}: {result.name} has two results")
         progress.results[result.name] = result
         self.notice(result, self)
 
     def _on_done(self, worker: WorkerProcess, resident: int) -> None:
-        self._finish(_progress(worker))
+        self._finish(_progress_of(worker))
         limit = self.plan.request.profile.memory_bytes
-        if self.waiting and (worker.checks >= RECYCLE_CHECKS or (limit and resident > limit / 2)):
+        if self.waiting and (worker.checks >= CHECKS_PER_WORKER or (limit and resident > limit / 2)):
             self._replace(worker)
         else:
-            self._next(worker)
+            self._assign_next(worker)
 
     def _on_full(self, worker: WorkerProcess, _: None) -> None:
-        self._put_back(_progress(worker))
+        self._requeue(_progress_of(worker))
         self._replace(worker)
 
     def _replace(self, worker: WorkerProcess) -> None:
-        self._let_go(worker)
+        self._end_worker(worker)
         if self.waiting:
-            self._hire()
+            self._start_worker()
 
-    def _finish(self, progress: Progress) -> None:
+    def _finish(self, progress: TaskProgress) -> None:
         progress.is_ended = True
-        self.ended += 1
+        self.ended_tasks += 1
         self.notice(None, self)
 
     def _on_ended(self, worker: WorkerProcess, _: None) -> None:
@@ -293,75 +309,76 @@ class Execution:
         self.workers.remove(worker)
         words = worker.close()
         if not worker.is_ready:
-            self._hire_again(worker, manner_of(worker) + f":\n{words}" * bool(words))
+            self._replace_failed_start(worker, describe_exit(worker) + f":\n{words}" * bool(words))
             return
         progress = worker.progress
         if progress is not None:
-            self._blame(progress, worker, words)
+            self._record_death(progress, worker, words)
         if self.waiting and len(self.workers) < self.plan.request.workers:
-            self._hire()
+            self._start_worker()
 
-    def _hire_again(self, worker: WorkerProcess, end: str) -> None:
+    def _replace_failed_start(self, worker: WorkerProcess, end: str) -> None:
         """Replace a worker that never was ready, unless too many have failed, or none can become ready.
 
         Raises:
             ClikaError: it exited by itself, and no worker was ready before.
         """
-        self.stillborn += 1
-        if not self.environment and not was_killed(worker):
+        self.failed_starts += 1
+        if not self.environment and not is_killed_by_signal(worker):
             msg = f"a worker ended before it was ready: {end}"
             raise ClikaError(msg)
-        if self.stillborn < FRUITLESS:
-            self._hire()
+        if self.failed_starts < MAX_FRUITLESS_WORKERS:
+            self._start_worker()
         elif not self.workers:
             last = f"the last, process {worker.process.pid}, by {end}"
-            self.abandon(f"{self.stillborn} workers in a row ended before they were ready, {last}")
+            self.abandon(f"{self.failed_starts} workers in a row ended before they were ready, {last}")
 
-    def _blame(self, progress: Progress, worker: WorkerProcess, words: str) -> None:
+    def _record_death(self, progress: TaskProgress, worker: WorkerProcess, words: str) -> None:
         verdict, message = verdict_of(worker, words)
-        if progress.started is not None and was_ended_by_others(worker) and progress.started not in progress.spared:
+        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.spared:
             progress.spared.add(progress.started)
             progress.started = None
         elif progress.started is not None:
-            self._enter(progress, _result(progress.task, progress.started, verdict, message))
-            progress.started, progress.fruitless = None, 0
-        elif progress.plan is None and not progress.fruitless and not worker.overdue:
-            progress.fruitless = 1  # may have been killed from outside
+            self._add_result(progress, _make_result(progress.task, progress.started, verdict, message))
+            progress.started, progress.fruitless_workers = None, 0
+        elif progress.plan is None and not progress.fruitless_workers and not worker.overdue:
+            progress.fruitless_workers = 1  # may have been killed from outside
         elif progress.plan is None:
-            progress.plan = [BROKEN_PLAN]
-            self._enter(
-                progress, _result(progress.task, BROKEN_PLAN, verdict, f"while the task was planned: {message}")
+            progress.plan = [BROKEN_PLAN_CHECK]
+            self._add_result(
+                progress,
+                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while the task was planned: {message}"),
             )
         else:
-            progress.fruitless += 1
-            if progress.fruitless >= FRUITLESS:
-                self._give_up(progress, f"{FRUITLESS} workers died before they ran a check: {message}")
-        self._put_back(progress)
+            progress.fruitless_workers += 1
+            if progress.fruitless_workers >= MAX_FRUITLESS_WORKERS:
+                self._abandon_task(progress, f"{MAX_FRUITLESS_WORKERS} workers died before they ran a check: {message}")
+        self._requeue(progress)
 
-    def _put_back(self, progress: Progress) -> None:
+    def _requeue(self, progress: TaskProgress) -> None:
         """Let another worker do the rest of a task, before all other tasks."""
         if progress.plan is not None and set(progress.plan) <= progress.results.keys():
             self._finish(progress)
         else:
             self.waiting.appendleft(progress)
 
-    def _give_up(self, progress: Progress, reason: str) -> None:
+    def _abandon_task(self, progress: TaskProgress, reason: str) -> None:
         if progress.plan is None:
-            progress.plan = [BROKEN_PLAN]
+            progress.plan = [BROKEN_PLAN_CHECK]
         for name in progress.plan:
             if name not in progress.results:
-                self._enter(progress, Result(progress.task, name, not_run(Reason.GIVEN_UP, reason)))
+                self._add_result(progress, Result(progress.task, name, make_not_run(Reason.GIVEN_UP, reason)))
 
     def record(self, seconds: float) -> RunRecord:
         """Return the record of the run."""
         request = self.plan.request
-        every = self.every.values()
+        every = self.progress_by_task.values()
         planned = {p.task: tuple(p.plan or ()) for p in every}
         results = [p.results[name] for p in every for name in p.plan or () if name in p.results]
         results += [r for p in every for name, r in p.results.items() if name not in (p.plan or ())]
-        is_whole = set(self.plan.tasks) <= self.every.keys()  # pytest selects tasks itself
-        is_full = self.plan.is_full and is_whole and not any(r.is_given_up for r in results)
-        results = with_expected_failures(results, self.plan.scopes)
+        is_whole = set(self.plan.tasks) <= self.progress_by_task.keys()  # pytest selects tasks itself
+        is_full = self.plan.is_full and is_whole and not any(r.is_abandoned for r in results)
+        results = apply_expected_failures(results, self.plan.scopes)
         record = RunRecord(
             request.target,
             request.profile.name,
@@ -370,19 +387,19 @@ class Execution:
             planned,
             results,
             seconds,
-            deviation_accounts(self.plan.declarations.deviations, results),
-            is_given_up=not all(p.is_ended for p in every),
+            count_deviations(self.plan.declarations.deviations, results),
+            is_abandoned=not all(p.is_ended for p in every),
             part=request.part,
-            target_folder=folder_of(request.target),
+            target_folder=find_module_folder(request.target),
         )
-        gone = problems_of(record, self.plan.declarations, self.plan.scopes, request.profile, is_full=is_full)
-        return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *doubts_of(record)))
+        gone = find_problems(record, self.plan.declarations, self.plan.scopes, request.profile, is_full=is_full)
+        return replace(record, problems=(*self.problems, *gone), doubts=(*self.doubts, *find_doubts(record)))
 
 
-def _progress(worker: WorkerProcess) -> Progress:
+def _progress_of(worker: WorkerProcess) -> TaskProgress:
     assert worker.progress is not None
     return worker.progress
 
 
-def _result(task: Task, name: str, verdict: Verdict, message: str) -> Result:
+def _make_result(task: Task, name: str, verdict: Verdict, message: str) -> Result:
     return Result(task, name, Comparison(verdict, message))

@@ -23,43 +23,43 @@ import torch
 
 from clika_ref.core.registry import load_registry
 from clika_ref_conformance.cases import Check, Outcome, Task
-from clika_ref_conformance.deviations import declarations_of
-from clika_ref_conformance.execution.blaming import blamed, heed_no_keyboard
-from clika_ref_conformance.execution.checking import planned, run_check
-from clika_ref_conformance.execution.environment import environment_of
-from clika_ref_conformance.execution.kinds import FailuresOfTask
-from clika_ref_conformance.execution.messages import Setup, result_to_json, task_of_json
+from clika_ref_conformance.deviations import read_declarations
+from clika_ref_conformance.execution.check_runner import plan_checks, run_check
+from clika_ref_conformance.execution.environment import collect_environment
+from clika_ref_conformance.execution.error_attribution import exceptions_to_catch, reset_sigint
+from clika_ref_conformance.execution.failure_counts import TaskFailures
+from clika_ref_conformance.execution.messages import WorkerSetup, result_to_json, task_of_json
 from clika_ref_conformance.record import Result
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
 from clika_ref_conformance.targets.loading import load_target
-from clika_ref_conformance.verdicts import Reason, Verdict, not_run
+from clika_ref_conformance.verdicts import Reason, Verdict, make_not_run
 
-COLLECTED_SHARE = 0.25
+GC_MEMORY_SHARE = 0.25
 """Share of the memory limit above which a task ends with a garbage collection; below it, the interpreter decides."""
 
-GARBAGE = 100_000
+GC_THRESHOLD = 100_000
 """Allocations between garbage collections. With the interpreter's default of 700, they take a twentieth of the time."""
 
 
 def main() -> None:
     """Read the setup, then one task per line, until standard input ends."""
     faulthandler.enable()
-    heed_no_keyboard()
-    channel = _channel()
-    setup = Setup.of_json(json.loads(sys.stdin.readline()))
+    reset_sigint()
+    channel = _open_channel()
+    setup = WorkerSetup.of_json(json.loads(sys.stdin.readline()))
     sys.path[:] = [*setup.path, *(p for p in sys.path if p not in setup.path)]
     torch.set_num_threads(1)  # two workers share the cores, and the split of work affects rounding
     suite = make_suite(setup)
     limit_memory(setup.profile.memory_bytes)
     gc.freeze()  # loaded modules stay: scanning them for garbage took a twentieth of the time
-    gc.set_threshold(GARBAGE)
+    gc.set_threshold(GC_THRESHOLD)
     worker = Worker(suite, setup, channel)
-    worker.say("ready", environment_of(suite))
+    worker.say("ready", collect_environment(suite))
     for line in sys.stdin:
         request = json.loads(line)
-        worker.do(task_of_json(request["task"]), request["done"])
+        worker.run_task(task_of_json(request["task"]), request["done"])
 
 
 def limit_memory(limit: int) -> None:
@@ -74,19 +74,19 @@ def limit_memory(limit: int) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
-def _channel() -> TextIO:
+def _open_channel() -> TextIO:
     """Reserve standard output for messages to the run, and redirect the descriptor to standard error."""
     kept = os.dup(1)
     os.dup2(2, 1)
     return os.fdopen(kept, "w", encoding="utf-8", buffering=1)
 
 
-def make_suite(setup: Setup) -> Suite:
+def make_suite(setup: WorkerSetup) -> Suite:
     """Return the suite that a setup describes."""
     registry = load_registry()
     target = load_target(setup.target, registry)
     folder = Path(tempfile.mkdtemp(dir=setup.folder))
-    declared = declarations_of(target, registry, setup.target)
+    declared = read_declarations(target, registry, setup.target)
     trusts_eager = setup.profile.trusts_eager and not isinstance(target, Identity)  # eager itself is under test there
     profile = replace(setup.profile, trusts_eager=trusts_eager)
     suite = Suite(registry, target, profile, folder, (), declared.deviations, declared.xfails, setup.as_json())
@@ -99,7 +99,7 @@ def make_suite(setup: Setup) -> Suite:
 class Worker:
     """Runs the tasks that it receives, one after the other."""
 
-    def __init__(self, suite: Suite, setup: Setup, channel: TextIO) -> None:
+    def __init__(self, suite: Suite, setup: WorkerSetup, channel: TextIO) -> None:
         self.suite = suite
         self.setup = setup
         self.channel = channel
@@ -111,7 +111,7 @@ class Worker:
             os._exit(0)
         self.channel.write(json.dumps([kind, content]) + "\n")
 
-    def do(self, task: Task, done: Mapping[str, str]) -> None:
+    def run_task(self, task: Task, done: Mapping[str, str]) -> None:
         """Plan a task, report the plan, and run the checks that are not done yet.
 
         Each report of a result names the next check. If memory ran out, report that instead, and leave the rest to
@@ -121,48 +121,50 @@ class Worker:
             task: task to run.
             done: verdicts of the checks that other workers have run.
         """
-        checks = planned(task, self.suite, self.setup.levels)
+        checks = plan_checks(task, self.suite, self.setup.levels)
         left = [check for check in checks if check.name not in done]
         started = [*(check.name for check in left), None]
         self.say("plan", [[check.name for check in checks], started[0]])
-        failures = FailuresOfTask(task, self.suite.xfails, {name: Verdict(text) for name, text in done.items()})
+        failures = TaskFailures(task, self.suite.xfails, {name: Verdict(text) for name, text in done.items()})
         for check, following in zip(left, started[1:], strict=True):
-            outcome = self._enough(check, failures) or run_check(check)
+            outcome = self._skip_after_failures(check, failures) or run_check(check)
             is_news = failures.add(check.name, outcome.verdict)
             is_full = outcome.verdict is Verdict.MEMORY
-            result = self._result(task, outcome, is_reproduced=is_news)
+            result = self._make_result(task, outcome, is_reproduced=is_news)
             self.say("result", [result_to_json(result), None if is_full else following])
             if is_full:
                 self.say("full")
                 return
-        self.say("done", self._settle())
+        self.say("done", self._collect_garbage())
 
-    def _enough(self, check: Check, failures: FailuresOfTask) -> Outcome | None:
+    def _skip_after_failures(self, check: Check, failures: TaskFailures) -> Outcome | None:
         """Return a not-run outcome if the task has failed often enough."""
         most = self.setup.profile.most_failures
-        verdict, count = failures.most(check.name)
+        verdict, count = failures.most_frequent(check.name)
         if not most or count < most:
             return None
-        return Outcome(check.name, not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}"))
+        return Outcome(
+            check.name, make_not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}")
+        )
 
-    def _settle(self) -> int:
+    def _collect_garbage(self) -> int:
         """Free memory if much is in use, and return the bytes that are still in use.
 
         A garbage collection takes a sixth of a second, as long as most tasks.
         """
         resident, limit = _resident_bytes(), self.setup.profile.memory_bytes
-        if limit and resident > COLLECTED_SHARE * limit:
+        if limit and resident > GC_MEMORY_SHARE * limit:
             gc.collect()
             resident = _resident_bytes()
         return resident
 
-    def _result(self, task: Task, outcome: Outcome, *, is_reproduced: bool) -> Result:
+    def _make_result(self, task: Task, outcome: Outcome, *, is_reproduced: bool) -> Result:
         """Return the result of an outcome, with a reproducer if one is requested and there is a folder for it."""
         path = ""
         if self.setup.out and is_reproduced:
             try:
                 path = write_reproducer(outcome, task, self.suite, self.setup.target, Path(self.setup.out))
-            except blamed() as error:  # report a failure even if its reproducer cannot be written
+            except exceptions_to_catch() as error:  # report a failure even if its reproducer cannot be written
                 comparison = outcome.comparison
                 message = f"{comparison.message}\n(no reproducer: {type(error).__name__}: {error})"
                 outcome = replace(outcome, comparison=replace(comparison, message=message))
@@ -170,13 +172,13 @@ class Worker:
 
 
 @functools.cache
-def _page() -> int:
+def _page_size() -> int:
     return os.sysconf("SC_PAGE_SIZE")
 
 
 def _resident_bytes() -> int:
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _page()
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _page_size()
     except OSError:  # not Linux
         return 0
 

@@ -10,18 +10,26 @@ import torch
 
 from clika_ref.core.accuracy import ErrorClass
 from clika_ref_conformance.judging.formats import Formats
-from clika_ref_conformance.judging.rounding import AnyFormat, Call, limits_of, mapped, step_of, ulp_of, unit_of
+from clika_ref_conformance.judging.rounding import (
+    AnyFormat,
+    ConcreteCall,
+    limits_of,
+    map_floats,
+    rounding_unit_of,
+    smallest_step_of,
+    ulp_of,
+)
 
 COORDINATE_ULPS = 4
 """Rounding errors in a coordinate of an interpolation: scale, shift, product."""
-TAPS = 16
+INTERPOLATION_TAPS = 16
 """Number of neighbors in the widest interpolation (cubic, two dims)."""
 EXP_ULPS = 8
 """Error of an exponential or a logarithm, as in the class ``ulp``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Products:
+class DotStatistics:
     """Data for the statistics of a sum of products: ``terms[...]`` summed, and ``weight[...] = sum |x| |w|``.
 
     ``beside[...]`` is the error from rounding operands and results, if they have formats of their own.
@@ -37,29 +45,29 @@ class Products:
         """Variance of the sum relative to that of one rounding, ``(u weight)^2``: one for each term."""
         if self.beside is None:
             return self.terms
-        return self.terms + (self.beside / (unit_of(self.formats.accumulate) * self.weight)).square()
+        return self.terms + (self.beside / (rounding_unit_of(self.formats.accumulate) * self.weight)).square()
 
 
-def ulps(call: Call, result: torch.Tensor, dtype: AnyFormat, error: ErrorClass) -> torch.Tensor:
+def bound_ulps(call: ConcreteCall, result: torch.Tensor, dtype: AnyFormat, error: ErrorClass) -> torch.Tensor:
     """Compute ``n * ulp(max(|y|, companion))``; the companion is a number or the first operand."""
     at = result.abs()
     if error.companion == "x":
-        at = torch.maximum(at, _companion(call, result))
+        at = torch.maximum(at, _companion_of(call, result))
     elif error.companion is not None:
         at = at.clamp(min=float(error.companion))
     return error.ulps * ulp_of(at, dtype)
 
 
-def _companion(call: Call, result: torch.Tensor) -> torch.Tensor:
+def _companion_of(call: ConcreteCall, result: torch.Tensor) -> torch.Tensor:
     """Return ``|x|`` of the first operand per element of the result, or its maximum if the shapes do not fit."""
-    x = _finite(call.first.abs())
+    x = _zero_nonfinite(call.first.abs())
     try:
         return x.expand_as(result)
     except RuntimeError:
         return torch.full_like(result, float(x.amax()) if x.numel() else 0.0)
 
 
-def products(call: Call, results: list[torch.Tensor], formats: Formats) -> list[Products]:
+def compute_dot_statistics(call: ConcreteCall, results: list[torch.Tensor], formats: Formats) -> list[DotStatistics]:
     """Run the call on absolute values, for ``sum |x| |w|``, and on ones, for the number of terms.
 
     If operands are rounded, the call runs again on absolute values that are one ulp larger. An average of ones is one
@@ -68,29 +76,33 @@ def products(call: Call, results: list[torch.Tensor], formats: Formats) -> list[
     does not change their effect on a sum. An infinite weight therefore means that a sum of finite terms may overflow.
     """
     if not call.floats:
-        call = _of_floats(call)
-    weights = _scaled(call, abs, lambda x: _finite(x.abs())).run()
-    ones = _scaled(call, lambda _: 1, torch.ones_like).run()
-    found: list[Products] = []
-    larger = _scaled(call, abs, lambda x: formats.raised(_finite(x))).run() if formats.rounds_operands else weights
+        call = _convert_to_floats(call)
+    weights = _change_operands(call, abs, lambda x: _zero_nonfinite(x.abs())).run()
+    ones = _change_operands(call, lambda _: 1, torch.ones_like).run()
+    found: list[DotStatistics] = []
+    larger = (
+        _change_operands(call, abs, lambda x: formats.add_ulp(_zero_nonfinite(x))).run()
+        if formats.rounds_operands
+        else weights
+    )
     for result, weight, one, more in zip(results, weights, ones, larger, strict=True):
-        fewest = _averaged(call, result)
+        fewest = _min_terms(call, result)
         terms = one.double().abs().nan_to_num(1.0, 1.0).clamp(min=fewest) + 1
         size = weight.double().abs()
         beside = None
-        if not formats.are_plain:
+        if not formats.is_plain:
             moved = (more.double().abs() - size).nan_to_num(math.inf) if formats.rounds_operands else 0.0
             beside = moved + ulp_of(result, formats.stored) / 2
-        found.append(Products(terms, size, formats, beside))
+        found.append(DotStatistics(terms, size, formats, beside))
     return found
 
 
-def _of_floats(call: Call) -> Call:
+def _convert_to_floats(call: ConcreteCall) -> ConcreteCall:
     """Return a call with its integer tensors in float64: all of them, or else the last one that is not an index."""
     places = [i for i, o in enumerate(call.operands) if isinstance(o, torch.Tensor)]
     for chosen in (places, *([i] for i in reversed(places))):
         operands = tuple(o.double() if i in chosen else o for i, o in enumerate(call.operands))
-        changed = Call(call.name, call.function, operands, call.attrs)
+        changed = ConcreteCall(call.name, call.function, operands, call.attrs)
         try:
             changed.run()
         except (RuntimeError, TypeError, ValueError):  # the operand is an index
@@ -99,13 +111,13 @@ def _of_floats(call: Call) -> Call:
     return call
 
 
-def _scaled(call: Call, number: Any, tensor: Any) -> Call:
+def _change_operands(call: ConcreteCall, number: Any, tensor: Any) -> ConcreteCall:
     """Return the call with its factors (``alpha``, ``beta``) and its floating tensors changed."""
     attrs = {k: number(v) if k in ("alpha", "beta") else v for k, v in call.attrs.items()}
-    return Call(call.name, call.function, mapped(call.operands, tensor), attrs)
+    return ConcreteCall(call.name, call.function, map_floats(call.operands, tensor), attrs)
 
 
-def _averaged(call: Call, result: torch.Tensor) -> float:
+def _min_terms(call: ConcreteCall, result: torch.Tensor) -> float:
     kernel = call.attribute("kernel_size", 1)
     if isinstance(kernel, list | tuple) and all(isinstance(k, int) for k in kernel):
         return float(math.prod(kernel))
@@ -113,23 +125,23 @@ def _averaged(call: Call, result: torch.Tensor) -> float:
     return max(1.0, math.ceil(largest / max(result.numel(), 1)))
 
 
-def dot(found: Products, result: torch.Tensor) -> torch.Tensor:
+def bound_dot(found: DotStatistics, result: torch.Tensor) -> torch.Tensor:
     """Compute ``K u sum |x| |w|`` plus the rounding of operands and result; infinite if a partial sum may overflow."""
     formats = found.formats
-    bound = found.terms * unit_of(formats.accumulate) * found.weight
+    bound = found.terms * rounding_unit_of(formats.accumulate) * found.weight
     bound += ulp_of(result, formats.stored) / 2 if found.beside is None else found.beside
-    if not formats.are_plain:  # terms below the smallest number underflow
-        bound += found.terms * step_of(formats.accumulate)
+    if not formats.is_plain:  # terms below the smallest number underflow
+        bound += found.terms * smallest_step_of(formats.accumulate)
     return torch.where(found.weight > limits_of(formats.accumulate).max, math.inf, bound)
 
 
-def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
+def bound_softmax(call: ConcreteCall, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """Bound the error of ``exp(x - max x)``, a sum of ``K`` such terms, and a quotient or a logarithm.
 
     Relative for a softmax: ``8 + K + |x - max x|`` units and as many again for the sum. Absolute for a logarithm:
     ``K + 8`` units and 8 ulp of the largest element of the row, since the logarithm is subtracted from it.
     """
-    x, u = _finite(call.first), unit_of(dtype)
+    x, u = _zero_nonfinite(call.first), rounding_unit_of(dtype)
     dim: Any = call.attribute("dim", 1)
     if x.numel() == 0:
         return torch.zeros_like(result)
@@ -144,29 +156,29 @@ def softmax(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     return result.abs() * u * (2 * EXP_ULPS + terms + 2 * below) + EXP_ULPS * ulp_of(result * 0, dtype)
 
 
-def interpolation(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
+def bound_interpolation(call: ConcreteCall, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     """Compute ``K u max |x|`` over the image, plus the effect of coordinate errors of 4 ulp."""
-    x = _finite(call.first)
+    x = _zero_nonfinite(call.first)
     if x.numel() == 0 or result.numel() == 0:
         return torch.zeros_like(result)
     sides = tuple(range(2, x.ndim))
     top, spread = x.abs().amax(sides, keepdim=True), x.amax(sides, keepdim=True) - x.amin(sides, keepdim=True)
-    taps = TAPS * max(1.0, x.numel() / result.numel())
+    taps = INTERPOLATION_TAPS * max(1.0, x.numel() / result.numel())
     moved = 2 * COORDINATE_ULPS * max(*x.shape[2:], *result.shape[2:]) * spread
-    return (unit_of(dtype) * (taps * 2 * top + moved)).expand_as(result) + ulp_of(result, dtype)
+    return (rounding_unit_of(dtype) * (taps * 2 * top + moved)).expand_as(result) + ulp_of(result, dtype)
 
 
-def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[torch.Tensor]:
+def bound_variance(call: ConcreteCall, results: list[torch.Tensor], dtype: AnyFormat) -> list[torch.Tensor]:
     """Bound ``var``, ``std``, ``var_mean`` and ``std_mean``: ``2 K u mean(x^2)``, also valid for one-pass algorithms.
 
     The squared mean is part of the bound because it is subtracted. A standard deviation is bounded by the square roots
     of the interval's limits. The mean has no limit if there is an infinity: eager subtracts it and returns NaN.
     """
-    x, u = call.first, unit_of(dtype)
-    first = _finite(results[0].abs())
+    x, u = call.first, rounding_unit_of(dtype)
+    first = _zero_nonfinite(results[0].abs())
     terms = x.numel() / max(first.numel(), 1)
-    square = _finite(x).square()
-    dims = sides_of(call)
+    square = _zero_nonfinite(x).square()
+    dims = variance_dims(call)
     mean = square.mean(dims, keepdim=first.ndim == x.ndim).reshape(first.shape)
     correction = call.attrs.get("correction", 1)
     grown = terms / max(terms - (1 if correction is None else float(correction)), 1)
@@ -181,11 +193,11 @@ def variance(call: Call, results: list[torch.Tensor], dtype: AnyFormat) -> list[
     return bounds
 
 
-def sides_of(call: Call) -> tuple[int, ...]:
+def variance_dims(call: ConcreteCall) -> tuple[int, ...]:
     """Return the dims that a variance reduces, from the arguments of its operator or of ATen's overloads."""
     dim = next((v for v in (call.attrs.get("dim"), *call.operands[1:2]) if v is not None), None)
     return tuple(range(call.first.ndim)) if dim is None or dim in ((), []) else dim
 
 
-def _finite(x: torch.Tensor) -> torch.Tensor:
+def _zero_nonfinite(x: torch.Tensor) -> torch.Tensor:
     return x.nan_to_num(0.0, 0.0, 0.0)

@@ -20,58 +20,58 @@ from dataclasses import dataclass
 
 import torch
 
+from clika_ref_conformance.judging.expected_output import EAGER_ULPS
 from clika_ref_conformance.judging.rounding import is_float, ulp_of
-from clika_ref_conformance.judging.special_values import EAGER_ULPS
 
-FALSE_ALARM = 1e-10
+FALSE_ALARM_PROBABILITY = 1e-10
 """Probability of a false alarm for equal distributions: once in a million runs of a hundred comparisons."""
 
-TESTS = 5
+TESTS_PER_NUMBER = 5
 """Tests per number: its mean, and at both tails either sample beyond the other."""
 
-FEW_VALUES = 16
+MAX_COUNTED_VALUES = 16
 """Integers are counted by value if they have at most this many distinct values."""
 
 
 @dataclass(frozen=True)
-class Numbers:
+class SampleNumbers:
     """Numbers to compare from a sample, ``values[draw, n]`` in float64, and the rounding error of each."""
 
     values: torch.Tensor
-    off: torch.Tensor
+    rounding_error: torch.Tensor
 
-    def times(self, other: Numbers) -> Numbers:
+    def times(self, other: SampleNumbers) -> SampleNumbers:
         """Return the elementwise products."""
-        off = self.values.abs() * other.off + other.values.abs() * self.off
-        return Numbers(self.values * other.values, off)
+        off = self.values.abs() * other.rounding_error + other.values.abs() * self.rounding_error
+        return SampleNumbers(self.values * other.values, off)
 
-    def flattened(self) -> Numbers:
+    def asinh(self) -> SampleNumbers:
         """Return ``asinh`` of the numbers: about the logarithm of heavy tails, with moments that few draws show."""
-        return Numbers(self.values.asinh(), self.off / (1 + self.values.square()).sqrt())
+        return SampleNumbers(self.values.asinh(), self.rounding_error / (1 + self.values.square()).sqrt())
 
-    def beside(self) -> Numbers:
+    def beside(self) -> SampleNumbers:
         """Return every number shifted to the position of its predecessor."""
-        return Numbers(self.values.roll(-1, 1), self.off.roll(-1, 1))
+        return SampleNumbers(self.values.roll(-1, 1), self.rounding_error.roll(-1, 1))
 
-    def chosen(self, columns: torch.Tensor) -> Numbers:
+    def chosen(self, columns: torch.Tensor) -> SampleNumbers:
         """Return a selection of columns."""
-        return Numbers(self.values[:, columns], self.off[:, columns])
+        return SampleNumbers(self.values[:, columns], self.rounding_error[:, columns])
 
-    def pooled(self, signs: torch.Tensor) -> Numbers:
+    def append_mean(self, signs: torch.Tensor) -> SampleNumbers:
         """Append one column: the mean of each draw, with every number multiplied by a sign."""
-        values, off = (self.values * signs).mean(1, keepdim=True), self.off.mean(1, keepdim=True)
-        return Numbers(torch.cat([self.values, values], 1), torch.cat([self.off, off], 1))
+        values, off = (self.values * signs).mean(1, keepdim=True), self.rounding_error.mean(1, keepdim=True)
+        return SampleNumbers(torch.cat([self.values, values], 1), torch.cat([self.rounding_error, off], 1))
 
 
-def difference(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str:
+def describe_difference(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> str:
     """Describe how two samples of one call's outputs, each ``[draw, element]``, differ; empty if they do not."""
-    compared = [(name, *_prepared(t, e)) for name, t, e in _compared(target, eager)]
+    compared = [(name, *_prepare(t, e)) for name, t, e in _compute_statistics(target, eager)]
     columns = sum(t.values.shape[1] for _, t, _ in compared)
-    chance = FALSE_ALARM / max(TESTS * columns, 1)
-    return next((text for name, t, e in compared if (text := _told_apart(name, t, e, chance))), "")
+    chance = FALSE_ALARM_PROBABILITY / max(TESTS_PER_NUMBER * columns, 1)
+    return next((text for name, t, e in compared if (text := _describe_outlier(name, t, e, chance))), "")
 
 
-def _prepared(target: Numbers, eager: Numbers) -> tuple[Numbers, Numbers]:
+def _prepare(target: SampleNumbers, eager: SampleNumbers) -> tuple[SampleNumbers, SampleNumbers]:
     """Drop elements that are not finite in every draw; append their mean, which has less variance.
 
     Elements first get the sign that makes their sum positive, so that they do not cancel. Both steps are symmetric in
@@ -82,12 +82,12 @@ def _prepared(target: Numbers, eager: Numbers) -> tuple[Numbers, Numbers]:
     if target.values.shape[1] < 2:
         return target, eager
     signs = (target.values + eager.values).sum(0).sign()
-    return target.pooled(signs), eager.pooled(signs)
+    return target.append_mean(signs), eager.append_mean(signs)
 
 
-def _told_apart(name: str, target: Numbers, eager: Numbers, chance: float) -> str:
+def _describe_outlier(name: str, target: SampleNumbers, eager: SampleNumbers, chance: float) -> str:
     """Describe the first mean or tail that differs by more than chance explains."""
-    t, e, off = target.values, eager.values, torch.maximum(target.off, eager.off)
+    t, e, off = target.values, eager.values, torch.maximum(target.rounding_error, eager.rounding_error)
     z = math.sqrt(2 * math.log(2 / chance))
     step = t - e
     allowed = z * step.square().sum(0).sqrt() + off.sum(0)
@@ -108,50 +108,54 @@ def _told_apart(name: str, target: Numbers, eager: Numbers, chance: float) -> st
     return ""
 
 
-def _compared(target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> Iterator[tuple[str, Numbers, Numbers]]:
+def _compute_statistics(
+    target: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]
+) -> Iterator[tuple[str, SampleNumbers, SampleNumbers]]:
     """Yield numbers of both samples that distinguish distributions: moments, neighbors, min/max, counts, outputs."""
-    beside: list[tuple[Numbers, Numbers]] = []
+    beside: list[tuple[SampleNumbers, SampleNumbers]] = []
     for index, pair in enumerate(zip(target, eager, strict=True)):
         name = f"output {index}"
-        t, e = (_numbers(side) for side in pair)
+        t, e = (_to_numbers(side) for side in pair)
         if not t.values.numel():
             continue
         yield name, t, e
         yield f"{name} squared", t.times(t), e.times(e)
-        t, e = t.flattened(), e.flattened()
+        t, e = t.asinh(), e.asinh()
         yield f"asinh of {name}", t, e
         yield f"asinh of {name} squared", t.times(t), e.times(e)
         if t.values.shape[1] > 1:
-            yield f"extremes of each {name}", _extremes(t), _extremes(e)
+            yield f"extremes of each {name}", _min_and_max(t), _min_and_max(e)
         centre = (t.values + e.values).mean(0) / 2  # of both samples, so that exchanging draws does not change it
-        t, e = Numbers(t.values - centre, t.off), Numbers(e.values - centre, e.off)
+        t, e = SampleNumbers(t.values - centre, t.rounding_error), SampleNumbers(e.values - centre, e.rounding_error)
         if t.values.shape[1] > 1:
             yield f"products of neighbours in {name}", t.times(t.beside()), e.times(e.beside())
         if not is_float(pair[0]):
-            yield from _counted(name, *pair)
+            yield from _count_values(name, *pair)
         for u, f in beside:
             if u.values.shape == t.values.shape:
                 yield f"products of {name} and one before", t.times(u), e.times(f)
         beside.append((t, e))
 
 
-def _numbers(results: torch.Tensor) -> Numbers:
+def _to_numbers(results: torch.Tensor) -> SampleNumbers:
     values = results.double()
-    return Numbers(
+    return SampleNumbers(
         values, EAGER_ULPS * ulp_of(values, results.dtype) if is_float(results) else torch.zeros_like(values)
     )
 
 
-def _extremes(numbers: Numbers) -> Numbers:
+def _min_and_max(numbers: SampleNumbers) -> SampleNumbers:
     """Return the minimum and the maximum of each draw."""
     ends = [numbers.values.amin(1), numbers.values.amax(1)]
-    return Numbers(torch.stack(ends, 1), numbers.off.amax(1, keepdim=True).expand(-1, 2))
+    return SampleNumbers(torch.stack(ends, 1), numbers.rounding_error.amax(1, keepdim=True).expand(-1, 2))
 
 
-def _counted(name: str, target: torch.Tensor, eager: torch.Tensor) -> Iterator[tuple[str, Numbers, Numbers]]:
+def _count_values(
+    name: str, target: torch.Tensor, eager: torch.Tensor
+) -> Iterator[tuple[str, SampleNumbers, SampleNumbers]]:
     """Yield indicators of integers with few distinct values, and of equal neighbors: a permutation has none."""
     few = torch.cat([target, eager]).unique()
-    if len(few) <= FEW_VALUES:
+    if len(few) <= MAX_COUNTED_VALUES:
         for value in few:
             yield f"{name} == {value.item()}", _indicator(target == value), _indicator(eager == value)
     if target.shape[1] > 1:
@@ -159,5 +163,5 @@ def _counted(name: str, target: torch.Tensor, eager: torch.Tensor) -> Iterator[t
         yield f"equal neighbours in {name}", t, e
 
 
-def _indicator(where: torch.Tensor) -> Numbers:
-    return Numbers(where.double(), torch.zeros(where.shape, dtype=torch.float64))
+def _indicator(where: torch.Tensor) -> SampleNumbers:
+    return SampleNumbers(where.double(), torch.zeros(where.shape, dtype=torch.float64))

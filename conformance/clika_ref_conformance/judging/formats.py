@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clika_ref.arithmetic import Arithmetic
+from clika_ref.targets.arithmetic import Arithmetic
 from clika_ref_conformance.judging.rounding import AnyFormat, limits_of, ulp_of
 
 
@@ -21,7 +21,7 @@ class Formats:
     accumulate: AnyFormat
 
     @property
-    def are_plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether everything is computed in the declared dtype."""
         return self.compute is self.dtype and self.accumulate is self.dtype
 
@@ -31,7 +31,7 @@ class Formats:
         return limits_of(self.compute).eps > limits_of(self.dtype).eps
 
     @property
-    def are_as_fine(self) -> bool:
+    def is_as_fine(self) -> bool:
         """Whether no format is coarser than the declared dtype."""
         return not self.rounds_operands and limits_of(self.accumulate).eps <= limits_of(self.dtype).eps
 
@@ -48,12 +48,12 @@ class Formats:
         taking_part = (self.compute,) if kind == "ulp" else (self.compute, self.accumulate)
         return max(taking_part, key=lambda f: limits_of(f).eps)
 
-    def raised(self, tensor: torch.Tensor) -> torch.Tensor:
+    def add_ulp(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return ``|x|`` increased by one ulp of ``compute``, infinite if that overflows."""
         larger = tensor.abs() + ulp_of(tensor, self.compute)
         return torch.where(larger > limits_of(self.compute).max, math.inf, larger)
 
-    def rounded(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    def add_rounding_noise(self, tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         """Return elements changed by up to one ulp of ``compute``, infinite if that overflows.
 
         One ulp instead of half, since hardware may truncate instead of round.

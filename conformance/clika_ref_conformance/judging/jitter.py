@@ -21,28 +21,28 @@ from clika_ref_conformance.judging import bounds as formulas
 from clika_ref_conformance.judging.formats import Formats
 from clika_ref_conformance.judging.rounding import (
     AnyFormat,
-    Call,
-    flattened,
+    ConcreteCall,
+    flatten_operands,
     is_float,
     limits_of,
-    mapped,
+    map_floats,
+    rounding_unit_of,
     ulp_of,
-    unit_of,
 )
 
-RUNS = 8
+JITTER_RUNS = 8
 """Number of jittered runs. The largest of so many uniform draws is below half the bound once in 256."""
-SAFETY = 2
+SAFETY_FACTOR = 2
 """Factor on the largest deviation of the runs, which sample the worst case and rarely reach it."""
 FINAL_ULPS = 2
 """Added to the jitter bound for the last rounding, of the target and of eager."""
-GAP = 0.9
+MIN_JUMP_GAP = 0.9
 """Minimum gap between the deviations of runs that indicates a step, as a share of the largest deviation."""
-LEAST_JUMP_ULPS = 64
+MIN_JUMP_ULPS = 64
 """Smaller steps are rounding itself, for instance of a cast to a coarser dtype, judged in the finer one."""
-VARIANCES = frozenset({"var", "std", "var_mean", "std_mean"})
+VARIANCE_OVERLOADS = frozenset({"var", "std", "var_mean", "std_mean"})
 # fmt: off
-MOVES = frozenset({
+DATA_MOVEMENT_OVERLOADS = frozenset({
     "_to_copy", "_unsafe_view", "broadcast_in_dim", "clone", "convert_element_type", "copy", "detach", "empty",
     "empty_like", "empty_strided", "fill", "full", "index", "lift_fresh", "new_empty", "new_full", "new_ones",
     "new_zeros", "ones", "ones_like", "pad", "resize", "scalar_tensor", "select", "slice", "split", "squeeze", "t",
@@ -53,47 +53,53 @@ MOVES = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Noise:
+class JitterNoise:
     """Random errors: their generator, and the number of runs."""
 
     generator: torch.Generator
-    runs: int = RUNS
+    runs: int = JITTER_RUNS
 
 
 @dataclass(slots=True)
-class Local:
+class LocalBounds:
     """Results of analyzing one call: a bound per result (None if nothing rounds), and the data they are based on."""
 
     bounds: list[torch.Tensor | None]
     runs: list[list[torch.Tensor]] = field(default_factory=list[list[torch.Tensor]])
     """Jittered results, if the bounds are based on them."""
-    products: list[formulas.Products] = field(default_factory=list[formulas.Products])
+    products: list[formulas.DotStatistics] = field(default_factory=list[formulas.DotStatistics])
 
 
-def local(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
+def bound_call(
+    call: ConcreteCall, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, noise: JitterNoise
+) -> LocalBounds:
     """Bound the results of one call in ``formats`` by the class of its operator."""
     if error.kind == "exact" or not any(map(is_float, results)):
-        return Local([torch.zeros_like(r) if is_float(r) else None for r in results])
-    found = _rounding(call, error, results, formats, noise)
+        return LocalBounds([torch.zeros_like(r) if is_float(r) else None for r in results])
+    found = _bound_rounding(call, error, results, formats, noise)
     if formats.rounds_operands and error.kind != "dot":
-        _add_operands(found, call, results, formats, noise)
+        _add_operand_rounding(found, call, results, formats, noise)
     if limits_of(formats.stored).max < limits_of(formats.dtype).max:
-        found.bounds = [_overflowing(b, r, formats.stored) for b, r in zip(found.bounds, results, strict=True)]
+        found.bounds = [_relax_overflow(b, r, formats.stored) for b, r in zip(found.bounds, results, strict=True)]
     return found
 
 
-def _rounding(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
-    if call.name in VARIANCES and error.kind == "norm":
-        limits = formulas.variance(call, list(results), formats.of(error.kind))
-        return Local(list(limits), _with_plain_means(call, results, noise.runs))
+def _bound_rounding(
+    call: ConcreteCall, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats, noise: JitterNoise
+) -> LocalBounds:
+    if call.name in VARIANCE_OVERLOADS and error.kind == "norm":
+        limits = formulas.bound_variance(call, list(results), formats.of(error.kind))
+        return LocalBounds(list(limits), _make_infinite_mean_runs(call, results, noise.runs))
     if error.kind in ("compose", "norm"):
-        return _composed(call, results, formats, noise)
+        return _bound_composition(call, results, formats, noise)
     if error.kind == "interpolation" and len(call.floats) > 1:
-        return _with_points(call, results, formats.of(error.kind), noise)
-    return _simple(call, error, results, formats)
+        return _bound_sampling(call, results, formats.of(error.kind), noise)
+    return _bound_by_formula(call, error, results, formats)
 
 
-def _with_plain_means(call: Call, results: Sequence[torch.Tensor], runs: int) -> list[list[torch.Tensor]]:
+def _make_infinite_mean_runs(
+    call: ConcreteCall, results: Sequence[torch.Tensor], runs: int
+) -> list[list[torch.Tensor]]:
     """Return runs with a mean that is infinite if a term is infinite, as in a sum; none if all results are finite.
 
     Depending on the position of the infinity, eager returns NaN or the infinity. Both are correct, and so are results
@@ -102,56 +108,62 @@ def _with_plain_means(call: Call, results: Sequence[torch.Tensor], runs: int) ->
     if len(results) == 1 or bool(results[1].isfinite().all()):
         return []
     first, mean = results
-    plain = call.first.mean(formulas.sides_of(call), keepdim=mean.ndim == call.first.ndim).reshape(mean.shape)
+    plain = call.first.mean(formulas.variance_dims(call), keepdim=mean.ndim == call.first.ndim).reshape(mean.shape)
     return [[first, torch.where(mean.isfinite(), mean, plain)]] * runs
 
 
-def _add_operands(found: Local, call: Call, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> None:
+def _add_operand_rounding(
+    found: LocalBounds, call: ConcreteCall, results: Sequence[torch.Tensor], formats: Formats, noise: JitterNoise
+) -> None:
     """Increase the bounds of a call by the effect of rounding its operands."""
-    runs = [call.run(lambda t: formats.rounded(t, noise.generator)) for _ in range(noise.runs)]
+    runs = [call.run(lambda t: formats.add_rounding_noise(t, noise.generator)) for _ in range(noise.runs)]
     for i, (bound, result) in enumerate(zip(found.bounds, results, strict=True)):
         if bound is not None:
-            found.bounds[i] = bound + deviation(result, [run[i] for run in runs], formats.dtype)
+            found.bounds[i] = bound + bound_from_runs(result, [run[i] for run in runs], formats.dtype)
     found.runs = [*found.runs, *runs]
 
 
-def _overflowing(bound: torch.Tensor | None, result: torch.Tensor, stored: AnyFormat) -> torch.Tensor | None:
+def _relax_overflow(bound: torch.Tensor | None, result: torch.Tensor, stored: AnyFormat) -> torch.Tensor | None:
     """Make the bound infinite for elements that may overflow in the format of the results."""
     return bound if bound is None else torch.where(result.abs() + bound > limits_of(stored).max, math.inf, bound)
 
 
-def _simple(call: Call, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats) -> Local:
+def _bound_by_formula(
+    call: ConcreteCall, error: ErrorClass, results: Sequence[torch.Tensor], formats: Formats
+) -> LocalBounds:
     """Bound a call by the formula of its class; other calls are assumed to round once per summed element."""
     if error.kind == "dot":
-        found = formulas.products(call, list(results), formats)
-        limits = [formulas.dot(p, r) if is_float(r) else None for p, r in zip(found, results, strict=True)]
-        return Local(list(limits), products=found)
+        found = formulas.compute_dot_statistics(call, list(results), formats)
+        limits = [formulas.bound_dot(p, r) if is_float(r) else None for p, r in zip(found, results, strict=True)]
+        return LocalBounds(list(limits), products=found)
     dtype = formats.of(error.kind)
-    formula = {"softmax": formulas.softmax, "interpolation": formulas.interpolation}.get(error.kind, _summed)
+    formula = {"softmax": formulas.bound_softmax, "interpolation": formulas.bound_interpolation}.get(
+        error.kind, _bound_sum
+    )
     if error.kind == "ulp":
-        formula = functools.partial(formulas.ulps, error=error)
-    return Local([formula(call, r, dtype) if is_float(r) else None for r in results])
+        formula = functools.partial(formulas.bound_ulps, error=error)
+    return LocalBounds([formula(call, r, dtype) if is_float(r) else None for r in results])
 
 
-def _summed(call: Call, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
+def _bound_sum(call: ConcreteCall, result: torch.Tensor, dtype: AnyFormat) -> torch.Tensor:
     terms = max((t.numel() for t in call.floats), default=1) / max(result.numel(), 1)
-    return (terms * unit_of(dtype)) * result.abs() + 8 * ulp_of(result, dtype)
+    return (terms * rounding_unit_of(dtype)) * result.abs() + 8 * ulp_of(result, dtype)
 
 
-def noisy(tensor: torch.Tensor, bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
+def add_noise(tensor: torch.Tensor, bound: torch.Tensor | None, generator: torch.Generator) -> torch.Tensor:
     """Add an error drawn uniformly from ``[-bound, bound]`` to every finite element of a tensor."""
     if bound is None or not tensor.numel():
         return tensor
-    return tensor + noise_within(bound, generator)
+    return tensor + draw_noise(bound, generator)
 
 
-def noise_within(bound: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def draw_noise(bound: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     """Draw errors uniformly from ``[-bound, bound]``, and 0 where the bound is infinite or NaN."""
     uniform = torch.empty(bound.shape, dtype=torch.float64).uniform_(-1, 1, generator=generator)
     return uniform.mul_(bound).nan_to_num_(0.0, 0.0, 0.0)
 
 
-def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: AnyFormat) -> torch.Tensor:
+def bound_from_runs(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: AnyFormat) -> torch.Tensor:
     """Return ``2 max_j |R_j - R| + 2 ulp`` over the runs with a finite element; infinite if there are none."""
     worst = torch.zeros_like(exact)
     lost = exact.isfinite() & bool(runs)
@@ -160,10 +172,10 @@ def deviation(exact: torch.Tensor, runs: Sequence[torch.Tensor], dtype: AnyForma
         lost &= ~off.isfinite()
         worst = torch.maximum(worst, off.nan_to_num_(0.0, 0.0))
     worst = torch.where(lost, math.inf, worst)
-    return SAFETY * worst + FINAL_ULPS * ulp_of(exact, dtype)
+    return SAFETY_FACTOR * worst + FINAL_ULPS * ulp_of(exact, dtype)
 
 
-def clustered(
+def detect_jumps(
     exact: torch.Tensor, runs: Sequence[torch.Tensor], bound: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Distinguish jumps from errors: `floor` of jittered values is one of two values and never between them.
@@ -179,7 +191,7 @@ def clustered(
     if not runs or not exact.numel():
         return bound, None
     off = torch.stack([(run - exact).abs() for run in runs])
-    least = LEAST_JUMP_ULPS * ulp_of(exact, dtype)
+    least = MIN_JUMP_ULPS * ulp_of(exact, dtype)
     special = ~off.isfinite()
     if not bool(((off > least) & ~special).any()):
         return bound, None
@@ -189,17 +201,19 @@ def clustered(
     gap, at = off.diff(dim=0).max(0)
     below, above = off.gather(0, at[None])[0], off.gather(0, at[None] + 1)[0]
     drowned = (at == 0) & ((off[-1] - above > least) | special.any(0))
-    jumps = (gap > GAP * off[-1]) & (gap > least) & ~drowned
-    narrow = SAFETY * below + FINAL_ULPS * ulp_of(exact, dtype)
-    slack = narrow + SAFETY * (off[-1] - above) + FINAL_ULPS * ulp_of(off[-1] + exact.abs(), dtype)
+    jumps = (gap > MIN_JUMP_GAP * off[-1]) & (gap > least) & ~drowned
+    narrow = SAFETY_FACTOR * below + FINAL_ULPS * ulp_of(exact, dtype)
+    slack = narrow + SAFETY_FACTOR * (off[-1] - above) + FINAL_ULPS * ulp_of(off[-1] + exact.abs(), dtype)
     if not bool(jumps.any()):
         return bound, None
     return torch.where(jumps, narrow, bound), torch.where(jumps, slack, math.nan)
 
 
-def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, noise: Noise) -> Local:
+def _bound_composition(
+    call: ConcreteCall, results: Sequence[torch.Tensor], formats: Formats, noise: JitterNoise
+) -> LocalBounds:
     """Record the ATen calls that a reference consists of, and replay them with jitter."""
-    tape = Tape(formats, noise.generator)
+    tape = AtenRecorder(formats, noise.generator)
     with tape:
         base = call.run()
     count = noise.runs
@@ -207,13 +221,13 @@ def _composed(call: Call, results: Sequence[torch.Tensor], formats: Formats, noi
     if any(entry.is_variance for entry in tape.entries):
         runs += [tape.replay(base, with_variances=False) for _ in range(count)]
     base, *runs = ([t.reshape(r.shape) for t, r in zip(run, results, strict=True)] for run in (base, *runs))
-    found = _by_runs(call, results, base, runs, formats.of("compose"))
+    found = _bound_by_runs(call, results, base, runs, formats.of("compose"))
     runs = runs[:count]  # mixing runs with and without variance errors would look like jumps
-    found.runs = [[_around(r, *pair) for r, *pair in zip(results, base, run, strict=True)] for run in runs]
+    found.runs = [[_recenter_run(r, *pair) for r, *pair in zip(results, base, run, strict=True)] for run in runs]
     return found
 
 
-def _around(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torch.Tensor:
+def _recenter_run(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torch.Tensor:
     """Shift a run from the result of the parts to that of the whole call, as parts may compute something else.
 
     The parts of `multilabel_margin_loss` count the first class once more for each position after the first -1.
@@ -223,39 +237,44 @@ def _around(result: torch.Tensor, base: torch.Tensor, run: torch.Tensor) -> torc
     return torch.where(base.isfinite() & result.isfinite(), result + (run - base), run)
 
 
-def _with_points(call: Call, results: Sequence[torch.Tensor], dtype: AnyFormat, noise: Noise) -> Local:
+def _bound_sampling(
+    call: ConcreteCall, results: Sequence[torch.Tensor], dtype: AnyFormat, noise: JitterNoise
+) -> LocalBounds:
     """Bound sampling at points that are themselves rounded: rounding decides which neighbor is nearest."""
     x, points, *rest = call.operands
     sides = max(x.shape[2:])
-    off = 2 * formulas.COORDINATE_ULPS * unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
-    moved = [noisy(points, off, noise.generator) for _ in range(noise.runs)]
-    runs = [Call(call.name, call.function, (x, p, *rest), call.attrs).run() for p in moved]
-    found = _by_runs(call, results, results, runs, dtype)
+    off = 2 * formulas.COORDINATE_ULPS * rounding_unit_of(dtype) * points.abs().clamp(min=1, max=float(sides))
+    moved = [add_noise(points, off, noise.generator) for _ in range(noise.runs)]
+    runs = [ConcreteCall(call.name, call.function, (x, p, *rest), call.attrs).run() for p in moved]
+    found = _bound_by_runs(call, results, results, runs, dtype)
     top = float(x.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if x.numel() else 0.0
-    found.bounds = [b + 2 * formulas.TAPS * unit_of(dtype) * top if b is not None else b for b in found.bounds]
+    found.bounds = [
+        b + 2 * formulas.INTERPOLATION_TAPS * rounding_unit_of(dtype) * top if b is not None else b
+        for b in found.bounds
+    ]
     return found
 
 
-def _by_runs(
-    call: Call,
+def _bound_by_runs(
+    call: ConcreteCall,
     results: Sequence[torch.Tensor],
     base: Sequence[torch.Tensor],
     runs: list[list[torch.Tensor]],
     dtype: AnyFormat,
-) -> Local:
+) -> LocalBounds:
     """Bound results by jittered runs around ``base``; by the number of terms where only one of the two is finite."""
     limits: list[torch.Tensor | None] = []
     for i, (result, centre) in enumerate(zip(results, base, strict=True)):
         if not is_float(result):
             limits.append(None)
             continue
-        bound = deviation(centre, [run[i] for run in runs], dtype)
-        limits.append(torch.where(centre.isfinite() == result.isfinite(), bound, _summed(call, result, dtype)))
-    return Local(limits, runs)
+        bound = bound_from_runs(centre, [run[i] for run in runs], dtype)
+        limits.append(torch.where(centre.isfinite() == result.isfinite(), bound, _bound_sum(call, result, dtype)))
+    return LocalBounds(limits, runs)
 
 
 @dataclass
-class _Entry:
+class _RecordedCall:
     function: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -267,25 +286,25 @@ class _Entry:
     def is_flat(self) -> bool:
         """Whether every tensor is a positional argument itself, and none is in a list or a keyword argument."""
         nested = [*(a for a in self.args if isinstance(a, list | tuple)), *self.kwargs.values()]
-        return not any(isinstance(item, torch.Tensor) for item in flattened(nested))
+        return not any(isinstance(item, torch.Tensor) for item in flatten_operands(nested))
 
 
-class Tape(TorchDispatchMode):
+class AtenRecorder(TorchDispatchMode):
     """Records every ATen call in its context, with its bound in ``formats``; `replay` repeats them with errors."""
 
     def __init__(self, formats: Formats, generator: torch.Generator) -> None:
         super().__init__()
         self.formats = formats
         self.generator = generator
-        self.entries: list[_Entry] = []
+        self.entries: list[_RecordedCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Compute one call in float64 and record it."""
-        name, error = _facts_of(func)
-        whole = (error.kind in ("compose", "norm") or error is _UNCLAIMED) and name not in VARIANCES
-        parts = _parts_of(func) if whole and _has_elements(args) else None
+        name, error = _classify_overload(func)
+        whole = (error.kind in ("compose", "norm") or error is _UNDECLARED_ERROR) and name not in VARIANCE_OVERLOADS
+        parts = _decomposition_of(func) if whole and _has_elements(args) else None
         known = len(self.entries)
         if parts is not None:
             try:
@@ -295,12 +314,14 @@ class Tape(TorchDispatchMode):
                 del self.entries[known:]
         kwargs = {k: torch.float64 if _is_floating(v) else v for k, v in (kwargs or {}).items()}
         mutates = func._schema.is_mutable and error.kind != "exact"  # noqa: SLF001 - of an overload
-        before = mapped(args, torch.clone) if mutates else args
+        before = map_floats(args, torch.clone) if mutates else args
         result = func(*args, **kwargs)
         found: list[torch.Tensor | None] = []
         if error.kind != "exact":
-            found = self._bounds(Call(name, func, before, kwargs), error, result, mutates=mutates)
-        self.entries.append(_Entry(func, args, kwargs, flattened([result]), found, is_variance=name in VARIANCES))
+            found = self._bounds(ConcreteCall(name, func, before, kwargs), error, result, mutates=mutates)
+        self.entries.append(
+            _RecordedCall(func, args, kwargs, flatten_operands([result]), found, is_variance=name in VARIANCE_OVERLOADS)
+        )
         return result
 
     @functools.cached_property
@@ -309,13 +330,15 @@ class Tape(TorchDispatchMode):
         every = [b.reshape(-1) for entry in self.entries for b in entry.bounds if b is not None]
         return [b.numel() for b in every], torch.cat([torch.zeros(0, dtype=torch.float64), *every])
 
-    def _bounds(self, call: Call, error: ErrorClass, result: Any, *, mutates: bool) -> list[torch.Tensor | None]:
-        results = [r for r in flattened([result]) if isinstance(r, torch.Tensor)]
-        if error.kind == "norm" and call.name in VARIANCES:
-            return list(formulas.variance(call, results, self.formats.of(error.kind)))
+    def _bounds(
+        self, call: ConcreteCall, error: ErrorClass, result: Any, *, mutates: bool
+    ) -> list[torch.Tensor | None]:
+        results = [r for r in flatten_operands([result]) if isinstance(r, torch.Tensor)]
+        if error.kind == "norm" and call.name in VARIANCE_OVERLOADS:
+            return list(formulas.bound_variance(call, results, self.formats.of(error.kind)))
         if mutates:  # a second call would change the operands: use a formula that makes none
-            error = error if error.kind == "ulp" else _UNCLAIMED
-        return _simple(call, error, results, self.formats).bounds
+            error = error if error.kind == "ulp" else _UNDECLARED_ERROR
+        return _bound_by_formula(call, error, results, self.formats).bounds
 
     def replay(self, wanted: Sequence[torch.Tensor], *, with_variances: bool = True) -> list[torch.Tensor]:
         """Repeat the recorded calls, with an error after every call that rounds; return the new tensors of ``wanted``.
@@ -325,14 +348,14 @@ class Tape(TorchDispatchMode):
         """
         now: dict[int, Any] = {}
         sizes, limits = self._limits
-        errors = iter(noise_within(limits, self.generator).split(sizes))
+        errors = iter(draw_noise(limits, self.generator).split(sizes))
         for entry in self.entries:
             if entry.is_flat:
                 args, kwargs = [now.get(id(a), a) for a in entry.args], entry.kwargs
             else:
-                args, kwargs = _current(entry.args, now), _current(entry.kwargs, now)
+                args, kwargs = _substitute_tensors(entry.args, now), _substitute_tensors(entry.kwargs, now)
             result = entry.function(*args, **kwargs)
-            results = [result] if isinstance(result, torch.Tensor) else flattened([result])
+            results = [result] if isinstance(result, torch.Tensor) else flatten_operands([result])
             for place, (new, bound) in enumerate(zip(results, entry.bounds, strict=False)):
                 error = None if bound is None else next(errors)
                 if error is not None and (with_variances or not entry.is_variance or place):
@@ -344,12 +367,12 @@ class Tape(TorchDispatchMode):
 
 def _has_elements(args: tuple[Any, ...]) -> bool:
     """Return whether there are elements to round; without any, parts may reject operands of a legal call."""
-    tensors = [item for item in flattened(args) if isinstance(item, torch.Tensor)]
+    tensors = [item for item in flatten_operands(args) if isinstance(item, torch.Tensor)]
     return not tensors or any(tensor.numel() for tensor in tensors)
 
 
 @functools.cache
-def _parts_of(func: Any) -> Callable[..., Any] | None:
+def _decomposition_of(func: Any) -> Callable[..., Any] | None:
     """Return a function that makes the calls that an overload decomposes into; None if it is primitive."""
     if func in decomposition_table:
         return decomposition_table[func]
@@ -361,36 +384,36 @@ def _is_floating(item: Any) -> bool:
     return isinstance(item, torch.dtype) and item.is_floating_point
 
 
-def _current(items: Any, now: Mapping[int, Any]) -> Any:
+def _substitute_tensors(items: Any, now: Mapping[int, Any]) -> Any:
     """Return recorded arguments with each tensor replaced by its counterpart of this run."""
     if isinstance(items, dict):
-        return {k: _current(v, now) for k, v in cast("dict[str, Any]", items).items()}
+        return {k: _substitute_tensors(v, now) for k, v in cast("dict[str, Any]", items).items()}
     if isinstance(items, list | tuple):
-        return type(items)([_current(item, now) for item in items])
+        return type(items)([_substitute_tensors(item, now) for item in items])
     return now.get(id(items), items) if isinstance(items, torch.Tensor) else items
 
 
-_UNCLAIMED = ulp()
+_UNDECLARED_ERROR = ulp()
 
 
 @functools.cache
-def _declared() -> tuple[Mapping[Any, ErrorClass], Mapping[str, ErrorClass]]:
+def _load_error_classes() -> tuple[Mapping[Any, ErrorClass], Mapping[str, ErrorClass]]:
     """Return the error classes of the declared operators, by overload and by the name of the overload's packet."""
     overloads = load_registry().overloads
-    by_name = {_plain(f): op.error for f, op in overloads.items() if not isinstance(f, str)}
+    by_name = {_plain_name(f): op.error for f, op in overloads.items() if not isinstance(f, str)}
     return {f: op.error for f, op in overloads.items()}, by_name
 
 
 @functools.cache
-def _facts_of(func: Any) -> tuple[str, ErrorClass]:
+def _classify_overload(func: Any) -> tuple[str, ErrorClass]:
     """Return an overload's plain name, and the error class of the operator that declares it or a related overload."""
-    by_overload, by_name = _declared()
-    name = _plain(func)
-    exact = func.is_view or name in MOVES
-    return name, EXACT if exact else by_overload.get(func) or by_name.get(name, _UNCLAIMED)
+    by_overload, by_name = _load_error_classes()
+    name = _plain_name(func)
+    exact = func.is_view or name in DATA_MOVEMENT_OVERLOADS
+    return name, EXACT if exact else by_overload.get(func) or by_name.get(name, _UNDECLARED_ERROR)
 
 
-def _plain(func: Any) -> str:
+def _plain_name(func: Any) -> str:
     """Return the name of an overload without namespace, overload name, ``native_`` and underscores."""
     name = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - of an overload
-    return name if name in MOVES else name.strip("_").removeprefix("native_")
+    return name if name in DATA_MOVEMENT_OVERLOADS else name.strip("_").removeprefix("native_")

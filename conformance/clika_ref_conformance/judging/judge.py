@@ -9,28 +9,28 @@ from functools import cached_property
 
 import torch
 
-from clika_ref.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.targets.arithmetic import Arithmetic
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
-from clika_ref_conformance.judging.random_nodes import depends_on_chance
-from clika_ref_conformance.judging.repeating import ExactRun, Values, repeat, run_exactly
-from clika_ref_conformance.judging.rounding import Call, is_float
-from clika_ref_conformance.judging.special_values import Expected, equal
+from clika_ref_conformance.judging.expected_output import ExpectedOutput, equal_elements
+from clika_ref_conformance.judging.jitter_runs import ExactRun, Values, repeat_run, run_exactly
+from clika_ref_conformance.judging.random_nodes import is_random_call
+from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
-CASTING = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
+CASTING_OPERATORS = frozenset({"to", "sum", "nansum", "prod", "cumsum", "cumprod"})
 """Operators with a ``dtype`` that is a plain cast and does not saturate."""
 
 
-FEW_RUNS = 3
+MIN_JITTER_RUNS = 3
 """Number of jittered runs that can prove a result correct: without steps, further runs can only widen a bound."""
 
-MOST_AMBIGUOUS = 0.05
+MAX_AMBIGUOUS_SHARE = 0.05
 """Share of ambiguous elements above which a correct result proves too little."""
 
 
-class Reference:
+class CaseReference:
     """Expected results of a graph for one set of inputs, computed once and compared with any number of targets.
 
     Eager runs in the declared dtypes, and the graph in float64. A graph of one node is judged by the bound of its
@@ -59,10 +59,12 @@ class Reference:
         self.graph = graph
         self.inputs = [t.clone() for t in inputs]
         self.seed = seed
-        self.trusting = trusting
+        self.trusts_eager = trusting
         self.arithmetic = tuple(arithmetic)
         with torch.no_grad():
-            self._eager = exact_arithmetic.walk(graph, self.inputs, exact_arithmetic.eagerly, wide=False)
+            self._eager = exact_arithmetic.evaluate_graph(
+                graph, self.inputs, exact_arithmetic.compute_eagerly, wide=False
+            )
 
     @property
     def eager(self) -> list[torch.Tensor]:
@@ -70,55 +72,55 @@ class Reference:
         return [self._eager[v] for v in self.graph.outputs]
 
     @cached_property
-    def expected(self) -> list[Expected]:
+    def expected(self) -> list[ExpectedOutput]:
         """Expected values of each output."""
-        return self._expected_of(self.graph.outputs)
+        return self._compute_expected(self.graph.outputs)
 
-    def _expected_of(
+    def _compute_expected(
         self, outputs: Sequence[Value], actual: Mapping[Value, torch.Tensor] | None = None
-    ) -> list[Expected]:
+    ) -> list[ExpectedOutput]:
         """Return the expected values of outputs, from few runs if these already prove ``actual`` correct."""
         if actual is not None:
-            found = self._bounded(outputs, FEW_RUNS)
-            if all(e.is_plainly(actual[v]) for e, v in zip(found, outputs, strict=True)):
+            found = self._expect_from_runs(outputs, MIN_JITTER_RUNS)
+            if all(e.is_clearly_right(actual[v]) for e, v in zip(found, outputs, strict=True)):
                 return found
-        return self._bounded(outputs, jitter.RUNS)
+        return self._expect_from_runs(outputs, jitter.JITTER_RUNS)
 
-    def _bounded(self, outputs: Sequence[Value], count: int) -> list[Expected]:
+    def _expect_from_runs(self, outputs: Sequence[Value], count: int) -> list[ExpectedOutput]:
         """Return the expected values of outputs, from so many jittered runs."""
         with torch.no_grad(), exact_arithmetic.float64_by_default():
-            noise = jitter.Noise(torch.Generator().manual_seed(self.seed), count)
-            same, drawn = self._exact_values()
+            noise = jitter.JitterNoise(torch.Generator().manual_seed(self.seed), count)
+            same, drawn = self._classify_values()
             needed = [v for v in outputs if v not in same and v not in drawn]
             exact, runs = ExactRun(), list[Values]()
             if needed:
-                nodes = exact_arithmetic.needed_for(self.graph, needed)
+                nodes = exact_arithmetic.find_dependencies(self.graph, needed)
                 exact = run_exactly(
                     self.graph, self.inputs, self._eager, noise, nodes=nodes, arithmetic=self.arithmetic
                 )
             if needed and len(self.graph) > 1:
-                runs = list(repeat(self.graph, self.inputs, exact, self._eager, noise))
+                runs = list(repeat_run(self.graph, self.inputs, exact, self._eager, noise))
             return [self._expect(v, exact, runs, same=v in same, random=v in drawn) for v in outputs]
 
     def judge(self, actual: Sequence[torch.Tensor]) -> Comparison:
         """Compare the outputs of a target with eager and with exact arithmetic, within the bound."""
-        problem = self._structure(actual)
+        problem = self._describe_structure_mismatch(actual)
         if problem:
             return Comparison(Verdict.STRUCTURE, problem)
         with torch.no_grad():
-            if not self.trusting:
-                return combined([self._judge_output(i, actual, e) for i, e in enumerate(self.expected)])
+            if not self.trusts_eager:
+                return combine_comparisons([self._judge_output(i, actual, e) for i, e in enumerate(self.expected)])
             pairs = zip(actual, self.eager, strict=True)
-            others = [i for i, (a, e) in enumerate(pairs) if not bool(equal(a, e).all())]
+            others = [i for i, (a, e) in enumerate(pairs) if not bool(equal_elements(a, e).all())]
             if not others:
                 return Comparison(Verdict.PASS, quality=1.0, elements=sum(t.numel() for t in actual))
             outputs = [self.graph.outputs[i] for i in others]
-            expected = self._expected_of(outputs, {v: actual[i] for v, i in zip(outputs, others, strict=True)})
+            expected = self._compute_expected(outputs, {v: actual[i] for v, i in zip(outputs, others, strict=True)})
             found = [self._judge_output(i, actual, e) for i, e in zip(others, expected, strict=True)]
             alike = sum(t.numel() for i, t in enumerate(actual) if i not in others)
-            return combined([*found, Comparison(Verdict.PASS, quality=1.0, elements=alike)])
+            return combine_comparisons([*found, Comparison(Verdict.PASS, quality=1.0, elements=alike)])
 
-    def _structure(self, actual: Sequence[torch.Tensor]) -> str:
+    def _describe_structure_mismatch(self, actual: Sequence[torch.Tensor]) -> str:
         eager = self.eager
         if len(actual) != len(eager):
             return f"{len(actual)} outputs instead of {len(eager)}"
@@ -126,10 +128,10 @@ class Reference:
             if not isinstance(a, torch.Tensor):
                 return f"output {index} is a {type(a).__name__}, not a tensor"
             if e.dtype != a.dtype or e.shape != a.shape:
-                return f"output {index} is {_type(a)} instead of {_type(e)}"
+                return f"output {index} is {_type_text(a)} instead of {_type_text(e)}"
         return ""
 
-    def _exact_values(self) -> tuple[set[Value], set[Value]]:
+    def _classify_values(self) -> tuple[set[Value], set[Value]]:
         """Return the values without any rounding, and the values that are random or undefined."""
         same = {*self.graph.inputs, *self.graph.constants.values()}
         drawn: set[Value] = set()
@@ -145,7 +147,7 @@ class Reference:
         return same, drawn
 
     def _depends_on_chance(self, node: Node) -> bool:
-        return depends_on_chance(node, self._eager, read_sizes(self.graph, self.inputs))
+        return is_random_call(node, self._eager, read_sizes(self.graph, self.inputs))
 
     def _is_undefined(self, node: Node, operands: Sequence[Value]) -> bool:
         """Return whether a node casts values outside the range of an integer dtype: the result is undefined in C++.
@@ -156,52 +158,52 @@ class Reference:
         if not isinstance(dtype, torch.dtype) or dtype.is_floating_point or dtype in (torch.bool, torch.complex64):
             return False
         floats = [self._eager[v].double() for v in operands if is_float(self._eager[v])]
-        if node.op.name not in CASTING:
+        if node.op.name not in CASTING_OPERATORS:
             return any(bool(t.isnan().any()) for t in floats)
         limits = torch.iinfo(dtype)
         return not all(bool(((t > float(limits.min) - 1) & (t < float(limits.max) + 1)).all()) for t in floats)
 
     def _may_choose(self, node: Node) -> bool:
-        return ties.is_open(node) and len(self.graph) > 1
+        return ties.has_open_ties(node) and len(self.graph) > 1
 
-    def _expect(self, value: Value, exact: ExactRun, runs: list[Values], *, same: bool, random: bool) -> Expected:
+    def _expect(self, value: Value, exact: ExactRun, runs: list[Values], *, same: bool, random: bool) -> ExpectedOutput:
         eager = self._eager[value]
         if same or random:
             bound = torch.zeros(eager.shape, dtype=torch.float64) if is_float(eager) else None
-            return Expected(eager, eager, bound, same=True, random=random, label="exact")
+            return ExpectedOutput(eager, eager, bound, same=True, random=random, label="exact")
         node, centre = value.producer, exact.values[value]
         assert node is not None, "an input is exact"
         if centre.shape != eager.shape:  # a size depends on an ambiguous element
-            return Expected(eager, eager, None, same=True, random=True)
+            return ExpectedOutput(eager, eager, None, same=True, random=True)
         if runs:
             varied = [run[value] for run in runs if run[value].shape == eager.shape]
             bound, alone = None, exact.local[node].bounds[value.index]
             if alone is not None:  # an infinite bound of the node stays infinite in a graph
-                bound = jitter.deviation(centre, varied, eager.dtype).where(~alone.isposinf(), math.inf)
-            found = Expected(eager, centre, bound, varied, label="jitter")
+                bound = jitter.bound_from_runs(centre, varied, eager.dtype).where(~alone.isposinf(), math.inf)
+            found = ExpectedOutput(eager, centre, bound, varied, label="jitter")
         else:
             local = exact.local[node]
             varied = [run[value.index] for run in local.runs]
             bound, one = local.bounds[value.index], local.products[value.index] if local.products else None
-            found = Expected(eager, centre, bound, varied, products=one, label=str(node.op.error))
+            found = ExpectedOutput(eager, centre, bound, varied, products=one, label=str(node.op.error))
         if found.bound is not None:
-            found.bound, found.jumps = jitter.clustered(centre, varied, found.bound, eager.dtype)
+            found.bound, found.jumps = jitter.detect_jumps(centre, varied, found.bound, eager.dtype)
             found.bound = 2 * found.bound if eager.dtype is torch.float64 else found.bound
         return found
 
-    def _judge_output(self, index: int, actual: Sequence[torch.Tensor], expected: Expected) -> Comparison:
+    def _judge_output(self, index: int, actual: Sequence[torch.Tensor], expected: ExpectedOutput) -> Comparison:
         tensor = actual[index].detach()
         if expected.random:
-            if self._has_alien_nan(expected.eager, tensor):
+            if self._has_unexpected_nan(expected.eager, tensor):
                 message = f"output {index} holds NaN, and eager draws none from inputs that are finite"
                 return Comparison(Verdict.SPECIAL, message, elements=tensor.numel())
             return Comparison(Verdict.PASS, elements=tensor.numel())
         right = expected.accepts(tensor)
         if not bool(right.all()):
-            right |= self._chosen(index, actual)
-        return _compared(index, expected, tensor, right, self.inputs)
+            right |= self._accept_tied_indices(index, actual)
+        return _compare_output(index, expected, tensor, right, self.inputs)
 
-    def _has_alien_nan(self, eager: torch.Tensor, actual: torch.Tensor) -> bool:
+    def _has_unexpected_nan(self, eager: torch.Tensor, actual: torch.Tensor) -> bool:
         """Return whether a single random call returned NaN for finite inputs.
 
         In a larger graph, NaN may occur by chance, as in ``0 / 0``.
@@ -210,7 +212,7 @@ class Reference:
             return False
         return not bool(eager.isnan().any()) and all(bool(t.isfinite().all()) for t in self.inputs)
 
-    def _chosen(self, index: int, actual: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _accept_tied_indices(self, index: int, actual: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return a mask of indices as correct as eager's, if the operator may choose any of several equal elements.
 
         Within a graph, this requires exact operands: jitter distinguishes equal elements of other operands.
@@ -218,17 +220,17 @@ class Reference:
         value, eager = self.graph.outputs[index], self.eager
         node = value.producer
         nothing = torch.zeros(eager[index].shape, dtype=torch.bool)
-        if node is None or not ties.is_open(node) or value is not node.outputs[-1] or is_float(eager[index]):
+        if node is None or not ties.has_open_ties(node) or value is not node.outputs[-1] or is_float(eager[index]):
             return nothing
         read = [v for v in node.inputs if isinstance(v, Value)]
-        if len(self.graph) > 1 and not self._exact_values()[0].issuperset(read):
+        if len(self.graph) > 1 and not self._classify_values()[0].issuperset(read):
             return nothing
         operands = tuple(self._eager[v] if isinstance(v, Value) else v for v in node.inputs)
-        call = Call(node.op.name, node.op, operands, node.attrs)
-        return ties.same_choice(call, eager[index], actual[index])
+        call = ConcreteCall(node.op.name, node.op, operands, node.attrs)
+        return ties.match_choices(call, eager[index], actual[index])
 
 
-def combined(found: Sequence[Comparison]) -> Comparison:
+def combine_comparisons(found: Sequence[Comparison]) -> Comparison:
     """Combine the comparisons of all outputs: the first failure or the worst ratio, and the totals.
 
     If more than a twentieth of all elements are ambiguous, nothing passes; failures of other elements still count.
@@ -242,7 +244,7 @@ def combined(found: Sequence[Comparison]) -> Comparison:
     verdict, message, reason = worst.verdict, worst.message, ""
     if failed is None:
         verdict, message = Verdict.UNSTABLE if unstable and unstable == elements else Verdict.PASS, ""
-        if ambiguous > MOST_AMBIGUOUS * elements:
+        if ambiguous > MAX_AMBIGUOUS_SHARE * elements:
             verdict, reason = Verdict.NOT_RUN, Reason.AMBIGUOUS
             message = f"rounding decides {ambiguous} of {elements} elements: either is right"
     return Comparison(
@@ -260,49 +262,51 @@ def combined(found: Sequence[Comparison]) -> Comparison:
     )
 
 
-def _compared(
-    index: int, expected: Expected, actual: torch.Tensor, right: torch.Tensor, inputs: Sequence[torch.Tensor]
+def _compare_output(
+    index: int, expected: ExpectedOutput, actual: torch.Tensor, right: torch.Tensor, inputs: Sequence[torch.Tensor]
 ) -> Comparison:
     elements = actual.numel()
     if not elements:
         return Comparison(Verdict.PASS)
     unstable = int(expected.unstable.sum())
     strayed = int((expected.unstable & expected.eager.isfinite() & expected.exact.isfinite()).sum()) if unstable else 0
-    error, bound = expected.error(actual).flatten(), expected.allowed().flatten()
+    error, bound = expected.error(actual).flatten(), expected.element_bounds().flatten()
     error = torch.where(right.flatten() & error.isinf(), 0.0, error)  # overflow, or an allowed special value
     ratio = torch.where(error == 0, 0.0, error / bound)
     rank = ratio.nan_to_num(0.0)  # wrong elements may have NaN, for an infinite or missing bound
     at = int((rank if bool(right.all()) else torch.where(right.flatten(), -1.0, rank)).argmax())
     worst = float(ratio[at])
-    grade = statistics.quality(expected, actual)
+    grade = statistics.measure_quality(expected, actual)
     verdict, message = Verdict.PASS, ""
     if unstable == elements:
         verdict = Verdict.UNSTABLE
     elif not bool(right.all()):
-        verdict, message = _blame(index, expected, actual, at, int((~right).sum()))
-        message += _held_at(at, actual.shape, inputs)
+        verdict, message = _describe_worst_element(index, expected, actual, at, int((~right).sum()))
+        message += _quote_inputs(at, actual.shape, inputs)
     else:
-        message = statistics.coarseness(expected, actual, grade)
+        message = statistics.describe_coarseness(expected, actual, grade)
         verdict = Verdict.PRECISION if message else Verdict.PASS
         message = message and f"output {index}: {message}"
     counts = (elements, int(expected.ambiguous.sum()), unstable, strayed)
     return Comparison(verdict, message, float(error[at]), float(bound[at]), worst, grade, *counts)
 
 
-def _blame(index: int, expected: Expected, actual: torch.Tensor, at: int, wrong: int) -> tuple[Verdict, str]:
+def _describe_worst_element(
+    index: int, expected: ExpectedOutput, actual: torch.Tensor, at: int, wrong: int
+) -> tuple[Verdict, str]:
     """Return the verdict on the worst element, with its position, its value and its expected value."""
     place = [int(i) for i in torch.unravel_index(torch.tensor(at), actual.shape)] if actual.ndim else []
     got, eager, exact = (t.flatten()[at].item() for t in (actual, expected.eager, expected.exact))
     special = actual.is_floating_point() and not bool(torch.isfinite(torch.tensor([float(got), float(eager)])).all())
     message = f"output {index}{place} is {got!r} instead of {eager!r}"
     if not expected.same:
-        allowed = float(expected.allowed().flatten()[at])
+        allowed = float(expected.element_bounds().flatten()[at])
         message += f" (exact {exact!r}, allowed {allowed:.3g} by {expected.label})"
     message += f"; {wrong} of {actual.numel()} elements are wrong"
     return Verdict.SPECIAL if special else Verdict.VALUE, message
 
 
-def _held_at(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) -> str:
+def _quote_inputs(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) -> str:
     """Quote the elements at a position of inputs that broadcast to the output, as it usually depends on them."""
     found: list[float] = []
     for tensor in inputs:
@@ -311,5 +315,5 @@ def _held_at(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) -> str:
     return f"; the inputs hold {', '.join(map(repr, found))} there" if found else ""
 
 
-def _type(tensor: torch.Tensor) -> str:
+def _type_text(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clika_ref.core.declared_types import DeclaredTypes
 from clika_ref.core.errors import ClikaError, PassError
 from clika_ref.core.execution import interpret
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase
-from clika_ref.stated_types import StatedTypes
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.judging.judge import Reference
-from clika_ref_conformance.judging.random_nodes import bits, deciding_nodes, random_nodes
+from clika_ref_conformance.judging.judge import CaseReference
+from clika_ref_conformance.judging.random_nodes import bytes_of, count_deciding_nodes, count_random_nodes
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 Operators = Mapping[str, Operator]
@@ -34,7 +34,7 @@ class BrokenRuleError(PassError):
 
 
 @dataclass(frozen=True)
-class Finding:
+class PassFinding:
     """Result of a pass on a case: a verdict, the inputs that decided, and whether the pass changed anything."""
 
     comparison: Comparison
@@ -44,36 +44,36 @@ class Finding:
     """Number of runs with compared results; 0 if the pass changed nothing."""
 
 
-def check_pass(p: Pass, operators: Operators, case: Case) -> Finding:
+def check_pass(p: Pass, operators: Operators, case: Case) -> PassFinding:
     """Run one pass on a clone of a graph, and check the result by all rules."""
     return check_passes([p], operators, case)
 
 
-def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Finding:
+def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> PassFinding:
     """Run passes one after another on a clone of a graph, and check each result by all rules."""
     graph, fired, compared, worst, decided = case.graph, False, 0, Comparison(Verdict.PASS), ""
     for place, p in enumerate(passes):
         name = f"{p.name}, run behind {', '.join(other.name for other in passes[:place])}" if place else p.name
         before, graph = graph, graph.clone()
         try:
-            with _constants_kept(before):
-                changed = _run_checked(p, operators, graph, before)
-                results = _numbers(p, before, graph, case.runs) if changed else []
+            with _protect_constants(before):
+                changed = _run_and_check(p, operators, graph, before)
+                results = _compare_numerics(p, before, graph, case.runs) if changed else []
         except BrokenRuleError as broken:
             shown = f"{name}: {broken}\nbefore:\n{before}\nafter:\n{graph}"
-            return Finding(Comparison(broken.verdict, shown), fired=True)
+            return PassFinding(Comparison(broken.verdict, shown), fired=True)
         fired, compared = fired or changed, compared + len(results)
         for run, found in results:
             if found.verdict.is_failure:
                 message = f"{name}: {found.message}\nbefore:\n{before}\nafter:\n{graph}"
-                return Finding(_with_message(found, message), run, fired, compared)
+                return PassFinding(_with_message(found, message), run, fired, compared)
             if found.ratio > worst.ratio:
                 worst, decided = found, run
-    return Finding(worst, decided, fired, compared)
+    return PassFinding(worst, decided, fired, compared)
 
 
 @contextmanager
-def _constants_kept(graph: Graph) -> Iterator[None]:
+def _protect_constants(graph: Graph) -> Iterator[None]:
     """Fail if a pass, or a deferred computation that it left, wrote to a constant, and restore the constant.
 
     Clones share the tensors, so everything that follows, including reproducers, would start from damaged ones.
@@ -88,7 +88,7 @@ def _constants_kept(graph: Graph) -> Iterator[None]:
         yield
     finally:
         for name, tensor in tensors.items():
-            if not torch.equal(bits(tensor), bits(kept[name])):
+            if not torch.equal(bytes_of(tensor), bytes_of(kept[name])):
                 changed.append(name)
                 tensor.data.copy_(kept[name])
         _require(not changed, f"the constants {changed} were changed in place")
@@ -100,18 +100,18 @@ def _with_message(found: Comparison, message: str) -> Comparison:
     )
 
 
-def _run_checked(p: Pass, operators: Operators, graph: Graph, before: Graph) -> bool:
+def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -> bool:
     """Run a pass on ``graph``, a clone of ``before``, and check all but numerics; return whether it changed.
 
     Raises:
         BrokenRuleError: the pass broke a rule; reports the first one.
     """
     revision, attributes = graph.revision, [repr(node.attrs) for node in before.nodes]
-    _call(p, graph, operators)
+    _run_pass(p, graph, operators)
     kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # by repr, since 1 == True
     _require(kept_as_is, "the pass changed a node in place: attributes are shared with the stored graph")
     changed = graph.revision != revision
-    unchanged = changed or _objects_of(graph) == _objects_of(before) or str(graph) == str(before)
+    unchanged = changed or _graph_structure(graph) == _graph_structure(before) or str(graph) == str(before)
     _require(unchanged, "the pass changed the graph, but its revision stayed")
     try:
         verify(graph)
@@ -122,13 +122,13 @@ def _run_checked(p: Pass, operators: Operators, graph: Graph, before: Graph) -> 
         _check_constants(p, before, graph)
         _check_nodes(p, before, graph, operators)
         twin = before.clone()
-        _call(p, twin, operators)
+        _run_pass(p, twin, operators)
         _require(str(twin) == str(graph), f"a second run on the same graph made another:\n{twin}")
-        _check_settled(p, twin, operators)
+        _check_idempotent(p, twin, operators)
     return changed
 
 
-def _objects_of(graph: Graph) -> list[Any]:
+def _graph_structure(graph: Graph) -> list[Any]:
     """Return the parts of a graph's text that a clone shares with its original, as writing the full text is slow."""
     nodes = [
         (
@@ -144,7 +144,7 @@ def _objects_of(graph: Graph) -> list[Any]:
     return [inputs, graph.symbols, graph.guards, nodes, [*graph.state], returned]
 
 
-def _call(p: Pass, graph: Graph, operators: Operators) -> None:
+def _run_pass(p: Pass, graph: Graph, operators: Operators) -> None:
     try:
         p(graph, operators)
     except Exception as error:
@@ -156,12 +156,12 @@ def _require(holds: bool, message: str) -> None:  # noqa: FBT001 - reads as an a
         raise BrokenRuleError(Verdict.CONTRACT, message)
 
 
-def _check_settled(p: Pass, made: Graph, operators: Operators) -> None:
+def _check_idempotent(p: Pass, made: Graph, operators: Operators) -> None:
     """Require that a pass changes nothing in its own result. Otherwise, the graph is left changed."""
     if not getattr(p, "idempotent", True):
         return
     revision = made.revision
-    _call(p, made, operators)
+    _run_pass(p, made, operators)
     _require(
         made.revision == revision, f"the pass is not idempotent: run on what it made, it changes it again:\n{made}"
     )
@@ -194,22 +194,22 @@ def _check_interface(before: Graph, after: Graph) -> None:
 def _check_constants(p: Pass, before: Graph, after: Graph) -> None:
     """Require that constants under an existing name keep their tensors, and that shared weights are not copied."""
     if p.phase == Phase.CLEAN:
-        lost = sorted(n for n in before.constants.keys() - after.constants.keys() if not n.startswith(LITERALS))
+        lost = sorted(n for n in before.constants.keys() - after.constants.keys() if not n.startswith(LITERAL_PREFIX))
         _require(not lost, f"a pass of phase CLEAN keeps every parameter, but {lost} are gone")
         _require(before.aliases == after.aliases, f"the aliases are {after.aliases} instead of {before.aliases}")
-        copied = next(copies(before, after), "")
+        copied = next(find_copies(before, after), "")
         _require(not copied, copied)
     for name, value in after.constants.items():
         old = before.constants.get(name)
         _require(value.name == name, f"the constant {name!r} is named {value.name!r}")
         same = old is None or old.data is value.data
         _require(
-            same or (old is not None and torch.equal(bits(old.data), bits(value.data))),
+            same or (old is not None and torch.equal(bytes_of(old.data), bytes_of(value.data))),
             f"the constant {name!r} holds other elements",
         )
 
 
-def copies(before: Graph, after: Graph, *, may_replace: bool = False) -> Iterator[str]:
+def find_copies(before: Graph, after: Graph, *, may_replace: bool = False) -> Iterator[str]:
     """Yield a message for each weight shared by several nodes that has its own copy after a pass.
 
     Args:
@@ -220,9 +220,9 @@ def copies(before: Graph, after: Graph, *, may_replace: bool = False) -> Iterato
     """
     added = [v for name, v in after.constants.items() if name not in before.constants]
     for name, old in before.constants.items():
-        if len(old.uses) < 2 or name.startswith(LITERALS) or old.type.rank == 0:
+        if len(old.uses) < 2 or name.startswith(LITERAL_PREFIX) or old.type.rank == 0:
             continue
-        same = [v for v in added if v.type == old.type and torch.equal(bits(v.data), bits(old.data))]
+        same = [v for v in added if v.type == old.type and torch.equal(bytes_of(v.data), bytes_of(old.data))]
         kept = after.constants.get(name)
         replaces = may_replace and len(same) == 1 and (kept is None or not kept.uses)
         if same and not replaces:
@@ -239,20 +239,20 @@ def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> 
         _require(node.attrs.keys() == node.op.attributes.keys(), f"{node!r} does not have the attributes of its schema")
 
 
-LITERALS = "clika."
+LITERAL_PREFIX = "clika."
 """Prefix of constants without a module: numbers written in the user's code."""
 
 
-def _numbers(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[tuple[str, Comparison]]:
+def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[tuple[str, Comparison]]:
     """Compare the results of two graphs on all inputs that are legal for the first one."""
     went = False
     if any(node.is_random for node in before.nodes):
         try:
-            counts = [random_nodes(graph, runs[0].inputs) for graph in (before, after)]
+            counts = [count_random_nodes(graph, runs[0].inputs) for graph in (before, after)]
         except ClikaError:
             return []  # random values may be invalid for the next node: skip the case
         first, then = counts[0][1], counts[1][1]
-        is_same = first == then or len({deciding_nodes(graph, runs[0].inputs) for graph in (before, after)}) == 1
+        is_same = first == then or len({count_deciding_nodes(graph, runs[0].inputs) for graph in (before, after)}) == 1
         _require(is_same, f"{first} nodes that make results random became {then}")
         went = counts[0] != counts[1]  # removed random nodes shift the stream of random numbers
         if counts[0][1] and (went or p.error.kind != "exact"):
@@ -260,13 +260,13 @@ def _numbers(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[
     found: list[tuple[str, Comparison]] = []
     for run in runs:
         try:
-            expected = _called_twice(before, run.inputs)
-            if went and _differs(expected, _called_twice(before, run.inputs, seed=1)) is not None:
+            expected = _call_twice(before, run.inputs)
+            if went and _find_difference(expected, _call_twice(before, run.inputs, seed=1)) is not None:
                 continue
         except Exception:  # noqa: BLE001, S112 - eager rejects these sizes or elements: skip the case
             continue
         try:
-            actual = _called_twice(after, run.inputs, known=expected)
+            actual = _call_twice(after, run.inputs, known=expected)
         except Exception as error:  # noqa: BLE001 - any error is a failure, as the graph ran before
             return [(run.name, Comparison(Verdict.VALUE, f"ran on {run.name} before, now: {error}"))]
         found.append((run.name, _compare(p, (before, after), run, expected, actual)))
@@ -279,33 +279,35 @@ def _compare(
     before, _ = graphs
     if p.error.kind != "exact":
         try:
-            return _judged(before, run.inputs, expected, actual)
+            return _judge_calls(before, run.inputs, expected, actual)
         except RuntimeError as error:  # convolutions accept a dilation of 0 in float32, but not in float64
             return Comparison(Verdict.UNSTABLE, f"eager refuses to compute this in wider arithmetic: {error}")
-    found = _differs(expected, actual)
+    found = _find_difference(expected, actual)
     if found is not None and found.verdict is Verdict.VALUE:
         # The class EXACT does not define the sign of zero, but 1 / -0.0 != 1 / 0.0: compare without signs of zeros.
-        unsigned = Run(run.name, tuple(map(_unsigned, run.inputs)))
-        found = _differs(*(_called_twice(_unsigned_graph(g), unsigned.inputs, unsigned=True) for g in graphs))
-    if found is not None and _differs(expected, _called_twice(before, run.inputs)) is not None:
+        unsigned = Run(run.name, tuple(map(_clear_zero_signs, run.inputs)))
+        found = _find_difference(
+            *(_call_twice(_clear_zero_signs_of_graph(g), unsigned.inputs, unsigned=True) for g in graphs)
+        )
+    if found is not None and _find_difference(expected, _call_twice(before, run.inputs)) is not None:
         return Comparison(Verdict.UNSTABLE, "eager itself returns something else each time: it reads undefined memory")
     return found or Comparison(Verdict.PASS, elements=sum(t.numel() for t in expected))
 
 
-def _judged(
+def _judge_calls(
     before: Graph, inputs: Sequence[Tensor], expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> Comparison:
     """Judge the results of one or two calls, each by its own reference; return the worse comparison."""
     size = len(before.outputs) + len(before.state)
-    found = Reference(_stateless(before), inputs, trusting=True).judge(actual[:size])
+    found = CaseReference(_return_state(before), inputs, trusts_eager=True).judge(actual[:size])
     if not before.state or found.verdict.is_failure:
         return found
-    later, again = _later(before, inputs, expected)
-    second = Reference(_stateless(later), again, trusting=True).judge(actual[size:])
+    later, again = _make_second_call(before, inputs, expected)
+    second = CaseReference(_return_state(later), again, trusts_eager=True).judge(actual[size:])
     return max(found, second, key=lambda c: (c.verdict.is_failure, c.verdict is Verdict.PASS, c.ratio))
 
 
-def _differs(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Comparison | None:
+def _find_difference(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Comparison | None:
     for index, (e, a) in enumerate(zip(expected, actual, strict=True)):
         if e.dtype != a.dtype or e.shape != a.shape:
             kinds = [f"{t.dtype}{list(t.shape)}" for t in (a, e)]
@@ -317,7 +319,7 @@ def _differs(expected: Sequence[Tensor], actual: Sequence[Tensor]) -> Comparison
     return None
 
 
-def _called_twice(
+def _call_twice(
     graph: Graph, inputs: Sequence[Tensor], *, known: Sequence[Tensor] = (), unsigned: bool = False, seed: int = 0
 ) -> list[Tensor]:
     """Return outputs and new state of a call; with state, also those of a second call that starts from it.
@@ -325,14 +327,14 @@ def _called_twice(
     If the results of another graph are ``known``, the second call starts from their state, so that a difference in the
     first call is not reported again in the second.
     """
-    first = _computed(graph, inputs, unsigned=unsigned, seed=seed)
+    first = _run_graph(graph, inputs, unsigned=unsigned, seed=seed)
     if not graph.state:
         return first
-    later, again = _later(graph, inputs, known or first)
-    return [*first, *_computed(later, again, unsigned=unsigned, seed=seed)]
+    later, again = _make_second_call(graph, inputs, known or first)
+    return [*first, *_run_graph(later, again, unsigned=unsigned, seed=seed)]
 
 
-def _later(graph: Graph, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Graph, list[Tensor]]:
+def _make_second_call(graph: Graph, inputs: Sequence[Tensor], results: Sequence[Tensor]) -> tuple[Graph, list[Tensor]]:
     """Return graph and inputs of a second call that starts from the state in the results of the first."""
     outputs = len(graph.outputs)
     state = dict(zip(graph.state, results[outputs : outputs + len(graph.state)], strict=True))
@@ -342,40 +344,40 @@ def _later(graph: Graph, inputs: Sequence[Tensor], results: Sequence[Tensor]) ->
     return later, [state.get(v.name, tensor) for v, tensor in zip(graph.inputs, inputs, strict=True)]
 
 
-def _computed(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool, seed: int) -> list[Tensor]:
+def _run_graph(graph: Graph, inputs: Sequence[Tensor], *, unsigned: bool, seed: int) -> list[Tensor]:
     """Run a graph with a seed, with contiguous results, since kernels round by layout.
 
     Raises:
         BrokenRuleError: a result of a node does not have the type that the graph states.
     """
-    types = StatedTypes(graph, inputs)
+    types = DeclaredTypes(graph, inputs)
 
     def hook(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        for message in types.broken(node, results):
+        for message in types.find_mismatches(node, results):
             raise BrokenRuleError(Verdict.STRUCTURE, message)
-        return tuple(_unsigned(r) if unsigned else r.contiguous() for r in results)
+        return tuple(_clear_zero_signs(r) if unsigned else r.contiguous() for r in results)
 
     random = any(node.is_random for node in graph.nodes)
     with torch.random.fork_rng(devices=(), enabled=random), torch.no_grad():
         if random:
-            torch.default_generator.manual_seed(seed)  # CPU generator only, as in `random_nodes`
+            torch.default_generator.manual_seed(seed)  # CPU generator only, as in `count_random_nodes`
         outputs, state = interpret(graph, inputs, hook)
     return [t.detach() for t in (*outputs, *state.values())]
 
 
-def _unsigned(tensor: Tensor) -> Tensor:
+def _clear_zero_signs(tensor: Tensor) -> Tensor:
     """Return a tensor with only positive zeros."""
     return tensor.detach().contiguous() + 0 if tensor.is_floating_point() else tensor.contiguous()
 
 
-def _unsigned_graph(graph: Graph) -> Graph:
+def _clear_zero_signs_of_graph(graph: Graph) -> Graph:
     copy = graph.clone()
     for value in copy.constants.values():
-        value.data = None if value.data is None else _unsigned(value.data)
+        value.data = None if value.data is None else _clear_zero_signs(value.data)
     return copy
 
 
-def _stateless(graph: Graph) -> Graph:
+def _return_state(graph: Graph) -> Graph:
     """Return a graph that returns its new state after its outputs."""
     copy = graph.clone()
     for value in copy.state.values():

@@ -6,22 +6,22 @@ import math
 
 import torch
 
-from clika_ref_conformance.judging.rounding import step_of, ulp_of, unit_of
-from clika_ref_conformance.judging.special_values import Expected
+from clika_ref_conformance.judging.expected_output import ExpectedOutput
+from clika_ref_conformance.judging.rounding import rounding_unit_of, smallest_step_of, ulp_of
 
-VARIANCE = 1.6
+VARIANCE_LIMIT = 1.6
 """``sum z^2 <= 1.6 sum K`` for ``z = error / (u sum |x| |w|)``. Source: TOSA reference model, dot product test."""
-LARGEST_QUALITY = 20.0
+MAX_QUALITY = 20.0
 """Limit on the quality: correct runtimes in float32 reach 19.9; the mildest violation, TF32 inputs, starts at 82."""
-WIDEST = 30
+BOUND_TO_ROUNDING_RATIO = 30
 """Elementwise bound over RMS rounding error: bounds are 8 ulp of the companion, and rounding is off by 0.29 ulp."""
-FEWEST_TERMS = 16
+MIN_TERMS = 16
 """Minimum number of terms of a sum for its quality to be significant."""
-FEWEST_ELEMENTS = 8
+MIN_ELEMENTS = 8
 """Minimum number of elements; with fewer, one lucky rounding of eager decides the quality."""
 
 
-def quality(expected: Expected, actual: torch.Tensor) -> float:
+def measure_quality(expected: ExpectedOutput, actual: torch.Tensor) -> float:
     """Return ``RMS(T - R) / RMS(E - R)`` over the finite elements.
 
     The divisor has a minimum: the error of evenly distributed rounding (0.29 ulp), and for sums of products
@@ -35,29 +35,29 @@ def quality(expected: Expected, actual: torch.Tensor) -> float:
         return 0.0
     floor = max(_rms(ulp_of(exact, dtype)[finite]) / math.sqrt(12), torch.finfo(torch.float64).smallest_normal)
     if expected.products is None:
-        floor = max(floor, _rms(expected.allowed()[finite].nan_to_num(0.0, 0.0, 0.0)) / WIDEST)
+        floor = max(floor, _rms(expected.element_bounds()[finite].nan_to_num(0.0, 0.0, 0.0)) / BOUND_TO_ROUNDING_RATIO)
     else:
-        walk = unit_of(dtype) * expected.products.weight / expected.products.terms.sqrt()
+        walk = rounding_unit_of(dtype) * expected.products.weight / expected.products.terms.sqrt()
         floor = max(floor, _rms(walk[finite]))
     return _rms((actual.double() - exact)[finite]) / max(_rms((eager - exact)[finite]), floor)
 
 
-def coarseness(expected: Expected, actual: torch.Tensor, grade: float) -> str:
+def describe_coarseness(expected: ExpectedOutput, actual: torch.Tensor, grade: float) -> str:
     """Describe why an output within its bounds is too coarse for its declared dtype; empty if it is not."""
     found, dtype = expected.products, expected.eager.dtype
     if found is None or not actual.numel():
         return ""
-    unit = unit_of(found.formats.accumulate) * found.weight + step_of(found.formats.accumulate)
+    unit = rounding_unit_of(found.formats.accumulate) * found.weight + smallest_step_of(found.formats.accumulate)
     z = (actual.double() - expected.exact) / unit
-    counted = z.isfinite() & (found.weight > 0) & ~expected.unstable & expected.allowed().isfinite()
+    counted = z.isfinite() & (found.weight > 0) & ~expected.unstable & expected.element_bounds().isfinite()
     if not bool(counted.any()):
         return ""
-    total, limit = float(z[counted].square().sum()), VARIANCE * float(found.variance[counted].sum())
+    total, limit = float(z[counted].square().sum()), VARIANCE_LIMIT * float(found.variance[counted].sum())
     if total > limit:
         return f"the errors of a sum of products have a variance of {total:.3g} where {limit:.3g} is the limit"
-    claimed = dtype is torch.float32 and found.formats.are_as_fine
-    long = float(found.terms[counted].mean()) >= FEWEST_TERMS and int(counted.sum()) >= FEWEST_ELEMENTS
-    if long and claimed and grade > LARGEST_QUALITY:
+    claimed = dtype is torch.float32 and found.formats.is_as_fine
+    long = float(found.terms[counted].mean()) >= MIN_TERMS and int(counted.sum()) >= MIN_ELEMENTS
+    if long and claimed and grade > MAX_QUALITY:
         return f"{grade:.3g} times as coarse as eager, though declared in {str(dtype).removeprefix('torch.')}"
     return ""
 

@@ -5,33 +5,33 @@ from __future__ import annotations
 import torch
 
 from clika_ref.core.ir import Node
-from clika_ref_conformance.judging.rounding import Call, is_float
-from clika_ref_conformance.judging.special_values import equal
+from clika_ref_conformance.judging.expected_output import equal_elements
+from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
 
-CHOOSERS = frozenset({"topk", "sort", "argsort", "kthvalue", "median_dim", "nanmedian_dim", "mode"})
+TIE_BREAKING_OPERATORS = frozenset({"topk", "sort", "argsort", "kthvalue", "median_dim", "nanmedian_dim", "mode"})
 """Operators that may choose any of several equal elements; others (argmax, max along a dim) return the first."""
-ORDERED = frozenset({"topk", "sort", "argsort"})
+UNIQUE_INDEX_OPERATORS = frozenset({"topk", "sort", "argsort"})
 """Operators that return every index at most once."""
-TIE_BREAK = 2.0**-45
+TIE_NOISE = 2.0**-45
 """Relative size of the noise that breaks ties: far below the dtypes under test, far above float64's own unit."""
 
 
-def is_open(node: Node) -> bool:
+def has_open_ties(node: Node) -> bool:
     """Return whether a node may choose any of several equal elements."""
-    return node.op.name in CHOOSERS and not node.attrs.get("stable", False)
+    return node.op.name in TIE_BREAKING_OPERATORS and not node.attrs.get("stable", False)
 
 
-def broken(call: Call, generator: torch.Generator) -> Call:
+def break_ties(call: ConcreteCall, generator: torch.Generator) -> ConcreteCall:
     """Return the call with random noise on its operand that breaks ties."""
     x, *rest = call.operands
     if not is_float(x) or not x.numel():
         return call
     noise = torch.rand(x.shape, generator=generator, dtype=torch.float64) - 0.5
     scale = x.abs().nan_to_num(0.0, 0.0).clamp(min=2.0**-100)
-    return Call(call.name, call.function, (x + noise * scale * TIE_BREAK, *rest), call.attrs)
+    return ConcreteCall(call.name, call.function, (x + noise * scale * TIE_NOISE, *rest), call.attrs)
 
 
-def same_choice(call: Call, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+def match_choices(call: ConcreteCall, indices: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """Return a mask of chosen indices with an element equal to the one that eager chose."""
     x, dim = call.operands[0], call.attrs.get("dim", -1)
     if x.ndim == 0:
@@ -43,8 +43,8 @@ def same_choice(call: Call, indices: torch.Tensor, chosen: torch.Tensor) -> torc
     wanted, got = x.gather(dim, at), x.gather(dim, to)
     if call.attrs.get("sorted") is False:
         wanted, got = wanted.sort(dim).values, got.sort(dim).values
-    right = equal(got, wanted)
-    if call.name in ORDERED and to.numel():
+    right = equal_elements(got, wanted)
+    if call.name in UNIQUE_INDEX_OPERATORS and to.numel():
         ordered = to.sort(dim).values
         if bool((ordered.diff(dim=dim) == 0).any()):
             return torch.zeros_like(chosen, dtype=torch.bool)

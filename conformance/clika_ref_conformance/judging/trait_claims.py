@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from clika_ref.core.operators import Operator
-from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE, QuantizationTrait
+from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS, QuantizationTrait
 
 
-def claims(op: Operator) -> bool:
+def has_claims(op: Operator) -> bool:
     """Return whether the trait of an operator claims anything about its elements."""
     trait = op.trait
     return (
-        trait in (SAME_SCALE, SHARED_SCALE) or trait.weight is not None or bool(trait.factors) or trait.is_homogeneous
+        trait in (SHARED_QPARAMS, UNIFIED_QPARAMS)
+        or trait.weight is not None
+        or bool(trait.factors)
+        or trait.is_homogeneous
     )
 
 
@@ -26,7 +29,7 @@ def claim_of(trait: QuantizationTrait) -> str:
     return "HOMOGENEOUS" if trait.is_homogeneous else str(trait)
 
 
-def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
+def find_broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     """Describe the first claim that fails for a call that eager accepts; None if all hold or nothing is claimed.
 
     Operators that move elements return only zeros and elements of the operand with the claimed scale. Operators with a
@@ -38,24 +41,24 @@ def broken_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]
     if lacking:
         return f"it has no operand {lacking[0]}: it has {len(operands)}, which are counted from 0"
     tensors = [o for o in operands if isinstance(o, torch.Tensor)]
-    if op.trait is SAME_SCALE:
-        return _moved(_results(op, operands, attrs), tensors[:1], "its first operand")
-    if op.trait is SHARED_SCALE:
-        return _moved(_results(op, operands, attrs), tensors, "its operands")
+    if op.trait is SHARED_QPARAMS:
+        return _find_foreign_element(_call_operator(op, operands, attrs), tensors[:1], "its first operand")
+    if op.trait is UNIFIED_QPARAMS:
+        return _find_foreign_element(_call_operator(op, operands, attrs), tensors, "its operands")
     if op.trait.weight is not None:
-        return _computed(op, operands, attrs)
+        return _check_weight_claim(op, operands, attrs)
     if op.trait.is_homogeneous:
-        return _doubles(op, operands, attrs, (0,))
-    return _doubles(op, operands, attrs, op.trait.factors) if op.trait.factors else None
+        return _check_doubling(op, operands, attrs, (0,))
+    return _check_doubling(op, operands, attrs, op.trait.factors) if op.trait.factors else None
 
 
-def _results(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
+def _call_operator(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> list[torch.Tensor]:
     with torch.no_grad():
         result = op(*operands, **attrs)
     return [result] if isinstance(result, torch.Tensor) else list(result)
 
 
-def _moved(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], whose: str) -> str | None:
+def _find_foreign_element(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], whose: str) -> str | None:
     for result in results:
         known = [s.to(result.dtype).flatten() for s in sources]
         if not known or not result.is_floating_point():
@@ -66,27 +69,29 @@ def _moved(results: Iterable[torch.Tensor], sources: Sequence[torch.Tensor], who
     return None
 
 
-def _computed(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
+def _check_weight_claim(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any]) -> str | None:
     trait = op.trait
     weight = operands[trait.weight or 0]
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point() or weight.ndim < 2 or not weight.numel():
         return None  # vectors have no output channels
     bias = None if trait.bias is None else operands[trait.bias]
-    plain = _with(operands, {trait.bias: None} if trait.bias is not None else {})
-    (whole,) = _results(op, plain, attrs)
-    (more,) = _results(op, _with(plain, {trait.weight: _doubled(weight, trait)}), attrs)
-    if not bool(((more == whole) | (more == 2 * whole) | _rounds_otherwise(whole)).all()):
+    plain = _replace_operands(operands, {trait.bias: None} if trait.bias is not None else {})
+    (whole,) = _call_operator(op, plain, attrs)
+    (more,) = _call_operator(op, _replace_operands(plain, {trait.weight: _double_first_channel(weight, trait)}), attrs)
+    if not bool(((more == whole) | (more == 2 * whole) | _may_round_differently(whole)).all()):
         return f"axis {trait.axis} of its weight is not that of output channels: twice a slice is not twice the result"
     channels = (more != whole).movedim(trait.channel or 0, 0)
     if weight.shape[trait.axis or 0] > 1 and len(channels) and all(bool(c.any()) for c in channels):
         return f"side {trait.channel} of its result is not that of output channels: one of the weight changes them all"
     if isinstance(bias, torch.Tensor):
-        (alone,) = _results(op, _with(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
-        return _moved([alone], [bias], "the bias, although the weight is 0")
+        (alone,) = _call_operator(op, _replace_operands(operands, {trait.weight: torch.zeros_like(weight)}), attrs)
+        return _find_foreign_element([alone], [bias], "the bias, although the weight is 0")
     return None
 
 
-def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], positions: Sequence[int]) -> str | None:
+def _check_doubling(
+    op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], positions: Sequence[int]
+) -> str | None:
     """Describe a failure if doubling elements of the operands' last dim does not double those of the result."""
     first = operands[positions[0]]
     if not isinstance(first, torch.Tensor) or not first.is_floating_point() or not first.ndim or not first.numel():
@@ -94,29 +99,29 @@ def _doubles(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any], po
     larger: dict[int | None, Any] = {i: o.clone() for i in positions if isinstance(o := operands[i], torch.Tensor)}
     for operand in larger.values():
         operand[..., 0].mul_(2)
-    whole, more = (_results(op, given, attrs)[0] for given in (operands, _with(operands, larger)))
+    whole, more = (_call_operator(op, given, attrs)[0] for given in (operands, _replace_operands(operands, larger)))
     if not whole.ndim or whole.shape[-1] != first.shape[-1]:
         return f"the last side of the first operand, {[*first.shape]}, is not that of its result, {[*whole.shape]}"
     wanted = whole.clone()
     wanted[..., 0].mul_(2)
-    exact = (more == wanted) | _rounds_otherwise(whole) | ~wanted.isfinite()
+    exact = (more == wanted) | _may_round_differently(whole) | ~wanted.isfinite()
     if not bool(exact.all()):
         return "twice the first elements of the last side do not make those of the result twice as large, and no others"
     return None
 
 
-def _rounds_otherwise(result: torch.Tensor) -> torch.Tensor:
+def _may_round_differently(result: torch.Tensor) -> torch.Tensor:
     """Return a mask of elements that may not double exactly: infinite, or below the normal range of their dtype."""
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0
     return ~result.isfinite() | (result.abs() < tiny)
 
 
-def _doubled(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
+def _double_first_channel(weight: torch.Tensor, trait: QuantizationTrait) -> torch.Tensor:
     """Return a weight with its first output channel doubled, which does not change its rounding."""
     found = weight.clone()
     found.select(trait.axis or 0, 0).mul_(2)
     return found
 
 
-def _with(operands: Sequence[Any], changed: Mapping[int | None, Any]) -> list[Any]:
+def _replace_operands(operands: Sequence[Any], changed: Mapping[int | None, Any]) -> list[Any]:
     return [changed.get(i, o) for i, o in enumerate(operands)]

@@ -19,26 +19,37 @@ from clika_ref.core.targets import Artifact
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
-from clika_ref_conformance.drawing.symbolic.calls import static_case
-from clika_ref_conformance.drawing.symbolic.resizing import draw
-from clika_ref_conformance.execution.batches import NO_NODES
-from clika_ref_conformance.execution.case_checks import is_chosen, refusal_of, run_case, same_bits, same_type
-from clika_ref_conformance.execution.fresh import FreshProcess, FreshProcessError, digest_of, fresh_process
-from clika_ref_conformance.judged_dtypes import unjudged_in
+from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.symbolic.calls import make_static_case
+from clika_ref_conformance.drawing.symbolic.size_dependence import draw_replayable_call
+from clika_ref_conformance.execution.case_checks import (
+    find_unsupported,
+    has_same_bits,
+    has_same_type,
+    is_in_share,
+    run_case,
+)
+from clika_ref_conformance.execution.case_reduction import NO_NODES_MESSAGE
+from clika_ref_conformance.execution.fresh_process import (
+    FreshProcess,
+    FreshProcessError,
+    digest_folder,
+    get_fresh_process,
+)
+from clika_ref_conformance.judged_dtypes import check_judged_dtypes
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 
 LEVEL = "artifacts"
 
-EXTERNAL = {"external_data": True}
+EXTERNAL_DATA_OPTIONS = {"external_data": True}
 """Option to store weights in files next to the model; targets without such files ignore it."""
 
-DAMAGES = 8
+DAMAGED_COPIES = 8
 """Damaged copies of an artifact: three truncated ones, the others with altered bytes."""
 
 
-GRAPHS, FILES = "random graphs", "files"
+GRAPHS_SUBJECT, FILES_SUBJECT = "random graphs", "files"
 
 
 def tasks(suite: Suite) -> list[Task]:
@@ -48,39 +59,43 @@ def tasks(suite: Suite) -> list[Task]:
     """
     seed, share = suite.profile.seed, 1.0 if suite.subjects else suite.profile.share_of_artifacts
     operators = [op for op in suite.registry.operators.values() if op.sampler is not None]
-    chosen = sorted(op.name for op in operators if is_chosen(f"{op.name}/{seed}", share))
-    return [Task(LEVEL, subject) for subject in (*chosen, GRAPHS, FILES)]
+    chosen = sorted(op.name for op in operators if is_in_share(f"{op.name}/{seed}", share))
+    return [Task(LEVEL, subject) for subject in (*chosen, GRAPHS_SUBJECT, FILES_SUBJECT)]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a task; the checks of all tasks share one other process."""
-    bench = Bench(suite)
-    if task.subject == FILES:
+    bench = ArtifactChecks(suite)
+    if task.subject == FILES_SUBJECT:
         return _file_checks(bench)
-    if task.subject == GRAPHS:
-        return [Check(case.name, partial(bench.carried_over, case)) for case in graph_share(suite)]
-    return [Check("carried over", partial(_call_carried_over, task.subject, bench))]
+    if task.subject == GRAPHS_SUBJECT:
+        return [Check(case.name, partial(bench.transfer, case)) for case in draw_graph_share(suite)]
+    return [Check("carried over", partial(_transfer_call, task.subject, bench))]
 
 
-def _call_carried_over(name: str, bench: Bench) -> Outcome:
+def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
     """Transfer a drawn call of an operator to the other process."""
     suite = bench.suite
-    case = static_case(draw(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical")
+    case = make_static_case(
+        draw_replayable_call(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical"
+    )
     if case is None:
-        return Outcome("carried over", not_run(Reason.REFUSED_CALL, "eager refuses the call that was drawn"))
-    return replace(bench.carried_over(case), name="carried over")
+        return Outcome("carried over", make_not_run(Reason.REFUSED_CALL, "eager refuses the call that was drawn"))
+    return replace(bench.transfer(case), name="carried over")
 
 
-def graph_share(suite: Suite) -> list[Case]:
+def draw_graph_share(suite: Suite) -> list[Case]:
     """Return random graphs, as many as the profile's share."""
     count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn = collect(graph_cases(growable(suite.registry.operators), suite.target.refusal), count, seed)
+    drawn = collect(
+        graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.refusal), count, seed
+    )
     return [Case(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
 
 
 @dataclass
-class Bench:
+class ArtifactChecks:
     """Compare artifacts that this process and another one write and read."""
 
     suite: Suite
@@ -88,45 +103,45 @@ class Bench:
     @property
     def fresh(self) -> FreshProcess:
         """Other process of all checks of a suite."""
-        return fresh_process(self.suite)
+        return get_fresh_process(self.suite)
 
-    def carried_over(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
+    def transfer(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
         """Compile a case twice here and once in the other process, load it there, and compare bytes and outputs.
 
         A case does not store its compile options, so an outcome with options has no case.
         """
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            comparison = self._compared(case, Path(folder), options or {})
+            comparison = self._compare_processes(case, Path(folder), options or {})
         return Outcome(case.name, comparison, case.runs[0].name, None if options else case)
 
-    def _compared(self, case: Case, folder: Path, options: dict[str, bool]) -> Comparison:
+    def _compare_processes(self, case: Case, folder: Path, options: dict[str, bool]) -> Comparison:
         here, twice, there = (folder / name for name in ("here", "twice", "there"))
         for each in (here, twice, there):
             each.mkdir()
         if not len(case.graph):
-            return not_run(Reason.NO_NODES, NO_NODES)
-        target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lowered(case)
-        refused = unjudged_in(case.graph) or refusal_of(graph, self.suite)
+            return make_not_run(Reason.NO_NODES, NO_NODES_MESSAGE)
+        target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lower_graph(case)
+        refused = check_judged_dtypes(case.graph) or find_unsupported(graph, self.suite)
         if refused is not None:
             return refused
         try:
             artifact = target.compile(graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
         except Exception as error:  # noqa: BLE001 - a target may raise anything
-            return not_run(Reason.FAILS_HERE, f"the target fails on it here too, which other levels show: {error}")
+            return make_not_run(Reason.FAILS_HERE, f"the target fails on it here too, which other levels show: {error}")
         target.compile(graph.clone(), twice / "model.onnx", **options)
-        if digest_of(here) != digest_of(twice):
+        if digest_folder(here) != digest_folder(twice):
             return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")
         try:
-            if self.fresh.compile(graph, there, options) != digest_of(here):
+            if self.fresh.compile(graph, there, options) != digest_folder(here):
                 return Comparison(
                     Verdict.NONDETERMINISTIC,
                     "another process, with other hashes and in another folder, compiles it to other bytes",
                 )
             found = self.fresh.run(artifact, inputs)
         except FreshProcessError as error:
-            return Comparison(_verdict_of(error), f"another process cannot carry on: {error}")
-        alike = same_type if any(node.is_random for node in graph.nodes) else same_bits
+            return Comparison(_process_error_verdict(error), f"another process cannot carry on: {error}")
+        alike = has_same_type if any(node.is_random for node in graph.nodes) else has_same_bits
         wrong = [i for i, (a, b) in enumerate(zip(outputs, found, strict=True)) if not alike(a, b)]
         if wrong:
             again = target.load(artifact)([t.clone() for t in inputs])
@@ -135,95 +150,97 @@ class Bench:
             return Comparison(Verdict.VALUE, f"output {wrong[0]} differs where another process loads the artifact")
         return Comparison(Verdict.PASS)
 
-    def damaged(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
+    def check_damage(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
         """Damage an artifact, and load and run it in the other process: any error must be a `ClikaError`."""
-        graph = self.suite.lowered(case)
-        refused = refusal_of(graph, self.suite)
+        graph = self.suite.lower_graph(case)
+        refused = find_unsupported(graph, self.suite)
         if refused is not None:
             return Outcome(name, refused, case.runs[0].name)
         with TemporaryDirectory(dir=self.suite.folder) as folder:
-            artifact = self.suite.target.compile(graph, Path(folder) / "model.onnx", **EXTERNAL)
+            artifact = self.suite.target.compile(graph, Path(folder) / "model.onnx", **EXTERNAL_DATA_OPTIONS)
             what = damage(Path(folder))
-            comparison = self._told(artifact, case, what, is_cut=is_cut)
+            comparison = self._check_damaged_load(artifact, case, what, is_cut=is_cut)
         return Outcome(name, comparison, case.runs[0].name)
 
-    def _told(self, artifact: Artifact, case: Case, what: str, *, is_cut: bool) -> Comparison:
+    def _check_damaged_load(self, artifact: Artifact, case: Case, what: str, *, is_cut: bool) -> Comparison:
         try:
             self.fresh.run(artifact, case.runs[0].inputs)
         except FreshProcessError as error:
             if error.kind == "typed":
                 return Comparison(Verdict.PASS, f"{what}: {error}")
-            return Comparison(_verdict_of(error), f"{what}: {error}; a damaged artifact is refused with a ClikaError")
+            return Comparison(
+                _process_error_verdict(error), f"{what}: {error}; a damaged artifact is refused with a ClikaError"
+            )
         if is_cut:
             return Comparison(Verdict.ARTIFACT, f"{what}, and it is loaded and run as if it were whole")
         return Comparison(Verdict.PASS, f"{what}: it is legal still")
 
 
-def _verdict_of(error: FreshProcessError) -> Verdict:
+def _process_error_verdict(error: FreshProcessError) -> Verdict:
     return {"crash": Verdict.CRASH, "hang": Verdict.HANG}.get(error.kind, Verdict.ARTIFACT)
 
 
-def _file_checks(bench: Bench) -> list[Check]:
+def _file_checks(bench: ArtifactChecks) -> list[Check]:
     suite = bench.suite
-    order, weights = input_order_case(suite), weights_case(suite)
+    order, weights = make_input_order_case(suite), make_weights_case(suite)
     found = [
-        Check("inputs of one shape", partial(bench.carried_over, order)),
-        Check("two weights apart", partial(bench.carried_over, weights, EXTERNAL)),
+        Check("inputs of one shape", partial(bench.transfer, order)),
+        Check("two weights apart", partial(bench.transfer, weights, EXTERNAL_DATA_OPTIONS)),
         Check("two weights apart, judged", partial(run_case, weights, suite)),
-        Check("inputs in other layouts", partial(run_case, layouts_case(suite), suite)),
+        Check("inputs in other layouts", partial(run_case, make_layouts_case(suite), suite)),
     ]
-    for i in range(DAMAGES):
+    for i in range(DAMAGED_COPIES):
         name = f"damaged-{i}"
-        damage = partial(_damage, i, suite.profile.seed)
-        found.append(Check(name, partial(bench.damaged, name, weights, damage, is_cut=i < len(CUTS))))
+        damage = partial(_damage_file, i, suite.profile.seed)
+        found.append(Check(name, partial(bench.check_damage, name, weights, damage, is_cut=i < len(TRUNCATIONS))))
     return found
 
 
-CUTS = (("cut to nothing", 0.0), ("cut in half", 0.5), ("cut by its last tenth", 0.9))
+TRUNCATIONS = (("cut to nothing", 0.0), ("cut in half", 0.5), ("cut by its last tenth", 0.9))
 
 
-def _damage(number: int, seed: int, folder: Path) -> str:
+def _damage_file(number: int, seed: int, folder: Path) -> str:
     """Damage the largest file of an artifact, or its model, in place; describe the damage."""
     files = sorted((p for p in folder.rglob("*") if p.is_file()), key=lambda p: (p.stat().st_size, p.name))
     path = files[-1] if number % 2 else files[0]
     data = bytearray(path.read_bytes())
-    if number < len(CUTS):
-        what, part = CUTS[number]
+    if number < len(TRUNCATIONS):
+        what, part = TRUNCATIONS[number]
         path.write_bytes(data[: int(len(data) * part)])
         return f"{path.name} {what}"
     random = Random(f"{seed}/{number}")  # noqa: S311 - test data, not cryptography
-    for _ in range(1 + 4 * (number - len(CUTS))):
+    for _ in range(1 + 4 * (number - len(TRUNCATIONS))):
         data[random.randrange(len(data))] ^= random.randrange(1, 256)
     path.write_bytes(data)
     return f"{path.name} with altered bytes"
 
 
-def input_order_case(suite: Suite) -> Case:
+def make_input_order_case(suite: Suite) -> Case:
     """Return ``b - a`` of two inputs of the same shape, in reverse alphabetical order."""
     graph = Graph("order")
     first, second = (graph.add_input(TensorType(torch.float32, (2, 3)), name) for name in ("b", "a"))
     graph.add_output(Builder(graph, suite.registry.operators)("sub", first, second))
     generator = torch.Generator().manual_seed(suite.profile.seed)
-    return Case("inputs of one shape", graph, [Run("typical", _tensors(generator, (2, 3), (2, 3)))])
+    return Case("inputs of one shape", graph, [Run("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
 
 
-def weights_case(suite: Suite) -> Case:
+def make_weights_case(suite: Suite) -> Case:
     """Return ``x @ v + w`` with two weights of several pages each, so that the offset of the second is not 0."""
     graph = Graph("weights")
     x = graph.add_input(TensorType(torch.float32, (3, 40)), "x")
     generator = torch.Generator().manual_seed(suite.profile.seed)
-    v, w, inputs = _tensors(generator, (40, 50), (3, 50), (3, 40))
+    v, w, inputs = _draw_tensors(generator, (40, 50), (3, 50), (3, 40))
     build = Builder(graph, suite.registry.operators)
     product = build("matmul", x, graph.add_constant(v, "v"))
     graph.add_output(build("add", product, graph.add_constant(w, "w")))
     return Case("two weights apart", graph, [Run("typical", (inputs,))])
 
 
-def layouts_case(suite: Suite) -> Case:
+def make_layouts_case(suite: Suite) -> Case:
     """Return ``b - a`` with views as inputs: transposed, expanded, every second element, an offset."""
-    case = input_order_case(suite)
+    case = make_input_order_case(suite)
     generator = torch.Generator().manual_seed(suite.profile.seed)
-    a, b, row, wide = _tensors(generator, (3, 2), (3, 2), (1, 3), (4, 6))
+    a, b, row, wide = _draw_tensors(generator, (3, 2), (3, 2), (1, 3), (4, 6))
     runs = [
         Run("transposed", (a.t(), b.t())),
         Run("expanded", (a.t(), row.expand(2, 3))),
@@ -233,5 +250,5 @@ def layouts_case(suite: Suite) -> Case:
     return Case("inputs in other layouts", case.graph, runs)
 
 
-def _tensors(generator: torch.Generator, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+def _draw_tensors(generator: torch.Generator, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)

@@ -17,35 +17,40 @@ import torch
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.operators import Operator, schema_text
+from clika_ref.core.operators import Operator, format_schema
 from clika_ref.core.samples import Call, Descriptions, random_draw
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 from clika_ref_conformance.cases import Check, Outcome, Task
-from clika_ref_conformance.drawing.calls.covering import covering_calls
-from clika_ref_conformance.drawing.calls.drawn import filled, shown
-from clika_ref_conformance.drawing.calls.dtypes import columns
-from clika_ref_conformance.drawing.calls.neighbours import TracedCall, neighbours, traced_call
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.calls.vectors import typical_run
-from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, described, judged
-from clika_ref_conformance.execution.case_checks import is_reason, same_bits
+from clika_ref_conformance.drawing.calls.attribute_variation import RecordedCall, record_call, vary_single_attributes
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.drawing.calls.covering import draw_covering_calls
+from clika_ref_conformance.drawing.calls.drawn_call import fill_operands, format_call
+from clika_ref_conformance.drawing.calls.dtypes import select_dtypes
+from clika_ref_conformance.drawing.calls.vectors import make_typical_run
+from clika_ref_conformance.drawing.sampling import (
+    SampleError,
+    UnjudgedDtypeError,
+    collect_judged_calls,
+    draw_call_of_any_dtype,
+)
+from clika_ref_conformance.execution.case_checks import has_same_bits, is_valid_reason
 from clika_ref_conformance.judged_dtypes import is_judged
-from clika_ref_conformance.judging.trait_claims import broken_claim, claim_of, claims
+from clika_ref_conformance.judging.trait_claims import claim_of, find_broken_claim, has_claims
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 
 LEVEL = "contract"
 
-DRAWN = 24
+RANDOM_CALLS = 24
 """Random calls in addition to the cover: a branch that 1 call in 6 takes is missed with a probability of 1 %."""
 
-PAIRS = 3
+PAIRS_PER_ATTRIBUTE = 3
 """Number of pairs of calls that are compared for each attribute."""
 
-TRIES = 40
+TRIES_PER_ATTRIBUTE = 40
 """Number of calls that are compared to find the pairs."""
 
-ELSEWHERE = frozenset({"device", "generator"})
+UNTESTED_ATTRIBUTES = frozenset({"device", "generator"})
 """Attributes for the device or random state of the result: two of their values cannot be tried here."""
 
 
@@ -56,48 +61,51 @@ def tasks(suite: Suite) -> list[Task]:
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of one declaration."""
-    contract = Contract(suite.registry.operators[task.subject], suite)
+    contract = ContractChecks(suite.registry.operators[task.subject], suite)
     plain: dict[str, Callable[[], str | None]] = {
         "schema": contract.schema,
         "samples": contract.samples,
         "refusal": contract.refusal,
         "consumption": contract.consumption,
     }
-    if claims(contract.op):
+    if has_claims(contract.op):
         plain["trait"] = contract.trait
-    found = [Check(name, functools.partial(_told, name, Verdict.CONTRACT, look)) for name, look in plain.items()]
+    found = [
+        Check(name, functools.partial(_run_contract_check, name, Verdict.CONTRACT, look))
+        for name, look in plain.items()
+    ]
     for attribute in contract.op.attributes:
-        if attribute not in ELSEWHERE:
+        if attribute not in UNTESTED_ATTRIBUTES:
             name = f"sensitivity-{attribute}"
             look = functools.partial(contract.sensitivity, attribute)
-            found.append(Check(name, functools.partial(_told, name, Verdict.NOT_RUN, look)))
+            found.append(Check(name, functools.partial(_run_contract_check, name, Verdict.NOT_RUN, look)))
     return found
 
 
-def _told(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcome:
+def _run_contract_check(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcome:
     """Return the outcome of a check that returns None, or a description of the problem."""
     try:
         problem = look()
-    except UnjudgedError as error:
+    except UnjudgedDtypeError as error:
         return Outcome(name, error.comparison)
     except SampleError as error:
         if name == "samples":
             return Outcome(name, Comparison(Verdict.SAMPLE, error.details))
-        return Outcome(name, not_run(Reason.SAMPLES, str(error)))
-    except _Unknown as unknown:
-        return Outcome(name, not_run(Reason.NOTHING_TO_LOOK_AT, str(unknown)))
+        return Outcome(name, make_not_run(Reason.SAMPLES, str(error)))
+    except _NothingToCheckError as unknown:
+        return Outcome(name, make_not_run(Reason.NOTHING_TO_LOOK_AT, str(unknown)))
     if problem is None:
         return Outcome(name, Comparison(Verdict.PASS))
     unseen = verdict is Verdict.NOT_RUN
-    return Outcome(name, not_run(Reason.NOT_SENSITIVE, problem) if unseen else Comparison(verdict, problem))
+    return Outcome(name, make_not_run(Reason.NOT_SENSITIVE, problem) if unseen else Comparison(verdict, problem))
 
 
-class _Unknown(Exception):  # noqa: N818 - control flow, not an error: another check reports the reason
+class _NothingToCheckError(Exception):  # noqa: N818 - control flow, not an error: another check reports the reason
     pass
 
 
 @dataclass
-class Contract:
+class ContractChecks:
     """Declaration of one operator."""
 
     op: Operator
@@ -109,7 +117,7 @@ class Contract:
         signature = inspect.signature(self.op.reference)
         bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
         if bare or signature.return_annotation is signature.empty:
-            return f"{schema_text(self.op)}: give {', '.join(bare) or 'the result'} a type"
+            return f"{format_schema(self.op)}: give {', '.join(bare) or 'the result'} a type"
         return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring that says what it computes"
 
     def samples(self) -> str | None:
@@ -118,9 +126,9 @@ class Contract:
             return (
                 f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
             )
-        self._same_again()  # also checks that samples can be drawn
-        names = [name for name in self.op.attributes if name not in ELSEWHERE]
-        once = [name for name in names if len(self.values(name)) < 2 and not self._varies_unjudged(name)]
+        self._check_determinism()  # also checks that samples can be drawn
+        names = [name for name in self.op.attributes if name not in UNTESTED_ATTRIBUTES]
+        once = [name for name in names if len(self.values(name)) < 2 and not self._has_unjudged_variation(name)]
         fixed = [
             (p, [call.operands[i] for call in self.calls]) for i, p in enumerate(self.op.operands) if not p.variadic
         ]
@@ -134,16 +142,16 @@ class Contract:
         problems = [text.format(", ".join(names)) for text, names in told if names]
         return f"the samples of {self.op.name} {'; they '.join(problems)}" if problems else None
 
-    def _same_again(self) -> None:
+    def _check_determinism(self) -> None:
         """Draw again with the same seeds.
 
         Raises:
             SampleError: the calls differ.
         """
         for name, traced in self._traced.items():
-            call, other = traced.call, self._drawn(traced_call, name).call
-            if not _alike(call, other):
-                problem = f"draw {shown(self.op, call)}, and with the same seed {shown(self.op, other)}"
+            call, other = traced.call, self._draw(record_call, name).call
+            if not _is_same_call(call, other):
+                problem = f"draw {format_call(self.op, call)}, and with the same seed {format_call(self.op, other)}"
                 advice = ": draw what varies with draw(), nothing from the generators of random, torch or numpy"
                 raise SampleError(self.op, problem, advice)
 
@@ -154,10 +162,10 @@ class Contract:
         """
         nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
         if not nodes:
-            raise _Unknown(f"no call of {self.op.name} becomes a graph")
+            raise _NothingToCheckError(f"no call of {self.op.name} becomes a graph")
         for node in nodes.values():
             reason = self.suite.target.refusal(node)
-            if reason is not None and not is_reason(reason):
+            if reason is not None and not is_valid_reason(reason):
                 return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
         return None
 
@@ -168,21 +176,23 @@ class Contract:
         the type.
         """
         if self.op.lowering is None:
-            raise _Unknown(f"{self.op.name} has no ONNX lowering")
+            raise _NothingToCheckError(f"{self.op.name} has no ONNX lowering")
         for name, pairs in self.pairs.items():
             for call, other in pairs:
                 first, second = self._graph(call), self._graph(other)
-                if first is None or second is None or not _same_types(first, second):
+                if first is None or second is None or not _has_same_types(first, second):
                     continue
-                read = [read_by(self.op, graph) for graph in (first, second)]
+                read = [find_read_attributes(self.op, graph) for graph in (first, second)]
                 if any(r is not None and name not in r for r in read):
                     return (
-                        f"the lowering of {self.op.name} never reads {name} in {shown(self.op, call)}, "
+                        f"the lowering of {self.op.name} never reads {name} in {format_call(self.op, call)}, "
                         f"which eager computes differently with {name}={other.attrs[name]!r}"
                     )
         if self.op.attributes and not any(self.pairs.values()):
-            self._say_unjudged()
-            raise _Unknown(f"no two drawn calls of {self.op.name} differ in one attribute and in the result")
+            self._raise_unjudged()
+            raise _NothingToCheckError(
+                f"no two drawn calls of {self.op.name} differ in one attribute and in the result"
+            )
         return None
 
     def trait(self) -> str | None:
@@ -192,22 +202,24 @@ class Contract:
             _Unknown: each call is random, or eager rejects it.
         """
         calls = [call for call in self.calls if not Node(self.op, call.operands, dict(call.attrs)).is_random]
-        taken = [call for call in calls if self._eager(call) is not None]
+        taken = [call for call in calls if self._call_eager(call) is not None]
         if not taken:
-            self._say_unjudged()
-            raise _Unknown(f"no call of {self.op.name} is the same twice and taken by eager")
+            self._raise_unjudged()
+            raise _NothingToCheckError(f"no call of {self.op.name} is the same twice and taken by eager")
         for call in taken:
-            broken = broken_claim(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
+            broken = find_broken_claim(
+                self.op, fill_operands(call, make_typical_run(call.operands, 0).inputs), call.attrs
+            )
             if broken is not None:
                 claim = claim_of(self.op.trait)
-                return f"{shown(self.op, call)} is declared as {claim}, but {broken}; see clika_ref.core.traits"
+                return f"{format_call(self.op, call)} is declared as {claim}, but {broken}; see clika_ref.core.traits"
         return None
 
     def sensitivity(self, name: str) -> str | None:
         """Report an attribute that no compared call depends on: a target that ignores it is found only by chance."""
         if self.pairs.get(name):
             return None
-        self._say_unjudged()
+        self._raise_unjudged()
         known = f"{name} never changes what" if name in self.pairs else f"no two calls differ in {name} alone that"
         return (
             f"{known} the samples of {self.op.name} draw, on typical elements: that a target honours it shows only in "
@@ -219,14 +231,16 @@ class Contract:
         """Pairs of drawn calls that differ in one attribute and in the result, by attribute name; several of each."""
         found: dict[str, list[tuple[Call, Call]]] = {}
         tries: Counter[str] = Counter()
-        wanted = self.op.attributes.keys() - ELSEWHERE
+        wanted = self.op.attributes.keys() - UNTESTED_ATTRIBUTES
         for traced in self._traced.values():
-            for name, call in neighbours(self.op, traced):
+            for name, call in vary_single_attributes(self.op, traced):
                 pairs = found.setdefault(name, [])
-                if len(pairs) < PAIRS and tries[name] < TRIES:
+                if len(pairs) < PAIRS_PER_ATTRIBUTE and tries[name] < TRIES_PER_ATTRIBUTE:
                     tries[name] += 1
-                    pairs += [(traced.call, call)] if self._differ(traced.call, call) else []
-            if all(len(found.get(name, ())) == PAIRS or tries[name] == TRIES for name in wanted):
+                    pairs += [(traced.call, call)] if self._has_different_results(traced.call, call) else []
+            if all(
+                len(found.get(name, ())) == PAIRS_PER_ATTRIBUTE or tries[name] == TRIES_PER_ATTRIBUTE for name in wanted
+            ):
                 break
         return {name: found[name] for name in sorted(found.keys() & wanted)}
 
@@ -240,35 +254,35 @@ class Contract:
             SampleError: the samples raise.
         """
         traced = [t.call for t in self._traced.values()]
-        (dtype,) = columns(self.op, (torch.float32,))
-        return [*(row.call for row in self._drawn(covering_calls, dtype, self.suite.profile.seed)), *traced]
+        (dtype,) = select_dtypes(self.op, (torch.float32,))
+        return [*(row.call for row in self._draw(draw_covering_calls, dtype, self.suite.profile.seed)), *traced]
 
     @functools.cached_property
-    def _traced(self) -> dict[str, TracedCall]:
+    def _traced(self) -> dict[str, RecordedCall]:
         """Random calls with judged dtypes, by seed."""
-        return dict(judged(functools.partial(self._named, name) for name in self._names))
+        return dict(collect_judged_calls(functools.partial(self._draw_named, name) for name in self._names))
 
-    def _named(self, name: str) -> tuple[str, TracedCall]:
-        return name, self._drawn(traced_call, name)
+    def _draw_named(self, name: str) -> tuple[str, RecordedCall]:
+        return name, self._draw(record_call, name)
 
     @property
     def _names(self) -> list[str]:
         """Seeds of the random calls."""
-        return [f"{self.op.name}/{self.suite.profile.seed}/{i}" for i in range(DRAWN)]
+        return [f"{self.op.name}/{self.suite.profile.seed}/{i}" for i in range(RANDOM_CALLS)]
 
-    def _drawn(self, driver: Callable[..., Any], *settings: Any) -> Any:
+    def _draw(self, driver: Callable[..., Any], *settings: Any) -> Any:
         if self.op.sampler is None:
-            raise _Unknown(f"{self.op.name} has no samples")
+            raise _NothingToCheckError(f"{self.op.name} has no samples")
         return driver(self.op, *settings)
 
     def values(self, name: str) -> list[Any]:
         """Return the values that calls draw for an attribute; equal values of different types are distinct."""
         return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
 
-    def _varies_unjudged(self, name: str) -> bool:
+    def _has_unjudged_variation(self, name: str) -> bool:
         """Return whether an attribute has several values if dtypes that are not judged are drawn, too."""
         draws = (random_draw(Random(seed)) for seed in self._names)  # noqa: S311 - test data, not cryptography
-        return len({repr(described(self.op, draw, Descriptions()).attrs[name]) for draw in draws}) > 1
+        return len({repr(draw_call_of_any_dtype(self.op, draw, Descriptions()).attrs[name]) for draw in draws}) > 1
 
     def _graphs(self) -> Iterator[Graph]:
         for call in self.calls:
@@ -278,16 +292,16 @@ class Contract:
 
     def _graph(self, call: Call) -> Graph | None:
         try:
-            return graph_of(self.op, filled(call, typical_run(call.operands, 0).inputs), call.attrs)
+            return build_call_graph(self.op, fill_operands(call, make_typical_run(call.operands, 0).inputs), call.attrs)
         except Exception:  # noqa: BLE001 - the operator level reports calls that fail
             return None
 
-    def _eager(self, call: Call) -> list[torch.Tensor] | None:
+    def _call_eager(self, call: Call) -> list[torch.Tensor] | None:
         """Return eager's results, from one random seed; None if it rejects the call or a result is not judged."""
         torch.default_generator.manual_seed(0)  # `torch.manual_seed` would format a stack for each other device
         try:
             with torch.no_grad():
-                result = self.op(*filled(call, typical_run(call.operands, 0).inputs), **call.attrs)
+                result = self.op(*fill_operands(call, make_typical_run(call.operands, 0).inputs), **call.attrs)
         except Exception:  # noqa: BLE001 - any error means that eager rejects the call
             return None
         results = [result] if isinstance(result, torch.Tensor) else list(result)
@@ -295,37 +309,37 @@ class Contract:
         self._unjudged = self._unjudged or alien
         return None if alien else results
 
-    def _say_unjudged(self) -> None:
+    def _raise_unjudged(self) -> None:
         """Raise if results that could have distinguished calls have a dtype that is not judged."""
         if self._unjudged is not None:
-            raise UnjudgedError(self.op, self._unjudged)
+            raise UnjudgedDtypeError(self.op, self._unjudged)
 
-    def _differ(self, call: Call, other: Call) -> bool:
+    def _has_different_results(self, call: Call, other: Call) -> bool:
         """Return whether eager accepts both calls and computes different results, with NaN equal to NaN."""
-        before, after = self._eager(call), self._eager(other)
-        return before is not None and after is not None and not _same(before, after)
+        before, after = self._call_eager(call), self._call_eager(other)
+        return before is not None and after is not None and not _has_same_results(before, after)
 
 
-def _alike(call: Call, other: Call) -> bool:
+def _is_same_call(call: Call, other: Call) -> bool:
     """Return whether two calls are equal in every literal, and in the elements of tensors that the sampler created."""
     pairs = list(zip(call.operands, other.operands, strict=False))
     made = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
     rest = [[o for o in c.operands if not isinstance(o, torch.Tensor)] for c in (call, other)]
-    return repr((rest[0], call.attrs)) == repr((rest[1], other.attrs)) and all(same_bits(a, b) for a, b in made)
+    return repr((rest[0], call.attrs)) == repr((rest[1], other.attrs)) and all(has_same_bits(a, b) for a, b in made)
 
 
-def _same_types(a: Graph, b: Graph) -> bool:
+def _has_same_types(a: Graph, b: Graph) -> bool:
     return [v.type for v in a.outputs] == [v.type for v in b.outputs]
 
 
-def _same(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
+def _has_same_results(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor]) -> bool:
     return len(left) == len(right) and all(
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.nan_to_num(0.5), b.nan_to_num(0.5))
         for a, b in zip(left, right, strict=True)
     )
 
 
-def read_by(op: Operator, graph: Graph) -> set[str] | None:
+def find_read_attributes(op: Operator, graph: Graph) -> set[str] | None:
     """Return the attributes that an operator's lowering reads while a graph is emitted; None if emission fails.
 
     Attributes are passed as parameters, so each read is an instruction with the parameter's name. A lowering that takes
@@ -354,10 +368,10 @@ def read_by(op: Operator, graph: Graph) -> set[str] | None:
         return None
     finally:
         sys.settrace(before)
-    return set(op.attributes) if _passes_on(code, read) else read & op.attributes.keys()
+    return set(op.attributes) if _is_forwarding_keywords(code, read) else read & op.attributes.keys()
 
 
-def _passes_on(code: CodeType, read: set[str]) -> bool:
+def _is_forwarding_keywords(code: CodeType, read: set[str]) -> bool:
     """Return whether a function passes on all of its keyword arguments."""
     if not code.co_flags & inspect.CO_VARKEYWORDS:
         return False

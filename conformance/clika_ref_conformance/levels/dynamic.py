@@ -20,44 +20,44 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Choice, TensorDescription, TensorSample
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.growth import graph_cases, growable
-from clika_ref_conformance.drawing.reducing.sides import fixed_at
-from clika_ref_conformance.drawing.sampling import FRAGILE, UnjudgedError, judged
+from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.reducing.dims import fix_symbols
+from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, UnjudgedDtypeError, collect_judged_calls
 from clika_ref_conformance.drawing.symbolic.calls import (
     SymbolicCall,
     has_no_elements,
-    has_sizes_among_numbers,
-    symbolic_call,
+    has_size_dependent_numbers,
+    make_symbolic_call,
 )
-from clika_ref_conformance.drawing.symbolic.expressions import FILLER, expression_cases
-from clika_ref_conformance.drawing.symbolic.graphs import BATCH, with_dynamic_side
-from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, draw
-from clika_ref_conformance.execution.batches import Batch
+from clika_ref_conformance.drawing.symbolic.expressions import FILL_OPERATOR, generate_expression_cases
+from clika_ref_conformance.drawing.symbolic.graphs import BATCH, make_dim_dynamic
+from clika_ref_conformance.drawing.symbolic.size_dependence import ReplayableCall, SizeDecision, draw_replayable_call
 from clika_ref_conformance.execution.case_checks import run_case
+from clika_ref_conformance.execution.case_reduction import CaseBatch
 from clika_ref_conformance.suite import Suite
-from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, not_run
+from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 
 LEVEL = "dynamic"
 
 SIZES_PER_CALL = 7
 """Sets of sizes per call: as drawn, maximum, minimum, two coprime ones, ones and zeros."""
 
-GRAPHS = "random graphs"
-EXPRESSIONS = "size expressions"
+GRAPHS_SUBJECT = "random graphs"
+EXPRESSIONS_SUBJECT = "size expressions"
 
-EXPRESSIONS_PER_PROFILE = 6
+EXPRESSIONS_PER_SIZES = 6
 """Expressions for each set of sizes that a profile requests, as they are cheap."""
 
-PATIENCE = 9
+DRAWS_PER_CALL = 9
 """Drawn calls per requested call: some have no dynamic dim, and most are similar to another."""
 
-OWN_RULE = 3
+TYPE_RULE_FACTOR = 3
 """Factor on the calls of an operator with its own type rule, as the target computes the sizes of its results."""
 
-SIZED = 5
+SIZE_DEPENDENT_FACTOR = 5
 """The same for an operator with numbers that depend on sizes as well: their computation differs from call to call."""
 
-LOOKS = 4
+PROBE_DRAWS = 4
 """Number of drawn calls to find out whether an operator's numbers depend on sizes."""
 
 
@@ -65,96 +65,98 @@ def tasks(suite: Suite) -> list[Task]:
     """Return a task for every operator with samples, one for random graphs and one for random expressions."""
     operators = sorted(suite.registry.operators.values(), key=lambda op: op.name)
     subjects = [op.name for op in operators if op.sampler is not None]
-    expressions = [Task(LEVEL, EXPRESSIONS, "int64", dynamic=True)] if FILLER in suite.registry.operators else []
-    return [*(Task(LEVEL, subject, "float32", dynamic=True) for subject in (*subjects, GRAPHS)), *expressions]
+    expressions = (
+        [Task(LEVEL, EXPRESSIONS_SUBJECT, "int64", dynamic=True)] if FILL_OPERATOR in suite.registry.operators else []
+    )
+    return [*(Task(LEVEL, subject, "float32", dynamic=True) for subject in (*subjects, GRAPHS_SUBJECT)), *expressions]
 
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return one check for each drawn call, or for each graph or expression."""
-    if task.subject == GRAPHS:
-        return _graph_checks(suite)
-    if task.subject == EXPRESSIONS:
-        return _expression_checks(suite)
+    if task.subject == GRAPHS_SUBJECT:
+        return _make_graph_checks(suite)
+    if task.subject == EXPRESSIONS_SUBJECT:
+        return _make_expression_checks(suite)
     op = suite.registry.operators[task.subject]
-    count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * _share(op, suite.profile.seed)
-    pool = Pool(op, suite.profile.seed, count)
-    batch = Batch(suite)
+    count = max(1, suite.profile.shape_profiles // SIZES_PER_CALL) * _call_factor(op, suite.profile.seed)
+    pool = CallPool(op, suite.profile.seed, count)
+    batch = CaseBatch(suite)
     names = [f"sizes-{i}" for i in range(count)]
-    return [Check(name, partial(_outcome, pool, index, name, batch)) for index, name in enumerate(names)]
+    return [Check(name, partial(_check_call, pool, index, name, batch)) for index, name in enumerate(names)]
 
 
-def _share(op: Operator, seed: int) -> int:
+def _call_factor(op: Operator, seed: int) -> int:
     """Return the factor on the number of calls of an operator."""
     try:
-        drawn = judged(partial(draw, op, f"{seed}-{turn}") for turn in range(LOOKS))
-    except UnjudgedError:  # each check reports it if it finds no other call
+        drawn = collect_judged_calls(partial(draw_replayable_call, op, f"{seed}-{turn}") for turn in range(PROBE_DRAWS))
+    except UnjudgedDtypeError:  # each check reports it if it finds no other call
         return 1
-    sized = any(has_sizes_among_numbers(drawing) for drawing in drawn)
+    sized = any(has_size_dependent_numbers(drawing) for drawing in drawn)
     if op.type_rule is None:
-        return OWN_RULE if sized else 1
-    return SIZED if sized else OWN_RULE
+        return TYPE_RULE_FACTOR if sized else 1
+    return SIZE_DEPENDENT_FACTOR if sized else TYPE_RULE_FACTOR
 
 
-def _graph_checks(suite: Suite) -> list[Check]:
+def _make_graph_checks(suite: Suite) -> list[Check]:
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn_graphs = graph_cases(growable(suite.registry.operators), suite.target.refusal)
+    drawn_graphs = graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.refusal)
     found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
-    batch = Batch(suite)
+    batch = CaseBatch(suite)
     named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]
-    return [Check(name, partial(_graph_outcome, name, case, batch)) for name, case in named_cases]
+    return [Check(name, partial(_check_graph, name, case, batch)) for name, case in named_cases]
 
 
-def _expression_checks(suite: Suite) -> list[Check]:
+def _make_expression_checks(suite: Suite) -> list[Check]:
     """Return checks of size computations, including negative numbers, which no operator's samples draw."""
-    drawn_cases = expression_cases(suite.registry.operators[FILLER], str(suite.profile.seed))
-    found = islice(drawn_cases, EXPRESSIONS_PER_PROFILE * suite.profile.shape_profiles)
+    drawn_cases = generate_expression_cases(suite.registry.operators[FILL_OPERATOR], str(suite.profile.seed))
+    found = islice(drawn_cases, EXPRESSIONS_PER_SIZES * suite.profile.shape_profiles)
     return [Check(case.name, partial(run_case, case, suite)) for case in found]
 
 
-def _graph_outcome(name: str, case: Case, batch: Batch) -> Outcome:
-    found = with_dynamic_side(case)
+def _check_graph(name: str, case: Case, batch: CaseBatch) -> Outcome:
+    found = make_dim_dynamic(case)
     if found is None:
-        return Outcome(name, not_run(Reason.NO_SIZES, "no side of the graph may vary"))
-    refused = _refusal(found.graph, batch.suite)
+        return Outcome(name, make_not_run(Reason.NO_SIZES, "no side of the graph may vary"))
+    refused = _compile_error(found.graph, batch.suite)
     if refused is not None and BATCH.name in re.findall(r"\w+", refused):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, refused))
-    return replace(_held_against_static(batch.outcome(found), batch.suite), name=name)
+    return replace(_compare_with_static(batch.outcome(found), batch.suite), name=name)
 
 
-def _outcome(pool: Pool, index: int, name: str, batch: Batch) -> Outcome:
+def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outcome:
     found = pool.call(index)
     if isinstance(found, str):
-        return Outcome(name, not_run(Reason.NO_SIZES, found))
-    outcome = run_case(case_of(found, _every_run(found, _empty(found)), name), batch.suite)
+        return Outcome(name, make_not_run(Reason.NO_SIZES, found))
+    outcome = run_case(make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name), batch.suite)
     if not outcome.verdict.is_failure:
         return replace(outcome, name=name)
-    found = compilable(found, batch.suite)
+    found = drop_rejected_symbols(found, batch.suite)
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
-    case = case_of(found, _every_run(found, _empty(found)), name)
-    return replace(_held_against_static(batch.outcome(case), batch.suite), name=name)
+    case = make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name)
+    return replace(_compare_with_static(batch.outcome(case), batch.suite), name=name)
 
 
-def compilable(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
+def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
     """Return the call without the symbols that the target rejects, or the reason if it rejects all of them.
 
     A rejection is a `TargetError` of ``compile`` that names the symbol; other errors are judged later.
     """
-    fixed: list[Place] = []
-    while (reason := _refusal(found.graph, suite)) is not None:
+    fixed: list[SizeDecision] = []
+    while (reason := _compile_error(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
         refused = [place for place in found.places if str(place.symbol) in words]
         if not refused:
             return found
         fixed += refused
-        fewer = symbolic_call(found.drawing, fixed)
+        fewer = make_symbolic_call(found.replayable, fixed)
         if isinstance(fewer, str):
             return reason
         found = fewer
     return found
 
 
-def _refusal(graph: Graph, suite: Suite) -> str | None:
+def _compile_error(graph: Graph, suite: Suite) -> str | None:
     with TemporaryDirectory(dir=suite.folder) as folder:
         try:
             suite.target.compile(graph.clone(), Path(folder) / "model.onnx")
@@ -165,30 +167,30 @@ def _refusal(graph: Graph, suite: Suite) -> str | None:
     return None
 
 
-def _empty(found: SymbolicCall) -> list[Run]:
+def _empty_runs(found: SymbolicCall) -> list[Run]:
     """Return inputs without elements, for operators that survive them."""
-    return [] if found.drawing.op.name in FRAGILE else found.empty()
+    return [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
 
 
-def _every_run(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
+def _order_runs(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
     """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
     return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, at last")] if empty else [])]
 
 
-def _held_against_static(outcome: Outcome, suite: Suite) -> Outcome:
+def _compare_with_static(outcome: Outcome, suite: Suite) -> Outcome:
     """Add to a failure whether it also fails if compiled for that size alone."""
     comparison, case = outcome.comparison, outcome.case
     runs = [run for run in case.runs if run.name == outcome.run] if case is not None else []
     if not comparison.verdict.is_failure or case is None or not runs:
         return outcome
-    alone = run_case(fixed_at(case, runs[0]), suite).verdict
+    alone = run_case(fix_symbols(case, runs[0]), suite).verdict
     relation = f"{alone} as well" if alone.is_failure else f"{alone}, so it is the dynamic form that is wrong"
     message = f"{comparison.message}; compiled for this size alone: {relation}"
     return replace(outcome, comparison=replace(comparison, message=message))
 
 
 @dataclass
-class Pool:
+class CallPool:
     """Drawn calls of an operator, ordered by how much each differs from those before it."""
 
     op: Operator
@@ -199,26 +201,28 @@ class Pool:
     """Symbolic calls of drawn calls so far, by their `id`, as they take longer than drawing."""
 
     @cached_property
-    def drawings(self) -> list[Drawing]:
+    def drawings(self) -> list[ReplayableCall]:
         """Drawn calls: first as many as requested, each with the largest share of new pairs of decisions.
 
         Ties are resolved by the largest number of dims. It is a share, as with a count, calls with many decisions would
         always come first. Calls that show little of their decisions come last.
         """
-        left = judged(partial(draw, self.op, f"{self.seed}-{turn}") for turn in range(PATIENCE * self.count))
-        pairs = {id(drawing): set(combinations(_decisions(drawing), 2)) for drawing in left}
-        chosen: list[Drawing] = []
-        last: list[Drawing] = []
+        left = collect_judged_calls(
+            partial(draw_replayable_call, self.op, f"{self.seed}-{turn}") for turn in range(DRAWS_PER_CALL * self.count)
+        )
+        pairs = {id(drawing): set(combinations(_classify_decisions(drawing), 2)) for drawing in left}
+        chosen: list[ReplayableCall] = []
+        last: list[ReplayableCall] = []
         seen: set[object] = set()
 
-        def rank(drawing: Drawing) -> tuple[float, int]:
+        def rank(drawing: ReplayableCall) -> tuple[float, int]:
             own = pairs[id(drawing)]
-            return len(own - seen) / max(len(own), 1), _sides(drawing)
+            return len(own - seen) / max(len(own), 1), _count_dims(drawing)
 
         while left and len(chosen) < self.count:
             best = max(left, key=rank)
             left.remove(best)
-            if has_no_elements(best) or (len(last) < self.count > 2 * len(chosen) and self._has_fixed_sides(best)):
+            if has_no_elements(best) or (len(last) < self.count > 2 * len(chosen) and self._has_fixed_dims(best)):
                 last.append(best)
             else:
                 seen |= pairs[id(best)]
@@ -229,37 +233,39 @@ class Pool:
         """Return a call with dynamic dims, another one for each index, or the reason why there is none."""
         found: SymbolicCall | str = "nothing was drawn"
         for drawing in self.drawings[index :: self.count]:
-            found = self._symbolic(drawing)
+            found = self._make_symbolic(drawing)
             if isinstance(found, SymbolicCall) and len(found.runs) > 1:
                 return found
         return found if isinstance(found, str) else "every call that was drawn is legal at one size only"
 
-    def _has_fixed_sides(self, drawing: Drawing) -> bool:
+    def _has_fixed_dims(self, drawing: ReplayableCall) -> bool:
         """Return whether a dim that was drawn can only have the size that it was drawn with."""
-        found = self._symbolic(drawing)
+        found = self._make_symbolic(drawing)
         return isinstance(found, str) or any(p.dim is not None and p not in found.places for p in drawing.ranges)
 
-    def _symbolic(self, drawing: Drawing) -> SymbolicCall | str:
+    def _make_symbolic(self, drawing: ReplayableCall) -> SymbolicCall | str:
         if id(drawing) not in self.symbolic:
-            self.symbolic[id(drawing)] = symbolic_call(drawing)
+            self.symbolic[id(drawing)] = make_symbolic_call(drawing)
         return self.symbolic[id(drawing)]
 
 
-def _sides(drawing: Drawing) -> int:
+def _count_dims(drawing: ReplayableCall) -> int:
     """Return the total number of dims of a call's operands."""
     return sum(len(o.shape) for o in drawing.call.operands if isinstance(o, TensorSample | torch.Tensor))
 
 
-def _decisions(drawing: Drawing) -> list[tuple[int, object]]:
+def _classify_decisions(drawing: ReplayableCall) -> list[tuple[int, object]]:
     """Return the decisions of a drawn call as classes, as exact values, such as the last index of a dim, say less.
 
     They include the resulting attributes, as samples may reach one in several ways.
     """
     attributes = [(-1, (name, repr(value))) for name, value in drawing.call.attrs.items()]
-    return [(at, _class_of(description, value)) for at, (description, value) in enumerate(drawing.decided)] + attributes
+    return [
+        (at, _decision_class(description, value)) for at, (description, value) in enumerate(drawing.decided)
+    ] + attributes
 
 
-def _class_of(description: Any, value: Any) -> object:
+def _decision_class(description: Any, value: Any) -> object:
     """Return an option's index, the range limits that a value equals, or a tensor's rank and whether a dim is 1."""
     match description:
         case Choice(options):
@@ -270,12 +276,12 @@ def _class_of(description: Any, value: Any) -> object:
             return value == description.low, value == description.high
 
 
-def case_of(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:
+def make_symbolic_case(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:
     """Return the case of a symbolic call: one graph, and inputs of several sizes."""
     (node,) = found.graph.nodes
     facts = {
         "attributes": dict(node.attrs),
         "shapes": [str(v.type) for v in found.graph.inputs],
-        "fixed": len(found.drawing.ranges) - len(found.places),
+        "fixed": len(found.replayable.ranges) - len(found.places),
     }
-    return Case(f"{found.drawing.op.name} {name}", found.graph, runs, facts)
+    return Case(f"{found.replayable.op.name} {name}", found.graph, runs, facts)

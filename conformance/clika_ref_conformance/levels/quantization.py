@@ -16,36 +16,41 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.packing import pack_int4, unpack_int4
-from clika_ref.quantization_scheme import scheme_of
+from clika_ref.onnx_export.int4 import pack_int4, unpack_int4
+from clika_ref.targets.quantization_scheme import scheme_of
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
-from clika_ref_conformance.drawing.quantized.layers import LAYERS, Layer, layer_case
-from clika_ref_conformance.drawing.quantized.ranges import SHAPE, Grid, elements, grids
-from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS, StoredWeight, stored_weight_case
+from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS, QuantizedLayer, make_layer_case
+from clika_ref_conformance.drawing.quantized.ranges import (
+    ELEMENTS_SHAPE,
+    QuantizedRange,
+    draw_quantized_ranges,
+    make_elements,
+)
+from clika_ref_conformance.drawing.quantized.stored_weights import STORED_WEIGHTS, StoredWeight, make_stored_weight_case
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 LEVEL = "quantization"
 
-FEWEST = 60
+MIN_RANGES = 60
 """Minimum number of ranges: combines each scale, zero point, axis and width several times."""
 
-NEEDED = ("quantize", "dequantize")
+REQUIRED_OPERATORS = ("quantize", "dequantize")
 
-PACKED = {"int4": torch.int8, "uint4": torch.uint8}
+PACKED_DTYPES = {"int4": torch.int8, "uint4": torch.uint8}
 """INT4 dtypes, and the dtype that holds one element before packing."""
 
-LENGTHS = (0, 1, 2, 3, 7, 16, 31, 33)
+PACKED_LENGTHS = (0, 1, 2, 3, 7, 16, 31, 33)
 """Numbers of packed elements: none, pairs, and odd ones."""
 
-Verify = Callable[[Run, Sequence[torch.Tensor]], str | None]
+VerifyOutputs = Callable[[Run, Sequence[torch.Tensor]], str | None]
 """Function that describes errors in the outputs of a run, or returns None."""
 
 
 def tasks(suite: Suite) -> list[Task]:
     """Return one task each for ranges, layers, stored weights and packing, if the two operators are declared."""
-    if any(name not in suite.registry.operators for name in NEEDED):
+    if any(name not in suite.registry.operators for name in REQUIRED_OPERATORS):
         return []
     return [Task(LEVEL, name) for name in ("quantize+dequantize", "layers", "stored weights", "packing")]
 
@@ -54,18 +59,25 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a task."""
     seed = suite.profile.seed
     if task.subject == "packing":
-        every = [(name, n) for name in PACKED for n in LENGTHS]
-        return [Check(f"{name}-{n}", partial(_packed, f"{name}-{n}", n, PACKED[name], seed)) for name, n in every]
+        every = [(name, n) for name in PACKED_DTYPES for n in PACKED_LENGTHS]
+        return [
+            Check(f"{name}-{n}", partial(_check_packing, f"{name}-{n}", n, PACKED_DTYPES[name], seed))
+            for name, n in every
+        ]
     if task.subject == "layers":
-        return [Check(layer.name, partial(_layer, layer, suite)) for layer in LAYERS if layer.is_known(suite.registry)]
+        return [
+            Check(layer.name, partial(_check_layer, layer, suite))
+            for layer in QUANTIZED_LAYERS
+            if layer.is_known(suite.registry)
+        ]
     if task.subject == "stored weights":
         known = [weight for weight in STORED_WEIGHTS if weight.is_known(suite.registry)]
-        return [Check(weight.name, partial(_stored_weight, weight, suite)) for weight in known]
-    found = grids(max(FEWEST, suite.profile.drawn), seed)
-    return [Check(f"range-{i:03}", partial(_range, f"range-{i:03}", grid, suite)) for i, grid in enumerate(found)]
+        return [Check(weight.name, partial(_check_stored_weight, weight, suite)) for weight in known]
+    found = draw_quantized_ranges(max(MIN_RANGES, suite.profile.drawn), seed)
+    return [Check(f"range-{i:03}", partial(_check_range, f"range-{i:03}", grid, suite)) for i, grid in enumerate(found)]
 
 
-def held(case: Case, suite: Suite, verify: Verify) -> Outcome:
+def verify_case(case: Case, suite: Suite, verify: VerifyOutputs) -> Outcome:
     """Compare eager, and then the target, with integer arithmetic; between the two, the judge checks the target.
 
     A failure that only integer arithmetic shows has no case, as replaying one runs the judge.
@@ -88,16 +100,16 @@ def held(case: Case, suite: Suite, verify: Verify) -> Outcome:
     return outcome
 
 
-def _range(name: str, grid: Grid, suite: Suite) -> Outcome:
-    runs = [Run(kind, (torch.from_numpy(x),)) for kind, x in elements(grid, suite.profile.seed)]
-    case = Case(name, range_graph(grid, suite), runs, {"range": str(grid)})
-    return held(case, suite, partial(_verify_range, grid))
+def _check_range(name: str, grid: QuantizedRange, suite: Suite) -> Outcome:
+    runs = [Run(kind, (torch.from_numpy(x),)) for kind, x in make_elements(grid, suite.profile.seed)]
+    case = Case(name, make_range_graph(grid, suite), runs, {"range": str(grid)})
+    return verify_case(case, suite, partial(_verify_range, grid))
 
 
-def range_graph(grid: Grid, suite: Suite) -> Graph:
+def make_range_graph(grid: QuantizedRange, suite: Suite) -> Graph:
     """Return the graph that quantizes and dequantizes its input; it returns the codes and the values."""
     graph = Graph("quantized")
-    x = graph.add_input(TensorType(torch.float32, SHAPE), "x")
+    x = graph.add_input(TensorType(torch.float32, ELEMENTS_SHAPE), "x")
     build = Builder(graph, suite.registry.operators)
     dtype = getattr(torch, grid.dtype)
     own = torch.iinfo(dtype)
@@ -116,31 +128,31 @@ def range_graph(grid: Grid, suite: Suite) -> Graph:
     return graph
 
 
-def _verify_range(grid: Grid, run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
+def _verify_range(grid: QuantizedRange, run: Run, outputs: Sequence[torch.Tensor]) -> str | None:
     x, codes, values = run.inputs[0].numpy(), outputs[0].numpy().astype(int), outputs[1].numpy()
-    expected = grid.codes(x)
+    expected = grid.quantize(x)
     wrong = expected != codes
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
-        tie = ", a tie" if grid.ties(x)[at] else ""
+        tie = ", a tie" if grid.find_ties(x)[at] else ""
         return f"{float(x[at])!r}{tie}, on {grid} is {expected[at]}, not {codes[at]} (element {list(at)} of {run.name})"
     if not np.array_equal(grid.values(codes), values):
         wanted = grid.values(codes)
         at = tuple(int(i) for i in np.argwhere(wanted != values)[0])
         return f"{codes[at]} on {grid} stands for {float(wanted[at])!r}, not {float(values[at])!r}"
-    return grid.loss(x, codes, values)
+    return grid.find_error(x, codes, values)
 
 
-def _layer(layer: Layer, suite: Suite) -> Outcome:
+def _check_layer(layer: QuantizedLayer, suite: Suite) -> Outcome:
     scheme = scheme_of(suite.target)
     bits = scheme.weights.bits if scheme else 8
-    case, expected = layer_case(layer, suite.registry, suite.profile.seed, bits)
-    return held(case, suite, partial(_verify_integers, case.name, expected))
+    case, expected = make_layer_case(layer, suite.registry, suite.profile.seed, bits)
+    return verify_case(case, suite, partial(_verify_integers, case.name, expected))
 
 
-def _stored_weight(weight: StoredWeight, suite: Suite) -> Outcome:
-    case, expected = stored_weight_case(weight, suite.registry, suite.profile.seed)
-    return held(case, suite, partial(_verify_integers, case.name, expected))
+def _check_stored_weight(weight: StoredWeight, suite: Suite) -> Outcome:
+    case, expected = make_stored_weight_case(weight, suite.registry, suite.profile.seed)
+    return verify_case(case, suite, partial(_verify_integers, case.name, expected))
 
 
 def _verify_integers(
@@ -153,11 +165,11 @@ def _verify_integers(
     return f"{name}, {run.name}: element {list(at)} is {found[at]}, by integer arithmetic {wanted[at]}"
 
 
-def _packed(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:
+def _check_packing(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:
     low, high = (-8, 7) if dtype == torch.int8 else (0, 15)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randint(low, high + 1, (length,), generator=generator).to(dtype)
-    packed, expected = pack_int4(x), packed_bytes(x.tolist())
+    packed, expected = pack_int4(x), pack_by_rule(x.tolist())
     message = f"{x.tolist()} is packed as {packed.tolist()}, not {expected}" if packed.tolist() != expected else ""
     if not message:
         back = unpack_int4(torch.tensor(expected, dtype=torch.uint8), (length,), dtype)
@@ -165,7 +177,7 @@ def _packed(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:
     return Outcome(name, Comparison(Verdict.VALUE if message else Verdict.PASS, message))
 
 
-def packed_bytes(codes: Sequence[int]) -> list[int]:
+def pack_by_rule(codes: Sequence[int]) -> list[int]:
     """Return the bytes of packed INT4 codes: the first of a pair is the low half; an odd last one gets 0 above.
 
     Implements the rule itself, as packing and unpacking with our own functions would hide an error in both.

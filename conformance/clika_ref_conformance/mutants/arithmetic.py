@@ -7,7 +7,7 @@ import math
 import torch
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("arithmetic")
@@ -66,7 +66,7 @@ def _(original, op, x, **attrs):
     def write(op, summed, *rest):
         return op.cast(op.CumSum(op.cast(summed, torch.int32), *rest), torch.int64)
 
-    return original(Altered(op, CumSum=write), x, **attrs)
+    return original(PatchedOp(op, CumSum=write), x, **attrs)
 
 
 @FAULTS.lowering("sum", "int64 is summed in 32 bits")
@@ -77,7 +77,7 @@ def _(original, op, x, **attrs):
     def write(op, summed, *rest, **how):
         return op.cast(op.ReduceSum(op.cast(summed, torch.int32), *rest, **how), torch.int64)
 
-    return original(Altered(op, ReduceSum=write), x, **attrs)
+    return original(PatchedOp(op, ReduceSum=write), x, **attrs)
 
 
 @FAULTS.lowering("mul", "int64 is multiplied in 32 bits")
@@ -147,7 +147,7 @@ def _(original, op, x, *, decimals):
     def write(op, x):
         return op.Mul(op.Sign(x), op.Floor(op.Add(op.Abs(x), op.like(x, 0.5))))
 
-    return original(Altered(op, Round=write), x, decimals=decimals)
+    return original(PatchedOp(op, Round=write), x, decimals=decimals)
 
 
 @FAULTS.lowering("gelu", "approximate is ignored")
@@ -173,17 +173,17 @@ def _(original, op, x, *, input_scale, **attrs):
 
 @FAULTS.lowering("hardsigmoid", "the slope is 0.2, as ONNX and Keras have it")
 def _(original, op, x):
-    return original(forced(op, "HardSigmoid", alpha=0.2), x)
+    return original(override_attributes(op, "HardSigmoid", alpha=0.2), x)
 
 
 @FAULTS.lowering("threshold", "the threshold itself passes")
 def _(original, op, x, **attrs):
-    return original(Altered(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
+    return original(PatchedOp(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
 
 
 @FAULTS.lowering("hardshrink", "the bound itself passes")
 def _(original, op, x, **attrs):
-    return original(Altered(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
+    return original(PatchedOp(op, LessOrEqual=lambda op, a, b: op.Less(a, b)), x, **attrs)
 
 
 @FAULTS.lowering("log1p", "log(1 + x) loses the digits of a small x")
@@ -266,7 +266,7 @@ def _(original, op, x, **attrs):
 
 @FAULTS.lowering("ne", "a number that is rounded to half precision meets elements unrounded")
 def _(original, op, x, y):
-    return original(Altered(op, Max=lambda op, rounded: rounded), x, y)
+    return original(PatchedOp(op, Max=lambda op, rounded: rounded), x, y)
 
 
 @FAULTS.lowering("tan", "the tangent of float64 is divided of a sine and a cosine that is imprecise near its zeros")
@@ -282,17 +282,17 @@ def _(original, op, x, y, *, rounding_mode):
     return op.Mul(op.Sign(quotient), op.Floor(op.Abs(quotient)))
 
 
-def _through(dtype):
+def _round_int64_through(dtype):
     """Return a lowering fault that casts int64 operands to a float dtype and back, which rounds them."""
 
-    def rounded(op, value):
+    def round_operand(op, value):
         wide = not isinstance(value, bool | int | float) and op.dtype(value) == torch.int64
         if not wide:
             return value
         return op.declare(op.cast(op.cast(value, dtype), torch.int64), TensorType(torch.int64, op.shape(value)))
 
     def lower(original, op, *operands, **attrs):
-        return original(op, *(rounded(op, v) for v in operands), **attrs)
+        return original(op, *(round_operand(op, v) for v in operands), **attrs)
 
     return lower
 
@@ -305,7 +305,9 @@ for _subject, _dtype in {
     "argmax": torch.float32,
     "topk": torch.float64,
 }.items():
-    FAULTS.lowering(_subject, f"int64 passes through {str(_dtype).removeprefix('torch.')}")(_through(_dtype))
+    FAULTS.lowering(_subject, f"int64 passes through {str(_dtype).removeprefix('torch.')}")(
+        _round_int64_through(_dtype)
+    )
 
 
 @FAULTS.lowering("where", "a square condition is transposed")
@@ -363,10 +365,10 @@ def _(original, op, x, y, *, alpha):
 
 @FAULTS.lowering("where", "an infinite number becomes the largest finite one")
 def _(original, op, condition, x, y):
-    def finite(n):
+    def clamp_to_finite(n):
         return math.copysign(torch.finfo(torch.float32).max, n) if isinstance(n, float) and math.isinf(n) else n
 
-    return original(op, condition, finite(x), finite(y))
+    return original(op, condition, clamp_to_finite(x), clamp_to_finite(y))
 
 
 @FAULTS.lowering("full", "the number passes through float32")

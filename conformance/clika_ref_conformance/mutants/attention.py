@@ -9,7 +9,7 @@ import clika_ref_aten.attention
 import torch
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("attention")
@@ -18,13 +18,13 @@ ATTENTION = "scaled_dot_product_attention"
 
 @FAULTS.lowering(ATTENTION, "a row without any key gives NaN")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, Not=lambda op, dead: op.Or(dead, op.Not(dead))), *operands, **attrs)
+    return original(PatchedOp(op, Not=lambda op, dead: op.Or(dead, op.Not(dead))), *operands, **attrs)
 
 
 @FAULTS.lowering(ATTENTION, "a row without any key gives the mean of the values")
 def _(original, op, x, key, value, mask=None, **attrs):
-    with patch.object(clika_ref_aten.attention, "MASKED", -1e30):
-        altered = Altered(op, Not=lambda op, dead: op.Or(dead, op.Not(dead)))
+    with patch.object(clika_ref_aten.attention, "MASKED_SCORE", -1e30):
+        altered = PatchedOp(op, Not=lambda op, dead: op.Or(dead, op.Not(dead)))
         return original(altered, x, key, value, mask, **attrs)
 
 
@@ -34,7 +34,7 @@ def _(registry):
         kept = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows)
         return op.constant(kept, torch.bool)
 
-    with patch.object(clika_ref_aten.attention, "_lower_triangle", faulty):
+    with patch.object(clika_ref_aten.attention, "_causal_mask", faulty):
         yield
 
 
@@ -51,14 +51,14 @@ def _(original, op, x, key, value, *mask, scale, **attrs):
 
 @FAULTS.lowering(ATTENTION, "shared heads go round instead of each serving its neighbours")
 def _(original, op, x, key, value, *mask, enable_gqa, **attrs):
-    def repeated(op, shared):
+    def repeat_heads(op, shared):
         shape = op.shape(shared)
         times = op.shape(x)[-3] // shape[-3]
         tiled = op.Tile(shared, op.ints([times if i == len(shape) - 3 else 1 for i in range(len(shape))]))
         return op.declare(tiled, TensorType(op.dtype(shared), (*shape[:-3], shape[-3] * times, *shape[-2:])))
 
     if enable_gqa:
-        key, value = repeated(op, key), repeated(op, value)
+        key, value = repeat_heads(op, key), repeat_heads(op, value)
     return original(op, x, key, value, *mask, enable_gqa=False, **attrs)
 
 
@@ -77,7 +77,7 @@ def _(original, op, x, key, value, mask=None, *, enable_gqa, **attrs):
 
 @FAULTS.lowering("gru", "the reset gate comes before the product, as is the default of ONNX")
 def _(original, op, *operands, **attrs):
-    return original(forced(op, "GRU", linear_before_reset=None), *operands, **attrs)
+    return original(override_attributes(op, "GRU", linear_before_reset=None), *operands, **attrs)
 
 
 @FAULTS.lowering("lstm", "the gates stay in the order of PyTorch")
@@ -86,7 +86,7 @@ def _(original, op, x, h, c, *params, **attrs):
         parts = op.Split(value, *sizes, **how)
         return [parts[i] for i in (0, 2, 3, 1)] if how.get("num_outputs") == 4 else parts
 
-    return original(Altered(op, Split=write), x, h, c, *params, **attrs)
+    return original(PatchedOp(op, Split=write), x, h, c, *params, **attrs)
 
 
 @FAULTS.lowering("lstm", "hidden and cell state change places at the start")
@@ -96,14 +96,14 @@ def _(original, op, x, h, c, *params, **attrs):
 
 @FAULTS.lowering("linear", "the product is computed in half precision")
 def _(original, op, x, weight, *bias):
-    def halved(op_type):
+    def compute_in_half(op_type):
         def write(op, *operands, **how):
             halves = op.promote(*(o for o in operands if o is not None), to=torch.float16)
             return op.cast(op.node(op_type, *halves, **how), op.dtype(x))
 
         return write
 
-    return original(Altered(op, MatMul=halved("MatMul"), Gemm=halved("Gemm")), x, weight, *bias)
+    return original(PatchedOp(op, MatMul=compute_in_half("MatMul"), Gemm=compute_in_half("Gemm")), x, weight, *bias)
 
 
 @FAULTS.lowering("matmul", "operands are rounded to bfloat16 first")
@@ -111,7 +111,7 @@ def _(original, op, x, other):
     def write(op, *operands):
         return op.MatMul(*(op.cast(op.cast(v, torch.bfloat16), op.dtype(v)) for v in operands))
 
-    return original(Altered(op, MatMul=write), x, other)
+    return original(PatchedOp(op, MatMul=write), x, other)
 
 
 @FAULTS.lowering("addmm", "alpha scales the sum, not the product")

@@ -6,20 +6,20 @@ import math
 from unittest.mock import patch
 
 import torch
-from clika_ref_aten.reduction import axes, reduced_count
-from clika_ref_aten.spatial import ceil_divide, padded, spread
+from clika_ref_aten.reduction import axes_operand, count_reduced
+from clika_ref_aten.spatial import ceil_divide, expand_per_dim, pad_zeros
 from clika_ref_cleanup import fold_constants, remove_detach, remove_dropout
 
 from clika_ref.core.ir import Value
-from clika_ref.core.rewriting import Skip, rule
+from clika_ref.core.rewriter import Skip, rule
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-families", blind=True)
 
-BEFORE_FIRST, BEHIND_LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+BEFORE_FIRST, AFTER_LAST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 """Slice ends: before the first element, when stepping backwards, and after the last one."""
 
 
@@ -111,7 +111,7 @@ def _(original, op, x, y, *, alpha):
 @FAULTS.lowering("logit", "eps bounds from below only")
 def _(original, op, x, *, eps):
     return original(
-        Altered(op, Greater=lambda op, x, high: op.Xor(op.Greater(x, high), op.Greater(x, high))), x, eps=eps
+        PatchedOp(op, Greater=lambda op, x, high: op.Xor(op.Greater(x, high), op.Greater(x, high))), x, eps=eps
     )
 
 
@@ -158,7 +158,7 @@ def _(original, op, x, index, src, *, dim):
         return original(op, x, index, src, dim=dim)
     wanted = op.shape(index) or (1,)
     starts = [a - b for a, b in zip(op.shape(src), wanted, strict=True)]
-    rest = op.Slice(src, op.ints(starts), op.ints([BEHIND_LAST] * len(starts)))
+    rest = op.Slice(src, op.ints(starts), op.ints([AFTER_LAST] * len(starts)))
     return original(op, x, index, op.declare(rest, TensorType(op.dtype(src), wanted)), dim=dim)
 
 
@@ -199,10 +199,10 @@ def _(original, op, x, *vectors, training, momentum, eps):
     if training and count > 1:
         factor = count / (count - 1)
 
-        def unbiased(op, total):
+        def compute_unbiased_std(op, total):
             return op.Sqrt(op.Add(op.Mul(total, op.like(total, factor)), op.like(total, eps * (1 - factor))))
 
-        op = Altered(op, Sqrt=unbiased)
+        op = PatchedOp(op, Sqrt=compute_unbiased_std)
     return original(op, x, *vectors, training=training, momentum=momentum, eps=eps)
 
 
@@ -225,7 +225,7 @@ def _(original, op, x, *, dim, largest, sorted, **attrs):
 def _(original, op, x, *, padding, ceil_mode, **attrs):
     if ceil_mode or not op.dtype(x).is_floating_point:
         return original(op, x, padding=padding, ceil_mode=ceil_mode, **attrs)
-    return original(op, padded(op, x, padding, padding), padding=(0,), ceil_mode=ceil_mode, **attrs)
+    return original(op, pad_zeros(op, x, padding, padding), padding=(0,), ceil_mode=ceil_mode, **attrs)
 
 
 # Powers
@@ -245,16 +245,16 @@ def _(original, op, x, y):
 def _(original, op, x, *, dim, keepdim):
     if op.dtype(x) != torch.int64:
         return original(op, x, dim=dim, keepdim=keepdim)
-    found = op.ReduceMax(op.cast(x, torch.float32), axes(op, x, dim), keepdims=keepdim)
+    found = op.ReduceMax(op.cast(x, torch.float32), axes_operand(op, x, dim), keepdims=keepdim)
     return op.cast(found, torch.int64)
 
 
 @FAULTS.lowering("mean", "integers are averaged as integers, and converted to the dtype asked for afterwards")
 def _(original, op, x, *, dim, keepdim, dtype):
-    count = reduced_count(op.shape(x), dim)
+    count = count_reduced(op.shape(x), dim)
     if op.dtype(x) not in (torch.int64, torch.int32) or is_symbolic(count) or not count:
         return original(op, x, dim=dim, keepdim=keepdim, dtype=dtype)
-    total = op.ReduceSum(op.cast(x, torch.int64), axes(op, x, dim), keepdims=keepdim)
+    total = op.ReduceSum(op.cast(x, torch.int64), axes_operand(op, x, dim), keepdims=keepdim)
     return op.cast(op.Div(total, op.like(total, count)), op.result.dtype)
 
 
@@ -262,7 +262,7 @@ def _(original, op, x, *, dim, keepdim, dtype):
 def _(original, op, x, *, dim, keepdim):
     if op.dtype(x) not in (torch.float32, torch.float64):
         return original(op, x, dim=dim, keepdim=keepdim)
-    return op.Log(op.ReduceSum(op.Exp(x), axes(op, x, dim), keepdims=keepdim))
+    return op.Log(op.ReduceSum(op.Exp(x), axes_operand(op, x, dim), keepdims=keepdim))
 
 
 # Rounding
@@ -295,7 +295,7 @@ def _(original, op, x):
 
 @FAULTS.lowering("multilabel_margin_loss", "classes that are listed behind the first -1 count too")
 def _(original, op, x, target, **attrs):
-    return original(Altered(op, CumSum=lambda op, ends, axis: ends), x, target, **attrs)
+    return original(PatchedOp(op, CumSum=lambda op, ends, axis: ends), x, target, **attrs)
 
 
 # Convolutions
@@ -306,7 +306,7 @@ def _(original, op, *operands, padding, **attrs):
     def before(op, *operands, pads, **how):
         return op.Conv(*operands, pads=[*pads[len(pads) // 2 :], *pads[: len(pads) // 2]], **how)
 
-    return original(Altered(op, Conv=before) if padding == "same" else op, *operands, padding=padding, **attrs)
+    return original(PatchedOp(op, Conv=before) if padding == "same" else op, *operands, padding=padding, **attrs)
 
 
 @FAULTS.lowering("conv_transpose1d", "output_padding lengthens the result at its start instead of its end")
@@ -317,7 +317,7 @@ def _(original, op, *operands, **attrs):
             begin, more = begin - more, 0
         return op.ConvTranspose(*operands, pads=[begin, end], output_padding=[more], **how)
 
-    return original(Altered(op, ConvTranspose=at_start), *operands, **attrs)
+    return original(PatchedOp(op, ConvTranspose=at_start), *operands, **attrs)
 
 
 # Recurrent cells
@@ -329,7 +329,7 @@ def _(original, op, *operands):
         enter, leave, forget, cell = op.Split(*operands, **how)
         return enter, forget, cell, leave
 
-    return original(Altered(op, Split=in_order), *operands)
+    return original(PatchedOp(op, Split=in_order), *operands)
 
 
 # Activations
@@ -352,8 +352,14 @@ def _(original, x, *, kernel_size, stride, padding, dilation, ceil_mode):
     known = found[0] if isinstance(found, tuple) else found
     if not ceil_mode or not is_symbolic(x.shape[-2:]):
         return found
-    kernel = spread(kernel_size, 2)
-    columns = (x.shape[-2:], kernel, spread(stride or kernel, 2), spread(padding, 2), spread(dilation, 2))
+    kernel = expand_per_dim(kernel_size, 2)
+    columns = (
+        x.shape[-2:],
+        kernel,
+        expand_per_dim(stride or kernel, 2),
+        expand_per_dim(padding, 2),
+        expand_per_dim(dilation, 2),
+    )
     counts = [ceil_divide(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, s, p, d in zip(*columns, strict=True)]
     shape = [c if is_symbolic(n) else own for c, n, own in zip(counts, x.shape[-2:], known.shape[-2:], strict=True)]
     return TensorType(x.dtype, (*x.shape[:-2], *shape))

@@ -6,7 +6,7 @@ import torch
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-layers", blind=True)
@@ -17,12 +17,12 @@ FAULTS = Catalogue("blind-layers", blind=True)
 
 @FAULTS.lowering("gru", "the reset gate acts before the hidden state is multiplied, which is ONNX's default")
 def _(original, op, *operands, **attrs):
-    return original(forced(op, "GRU", linear_before_reset=0), *operands, **attrs)
+    return original(override_attributes(op, "GRU", linear_before_reset=0), *operands, **attrs)
 
 
 @FAULTS.lowering("rnn_relu", "the backward direction keeps ONNX's default activation, tanh")
 def _(original, op, *operands, bidirectional, **attrs):
-    op = forced(op, "RNN", activations=["Relu", "Tanh"]) if bidirectional else op
+    op = override_attributes(op, "RNN", activations=["Relu", "Tanh"]) if bidirectional else op
     return original(op, *operands, bidirectional=bidirectional, **attrs)
 
 
@@ -33,7 +33,7 @@ def _(original, op, *operands, num_layers, bidirectional, **attrs):
             return op.Split(state, **how)
         return tuple(op.Gather(state, op.ints([i, i + num_layers]), axis=0) for i in range(num_layers))
 
-    op = Altered(op, Split=by_direction) if bidirectional else op
+    op = PatchedOp(op, Split=by_direction) if bidirectional else op
     return original(op, *operands, num_layers=num_layers, bidirectional=bidirectional, **attrs)
 
 
@@ -87,7 +87,7 @@ def _(original, op, x, scale, zero_point, *, dtype, axis, **few):
 
 @FAULTS.lowering("native_layer_norm", "the third result is the deviation instead of its reciprocal")
 def _(original, op, x, weight, bias, **attrs):
-    return original(Altered(op, Reciprocal=lambda op, deviation: deviation), x, weight, bias, **attrs)
+    return original(PatchedOp(op, Reciprocal=lambda op, deviation: deviation), x, weight, bias, **attrs)
 
 
 @FAULTS.lowering("instance_norm", "eps is always ONNX's default, 1e-5")
@@ -97,12 +97,12 @@ def _(original, op, *operands, eps, **attrs):
 
 @FAULTS.lowering("binary_cross_entropy", "logarithms are not kept above -100, so a certain error costs infinity")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, Max=lambda op, logarithm, lowest: logarithm), *operands, **attrs)
+    return original(PatchedOp(op, Max=lambda op, logarithm, lowest: logarithm), *operands, **attrs)
 
 
 @FAULTS.lowering("poisson_nll_loss", "a target of exactly 1 gets the Stirling term")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, LessOrEqual=lambda op, *pair: op.Less(*pair)), *operands, **attrs)
+    return original(PatchedOp(op, LessOrEqual=lambda op, *pair: op.Less(*pair)), *operands, **attrs)
 
 
 @FAULTS.lowering("triplet_margin_loss", "swap is ignored unless p is 2")
@@ -126,13 +126,13 @@ def _(original, op, *operands, dilation, **attrs):
 
 @FAULTS.lowering("upsample_bicubic2d", "the cubic coefficient is -0.5, that of other libraries")
 def _(original, op, x, **attrs):
-    return original(forced(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
+    return original(override_attributes(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
 
 
 @FAULTS.lowering("im2col", "the places within a window come before the channels")
 def _(original, op, x, **attrs):
     b = op.rank(x) - 3
-    return original(forced(op, "Transpose", perm=[*range(b), b + 1, b + 3, b, b + 2, b + 4]), x, **attrs)
+    return original(override_attributes(op, "Transpose", perm=[*range(b), b + 1, b + 3, b, b + 2, b + 4]), x, **attrs)
 
 
 # Sorting, cumulative operators and indices
@@ -140,7 +140,7 @@ def _(original, op, x, **attrs):
 
 @FAULTS.lowering("logcumsumexp", "equal infinities are subtracted, which makes NaN of them")
 def _(original, op, x, **attrs):
-    return original(Altered(op, Where=lambda op, equal, zero, distance: distance), x, **attrs)
+    return original(PatchedOp(op, Where=lambda op, equal, zero, distance: distance), x, **attrs)
 
 
 @FAULTS.lowering("median", "of an even number of elements the upper middle one is returned")
@@ -148,12 +148,12 @@ def _(original, op, x, *, dim, keepdim):
     if op.rank(x) == 0 or is_symbolic(op.shape(x)[dim : dim + 1 or None]):
         return original(op, x, dim=dim, keepdim=keepdim)
     middle = op.ints([op.shape(x)[dim] // 2 + 1])
-    return original(Altered(op, TopK=lambda op, v, k, **how: op.TopK(v, middle, **how)), x, dim=dim, keepdim=keepdim)
+    return original(PatchedOp(op, TopK=lambda op, v, k, **how: op.TopK(v, middle, **how)), x, dim=dim, keepdim=keepdim)
 
 
 @FAULTS.lowering("repeat_interleave", "with a tensor of counts each run but the last takes one copy of the next")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, GreaterOrEqual=lambda op, *pair: op.Greater(*pair)), *operands, **attrs)
+    return original(PatchedOp(op, GreaterOrEqual=lambda op, *pair: op.Greater(*pair)), *operands, **attrs)
 
 
 @FAULTS.lowering("take", "negative indices are cut to 0")
@@ -199,22 +199,22 @@ def _(original, op, x, target, weight, *, p, **attrs):
 
 @FAULTS.lowering("pixel_shuffle", "the places within a block come before the channels, as in ONNX's default mode, DCR")
 def _(original, op, x, *, upscale_factor):
-    return original(forced(op, "DepthToSpace", mode="DCR"), x, upscale_factor=upscale_factor)
+    return original(override_attributes(op, "DepthToSpace", mode="DCR"), x, upscale_factor=upscale_factor)
 
 
 @FAULTS.lowering("repeat_interleave", "one count for all elements is taken for that of the first")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, Expand=lambda op, counts, shape: counts), *operands, **attrs)
+    return original(PatchedOp(op, Expand=lambda op, counts, shape: counts), *operands, **attrs)
 
 
 @FAULTS.lowering("scatter_reduce", "the mean of integers is rounded towards zero")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, Less=lambda op, rest, zero: op.Less(zero, zero)), *operands, **attrs)
+    return original(PatchedOp(op, Less=lambda op, rest, zero: op.Less(zero, zero)), *operands, **attrs)
 
 
 @FAULTS.lowering("cdist", "the eps of pairwise_distance is added to the differences")
 def _(original, op, x1, x2, **attrs):
-    return original(Altered(op, Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6))), x1, x2, **attrs)
+    return original(PatchedOp(op, Sub=lambda op, a, b: op.Add(op.Sub(a, b), op.like(a, 1e-6))), x1, x2, **attrs)
 
 
 # More attention, sums, losses and weights

@@ -8,7 +8,7 @@ import torch
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-lowerings", blind=True)
@@ -38,13 +38,13 @@ def _(original, op, x, *, lambd):
 
 @FAULTS.lowering("hardshrink", "elements exactly at the bound are kept")
 def _(original, op, x, *, lambd):
-    return original(Altered(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, lambd=lambd)
+    return original(PatchedOp(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, lambd=lambd)
 
 
 @FAULTS.lowering("softplus", "the threshold is compared with x instead of beta * x")
 def _(original, op, x, *, beta, threshold):
     return original(
-        Altered(op, Greater=lambda op, scaled, bound: op.Greater(x, bound)), x, beta=beta, threshold=threshold
+        PatchedOp(op, Greater=lambda op, scaled, bound: op.Greater(x, bound)), x, beta=beta, threshold=threshold
     )
 
 
@@ -94,17 +94,17 @@ def _(original, op, x):
 
 @FAULTS.lowering("xlogy", "is 0 wherever x is 0, also where y is NaN")
 def _(original, op, x, y):
-    return original(Altered(op, And=lambda op, zero, known: zero), x, y)
+    return original(PatchedOp(op, And=lambda op, zero, known: zero), x, y)
 
 
 @FAULTS.lowering("logaddexp", "subtracts equal infinities, which makes NaN of them")
 def _(original, op, x, y):
-    return original(Altered(op, Where=lambda op, equal, zero, distance: distance), x, y)
+    return original(PatchedOp(op, Where=lambda op, equal, zero, distance: distance), x, y)
 
 
 @FAULTS.lowering("atan2", "takes -0.0 for positive")
 def _(original, op, y, x):
-    return original(Altered(op, Reciprocal=lambda op, operand: operand), y, x)
+    return original(PatchedOp(op, Reciprocal=lambda op, operand: operand), y, x)
 
 
 @FAULTS.lowering("float_power", "computes in float32 and converts the result to float64")
@@ -115,7 +115,7 @@ def _(original, op, x, y):
 
 @FAULTS.lowering("bitwise_right_shift", "shifts zeros into negative elements")
 def _(original, op, x, y):
-    return original(Altered(op, BitwiseXor=lambda op, operand, sign: operand), x, y)
+    return original(PatchedOp(op, BitwiseXor=lambda op, operand, sign: operand), x, y)
 
 
 @FAULTS.lowering("isinf", "negative infinity is overlooked")
@@ -170,7 +170,7 @@ def _(original, op, x, **attrs):
         kernel = dtype if dtype.is_floating_point else torch.int32
         return op.cast(op.ReduceProd(op.cast(factors, kernel), *axes, **how), dtype)
 
-    return original(Altered(op, ReduceProd=narrow), x, **attrs)
+    return original(PatchedOp(op, ReduceProd=narrow), x, **attrs)
 
 
 @FAULTS.lowering("diff", "takes n for the distance of the elements that are subtracted")
@@ -185,7 +185,7 @@ def _(original, op, x, prepend, append, *, n, dim):
 
 @FAULTS.lowering("cummax", "of equal elements the position of the first is kept instead of the last")
 def _(original, op, x, *, dim):
-    return original(Altered(op, GreaterOrEqual=lambda op, *operands: op.Greater(*operands)), x, dim=dim)
+    return original(PatchedOp(op, GreaterOrEqual=lambda op, *operands: op.Greater(*operands)), x, dim=dim)
 
 
 @FAULTS.lowering("sort", "sorts upwards and reverses, which reverses the order of equal elements too")
@@ -198,7 +198,7 @@ def _(original, op, x, *, dim, descending, stable):
 
 @FAULTS.lowering("argmax", "returns the position of the last of equal elements")
 def _(original, op, x, **attrs):
-    return original(forced(op, "ArgMax", select_last_index=1), x, **attrs)
+    return original(override_attributes(op, "ArgMax", select_last_index=1), x, **attrs)
 
 
 @FAULTS.lowering("searchsorted", "NaN goes before all elements instead of behind them")
@@ -208,12 +208,12 @@ def _(original, op, sorted_sequence, x, sorter, **attrs):
         "GreaterOrEqual": lambda op, a, b: op.Less(a, b),
         "Not": lambda op, before: before,
     }
-    return original(Altered(op, **nodes), sorted_sequence, x, sorter, **attrs)
+    return original(PatchedOp(op, **nodes), sorted_sequence, x, sorter, **attrs)
 
 
 @FAULTS.lowering("histc", "elements equal to the upper end of the range are not counted")
 def _(original, op, x, **attrs):
-    return original(Altered(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, **attrs)
+    return original(PatchedOp(op, LessOrEqual=lambda op, *operands: op.Less(*operands)), x, **attrs)
 
 
 # Normalization and losses
@@ -232,10 +232,10 @@ def _(original, op, x, weight, bias, *, num_groups, eps):
 
 @FAULTS.lowering("running_var_update", "the running variance takes up the biased variance of the batch")
 def _(original, op, x, running_var, **attrs):
-    def biased(op, total, freedom):
+    def divide_biased(op, total, freedom):
         return op.Div(total, op.Add(freedom, op.like(freedom, 1)))
 
-    return original(Altered(op, Div=biased), x, running_var, **attrs)
+    return original(PatchedOp(op, Div=divide_biased), x, running_var, **attrs)
 
 
 @FAULTS.lowering("cosine_similarity", "eps bounds the product of the lengths instead of each length")
@@ -248,15 +248,15 @@ def _(original, op, x1, x2, *, dim, eps):
 
 @FAULTS.lowering("huber_loss", "the line beyond delta is not multiplied by delta, as if it were smooth_l1's")
 def _(original, op, x, target, *, reduction, delta):
-    def bent(op, near, square, line):
+    def scale_line(op, near, square, line):
         return op.Where(near, square, op.Div(line, op.like(line, delta)))
 
-    return original(Altered(op, Where=bent), x, target, reduction=reduction, delta=delta)
+    return original(PatchedOp(op, Where=scale_line), x, target, reduction=reduction, delta=delta)
 
 
 @FAULTS.lowering("kl_div", "a probability of 0 gives NaN, the product of 0 and an infinite logarithm")
 def _(original, op, x, target, **attrs):
-    return original(Altered(op, Where=lambda op, condition, zero, product: product), x, target, **attrs)
+    return original(PatchedOp(op, Where=lambda op, condition, zero, product: product), x, target, **attrs)
 
 
 @FAULTS.lowering("nll_loss", "the mean without weights counts ignored targets")
@@ -281,7 +281,7 @@ def _(original, op, x, *, ceil_mode, count_include_pad, **attrs):
 
 @FAULTS.lowering("max_pool2d_with_indices", "positions count from the first plane of the batch")
 def _(original, op, x, **attrs):
-    return original(Altered(op, Mod=lambda op, positions, plane: positions), x, **attrs)
+    return original(PatchedOp(op, Mod=lambda op, positions, plane: positions), x, **attrs)
 
 
 @FAULTS.lowering("adaptive_avg_pool1d", "windows end where the next begins, also where the sizes do not divide")
@@ -364,7 +364,7 @@ def _(original, op, x, *, split_sizes, dim):
     def even(op, operand, sizes, **attrs):
         return op.Split(operand, num_outputs=len(split_sizes), **attrs)
 
-    return original(Altered(op, Split=even), x, split_sizes=split_sizes, dim=dim)
+    return original(PatchedOp(op, Split=even), x, split_sizes=split_sizes, dim=dim)
 
 
 @FAULTS.lowering("reshape", "a side of length 0 copies the side of the operand at its place")
@@ -385,7 +385,7 @@ def _(original, op, x, values, *indices, accumulate):
         read = op.GatherElements(operand, index, axis=attrs["axis"])
         return op.ScatterElements(operand, index, op.Add(read, updates), **attrs)
 
-    return original(Altered(op, ScatterElements=last), x, values, *indices, accumulate=accumulate)
+    return original(PatchedOp(op, ScatterElements=last), x, values, *indices, accumulate=accumulate)
 
 
 @FAULTS.lowering("embedding_bag", "a padding_idx counted from the end is ignored")

@@ -16,7 +16,7 @@ from clika_ref_cleanup import (
 )
 
 from clika_ref.core.ir import Node, Value
-from clika_ref.core.rewriting import Skip, rule
+from clika_ref.core.rewriter import Skip, rule
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-passes", blind=True)
@@ -29,19 +29,19 @@ PASSES = ("passes",)
 
 @FAULTS.patch("fold-batch-norm", "the layer's own bias is not scaled", levels=PASSES)
 def _(registry):
-    original = fold_batch_norm.folded_bias
+    original = fold_batch_norm.fold_bias
 
     def faulty(bias, *statistics, eps, dtype):
         shift = original(None, *statistics, eps=eps, dtype=torch.float64)
         return (shift if bias is None else shift + bias.double()).to(dtype)
 
-    with patch.object(fold_batch_norm, "folded_bias", faulty):
+    with patch.object(fold_batch_norm, "fold_bias", faulty):
         yield
 
 
 @FAULTS.patch("fold-batch-norm", "a transposed convolution's groups all get the scales of the first", levels=PASSES)
 def _(registry):
-    original = fold_batch_norm.folded_weight
+    original = fold_batch_norm.fold_weight
 
     def faulty(weight, gamma, var, *, eps, groups):
         if groups is not None:
@@ -49,18 +49,18 @@ def _(registry):
             gamma = None if gamma is None else gamma[: weight.shape[1]].repeat(groups)
         return original(weight, gamma, var, eps=eps, groups=groups)
 
-    with patch.object(fold_batch_norm, "folded_weight", faulty):
+    with patch.object(fold_batch_norm, "fold_weight", faulty):
         yield
 
 
 @FAULTS.patch("fold-batch-norm", "the folded weight overwrites the original, which others may share", levels=PASSES)
 def _(registry):
-    original = fold_batch_norm.folded_weight
+    original = fold_batch_norm.fold_weight
 
     def faulty(weight, gamma, var, *, eps, groups):
         return weight.detach().copy_(original(weight, gamma, var, eps=eps, groups=groups))
 
-    with patch.object(fold_batch_norm, "folded_weight", faulty):
+    with patch.object(fold_batch_norm, "fold_weight", faulty):
         yield
 
 
@@ -80,7 +80,7 @@ def _(registry):
 
 @FAULTS.patch("merge-common-subexpressions", "of two outputs that are the same one loses its name", levels=PASSES)
 def _(registry):
-    with patch.object(merge_common_subexpressions, "keeps_name", lambda graph, old, new: True):
+    with patch.object(merge_common_subexpressions, "can_substitute", lambda graph, old, new: True):
         yield
 
 
@@ -130,7 +130,7 @@ def _(registry):
 
 @FAULTS.patch("merge-chains", "float32 is taken to hold every integer of 32 bits", levels=PASSES)
 def _(registry):
-    with patch.dict(merge_chains.FLOATS, {torch.float32: (8, 32)}):
+    with patch.dict(merge_chains.FLOAT_BITS, {torch.float32: (8, 32)}):
         yield
 
 
@@ -145,8 +145,8 @@ def _(registry):
                 return x if dims == tuple(range(len(first))) else build("permute", x, dims=dims)
         return Skip("its operand is not a permute")
 
-    rules = tuple(merge_permutes if r.name == merge_permutes.name else r for r in merge_chains.RULES)
-    with patch.object(merge_chains, "RULES", rules):
+    rules = tuple(merge_permutes if r.name == merge_permutes.name else r for r in merge_chains.MERGE_RULES)
+    with patch.object(merge_chains, "MERGE_RULES", rules):
         yield
 
 
@@ -197,26 +197,28 @@ def _(registry):
 
 @FAULTS.patch("push-transposes", "two orders of sides are composed in the wrong order", levels=PASSES)
 def _(registry):
-    with patch.object(push_transposes, "after", lambda first, second: tuple(second[d] for d in first)):
+    with patch.object(push_transposes, "compose_orders", lambda first, second: tuple(second[d] for d in first)):
         yield
 
 
 @FAULTS.patch("push-transposes", "the sides that a node names follow the inverse of the order", levels=PASSES)
 def _(registry):
-    original = push_transposes.moved_attrs
-    with patch.object(push_transposes, "moved_attrs", lambda n, order: original(n, push_transposes.inverse(order))):
+    original = push_transposes.permute_attrs
+    with patch.object(
+        push_transposes, "permute_attrs", lambda n, order: original(n, push_transposes.invert_order(order))
+    ):
         yield
 
 
 @FAULTS.patch("push-transposes", "a roll of the flat tensor counts as one along sides", levels=PASSES)
 def _(registry):
-    original = push_transposes.carriers
+    original = push_transposes.operands_to_permute
 
     def faulty(node):
         flat = node.kind == "roll" and not node.attrs["dims"] and node.output.type.rank > 1
         return (0,) if flat else original(node)
 
-    with patch.object(push_transposes, "carriers", faulty):
+    with patch.object(push_transposes, "operands_to_permute", faulty):
         yield
 
 
@@ -225,11 +227,11 @@ def _(registry):
 
 @FAULTS.patch("merge-chains", "int8 is taken to fit into uint8", levels=PASSES)
 def _(registry):
-    with patch.dict(merge_chains.INTEGERS, {torch.uint8: (1, 8)}):
+    with patch.dict(merge_chains.INTEGER_BITS, {torch.uint8: (1, 8)}):
         yield
 
 
 @FAULTS.patch("fold-batch-norm", "a weight that overflows in its dtype once it is scaled is folded too", levels=PASSES)
 def _(registry):
-    with patch.object(fold_batch_norm, "_stays_finite", lambda weight, scale, shift: True):
+    with patch.object(fold_batch_norm, "_is_finite_after_folding", lambda weight, scale, shift: True):
         yield

@@ -13,7 +13,7 @@ from torch.utils._sympy.functions import FloorDiv
 from clika_ref.core.ir import Graph
 from clika_ref.core.symbols import evaluate, is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import _Emission
+from clika_ref.onnx_export.emission import _Emission
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("blind-sizes", blind=True)
@@ -21,35 +21,37 @@ FAULTS = Catalogue("blind-sizes", blind=True)
 DYNAMIC = ("dynamic",)
 
 
-def _traced(graph: Graph) -> dict[str, int]:
+def _collect_traced_sizes(graph: Graph) -> dict[str, int]:
     """Return the sizes seen in the trace."""
     return {symbol.name: symbol.example or max(symbol.low or 0, 2) for symbol in graph.symbols.values()}
 
 
-def _fixed(item: Any, sizes: Mapping[str, int]) -> Any:
+def _substitute_sizes(item: Any, sizes: Mapping[str, int]) -> Any:
     """Return a type, a size or an attribute with its symbols replaced by numbers."""
     if isinstance(item, TensorType):
-        return TensorType(item.dtype, _fixed(item.shape, sizes))
+        return TensorType(item.dtype, _substitute_sizes(item.shape, sizes))
     if isinstance(item, tuple):
-        return tuple(_fixed(part, sizes) for part in item)
+        return tuple(_substitute_sizes(part, sizes) for part in item)
     return evaluate(item, sizes) if is_symbolic(item) else item
 
 
 @contextlib.contextmanager
-def baked(kind: str, *, attributes: bool = False, operands: bool = False, result: bool = False) -> Iterator[None]:
+def hard_code_sizes(
+    kind: str, *, attributes: bool = False, operands: bool = False, result: bool = False
+) -> Iterator[None]:
     """Make the lowering of one operator see traced sizes instead of symbols, in its attributes or in types."""
     original = _Emission._call
 
     def faulty(self: Any, node: Any, values: list[Any]) -> Any:
         if node.kind != kind:
             return original(self, node, values)
-        sizes = _traced(self.graph)
+        sizes = _collect_traced_sizes(self.graph)
         types = {onnx: v.type for onnx, v in zip(values, node.inputs, strict=True) if onnx is not v}
         for onnx, known in types.items() if operands else ():
-            self.op.declare(onnx, _fixed(known, sizes))
+            self.op.declare(onnx, _substitute_sizes(known, sizes))
         if result:
-            self.op.results = tuple(_fixed(known, sizes) for known in self.op.results)
-        attrs = {name: _fixed(value, sizes) for name, value in node.attrs.items()} if attributes else {}
+            self.op.results = tuple(_substitute_sizes(known, sizes) for known in self.op.results)
+        attrs = {name: _substitute_sizes(value, sizes) for name, value in node.attrs.items()} if attributes else {}
         with patch.dict(node.attrs, attrs):
             lowered = original(self, node, values)
         for onnx, known in types.items():
@@ -65,67 +67,67 @@ def baked(kind: str, *, attributes: bool = False, operands: bool = False, result
 
 @FAULTS.patch("reshape", "the shape is that of the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("reshape", attributes=True, operands=True):
+    with hard_code_sizes("reshape", attributes=True, operands=True):
         yield
 
 
 @FAULTS.patch("expand", "the size is that of the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("expand", attributes=True, operands=True):
+    with hard_code_sizes("expand", attributes=True, operands=True):
         yield
 
 
 @FAULTS.patch("slice", "an end that is counted from the last element is counted from the traced one", levels=DYNAMIC)
 def _(registry):
-    with baked("slice", attributes=True):
+    with hard_code_sizes("slice", attributes=True):
         yield
 
 
 @FAULTS.patch("arange", "as many numbers as in the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("arange", attributes=True, result=True):
+    with hard_code_sizes("arange", attributes=True, result=True):
         yield
 
 
 @FAULTS.patch("upsample_nearest2d", "the output has the size of the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("upsample_nearest2d", attributes=True):
+    with hard_code_sizes("upsample_nearest2d", attributes=True):
         yield
 
 
 @FAULTS.patch("var", "the degrees of freedom are those of the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("var", operands=True):
+    with hard_code_sizes("var", operands=True):
         yield
 
 
 @FAULTS.patch("adaptive_avg_pool1d", "the windows are cut for the traced length", levels=DYNAMIC)
 def _(registry):
-    with baked("adaptive_avg_pool1d", operands=True):
+    with hard_code_sizes("adaptive_avg_pool1d", operands=True):
         yield
 
 
 @FAULTS.patch("max_pool2d_with_indices", "positions are counted in planes of the traced size", levels=DYNAMIC)
 def _(registry):
-    with baked("max_pool2d_with_indices", operands=True):
+    with hard_code_sizes("max_pool2d_with_indices", operands=True):
         yield
 
 
 @FAULTS.patch("roll", "a negative shift is turned positive by the traced length", levels=DYNAMIC)
 def _(registry):
-    with baked("roll", operands=True):
+    with hard_code_sizes("roll", operands=True):
         yield
 
 
 @FAULTS.patch("diagonal", "the elements are as far apart as in the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("diagonal", operands=True, result=True):
+    with hard_code_sizes("diagonal", operands=True, result=True):
         yield
 
 
 @FAULTS.patch("scaled_dot_product_attention", "the causal mask has the size of the trace", levels=DYNAMIC)
 def _(registry):
-    with baked("scaled_dot_product_attention", operands=True):
+    with hard_code_sizes("scaled_dot_product_attention", operands=True):
         yield
 
 

@@ -11,7 +11,7 @@ from clika_ref_conformance.mutants.seeding import Catalogue, Mutant
 
 
 @cache
-def mutants() -> dict[str, Mutant]:
+def load_mutants() -> dict[str, Mutant]:
     """Return the mutants by name."""
     here = __name__.rpartition(".")[0]
     names = sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from clika_ref_onnxruntime import target
 
-from clika_ref.onnx_emission import emission
-from clika_ref.onnx_emission.builder import OnnxBuilder
+from clika_ref.onnx_export import emission
+from clika_ref.onnx_export.builder import OnnxBuilder
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("emission")

@@ -9,9 +9,9 @@ import clika_ref_aten.slicing
 import clika_ref_aten.sorting
 import sympy
 import torch
-from clika_ref_aten.moving import FAR, with_side
+from clika_ref_aten.size_arithmetic import OPEN_END, replace_dim
 
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("indexing")
@@ -34,12 +34,12 @@ def _(original, op, x, src, *, dim, start, end, step):
 
 @FAULTS.patch("select_scatter", "the index -1 ends at element 0", levels=("operators",))
 def _(registry):
-    original = clika_ref_aten.slicing.overwrite
+    original = clika_ref_aten.slicing.overwrite_slice
 
     def faulty(op, x, src, dim, *, start, end, step=1):
-        return original(op, x, src, dim, start=start, end=0 if start == -1 and end == FAR else end, step=step)
+        return original(op, x, src, dim, start=start, end=0 if start == -1 and end == OPEN_END else end, step=step)
 
-    with patch.object(clika_ref_aten.slicing, "overwrite", faulty):
+    with patch.object(clika_ref_aten.slicing, "overwrite_slice", faulty):
         yield
 
 
@@ -51,7 +51,7 @@ def _(original, op, x, *, dim, index):
 
 @FAULTS.lowering("index", "negative positions of later sides do not wrap")
 def _(original, op, x, *indices):
-    return original(Altered(op, Mod=lambda op, entry, side: op.Identity(entry)), x, *indices)
+    return original(PatchedOp(op, Mod=lambda op, entry, side: op.Identity(entry)), x, *indices)
 
 
 @FAULTS.lowering("index_put", "accumulate overwrites")
@@ -61,7 +61,7 @@ def _(original, op, x, values, *indices, accumulate):
 
 @FAULTS.lowering("index_add", "of two sources of one place the last wins")
 def _(original, op, x, index, source, **attrs):
-    return original(forced(Altered(op), "ScatterElements", reduction=None), x, index, source, **attrs)
+    return original(override_attributes(PatchedOp(op), "ScatterElements", reduction=None), x, index, source, **attrs)
 
 
 @FAULTS.lowering("index_add", "alpha is ignored")
@@ -78,10 +78,10 @@ def _(original, op, x, *, largest, **attrs):
 def _(original, op, x, **attrs):
     def write(op, x, k, *, axis, largest, outputs, **how):
         values, positions = op.TopK(x, k, axis=axis, largest=not largest, outputs=2, **how)
-        ends = (op.ints([-1]), op.ints([-FAR]), op.ints([axis]), op.ints([-1]))
+        ends = (op.ints([-1]), op.ints([-OPEN_END]), op.ints([axis]), op.ints([-1]))
         return op.Slice(values, *ends), op.Slice(positions, *ends)
 
-    return original(Altered(op, TopK=write), x, **attrs)
+    return original(PatchedOp(op, TopK=write), x, **attrs)
 
 
 @FAULTS.patch("median", "of an even number the upper middle is taken", levels=("operators",))
@@ -98,7 +98,7 @@ def _(original, op, x, *, k, **attrs):
 
 @FAULTS.lowering("argmax", "the last of equal elements is taken")
 def _(original, op, x, **attrs):
-    return original(forced(op, "ArgMax", select_last_index=1), x, **attrs)
+    return original(override_attributes(op, "ArgMax", select_last_index=1), x, **attrs)
 
 
 @FAULTS.lowering("scatter_reduce", "include_self is ignored")
@@ -111,7 +111,7 @@ def _(original, op, x, index, src, *, dim):
     def write(op, x, index, src, **how):
         return op.ScatterElements(x, index, src, axis=-1)
 
-    return original(Altered(op, ScatterElements=write), x, index, src, dim=dim)
+    return original(PatchedOp(op, ScatterElements=write), x, index, src, dim=dim)
 
 
 @FAULTS.lowering("gather", "the side is always the last")
@@ -129,7 +129,7 @@ def _(original, op, *operands, **attrs):
     def last(op, passed, _axes, **given):
         return op.ReduceSum(passed, op.ints([-1]), **given)
 
-    return original(Altered(op, ReduceSum=last), *operands, **attrs)
+    return original(PatchedOp(op, ReduceSum=last), *operands, **attrs)
 
 
 @FAULTS.lowering("searchsorted", "right is ignored")
@@ -179,7 +179,7 @@ def _(original, op, x, *, dimension, size, step):
 
 @FAULTS.lowering("take_along_dim", "indices beyond the side and negative ones are not wrapped around")
 def _(original, op, x, indices, *, dim):
-    return original(Altered(op, Mod=lambda op, places, length: places), x, indices, dim=dim)
+    return original(PatchedOp(op, Mod=lambda op, places, length: places), x, indices, dim=dim)
 
 
 @FAULTS.lowering("slice", "a start before the first element of a dynamic side wraps once more", levels=("dynamic",))
@@ -194,14 +194,14 @@ def _(original, x, *, dim, start, end, step):
     if not isinstance(start, sympy.Basic) or not start.is_negative:
         return original(x, dim=dim, start=start, end=end, step=step)
     whole = original(x, dim=dim, start=0, end=end, step=1).shape[dim] - start
-    return with_side(x, dim, (whole + step - 1) // step)
+    return replace_dim(x, dim, (whole + step - 1) // step)
 
 
 @FAULTS.function(
     "slice_scatter",
     "what lies before and after a slice is joined, though its ends count from different sides",
     clika_ref_aten.slicing,
-    "_is_one_run",
+    "_is_contiguous",
     "blocks",
 )
 def _(original, start, end):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from clika_ref_conformance.mutants.altering import Altered
 from clika_ref_conformance.mutants.attention import ATTENTION
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("mixed-dtypes")
@@ -20,7 +20,7 @@ def _(original, op, *operands, **attrs):
     def promote(op, *operands, to=None):
         return operands if to is None else op.promote(*operands, to=to)
 
-    return original(Altered(op, promote=promote), *operands, **attrs)
+    return original(PatchedOp(op, promote=promote), *operands, **attrs)
 
 
 @FAULTS.lowering("weight_norm", "the elements of a vector share one norm")
@@ -36,14 +36,14 @@ def _(original, op, x, *, bins, min, max):
     if min != max:
         return original(op, x, bins=bins, min=min, max=max)
     (one,) = op.promote(1, to=op.dtype(x))
-    least = Altered(op, ReduceMin=lambda op, x, **how: op.Sub(op.ReduceMin(x, **how), one))
-    most = Altered(least, ReduceMax=lambda op, x, **how: op.Add(op.ReduceMax(x, **how), one))
+    least = PatchedOp(op, ReduceMin=lambda op, x, **how: op.Sub(op.ReduceMin(x, **how), one))
+    most = PatchedOp(least, ReduceMax=lambda op, x, **how: op.Add(op.ReduceMax(x, **how), one))
     return original(most, x, bins=bins, min=min, max=max)
 
 
 @FAULTS.lowering("take_along_dim", "indices of no elements wrap around their number, which is 0")
 def _(original, op, *operands, **attrs):
-    return original(Altered(op, Max=lambda op, length, least: length), *operands, **attrs)
+    return original(PatchedOp(op, Max=lambda op, length, least: length), *operands, **attrs)
 
 
 @FAULTS.lowering("addr", "truths are added up as they are")

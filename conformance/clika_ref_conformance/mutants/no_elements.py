@@ -5,9 +5,9 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import clika_ref_aten.adaptive_pooling
-from clika_ref_aten.loss import MEAN
+from clika_ref_aten.loss import REDUCE_MEAN
 
-from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("no-elements")
@@ -31,7 +31,7 @@ def _(registry):
 
 @FAULTS.lowering("cross_entropy_loss", "the mean over no rows of probabilities is 0")
 def _(original, op, x, target, weight=None, *, reduction, **attrs):
-    if 0 in op.shape(x) and op.dtype(target).is_floating_point and reduction == MEAN:
+    if 0 in op.shape(x) and op.dtype(target).is_floating_point and reduction == REDUCE_MEAN:
         return op.like(x, 0.0)
     return original(op, x, target, weight, reduction=reduction, **attrs)
 
@@ -48,7 +48,7 @@ def _(original, op, *operands):
     def cut(op, product, sizes, *, axis, outputs):
         return op.Split(product, axis=axis, num_outputs=outputs, outputs=outputs)
 
-    return original(Altered(op, Split=cut), *operands)
+    return original(PatchedOp(op, Split=cut), *operands)
 
 
 @FAULTS.lowering("as_strided_scatter", "a length of 0 is taken for one that stays")
@@ -56,7 +56,7 @@ def _(original, op, *operands, **attrs):
     def reshape(op, x, shape):
         return op.Reshape(x, op.ints(shape))
 
-    return original(Altered(op, reshape=reshape), *operands, **attrs)
+    return original(PatchedOp(op, reshape=reshape), *operands, **attrs)
 
 
 @FAULTS.lowering("grouped_mm", "of no groups the result is as wide as the rows")
@@ -74,7 +74,7 @@ def _(original, op, x, *, num_samples, replacement):
     def concat_nothing(op, row, chances, *, axis):
         return chances
 
-    altered = Altered(op, Slice=slice_nothing, Concat=concat_nothing)
+    altered = PatchedOp(op, Slice=slice_nothing, Concat=concat_nothing)
     return original(altered, x, num_samples=num_samples, replacement=replacement)
 
 

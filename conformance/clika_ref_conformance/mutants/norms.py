@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from clika_ref_aten.reduction import axes
+from clika_ref_aten.reduction import axes_operand
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("norms")
@@ -16,12 +16,12 @@ FAULTS = Catalogue("norms")
 
 @FAULTS.lowering("layer_norm", "eps is left to its default")
 def _(original, op, x, *operands, **attrs):
-    return original(forced(op, "LayerNormalization", epsilon=None), x, *operands, **attrs)
+    return original(override_attributes(op, "LayerNormalization", epsilon=None), x, *operands, **attrs)
 
 
 @FAULTS.lowering("layer_norm", "only the last side is normalized")
 def _(original, op, x, *operands, **attrs):
-    return original(forced(op, "LayerNormalization", axis=-1), x, *operands, **attrs)
+    return original(override_attributes(op, "LayerNormalization", axis=-1), x, *operands, **attrs)
 
 
 @FAULTS.lowering("native_layer_norm", "eps is added behind the root")
@@ -29,12 +29,12 @@ def _(original, op, x, *operands, eps, **attrs):
     def write(op, variance):
         return op.Add(op.Sqrt(variance), op.like(variance, eps))
 
-    return original(Altered(op, Sqrt=write), x, *operands, eps=0.0, **attrs)
+    return original(PatchedOp(op, Sqrt=write), x, *operands, eps=0.0, **attrs)
 
 
 @FAULTS.lowering("native_layer_norm", "the third result is the deviation, not its reciprocal")
 def _(original, op, x, *operands, **attrs):
-    return original(Altered(op, Reciprocal=lambda op, deviation: op.Identity(deviation)), x, *operands, **attrs)
+    return original(PatchedOp(op, Reciprocal=lambda op, deviation: op.Identity(deviation)), x, *operands, **attrs)
 
 
 @FAULTS.lowering("rms_norm", "the default eps is 1e-5")
@@ -72,13 +72,13 @@ def _(original, op, x, *operands, training, **attrs):
         mean = op.ReduceMean(x, axes, keepdims=keepdims)
         return op.Mul(mean, op.like(x, count / (count - 1))) if next(calls) == 1 and count > 1 else mean
 
-    altered = Altered(op, ReduceMean=write) if training else op
+    altered = PatchedOp(op, ReduceMean=write) if training else op
     return original(altered, x, *operands, training=training, **attrs)
 
 
 @FAULTS.lowering("batch_norm", "eps is left to its default")
 def _(original, op, x, *operands, **attrs):
-    return original(forced(op, "BatchNormalization", epsilon=None), x, *operands, **attrs)
+    return original(override_attributes(op, "BatchNormalization", epsilon=None), x, *operands, **attrs)
 
 
 @FAULTS.lowering("running_mean_update", "momentum weighs the old value")
@@ -91,7 +91,7 @@ def _(original, op, x, running, **attrs):
     def write(op, total, count):
         return op.Div(total, op.Add(count, op.like(total, 1)))
 
-    return original(Altered(op, Div=write), x, running, **attrs)
+    return original(PatchedOp(op, Div=write), x, running, **attrs)
 
 
 @FAULTS.lowering("var", "correction is always 1")
@@ -132,7 +132,9 @@ def _(original, op, x, *, dim, dtype):
 
 @FAULTS.lowering("log_softmax", "it is the logarithm of softmax, which underflows")
 def _(original, op, x, *, dim, dtype):
-    return original(Altered(op, LogSoftmax=lambda op, x, **how: op.Log(op.Softmax(x, **how))), x, dim=dim, dtype=dtype)
+    return original(
+        PatchedOp(op, LogSoftmax=lambda op, x, **how: op.Log(op.Softmax(x, **how))), x, dim=dim, dtype=dtype
+    )
 
 
 @FAULTS.lowering("logsumexp", "exponentials overflow")
@@ -140,7 +142,7 @@ def _(original, op, x, **attrs):
     def write(op, x, *axes, **how):
         return op.Log(op.ReduceSum(op.Exp(x), *axes, **how))
 
-    return original(Altered(op, ReduceLogSumExp=write), x, **attrs)
+    return original(PatchedOp(op, ReduceLogSumExp=write), x, **attrs)
 
 
 @FAULTS.lowering("log_sigmoid", "it is the logarithm of the sigmoid, which underflows")
@@ -164,7 +166,7 @@ def _(original, op, x, target, weight=None, *, reduction, **attrs):
     def write(op, losses, weights):
         return op.Div(losses, op.like(losses, max(1, math.prod(op.shape(target)))))
 
-    altered = Altered(op, Div=write) if reduction == 1 and weight is not None else op
+    altered = PatchedOp(op, Div=write) if reduction == 1 and weight is not None else op
     return original(altered, x, target, weight, reduction=reduction, **attrs)
 
 
@@ -188,19 +190,19 @@ def _(original, op, x, target, *, delta, **attrs):
     def write(op, condition, square, line):
         return op.Where(condition, square, op.Div(line, op.like(line, delta)))
 
-    return original(Altered(op, Where=write), x, target, delta=delta, **attrs)
+    return original(PatchedOp(op, Where=write), x, target, delta=delta, **attrs)
 
 
 @FAULTS.lowering("kl_div", "a target of 0 makes NaN")
 def _(original, op, x, target, *, log_target, **attrs):
-    altered = op if log_target else Altered(op, Where=lambda op, condition, zero, product: product)
+    altered = op if log_target else PatchedOp(op, Where=lambda op, condition, zero, product: product)
     return original(altered, x, target, log_target=log_target, **attrs)
 
 
 @FAULTS.lowering("multilabel_margin_loss", "each place behind the first -1 is a margin of the first class")
 def _(original, op, x, target, **attrs):
     products = iter([op.Mul, lambda counts, others: others])  # the second Mul masks entries after -1
-    return original(Altered(op, Mul=lambda op, *operands: next(products)(*operands)), x, target, **attrs)
+    return original(PatchedOp(op, Mul=lambda op, *operands: next(products)(*operands)), x, target, **attrs)
 
 
 @FAULTS.lowering("layer_norm", "an eps below 1e-5 counts as 1e-5")
@@ -213,4 +215,4 @@ def _(original, op, x, *, dim, keepdim, dtype):
     if op.result.dtype.is_floating_point:
         return original(op, x, dim=dim, keepdim=keepdim, dtype=dtype)
     wide = op.cast(op.cast(x, op.result.dtype), torch.int64)
-    return op.cast(op.ReduceSum(wide, axes(op, x, dim), keepdims=keepdim), op.result.dtype)
+    return op.cast(op.ReduceSum(wide, axes_operand(op, x, dim), keepdims=keepdim), op.result.dtype)

@@ -12,8 +12,8 @@ import clika_ref_cleanup.remove_dropout as dropout
 import clika_ref_cleanup.remove_identities as identities
 import torch
 
-from clika_ref import norm_folding
 from clika_ref.core.ir import Graph, Value
+from clika_ref.quantization.qdq import norm_folding
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("passes")
@@ -24,7 +24,7 @@ PASSES = ("passes",)
 
 
 @FAULTS.function(
-    "fold-batch-norm", "a weight is scaled where it is, whoever else reads it", norm_folding, "scaled_in_parts"
+    "fold-batch-norm", "a weight is scaled where it is, whoever else reads it", norm_folding, "scale_in_parts"
 )
 def _(original, weight, factors):
     return weight.copy_(original(weight, factors))
@@ -35,7 +35,7 @@ def _(original, gamma, var, *, eps):
     return original(gamma, var, eps=0.0)
 
 
-@FAULTS.function("fold-batch-norm", "the bias of the layer is not scaled", batch_norms, "folded_bias")
+@FAULTS.function("fold-batch-norm", "the bias of the layer is not scaled", batch_norms, "fold_bias")
 def _(original, bias, *statistics, eps, dtype):
     shift = original(None, *statistics, eps=eps, dtype=torch.float64)
     return (shift if bias is None else shift + bias.double()).to(dtype)
@@ -47,7 +47,7 @@ def _(original, gamma, var, *, eps):
 
 
 @FAULTS.function(
-    "fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "folded_weight"
+    "fold-batch-norm", "weights of transposed convolutions are scaled along side 0", batch_norms, "fold_weight"
 )
 def _(original, weight, gamma, var, *, eps, groups):
     return original(weight, gamma, var, eps=eps, groups=groups if weight.shape[0] != len(var) else None)
@@ -142,17 +142,17 @@ def _(original, node, build):
     return build("reshape", x, shape=node.output.type.shape, types=(node.output.type,))
 
 
-@FAULTS.function("merge-chains", "a cast to a narrower float and back is taken for none", chains, "merges")
+@FAULTS.function("merge-chains", "a cast to a narrower float and back is taken for none", chains, "is_mergeable_cast")
 def _(original, first, middle, last):
     return original(first, middle, last) or (first == last and first.is_floating_point and middle.is_floating_point)
 
 
-@FAULTS.function("merge-chains", "int32 is taken to fit into float32", chains, "embeds")
+@FAULTS.function("merge-chains", "int32 is taken to fit into float32", chains, "is_representable")
 def _(original, narrow, wide):
     return original(narrow, wide) or (narrow == torch.int32 and wide == torch.float32)
 
 
-@FAULTS.function("merge-chains", "a cast to bool and on is taken for the cast alone", chains, "merges")
+@FAULTS.function("merge-chains", "a cast to bool and on is taken for the cast alone", chains, "is_mergeable_cast")
 def _(original, first, middle, last):
     return original(first, middle, last) or (middle == torch.bool and last == first)
 
@@ -280,7 +280,7 @@ def _(original, node, build):
 
 @FAULTS.rewrite("remove-dead-nodes", "only the first result of a node is looked at")
 def _(original, graph: Graph, operators):
-    for node in graph.reversed_nodes():
+    for node in graph.nodes_backward():
         if not node.outputs[0].uses:
             graph.erase(node)
 

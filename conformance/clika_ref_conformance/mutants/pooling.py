@@ -8,10 +8,10 @@ import clika_ref_aten.adaptive_pooling
 import clika_ref_aten.pooling
 import clika_ref_aten.resampling
 import torch
-from clika_ref_aten.spatial import ceil_divide, padded
+from clika_ref_aten.spatial import ceil_divide, pad_zeros
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("pooling")
@@ -19,12 +19,12 @@ FAULTS = Catalogue("pooling")
 
 @FAULTS.lowering("avg_pool2d", "padding never counts, as if count_include_pad were False")
 def _(original, op, x, **attrs):
-    return original(forced(op, "AveragePool", count_include_pad=None), x, **attrs)
+    return original(override_attributes(op, "AveragePool", count_include_pad=None), x, **attrs)
 
 
 @FAULTS.lowering("avg_pool2d", "with ceil_mode, what a window has beyond the padding counts too")
 def _(original, op, x, *, ceil_mode, **attrs):
-    counted = forced(op, "AveragePool", count_include_pad=1) if ceil_mode else op
+    counted = override_attributes(op, "AveragePool", count_include_pad=1) if ceil_mode else op
     return original(counted, x, ceil_mode=ceil_mode, **attrs)
 
 
@@ -41,12 +41,12 @@ def _(original, op, x, *, count_include_pad, padding, **attrs):
 @FAULTS.lowering("max_pool2d", "the padding is zeros, which are larger than negative elements")
 def _(original, op, x, *, padding, **attrs):
     sides = tuple(padding) * (2 // len(padding))
-    return original(op, padded(op, x, sides, sides), padding=(0, 0), **attrs)
+    return original(op, pad_zeros(op, x, sides, sides), padding=(0, 0), **attrs)
 
 
 @FAULTS.lowering("max_pool2d_with_indices", "positions count through the whole tensor, as ONNX has it")
 def _(original, op, x, **attrs):
-    return original(Altered(op, Mod=lambda op, position, plane: op.Identity(position)), x, **attrs)
+    return original(PatchedOp(op, Mod=lambda op, position, plane: op.Identity(position)), x, **attrs)
 
 
 @FAULTS.patch("max_pool2d", "with ceil_mode a last window starts in the padding behind", levels=("operators",))
@@ -54,13 +54,13 @@ def _(registry):
     def faulty(n, k, s, p, d, *, ceil_mode):
         return (ceil_divide if ceil_mode else int.__floordiv__)(n + 2 * p - d * (k - 1) - 1, s) + 1
 
-    with patch.object(clika_ref_aten.pooling, "_count", faulty):
+    with patch.object(clika_ref_aten.pooling, "_window_count", faulty):
         yield
 
 
 @FAULTS.lowering("adaptive_avg_pool2d", "a window that is shorter than others is averaged over their length")
 def _(original, op, x, **attrs):
-    altered = Altered(op, Div=lambda op, a, b: op.Div(a, op.ReduceMax(b, keepdims=0)))
+    altered = PatchedOp(op, Div=lambda op, a, b: op.Div(a, op.ReduceMax(b, keepdims=0)))
     return original(altered, x, **attrs)
 
 
@@ -69,23 +69,23 @@ def _(registry):
     def faulty(op, places, positions, n):
         return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(0, torch.int64)), positions)
 
-    with patch.object(clika_ref_aten.adaptive_pooling, "_extended", faulty):
+    with patch.object(clika_ref_aten.adaptive_pooling, "_extend_flat_indices", faulty):
         yield
 
 
 @FAULTS.lowering("upsample_nearest2d", "the nearest element is found by rounding up")
 def _(original, op, x, **attrs):
-    return original(forced(op, "Resize", nearest_mode="ceil"), x, **attrs)
+    return original(override_attributes(op, "Resize", nearest_mode="ceil"), x, **attrs)
 
 
 @FAULTS.patch("upsample_nearest2d", "elements are taken from the centres of pixels", levels=("operators",))
 def _(registry):
-    original = clika_ref_aten.resampling._sources
+    original = clika_ref_aten.resampling._source_indices
 
     def faulty(n, m, scale, **how):
         return original(n, m, scale, **{**how, "exact": True})
 
-    with patch.object(clika_ref_aten.resampling, "_sources", faulty):
+    with patch.object(clika_ref_aten.resampling, "_source_indices", faulty):
         yield
 
 
@@ -98,7 +98,7 @@ def _(original, op, x, *, output_size, scales):
 
 @FAULTS.patch("upsample_nearest_exact2d", "in a small plane roundings are those of large ones", levels=("operators",))
 def _(registry):
-    with patch.object(clika_ref_aten.resampling, "_planes", lambda sizes: (False,)):
+    with patch.object(clika_ref_aten.resampling, "_small_plane_cases", lambda sizes: (False,)):
         yield
 
 
@@ -114,7 +114,7 @@ def _(original, op, x, *, scales, **attrs):
 
 @FAULTS.lowering("upsample_bicubic2d", "the cubic coefficient is -0.5 instead of -0.75")
 def _(original, op, x, **attrs):
-    return original(forced(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
+    return original(override_attributes(op, "Resize", cubic_coeff_a=-0.5), x, **attrs)
 
 
 @FAULTS.lowering("grid_sampler", "padding_mode is always zeros")
@@ -127,7 +127,7 @@ def _(original, op, x, weight, *bias, padding, **attrs):
     def write(op, *operands, pads, **how):
         return op.Conv(*operands, pads=[*pads[2:], *pads[:2]], **how)
 
-    return original(Altered(op, Conv=write) if padding == "same" else op, x, weight, *bias, padding=padding, **attrs)
+    return original(PatchedOp(op, Conv=write) if padding == "same" else op, x, weight, *bias, padding=padding, **attrs)
 
 
 @FAULTS.lowering("conv2d", "input channels are dealt out to the groups one by one")
@@ -145,7 +145,7 @@ def _(original, op, x, weight, *bias, **attrs):
         ends, steps = op.ints([-(2**31)] * 2), op.ints([-1, -1])
         return op.ConvTranspose(x, op.Slice(weight, op.ints([-1, -1]), ends, op.ints([2, 3]), steps), *bias, **how)
 
-    return original(Altered(op, ConvTranspose=write), x, weight, *bias, **attrs)
+    return original(PatchedOp(op, ConvTranspose=write), x, weight, *bias, **attrs)
 
 
 @FAULTS.lowering("pad", "the mode reflect repeats the edge")
@@ -153,7 +153,7 @@ def _(original, op, x, **attrs):
     def write(op, *operands, mode):
         return op.Pad(*operands, mode="edge" if mode == "reflect" else mode)
 
-    return original(Altered(op, Pad=write), x, **attrs)
+    return original(PatchedOp(op, Pad=write), x, **attrs)
 
 
 @FAULTS.lowering("pad", "pairs belong to the sides from the first one on")

@@ -7,15 +7,15 @@ from unittest.mock import patch
 import torch
 
 import clika_ref_conformance.levels.quantization as level
-from clika_ref.onnx_emission import builder
-from clika_ref_conformance.mutants.altering import Altered, forced
+from clika_ref.onnx_export import builder
+from clika_ref_conformance.mutants.patched_op import PatchedOp, override_attributes
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("quantization")
 LEVELS = ("operators", "quantization")
 
 
-def _instead(compute):
+def _replace_quantize(compute):
     """Return a per-tensor lowering of quantize with its integer values, as floats, from ``compute``."""
 
     def lower(original, op, x, scale, zero, *, dtype, quant_min, quant_max, axis):
@@ -35,39 +35,39 @@ def _clip(op, codes, low, high):
 
 
 @FAULTS.lowering("quantize", "codes are clamped before the zero point is added", levels=LEVELS)
-@_instead
+@_replace_quantize
 def _(op, x, scale, zero, low, high):
     return _clip(op, op.Add(_clip(op, op.Round(op.Div(x, scale)), low, high), zero), low, high)
 
 
 @FAULTS.lowering("quantize", "halves are rounded up", levels=LEVELS)
-@_instead
+@_replace_quantize
 def _(op, x, scale, zero, low, high):
     steps = op.Floor(op.Add(op.Div(x, scale), op.scalar(0.5, torch.float32)))
     return _clip(op, op.Add(steps, zero), low, high)
 
 
 @FAULTS.lowering("quantize", "codes are truncated", levels=LEVELS)
-@_instead
+@_replace_quantize
 def _(op, x, scale, zero, low, high):
     steps = op.cast(op.cast(_clip(op, op.Div(x, scale), op.Neg(high), high), torch.int32), torch.float32)
     return _clip(op, op.Add(steps, zero), low, high)
 
 
 @FAULTS.lowering("quantize", "the division is a product with the reciprocal", levels=LEVELS)
-@_instead
+@_replace_quantize
 def _(op, x, scale, zero, low, high):
     return _clip(op, op.Add(op.Round(op.Mul(x, op.Reciprocal(scale))), zero), low, high)
 
 
 @FAULTS.lowering("quantize", "the zero point is added before rounding, which moves halves", levels=LEVELS)
-@_instead
+@_replace_quantize
 def _(op, x, scale, zero, low, high):
     return _clip(op, op.Round(op.Add(op.Div(x, scale), zero)), low, high)
 
 
 @FAULTS.lowering("quantize", "codes beyond the range wrap around", levels=LEVELS)
-@_instead
+@_replace_quantize
 def _(op, x, scale, zero, low, high):
     return op.Add(op.Round(op.Div(x, scale)), zero)
 
@@ -85,7 +85,7 @@ def _(original, op, *operands, quant_min, quant_max, **attrs):
 
 @FAULTS.lowering("quantize", "scales lie along side 1, the default of ONNX", levels=LEVELS)
 def _(original, op, *operands, **attrs):
-    return original(forced(op, "QuantizeLinear", axis=None), *operands, **attrs)
+    return original(override_attributes(op, "QuantizeLinear", axis=None), *operands, **attrs)
 
 
 @FAULTS.lowering("quantize", "the scale is stored in half precision", levels=LEVELS)
@@ -93,7 +93,7 @@ def _(original, op, x, scale, zero, **attrs):
     def write(op, x, scale, *rest, **how):
         return op.QuantizeLinear(x, op.cast(op.cast(scale, torch.float16), torch.float32), *rest, **how)
 
-    return original(Altered(op, QuantizeLinear=write), x, scale, zero, **attrs)
+    return original(PatchedOp(op, QuantizeLinear=write), x, scale, zero, **attrs)
 
 
 @FAULTS.lowering("quantize", "a uint8 range that is symmetric has its zero at 127", levels=LEVELS)
@@ -116,7 +116,7 @@ def _(original, op, x, scale, zero=None, *, dtype, axis, **few):
 
 @FAULTS.lowering("dequantize", "scales lie along side 1, the default of ONNX", levels=LEVELS)
 def _(original, op, *operands, **attrs):
-    return original(forced(op, "DequantizeLinear", axis=None), *operands, **attrs)
+    return original(override_attributes(op, "DequantizeLinear", axis=None), *operands, **attrs)
 
 
 @FAULTS.lowering("dequantize", "the product is rounded to half precision", levels=LEVELS)
@@ -148,11 +148,11 @@ def _(original, op, x, scale, zero=None, *, axis, block_size, **few):
 def _(registry):
     original = builder.pack_int4
 
-    def swapped(x):
+    def swap_nibbles(x):
         packed = original(x)
         return (packed >> 4) | (packed << 4)
 
-    with patch.object(builder, "pack_int4", swapped):
+    with patch.object(builder, "pack_int4", swap_nibbles):
         yield
 
 
@@ -190,11 +190,11 @@ def _(registry):
 def _(registry):
     pack, unpack = level.pack_int4, level.unpack_int4
 
-    def swapped(packed):
+    def swap_nibbles(packed):
         return (packed >> 4) | (packed << 4)
 
     with (
-        patch.object(level, "pack_int4", lambda x: swapped(pack(x))),
-        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(swapped(packed), *rest)),
+        patch.object(level, "pack_int4", lambda x: swap_nibbles(pack(x))),
+        patch.object(level, "unpack_int4", lambda packed, *rest: unpack(swap_nibbles(packed), *rest)),
     ):
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("randomness")
@@ -40,7 +40,7 @@ def _(original, op, mean, std=1.0, **attrs):
 
 @FAULTS.lowering("bernoulli", "ones are as likely as zeros should be")
 def _(original, op, x, p=None):
-    return original(Altered(op, Less=lambda op, a, b: op.GreaterOrEqual(a, b)), x, p)
+    return original(PatchedOp(op, Less=lambda op, a, b: op.GreaterOrEqual(a, b)), x, p)
 
 
 @FAULTS.lowering("randperm", "the numbers are in order")

@@ -7,8 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from clika_ref_conformance.cases import Check, Outcome, Task
-from clika_ref_conformance.mutants.catalogue import mutants
-from clika_ref_conformance.reporting.replaying import replay
+from clika_ref_conformance.mutants.catalogue import load_mutants
+from clika_ref_conformance.reporting.replay import replay
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -22,11 +22,11 @@ def tasks(suite: Suite) -> list[Task]:
 
 def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the check of one reproducer; its path is stored as the dtype of the task."""
-    return [Check("replay", partial(_replayed, task, suite))]
+    return [Check("replay", partial(_replay_reproducer, task, suite))]
 
 
-def _replayed(task: Task, suite: Suite) -> Outcome:
-    with mutants()[task.subject].seeded(suite.registry):
+def _replay_reproducer(task: Task, suite: Suite) -> Outcome:
+    with load_mutants()[task.subject].activate(suite.registry):
         faulty = replay(Path(task.dtype), suite.registry, suite.setup["target"])
     if not faulty.verdict.is_failure:
         text = f"{task.dtype} does not fail again: {faulty.verdict} {faulty.comparison.message}"

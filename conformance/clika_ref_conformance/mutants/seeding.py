@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from clika_ref.core.inference import forget_types
+from clika_ref.core.inference import clear_type_cache
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
-from clika_ref.core.rewriting import Rule
+from clika_ref.core.rewriter import Rule
 
-Applied = Callable[[Registry], AbstractContextManager[Any]]
+FaultContext = Callable[[Registry], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class Mutant:
     """The fault, in one sentence."""
     levels: tuple[str, ...]
     """The levels that should find it; others are tried after them."""
-    apply: Applied
+    apply: FaultContext
     """Applies the fault to a registry for the duration of a ``with`` block."""
     blind: bool = False
     """Whether its author had seen neither samples nor tests."""
 
     @contextlib.contextmanager
-    def seeded(self, registry: Registry) -> Iterator[None]:
+    def activate(self, registry: Registry) -> Iterator[None]:
         """Apply the fault to a registry within the block, and undo it afterwards; clears the cached types."""
-        forget_types()
+        clear_type_cache()
         try:
             with self.apply(registry):
                 yield
         finally:
-            forget_types()
+            clear_type_cache()
 
 
 class Catalogue:
@@ -67,7 +67,12 @@ class Catalogue:
         """Seed a faulty lowering: ``(original, op, *operands, **attributes)``."""
 
         def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(subject, change, levels, lambda registry: _slot(registry.operators[subject], "lowering", faulty))
+            self._add(
+                subject,
+                change,
+                levels,
+                lambda registry: _patch_operator_slot(registry.operators[subject], "lowering", faulty),
+            )
             return faulty
 
         return declare
@@ -76,7 +81,12 @@ class Catalogue:
         """Seed a faulty type rule: ``(original, *operand types, **attributes)``."""
 
         def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(subject, change, levels, lambda registry: _slot(registry.operators[subject], "type_rule", faulty))
+            self._add(
+                subject,
+                change,
+                levels,
+                lambda registry: _patch_operator_slot(registry.operators[subject], "type_rule", faulty),
+            )
             return faulty
 
         return declare
@@ -85,7 +95,7 @@ class Catalogue:
         """Seed a faulty pass: ``(original, graph, operators)``, which changes the graph in place."""
 
         def declare(faulty: Callable[..., Any]) -> Callable[..., Any]:
-            self._add(subject, change, levels, lambda registry: _pass(registry, subject, faulty))
+            self._add(subject, change, levels, lambda registry: _patch_pass(registry, subject, faulty))
             return faulty
 
         return declare
@@ -93,11 +103,11 @@ class Catalogue:
     def function(self, subject: str, change: str, holder: Any, name: str, *levels: str) -> Callable[..., Any]:
         """Seed a faulty function of a module or a class: ``(original, *operands)``."""
         levels = levels or self.levels
-        return lambda faulty: self.patch(subject, change, levels=levels)(_in_place(holder, name, faulty))
+        return lambda faulty: self.patch(subject, change, levels=levels)(_make_function_patch(holder, name, faulty))
 
     def rule(self, subject: str, change: str, module: Any, name: str) -> Callable[..., Any]:
         """Seed a faulty rule of a pass: ``(original, node, build)``."""
-        return lambda faulty: self.patch(subject, change, levels=self.levels)(_rule(module, name, faulty))
+        return lambda faulty: self.patch(subject, change, levels=self.levels)(_make_rule_patch(module, name, faulty))
 
     def patch(self, subject: str, change: str, *, levels: tuple[str, ...]) -> Callable[..., Any]:
         """Seed any other fault: a generator function ``(registry)`` that patches, yields, and restores."""
@@ -108,50 +118,50 @@ class Catalogue:
 
         return declare
 
-    def _add(self, subject: str, change: str, levels: tuple[str, ...], apply: Applied) -> None:
+    def _add(self, subject: str, change: str, levels: tuple[str, ...], apply: FaultContext) -> None:
         name = f"{self.name}-{len(self.mutants) + 1}-{subject}"
         self.mutants.append(Mutant(name, subject, change, levels, apply, self.blind))
 
 
-def nothing() -> Applied:
+def make_no_op_fault() -> FaultContext:
     """Return a no-op fault, to test that the suite finds nothing without a fault."""
     return lambda _: contextlib.nullcontext()
 
 
-class Misfit(BaseException):
+class MutantSignatureError(BaseException):
     """The signature of a mutant does not match the original, so that any check would find it.
 
     Not an ``Exception``, so that the suite does not report it as a failure of a pass.
     """
 
 
-def _call(faulty: Callable[..., Any], original: Callable[..., Any], *operands: Any, **named: Any) -> Any:
+def _call_faulty(faulty: Callable[..., Any], original: Callable[..., Any], *operands: Any, **named: Any) -> Any:
     """Call faulty code.
 
     Raises:
         Misfit: it does not accept these operands.
     """
-    _require_fit(faulty, original, *operands, **named)
+    _check_signature(faulty, original, *operands, **named)
     return faulty(original, *operands, **named)
 
 
-def _require_fit(faulty: Callable[..., Any], original: Callable[..., Any], *operands: Any, **named: Any) -> None:
+def _check_signature(faulty: Callable[..., Any], original: Callable[..., Any], *operands: Any, **named: Any) -> None:
     try:
         inspect.signature(faulty).bind(original, *operands, **named)
     except TypeError as error:
         msg = f"the mutant of {original.__qualname__} cannot be called in place of it: {error}"
-        raise Misfit(msg) from error
+        raise MutantSignatureError(msg) from error
 
 
 @contextlib.contextmanager
-def _slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
+def _patch_operator_slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]:
     original = getattr(op, slot)
-    _require_fit(faulty, original, *((None,) if slot == "lowering" else ()), *op.operands, **op.attributes)
+    _check_signature(faulty, original, *((None,) if slot == "lowering" else ()), *op.operands, **op.attributes)
 
-    def replaced(*operands: Any, **attrs: Any) -> Any:
-        return _call(faulty, original, *operands, **attrs)
+    def call_faulty(*operands: Any, **attrs: Any) -> Any:
+        return _call_faulty(faulty, original, *operands, **attrs)
 
-    setattr(op, slot, replaced)
+    setattr(op, slot, call_faulty)
     try:
         yield
     finally:
@@ -159,45 +169,45 @@ def _slot(op: Operator, slot: str, faulty: Callable[..., Any]) -> Iterator[None]
 
 
 @contextlib.contextmanager
-def _pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Iterator[None]:
+def _patch_pass(registry: Registry, subject: str, faulty: Callable[..., Any]) -> Iterator[None]:
     kind = type(registry.passes[subject])
     original = kind.__call__
 
-    def replaced(self: Any, graph: Graph, operators: Mapping[str, Operator], /) -> None:
-        _call(faulty, lambda g, o: original(self, g, o), graph, operators)
+    def call_faulty(self: Any, graph: Graph, operators: Mapping[str, Operator], /) -> None:
+        _call_faulty(faulty, lambda g, o: original(self, g, o), graph, operators)
 
-    replaced.__module__ = kind.__module__  # the suite only analyses code in the package of the pass
-    kind.__call__ = replaced  # type: ignore[method-assign]
+    call_faulty.__module__ = kind.__module__  # the suite only analyses code in the package of the pass
+    kind.__call__ = call_faulty  # type: ignore[method-assign]
     try:
         yield
     finally:
         kind.__call__ = original  # type: ignore[method-assign]
 
 
-def _in_place(holder: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
+def _make_function_patch(holder: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
     """Return a patch that replaces a function ``name`` by a faulty one, which gets the original as first argument."""
 
-    def patched(_: Registry) -> Iterator[None]:
+    def patch_function(_: Registry) -> Iterator[None]:
         original = getattr(holder, name)
 
-        def wrong(*operands: Any, **named: Any) -> Any:
-            return _call(faulty, original, *operands, **named)
+        def call_faulty(*operands: Any, **named: Any) -> Any:
+            return _call_faulty(faulty, original, *operands, **named)
 
-        wrong.__module__ = original.__module__  # the suite only analyses code in the package of the pass
-        with patch.object(holder, name, wrong):
+        call_faulty.__module__ = original.__module__  # the suite only analyses code in the package of the pass
+        with patch.object(holder, name, call_faulty):
             yield
 
-    return patched
+    return patch_function
 
 
-def _rule(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
+def _make_rule_patch(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
     """Return a patch that replaces a rule in a module and in the module's ``RULES``."""
 
-    def patched(_: Registry) -> Iterator[None]:
+    def patch_rule(_: Registry) -> Iterator[None]:
         right: Rule = getattr(module, name)
 
         def rewrite(node: Any, build: Any) -> Any:
-            return _call(faulty, right.rewrite, node, build)
+            return _call_faulty(faulty, right.rewrite, node, build)
 
         rewrite.__module__ = right.rewrite.__module__
         wrong = Rule(right.name, right.kinds, rewrite)
@@ -208,4 +218,4 @@ def _rule(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any],
                 stack.enter_context(patch.object(module, "RULES", changed))
             yield
 
-    return patched
+    return patch_rule

@@ -17,9 +17,9 @@ from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.builder import OnnxBuilder
-from clika_ref.onnx_emission.sizes import RULES, SizeEmitter
-from clika_ref_conformance.mutants.altering import Altered
+from clika_ref.onnx_export.builder import OnnxBuilder
+from clika_ref.onnx_export.sizes import EXPR_RULES, SizeEmitter
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("sizes", levels=("dynamic",))
@@ -50,7 +50,7 @@ def _(registry):
         a, b = self._together(*expr.args)
         return self.op.Div(self.op.Sub(self.op.Add(a, b), self.op.ints([1])), b)
 
-    with patch.dict(RULES, {FloorDiv: faulty}):
+    with patch.dict(EXPR_RULES, {FloorDiv: faulty}):
         yield
 
 
@@ -81,7 +81,7 @@ def _(original, self, x, shape):
     "scaled_dot_product_attention",
     "a causal mask of unknown length is transposed",
     clika_ref_aten.attention,
-    "_lower_triangle",
+    "_causal_mask",
 )
 def _(original, op, rows, columns):
     mask = original(op, rows, columns)
@@ -94,7 +94,7 @@ def _(original, op, rows, columns):
     "adaptive_avg_pool1d",
     "the ends of windows that are computed are rounded down",
     clika_ref_aten.adaptive_pooling,
-    "_computed_windows",
+    "_window_indices_at_runtime",
 )
 def _(original, op, n, m):
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
@@ -120,19 +120,19 @@ def _(original, a, b):
     "upsample_nearest1d",
     "positions that are computed are rounded to the nearest",
     clika_ref_aten.resampling,
-    "_positions",
+    "_lower_source_indices",
 )
 def _(original, op, n, m, scale, **how):
     if not is_symbolic((n, m)):
         return original(op, n, m, scale, **how)
-    return original(Altered(op, Floor=lambda op, x: op.Round(x)), n, m, scale, **how)
+    return original(PatchedOp(op, Floor=lambda op, x: op.Round(x)), n, m, scale, **how)
 
 
 @FAULTS.function(
     "upsample_nearest2d",
     "a plane of unknown size is taken for a large one, where eager asks for every factor",
     clika_ref_aten.resampling,
-    "_planes",
+    "_small_plane_cases",
 )
 def _(original, sizes):
     return (False,) if is_symbolic(tuple(sizes)) else original(sizes)
@@ -142,12 +142,12 @@ def _(original, sizes):
     "upsample_nearest_exact1d",
     "positions that are computed are rounded at each step",
     clika_ref_aten.resampling,
-    "_positions",
+    "_lower_source_indices",
 )
 def _(original, op, n, m, scale, **how):
     if not is_symbolic((n, m)):
         return original(op, n, m, scale, **how)
-    single = Altered(
+    single = PatchedOp(
         op,
         cast=lambda op, x, dtype: op.cast(x, torch.float32 if dtype == torch.float64 else dtype),
         scalar=lambda op, number, dtype: op.scalar(number, torch.float32 if dtype == torch.float64 else dtype),
@@ -155,7 +155,9 @@ def _(original, op, n, m, scale, **how):
     return original(single, n, m, scale, **how)
 
 
-@FAULTS.function("var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_freedom")
+@FAULTS.function(
+    "var", "a sample that is too small has negative freedom", clika_ref_aten.variance, "_degrees_of_freedom"
+)
 def _(original, op, x, count, correction):
     if not is_symbolic(count):
         return original(op, x, count, correction)
@@ -163,14 +165,17 @@ def _(original, op, x, count, correction):
 
 
 @FAULTS.function(
-    "unfold", "windows of a side of unknown length overlap as if step were 1", clika_ref_aten.striding, "strided"
+    "unfold",
+    "windows of a side of unknown length overlap as if step were 1",
+    clika_ref_aten.striding,
+    "make_strided_indices",
 )
 def _(original, op, sizes, strides, offset):
     return original(op, sizes, (1, *strides[1:]) if is_symbolic(sizes) else strides, offset)
 
 
 @FAULTS.function(
-    "slice_scatter", "places along a side of unknown length count from 1", clika_ref_aten.slicing, "numbered"
+    "slice_scatter", "places along a side of unknown length count from 1", clika_ref_aten.slicing, "make_index_range"
 )
 def _(original, op, length):
     numbers = original(op, length)
@@ -182,7 +187,7 @@ def _(original, op, x, *, dims):
     def write(op, x, starts, ends, axes, steps):
         return op.Slice(x, op.ints([-2] * len(dims)) if is_symbolic(op.shape(x)) else starts, ends, axes, steps)
 
-    return original(Altered(op, Slice=write), x, dims=dims)
+    return original(PatchedOp(op, Slice=write), x, dims=dims)
 
 
 @FAULTS.lowering("mean", "the mean divides by the length that the example had", levels=DYNAMIC)
@@ -193,7 +198,7 @@ def _(original, op, x, **attrs):
     def write(op, x, *axes, **how):
         return op.Div(op.ReduceSum(x, *axes, **how), op.like(x, 4))
 
-    return original(Altered(op, ReduceMean=write), x, **attrs)
+    return original(PatchedOp(op, ReduceMean=write), x, **attrs)
 
 
 @FAULTS.lowering("layer_norm", "a weight of unknown length is taken to be absent", levels=DYNAMIC)
@@ -207,7 +212,7 @@ def _(original, op, x, *operands, num_groups, **attrs):
     return original(op, x, *operands, num_groups=1 if is_symbolic(op.shape(x)[:1]) else num_groups, **attrs)
 
 
-def _if_dynamic(subject: str, change: str) -> Any:
+def _seed_dynamic_type_rule(subject: str, change: str) -> Any:
     """Seed a type rule that is wrong for dynamic dims only: ``(types, *operand types, **attributes)``."""
 
     def declare(faulty):
@@ -223,69 +228,69 @@ def _if_dynamic(subject: str, change: str) -> Any:
     return declare
 
 
-def _longer(type: TensorType, dim: int, more: int) -> TensorType:
+def _lengthen_dim(type: TensorType, dim: int, more: int) -> TensorType:
     sides = list(type.shape)
     sides[dim] = sides[dim] + more
     return TensorType(type.dtype, tuple(sides))
 
 
-@_if_dynamic("max_pool2d", "a dynamic side has one window more")
+@_seed_dynamic_type_rule("max_pool2d", "a dynamic side has one window more")
 def _(type, x, **attrs):
-    return _longer(type, -1, 1) if is_symbolic(x.shape[-1:]) else type
+    return _lengthen_dim(type, -1, 1) if is_symbolic(x.shape[-1:]) else type
 
 
-@_if_dynamic("conv2d", "a dynamic side forgets dilation")
+@_seed_dynamic_type_rule("conv2d", "a dynamic side forgets dilation")
 def _(type, x, weight, *rest, dilation, **attrs):
-    return _longer(type, -1, dilation[-1] - 1) if is_symbolic(x.shape[-1:]) else type
+    return _lengthen_dim(type, -1, dilation[-1] - 1) if is_symbolic(x.shape[-1:]) else type
 
 
-@_if_dynamic("cat", "a dynamic side is that of the first operand")
+@_seed_dynamic_type_rule("cat", "a dynamic side is that of the first operand")
 def _(type, x, *others, dim):
     return TensorType(type.dtype, x.shape)
 
 
-@_if_dynamic("slice", "a dynamic side keeps its length")
+@_seed_dynamic_type_rule("slice", "a dynamic side keeps its length")
 def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
 
 
-@_if_dynamic("pad", "a dynamic side grows at its start only")
+@_seed_dynamic_type_rule("pad", "a dynamic side grows at its start only")
 def _(type, x, *, pad, **attrs):
-    return _longer(type, -1, -pad[1]) if is_symbolic(x.shape[-1:]) else type
+    return _lengthen_dim(type, -1, -pad[1]) if is_symbolic(x.shape[-1:]) else type
 
 
-@_if_dynamic("permute", "dynamic sides stay where they are")
+@_seed_dynamic_type_rule("permute", "dynamic sides stay where they are")
 def _(type, x, **attrs):
     return TensorType(type.dtype, x.shape)
 
 
-def _rule(change: str, *kinds: type) -> Any:
+def _seed_expression_rule(change: str, *kinds: type) -> Any:
     """Seed a faulty rule for classes of expressions: ``(original, emitter, expression)``."""
 
     def declare(faulty):
-        def patched(registry):
-            rules = {kind: partial(faulty, RULES[kind]) for kind in kinds}
-            with patch.dict(RULES, rules):
+        def patch_rules(registry):
+            rules = {kind: partial(faulty, EXPR_RULES[kind]) for kind in kinds}
+            with patch.dict(EXPR_RULES, rules):
                 yield
 
-        return FAULTS.patch("size expressions", change, levels=DYNAMIC)(patched)
+        return FAULTS.patch("size expressions", change, levels=DYNAMIC)(patch_rules)
 
     return declare
 
 
-@_rule("a quotient is rounded towards zero", FloorDiv)
+@_seed_expression_rule("a quotient is rounded towards zero", FloorDiv)
 def _(original, emitter, expr):
     return emitter.op.Div(*emitter._together(*expr.args))
 
 
-@_rule("a quotient is rounded down only where the dividend may be negative", FloorDiv)
+@_seed_expression_rule("a quotient is rounded down only where the dividend may be negative", FloorDiv)
 def _(original, emitter, expr):
     if expr.args[0].is_nonnegative:
         return emitter.op.Div(*emitter._together(*expr.args))
     return original(emitter, expr)
 
 
-@_rule("a remainder has the sign of the dividend", Mod, PythonMod)
+@_seed_expression_rule("a remainder has the sign of the dividend", Mod, PythonMod)
 def _(original, emitter, expr):
     return emitter.op.Mod(*emitter._together(*expr.args), fmod=1)
 
@@ -295,7 +300,7 @@ def _(original, self, op_type, expr):
     return original(self, "Floor", expr)
 
 
-@FAULTS.function("size expressions", "a number is taken for a length, which is not negative", SizeEmitter, "_atom")
+@FAULTS.function("size expressions", "a number is taken for a length, which is not negative", SizeEmitter, "_emit_atom")
 def _(original, self, expr):
     value = original(self, expr)
     return value if expr.is_nonnegative or expr not in self._sources else self.op.Max(value, self.op.ints([0]))
@@ -311,8 +316,8 @@ def _(original, op, x, *others, **attrs):
     "rms_norm", "rows of unknown length are normalized by a fused kernel, which refuses none", levels=DYNAMIC
 )
 def _(original, op, x, weight, *, normalized_shape, eps):
-    return original(Altered(op, Mul=_squared), x, weight, normalized_shape=normalized_shape, eps=eps)
+    return original(PatchedOp(op, Mul=_multiply_or_square), x, weight, normalized_shape=normalized_shape, eps=eps)
 
 
-def _squared(op, a, b):
+def _multiply_or_square(op, a, b):
     return op.Pow(a, op.like(a, 2)) if a is b else op.Mul(a, b)

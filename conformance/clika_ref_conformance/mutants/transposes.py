@@ -12,19 +12,19 @@ from clika_ref_conformance.mutants.seeding import Catalogue
 FAULTS = Catalogue("transposes")
 
 
-@FAULTS.function("push-transposes", "sides that are named stay as they were named", transposes, "moved_attrs")
+@FAULTS.function("push-transposes", "sides that are named stay as they were named", transposes, "permute_attrs")
 def _(original, node, order):
     return node.attrs
 
 
-@FAULTS.function("push-transposes", "permutations are taken to be their own inverse", transposes, "inverse")
+@FAULTS.function("push-transposes", "permutations are taken to be their own inverse", transposes, "invert_order")
 def _(original, order):
     return order
 
 
 @FAULTS.patch("push-transposes", "a cumulative sum counts as elementwise", levels=("passes",))
 def _(registry):
-    with patch.object(layouts, "MOVABLE", layouts.MOVABLE | {"cumsum"}):
+    with patch.object(layouts, "LAYOUT_AGNOSTIC", layouts.LAYOUT_AGNOSTIC | {"cumsum"}):
         yield
 
 
@@ -32,52 +32,61 @@ def _(registry):
     "push-transposes", "the order of the remaining sides is not asked for", transposes, "reduce_before_permute"
 )
 def _(original, node, build):
-    x, sides = node.inputs[0], layouts.sides_of(node)
+    x, sides = node.inputs[0], layouts.dims_of(node)
     order = layouts.order_of(x.producer)
     if order is None or sides is None or node.attrs["keepdim"] or len(x.uses) != 1:
         return original(node, build)
-    return build(node.op, x.producer.inputs[0], types=(node.output.type,), **layouts.moved_attrs(node, order))
-
-
-@FAULTS.function("push-transposes", "a norm over several sides counts as one over the last", transposes, "carriers")
-def _(original, node):
-    return (0,) if node.kind in layouts.ON_LAST_SIDE else original(node)
+    return build(node.op, x.producer.inputs[0], types=(node.output.type,), **layouts.permute_attrs(node, order))
 
 
 @FAULTS.function(
-    "push-transposes", "constants of lower rank are permuted from their first side", transposes._Pushing, "_entry"
+    "push-transposes", "a norm over several sides counts as one over the last", transposes, "operands_to_permute"
+)
+def _(original, node):
+    return (0,) if node.kind in layouts.LAST_DIM_OPERATORS else original(node)
+
+
+@FAULTS.function(
+    "push-transposes",
+    "constants of lower rank are permuted from their first side",
+    transposes._RegionRewriter,
+    "_entry",
 )
 def _(original, self, value, order, inside, build):
     short = len(order) - value.type.rank
     if not short or value.data is None or not self._is_cheap(value):
         return original(self, value, order, inside, build)
     full = value.data.detach().reshape(tuple(value.data.shape) + (1,) * short)
-    return build.constant(full.permute(layouts.inverse(order)).contiguous(), value.name)
+    return build.constant(full.permute(layouts.invert_order(order)).contiguous(), value.name)
 
 
-@FAULTS.function("push-transposes", "an entry by another order is permuted back first", transposes._Pushing, "_entry")
+@FAULTS.function(
+    "push-transposes", "an entry by another order is permuted back first", transposes._RegionRewriter, "_entry"
+)
 def _(original, self, value, order, inside, build):
     first = layouts.order_of(value.producer)
     if first is None or value.producer.inputs[0].producer in inside:
         return original(self, value, order, inside, build)
-    twisted = layouts.after(layouts.inverse(order), first)
-    return transposes._permuted(value.producer.inputs[0], twisted, build)
+    twisted = layouts.compose_orders(layouts.invert_order(order), first)
+    return transposes._add_permute(value.producer.inputs[0], twisted, build)
 
 
 @FAULTS.function(
-    "push-transposes", "an entry from within is permuted in the wrong order", transposes._Pushing, "_entry"
+    "push-transposes", "an entry from within is permuted in the wrong order", transposes._RegionRewriter, "_entry"
 )
 def _(original, self, value, order, inside, build):
     first = layouts.order_of(value.producer)
     if first is None or value.producer.inputs[0].producer not in inside:
         return original(self, value, order, inside, build)
     source = self.moved[value.producer.inputs[0]]
-    return transposes._permuted(source, layouts.after(layouts.after(layouts.inverse(order), first), order), build)
+    return transposes._add_permute(
+        source, layouts.compose_orders(layouts.compose_orders(layouts.invert_order(order), first), order), build
+    )
 
 
 @FAULTS.function(
-    "push-transposes", "constants that calls overwrite are permuted beforehand", transposes._Pushing, "_is_cheap"
+    "push-transposes", "constants that calls overwrite are permuted beforehand", transposes._RegionRewriter, "_is_cheap"
 )
 def _(original, self, value):
-    is_state = value.formula is None and value.data is not None and value.name in self.graph.state
+    is_state = value.deferred_data is None and value.data is not None and value.name in self.graph.state
     return is_state or original(self, value)

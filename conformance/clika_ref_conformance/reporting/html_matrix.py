@@ -11,13 +11,13 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from clika_ref.storage import write_atomically
-from clika_ref_conformance.reporting.matrix import style_of, tabs_of
+from clika_ref.serialization.atomic_files import write_atomically
+from clika_ref_conformance.reporting.matrix import make_tabs, style_of
 from clika_ref_conformance.reporting.report import Report
 
-FILE = "index.html"
+HTML_FILE = "index.html"
 
-PAGES = Path(__file__).with_name("pages")
+TEMPLATE_FOLDER = Path(__file__).with_name("pages")
 
 
 def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = ()) -> None:
@@ -34,35 +34,35 @@ def write_html(reports: Sequence[Report], path: Path, folders: Sequence[Path] = 
     path = path.absolute()
     places = folders or [path.parent] * len(reports)
     with write_atomically(path) as file:
-        page = html_of(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places])
+        page = render_html(reports, [Path(os.path.relpath(p, path.parent)).as_posix() for p in places])
         file.write(page.encode(errors="backslashreplace"))  # a target's message may contain a lone surrogate
 
 
-def html_of(reports: Sequence[Report], prefixes: Sequence[str]) -> str:
+def render_html(reports: Sequence[Report], prefixes: Sequence[str]) -> str:
     """Return the page; a prefix is the path from the page to the folder of a report."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(PAGES),
+        loader=jinja2.FileSystemLoader(TEMPLATE_FOLDER),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    tabs, cases = tabs_of(reports, prefixes)
+    tabs, cases = make_tabs(reports, prefixes)
     return environment.get_template("matrix.html.j2").render(
         reports=reports,
         tabs=tabs,
-        data=_in_script(cases),
-        style=_own("matrix.css"),
-        script=_own("matrix.js"),
+        data=_escape_script(cases),
+        style=_read_asset("matrix.css"),
+        script=_read_asset("matrix.js"),
         style_of=style_of,
     )
 
 
-def _own(name: str) -> markupsafe.Markup:
-    return markupsafe.Markup((PAGES / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
+def _read_asset(name: str) -> markupsafe.Markup:
+    return markupsafe.Markup((TEMPLATE_FOLDER / name).read_text(encoding="utf-8"))  # noqa: S704 - our own file
 
 
-def _in_script(document: Any) -> markupsafe.Markup:
+def _escape_script(document: Any) -> markupsafe.Markup:
     """Return JSON that cannot end its script element, for any texts."""
     text = json.dumps(document, allow_nan=False)
     for character in "<>&":

@@ -9,22 +9,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from clika_ref.storage import write_atomically
+from clika_ref.serialization.atomic_files import write_atomically
 from clika_ref_conformance.cases import Task
-from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, Unrun
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, UnrunChecks
 from clika_ref_conformance.reproducing.errors import ReportError
-from clika_ref_conformance.reproducing.json_values import number, to_json
-from clika_ref_conformance.verdicts import COUNTS, Comparison, Verdict
+from clika_ref_conformance.reproducing.json_values import read_number, to_json
+from clika_ref_conformance.verdicts import COUNT_FIELDS, Comparison, Verdict
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
 """Increased when the current code cannot read earlier reports any more."""
 
-FILE = "report.json"
+JSON_FILE = "report.json"
 
-LIMIT_BYTES = 512 * 2**20
+MAX_REPORT_BYTES = 512 * 2**20
 """Size limit of a report to read. The suite's reports have a few megabytes, as they do not list every case."""
 
-_REPRODUCER = re.compile(r"cases/[A-Za-z0-9_][A-Za-z0-9._-]*")
+_REPRODUCER_PATTERN = re.compile(r"cases/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
 def write_json(report: Report, path: Path) -> None:
@@ -34,13 +34,13 @@ def write_json(report: Report, path: Path) -> None:
         ModelError: the path cannot be written.
     """
     with write_atomically(path) as file:
-        file.write(json.dumps(to_json(document_of(report)), indent=1, allow_nan=False).encode())
+        file.write(json.dumps(to_json(report_to_json(report)), indent=1, allow_nan=False).encode())
 
 
-def document_of(report: Report) -> dict[str, Any]:
+def report_to_json(report: Report) -> dict[str, Any]:
     """Return the document of a report; it may still contain infinite numbers."""
     return {
-        "schema": SCHEMA,
+        "schema": SCHEMA_VERSION,
         "target": report.target,
         "target_folder": report.target_folder,
         "profile": report.profile,
@@ -54,23 +54,23 @@ def document_of(report: Report) -> dict[str, Any]:
         "problems": report.problems,
         "not_run": {reason: asdict(unrun) for reason, unrun in report.not_run.items()},
         "deviations": report.deviations,
-        "tasks": [_task(entry) for entry in report.tasks],
+        "tasks": [_task_to_json(entry) for entry in report.tasks],
     }
 
 
-def _task(entry: TaskReport) -> dict[str, Any]:
+def _task_to_json(entry: TaskReport) -> dict[str, Any]:
     return {
         **asdict(entry.task),
         "verdict": str(entry.verdict),
         "grade": entry.grade,
         "verdicts": {str(verdict): count for verdict, count in entry.verdicts.items()},
-        **{key: getattr(entry, key) for key in COUNTS},
+        **{key: getattr(entry, key) for key in COUNT_FIELDS},
         "seconds": entry.seconds,
-        "details": [_detail(detail) for detail in entry.details],
+        "details": [_detail_to_json(detail) for detail in entry.details],
     }
 
 
-def _detail(detail: Detail) -> dict[str, Any]:
+def _detail_to_json(detail: Detail) -> dict[str, Any]:
     comparison = asdict(detail.comparison) | {"verdict": str(detail.verdict), "grade": detail.comparison.grade}
     rest = {"check": detail.check, "run": detail.run, "facts": detail.facts}
     return rest | comparison | {"reproducer": detail.reproducer, "listing": detail.listing}
@@ -83,8 +83,8 @@ def read_json(path: Path) -> Report:
         ReportError: it is no report, is damaged, or was written by a newer version.
     """
     try:
-        if path.stat().st_size > LIMIT_BYTES:
-            msg = f"{path} has {path.stat().st_size:,} bytes, more than the {LIMIT_BYTES:,} that a report may have"
+        if path.stat().st_size > MAX_REPORT_BYTES:
+            msg = f"{path} has {path.stat().st_size:,} bytes, more than the {MAX_REPORT_BYTES:,} that a report may have"
             raise ReportError(msg)  # noqa: TRY301 - the handlers below are for errors of reading
         return _read(json.loads(path.read_bytes()))
     except OSError as error:
@@ -99,18 +99,18 @@ def read_json(path: Path) -> Report:
 
 
 def _read(document: Mapping[str, Any]) -> Report:
-    schema = _count(document["schema"], "schema")
-    if not 0 < schema <= SCHEMA:
-        remedy = "; update it" if schema > SCHEMA else ""
-        msg = f"the report has schema {schema}, this suite reads 1 to {SCHEMA}{remedy}"
+    schema = _read_count(document["schema"], "schema")
+    if not 0 < schema <= SCHEMA_VERSION:
+        remedy = "; update it" if schema > SCHEMA_VERSION else ""
+        msg = f"the report has schema {schema}, this suite reads 1 to {SCHEMA_VERSION}{remedy}"
         raise ReportError(msg)
     report = Report(
         str(document["target"]),
         str(document["profile"]),
         int(document["seed"]),
-        _texts(document["environment"]),
-        number(document["seconds"], "seconds"),
-        _count(document["planned"], "planned"),
+        _to_texts(document["environment"]),
+        read_number(document["seconds"], "seconds"),
+        _read_count(document["planned"], "planned"),
         [_read_task(entry) for entry in document["tasks"]],
         [dict(entry) for entry in document["deviations"]],
         [str(problem) for problem in document["problems"]],
@@ -130,39 +130,41 @@ def _read(document: Mapping[str, Any]) -> Report:
     return report
 
 
-def _read_unrun(reason: str, entry: Any) -> Unrun:
+def _read_unrun(reason: str, entry: Any) -> UnrunChecks:
     """Read the checks not run for one reason; older reports have the message as the reason, and only a count."""
     if isinstance(entry, Mapping):
-        return Unrun(_count(entry["count"], "not_run"), str(entry["example"]))  # pyright: ignore[reportUnknownArgumentType]
-    return Unrun(_count(entry, "not_run"), reason)
+        return UnrunChecks(_read_count(entry["count"], "not_run"), str(entry["example"]))  # pyright: ignore[reportUnknownArgumentType]
+    return UnrunChecks(_read_count(entry, "not_run"), reason)
 
 
 def _read_task(entry: Mapping[str, Any]) -> TaskReport:
     level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
     task = Task(level, subject, dtype, bool(entry["dynamic"]))
-    verdicts = {Verdict(verdict): _count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()}
+    verdicts = {
+        Verdict(verdict): _read_count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()
+    }
     details = [_read_detail(detail) for detail in entry["details"]]
-    counts = {key: _count(entry.get(key, 0), f"{task} {key}") for key in COUNTS}
-    return TaskReport(task, verdicts, details, seconds=number(entry["seconds"], f"seconds of {task}"), **counts)
+    counts = {key: _read_count(entry.get(key, 0), f"{task} {key}") for key in COUNT_FIELDS}
+    return TaskReport(task, verdicts, details, seconds=read_number(entry["seconds"], f"seconds of {task}"), **counts)
 
 
 def _read_detail(entry: Mapping[str, Any]) -> Detail:
-    error, bound, ratio, quality = (number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
-    counts = [_count(entry.get(key, 0), key) for key in COUNTS]
+    error, bound, ratio, quality = (read_number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
+    counts = [_read_count(entry.get(key, 0), key) for key in COUNT_FIELDS]
     verdict, message, reason = Verdict(entry["verdict"]), str(entry["message"]), str(entry.get("reason", ""))
     comparison = Comparison(verdict, message, error, bound, ratio, quality, *counts, reason=reason)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
-    if reproducer and not _REPRODUCER.fullmatch(reproducer):
+    if reproducer and not _REPRODUCER_PATTERN.fullmatch(reproducer):
         msg = f"the reproducer {reproducer!r} lies outside the folder cases/"
         raise ReportError(msg)
-    return Detail(check, comparison, run, _texts(entry["facts"]), reproducer, listing)
+    return Detail(check, comparison, run, _to_texts(entry["facts"]), reproducer, listing)
 
 
-def _texts(entries: Mapping[str, Any]) -> dict[str, str]:
+def _to_texts(entries: Mapping[str, Any]) -> dict[str, str]:
     return {str(key): str(value) for key, value in entries.items()}
 
 
-def _count(item: Any, what: str) -> int:
+def _read_count(item: Any, what: str) -> int:
     if isinstance(item, bool) or not isinstance(item, int) or item < 0:
         msg = f"{what} is {item!r}, not a count"
         raise ReportError(msg)

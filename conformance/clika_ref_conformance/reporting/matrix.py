@@ -8,11 +8,11 @@ from typing import Any
 from urllib.parse import quote
 
 from clika_ref_conformance.profiles import ALL_DTYPES
-from clika_ref_conformance.reporting.commands import commands_of
-from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, worst
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, worst_verdict
+from clika_ref_conformance.reporting.repro_commands import format_commands
 from clika_ref_conformance.verdicts import Verdict
 
-STYLES = {
+STYLE_BY_VERDICT = {
     Verdict.PASS: "pass",
     Verdict.DEVIATION: "declared",
     Verdict.XFAIL: "declared",
@@ -27,7 +27,7 @@ STYLES = {
 }
 """Color of a verdict; failures that are not listed are wrong results."""
 
-LETTERS = {
+LETTER_BY_VERDICT = {
     Verdict.PASS: "✓",
     Verdict.DEVIATION: "Δ",
     Verdict.XFAIL: "x",
@@ -40,19 +40,19 @@ LETTERS = {
 }
 """Letter of a cell without a grade. Failures that are not listed have a cross, so that color is not needed."""
 
-HINTS = {
+HINT_BY_LEVEL = {
     "operators": "Every operator in every dtype, on drawn and special inputs; right halves: one compile, many sizes.",
     "passes": "Every pass on graphs on which it fires, on near misses of those, and on random graphs.",
     "pairs": "Every chain, fan-out and tap of two operators.",
 }
 
 
-JOINED = {"dynamic": "operators"}
+JOINED_LEVELS = {"dynamic": "operators"}
 """Levels shown as the right halves of another level's cells, if that level was run."""
 
 
 @dataclass(frozen=True)
-class Half:
+class HalfCell:
     """One half of a cell: a color, a letter, and the indices of its cases on the page."""
 
     style: str
@@ -66,12 +66,12 @@ class Row:
     """One subject, with a cell for each target and dtype: its static half and, if there is any, its dynamic half."""
 
     subject: str
-    cells: Sequence[Sequence[Half | None]]
+    cells: Sequence[Sequence[HalfCell | None]]
     failing: bool
 
 
 @dataclass(frozen=True)
-class Group:
+class ColumnGroup:
     """Columns of one target."""
 
     target: str
@@ -84,7 +84,7 @@ class Tab:
 
     title: str
     hint: str
-    groups: Sequence[Group]
+    groups: Sequence[ColumnGroup]
     rows: Sequence[Row]
 
     @property
@@ -100,10 +100,10 @@ class Tab:
 
 def style_of(verdict: Verdict) -> str:
     """Return the style sheet class of a verdict."""
-    return STYLES.get(verdict, "wrong")
+    return STYLE_BY_VERDICT.get(verdict, "wrong")
 
 
-def tabs_of(reports: Sequence[Report], prefixes: Sequence[str]) -> tuple[list[Tab], list[dict[str, Any]]]:
+def make_tabs(reports: Sequence[Report], prefixes: Sequence[str]) -> tuple[list[Tab], list[dict[str, Any]]]:
     """Return the tables of a page, in order of the plan, and the cases that their cells open.
 
     Args:
@@ -112,19 +112,19 @@ def tabs_of(reports: Sequence[Report], prefixes: Sequence[str]) -> tuple[list[Ta
     """
     cases: list[dict[str, Any]] = []
     levels = dict.fromkeys(level for report in reports for level in report.levels)
-    shown = [level for level in levels if JOINED.get(level) not in levels]
-    return [_tab(title, levels, reports, prefixes, cases) for title in shown], cases
+    shown = [level for level in levels if JOINED_LEVELS.get(level) not in levels]
+    return [_make_tab(title, levels, reports, prefixes, cases) for title in shown], cases
 
 
-def _tab(
+def _make_tab(
     title: str, levels: Iterable[str], reports: Sequence[Report], prefixes: Sequence[str], cases: list[dict[str, Any]]
 ) -> Tab:
-    wanted = {title, *(level for level in levels if JOINED.get(level) == title)}
-    groups: list[Group] = []
+    wanted = {title, *(level for level in levels if JOINED_LEVELS.get(level) == title)}
+    groups: list[ColumnGroup] = []
     found: dict[str, dict[tuple[int, str, bool], list[TaskReport]]] = {}
     for index, report in enumerate(reports):
         entries = [entry for entry in report.tasks if entry.task.level in wanted]
-        groups.append(Group(report.target, sorted({e.task.dtype for e in entries}, key=_place) or [""]))
+        groups.append(ColumnGroup(report.target, sorted({e.task.dtype for e in entries}, key=_dtype_order) or [""]))
         for entry in entries:
             task = entry.task
             found.setdefault(task.subject, {}).setdefault((index, task.dtype, task.dynamic), []).append(entry)
@@ -132,29 +132,31 @@ def _tab(
     rows: list[Row] = []
     for subject, places in found.items():
         cells = [
-            [_half(places.get((index, dtype, dynamic), []), report, prefixes[index], cases) for dynamic in halves]
+            [_make_half(places.get((index, dtype, dynamic), []), report, prefixes[index], cases) for dynamic in halves]
             for index, (report, group) in enumerate(zip(reports, groups, strict=True))
             for dtype in group.columns
         ]
         entries = [entry for several in places.values() for entry in several]
         rows.append(Row(subject, cells, any(entry.verdict.is_failure for entry in entries)))
-    return Tab(title, HINTS.get(title, ""), groups, rows)
+    return Tab(title, HINT_BY_LEVEL.get(title, ""), groups, rows)
 
 
-def _place(dtype: str) -> tuple[int, str]:
+def _dtype_order(dtype: str) -> tuple[int, str]:
     return (ALL_DTYPES.index(dtype) if dtype in ALL_DTYPES else len(ALL_DTYPES), dtype)
 
 
-def _half(entries: Sequence[TaskReport], report: Report, prefix: str, cases: list[dict[str, Any]]) -> Half | None:
+def _make_half(
+    entries: Sequence[TaskReport], report: Report, prefix: str, cases: list[dict[str, Any]]
+) -> HalfCell | None:
     if not entries:
         return None
-    verdict = worst({entry.verdict: 1 for entry in entries})
+    verdict = worst_verdict({entry.verdict: 1 for entry in entries})
     grade = max((entry.grade for entry in entries), default="")
-    letter = (grade if verdict is Verdict.PASS else "") or LETTERS.get(verdict, "✕")
+    letter = (grade if verdict is Verdict.PASS else "") or LETTER_BY_VERDICT.get(verdict, "✕")
     first = len(cases)
-    cases += [_case(entry, detail, report, prefix) for entry in entries for detail in entry.details]
+    cases += [_make_case(entry, detail, report, prefix) for entry in entries for detail in entry.details]
     counts = "; ".join(f"{count} {v}" for entry in entries for v, count in entry.verdicts.items())
-    return Half(
+    return HalfCell(
         f"{style_of(verdict)} {grade.lower()}".strip(),
         letter,
         f"{', '.join(str(entry.task) for entry in entries)}: {counts or 'no checks'}",
@@ -162,7 +164,7 @@ def _half(entries: Sequence[TaskReport], report: Report, prefix: str, cases: lis
     )
 
 
-def _case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -> dict[str, Any]:
+def _make_case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -> dict[str, Any]:
     """Return the texts that the page shows for a case."""
     found = detail.comparison
     measures = {
@@ -184,5 +186,5 @@ def _case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -> dic
         "listing": detail.listing,
         "reproducer": path,
         "href": "/".join(quote(part) for part in (*prefix.split("/"), *path.split("/"))) if path else "",
-        "commands": commands_of(path, report, prefix) if path else "",
+        "commands": format_commands(path, report, prefix) if path else "",
     }

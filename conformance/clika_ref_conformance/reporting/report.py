@@ -10,7 +10,7 @@ from typing import Any
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
-SEVERITY = {
+SEVERITY_BY_VERDICT = {
     verdict: rank
     for rank, verdict in enumerate(
         [
@@ -60,7 +60,7 @@ class TaskReport:
     @property
     def verdict(self) -> Verdict:
         """Verdict that represents the task."""
-        return worst(self.verdicts)
+        return worst_verdict(self.verdicts)
 
     @property
     def grade(self) -> str:
@@ -70,7 +70,7 @@ class TaskReport:
 
 
 @dataclass(frozen=True)
-class Unrun:
+class UnrunChecks:
     """Checks that were not run, for one kind of reason."""
 
     count: int
@@ -96,7 +96,7 @@ class Report:
     """Requested part of the profile, as options; empty if all of it was requested."""
     target_folder: str = ""
     """Folder of the module of ``package.module:TARGET``; empty for an installed target."""
-    not_run: Mapping[str, Unrun] = field(default_factory=dict[str, "Unrun"])
+    not_run: Mapping[str, UnrunChecks] = field(default_factory=dict[str, "Unrun"])
     """Checks that were not run, by kind of reason, the most frequent first."""
 
     @property
@@ -118,8 +118,10 @@ class Report:
         return list(dict.fromkeys(entry.task.level for entry in self.tasks))
 
 
-def worst(verdicts: Mapping[Verdict, int]) -> Verdict:
+def worst_verdict(verdicts: Mapping[Verdict, int]) -> Verdict:
     """Return the verdict that represents several: the most severe one, or `NOT_RUN` if there are none."""
     return max(
-        (verdict for verdict, count in verdicts.items() if count), key=SEVERITY.__getitem__, default=Verdict.NOT_RUN
+        (verdict for verdict, count in verdicts.items() if count),
+        key=SEVERITY_BY_VERDICT.__getitem__,
+        default=Verdict.NOT_RUN,
     )

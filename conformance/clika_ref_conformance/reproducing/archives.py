@@ -11,15 +11,15 @@ from pathlib import Path
 
 from clika_ref_conformance.reproducing.errors import ReportError
 
-LIMIT_BYTES = 256 * 2**20
+MAX_UNPACKED_BYTES = 256 * 2**20
 """Limit on the unpacked size of a reproducer; the suite's cases have a few kilobytes."""
 
-LIMIT_ENTRIES = 64
+MAX_ENTRIES = 64
 """Limit on the number of files in a reproducer; there are six, and an artifact of a few."""
 
-REQUIRED = ("repro.py", "meta.json", "graph.json", "weights.safetensors", "inputs.npz", "expected.npz")
+REQUIRED_FILES = ("repro.py", "meta.json", "graph.json", "weights.safetensors", "inputs.npz", "expected.npz")
 
-ARTIFACT = "artifact/"
+ARTIFACT_FOLDER = "artifact/"
 
 _ARTIFACT_FILE = re.compile(r"artifact/[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -51,26 +51,26 @@ def unpack(path: Path) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
-            _refuse_entries(path, entries)
+            _check_entries(path, entries)
             return {entry.filename: archive.read(entry) for entry in entries}
     except (OSError, EOFError, RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         msg = f"cannot read the reproducer {str(path)!r}: {error}; give a CASE.zip that a conformance run has written"
         raise ReportError(msg) from error
 
 
-def _refuse_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
+def _check_entries(path: Path, entries: list[zipfile.ZipInfo]) -> None:
     names = [entry.filename for entry in entries]
-    problems = [f"holds {len(names)} files, more than {LIMIT_ENTRIES}"] if len(names) > LIMIT_ENTRIES else []
-    stray = [n for n in names if n not in REQUIRED and not is_artifact_file(n)]
+    problems = [f"holds {len(names)} files, more than {MAX_ENTRIES}"] if len(names) > MAX_ENTRIES else []
+    stray = [n for n in names if n not in REQUIRED_FILES and not is_artifact_file(n)]
     if stray:
         problems.append(f"holds {stray[:5]}, which no reproducer has")
     if len(set(names)) < len(names):
         problems.append("holds one name twice")
-    if lacking := [n for n in REQUIRED if n not in names]:
+    if lacking := [n for n in REQUIRED_FILES if n not in names]:
         problems.append(f"lacks {lacking}")
     size = sum(entry.file_size for entry in entries)
-    if size > LIMIT_BYTES:
-        problems.append(f"unpacks to {size:,} bytes, more than {LIMIT_BYTES:,}")
+    if size > MAX_UNPACKED_BYTES:
+        problems.append(f"unpacks to {size:,} bytes, more than {MAX_UNPACKED_BYTES:,}")
     if problems:
         msg = f"{str(path)!r} is no reproducer, or was changed: it {', '.join(problems)}"
         raise ReportError(msg)

@@ -7,18 +7,18 @@ import math
 import numpy as np
 import torch
 
+from clika_ref_conformance.judging.expected_output import EAGER_ULPS, ExpectedOutput
 from clika_ref_conformance.judging.rounding import ulp_of
-from clika_ref_conformance.judging.special_values import EAGER_ULPS, Expected
-from clika_ref_conformance.judging.statistics import LARGEST_QUALITY, quality
+from clika_ref_conformance.judging.statistics import MAX_QUALITY, measure_quality
 
-SPECIALS = (math.nan, math.inf, -math.inf)
+SPECIAL_VALUES = (math.nan, math.inf, -math.inf)
 """Special values of bits 0, 1 and 2 of ``special``: the element may have this value."""
 
 PROBE_ULPS = 64
 """Distance of a probe from eager, to find the divisor of the judge's mean error; far above eager's own rounding."""
 
 
-def expectation(expected: Expected, *, coarse: bool = False) -> dict[str, np.ndarray]:
+def make_expectation(expected: ExpectedOutput, *, coarse: bool = False) -> dict[str, np.ndarray]:
     """Return arrays that suffice to check an output.
 
     Args:
@@ -27,23 +27,23 @@ def expectation(expected: Expected, *, coarse: bool = False) -> dict[str, np.nda
 
     Returns:
         ``low`` and ``high``, in float64 or int64, of the shape of the output; ``special``, one bit for each of
-        `SPECIALS`, for floats; and ``mean``, the largest root mean square of ``T - exact``, with ``exact``, if
+        `SPECIAL_VALUES`, for floats; and ``mean``, the largest root mean square of ``T - exact``, with ``exact``, if
         ``coarse`` is set.
     """
     if not expected.eager.is_floating_point():
-        return _integers(expected)
-    low, high = _interval(expected)
+        return _expect_integers(expected)
+    low, high = _correct_interval(expected)
     special = torch.zeros(expected.eager.shape, dtype=torch.uint8)
-    for bit, value in enumerate(SPECIALS):
+    for bit, value in enumerate(SPECIAL_VALUES):
         right = expected.accepts(torch.full_like(expected.eager, value)) | expected.random
         special |= right.to(torch.uint8) << bit
     arrays = {"low": low.numpy(), "high": high.numpy(), "special": special.numpy()}
     if coarse and expected.products is not None:
-        arrays |= {"exact": expected.exact.double().numpy(), "mean": np.array(_largest_mean(expected))}
+        arrays |= {"exact": expected.exact.double().numpy(), "mean": np.array(_max_mean_error(expected))}
     return arrays
 
 
-def _integers(expected: Expected) -> dict[str, np.ndarray]:
+def _expect_integers(expected: ExpectedOutput) -> dict[str, np.ndarray]:
     eager = expected.eager
     if expected.random:
         limits = torch.iinfo(torch.int64)
@@ -56,12 +56,12 @@ def _integers(expected: Expected) -> dict[str, np.ndarray]:
     return {"low": low.numpy(), "high": high.numpy()}
 
 
-def _interval(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
+def _correct_interval(expected: ExpectedOutput) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and the largest correct finite number; NaN if there is none."""
     eager = expected.eager.double()
     if expected.same and not expected.random:
         return eager, eager
-    exact, bound = expected.exact.double(), expected.allowed()
+    exact, bound = expected.exact.double(), expected.element_bounds()
     low, high = exact - bound, exact + bound
     slack = bound.nan_to_num(0.0, 0.0) + EAGER_ULPS * ulp_of(eager, expected.eager.dtype)
     low = torch.where(expected.unstable, torch.fmin(low, eager - slack), low)
@@ -70,13 +70,13 @@ def _interval(expected: Expected) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(free, -math.inf, low), torch.where(free, math.inf, high)
 
 
-def _largest_mean(expected: Expected) -> float:
+def _max_mean_error(expected: ExpectedOutput) -> float:
     """Return the root mean square error above which the judge rejects an output as too coarse."""
     eager = expected.eager
     probe = eager.double() + PROBE_ULPS * ulp_of(eager.double(), eager.dtype)
     finite = probe.isfinite() & expected.exact.isfinite() & ~expected.unstable & ~expected.ambiguous
-    grade = quality(expected, probe)
+    grade = measure_quality(expected, probe)
     if not grade or not bool(finite.any()):
         return math.inf
     mean = float((probe - expected.exact.double())[finite].square().mean().sqrt())
-    return LARGEST_QUALITY * mean / grade
+    return MAX_QUALITY * mean / grade

@@ -8,7 +8,7 @@ from typing import Any
 
 from clika_ref_conformance.reproducing.errors import ReportError
 
-_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_NON_FINITE_WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def to_json(item: Any) -> Any:
@@ -22,15 +22,15 @@ def to_json(item: Any) -> Any:
     return item
 
 
-def number(item: Any, what: str) -> float:
+def read_number(item: Any, what: str) -> float:
     """Return a number that `to_json` wrote.
 
     Raises:
         ReportError: it is not a number.
     """
     if isinstance(item, bool) or not isinstance(item, int | float):
-        if item in _WORDS:
-            return _WORDS[item]
+        if item in _NON_FINITE_WORDS:
+            return _NON_FINITE_WORDS[item]
         msg = f"{what} is {item!r}, not a number"
         raise ReportError(msg)
     return float(item)

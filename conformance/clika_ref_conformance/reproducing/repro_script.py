@@ -34,31 +34,31 @@ try:
     from clika_ref.core.invariants import verify
     from clika_ref.core.registry import Registry, load_registry
     from clika_ref.core.targets import Artifact
-    from clika_ref.exporting.export import lower
-    from clika_ref.exporting.interface import name_interface
-    from clika_ref.saving.graph_format import decode, graph_from_json
+    from clika_ref.export.export import lower
+    from clika_ref.export.interface import name_interface
+    from clika_ref.serialization.graph_format import decode, graph_from_json
 except ImportError as missing:
     print(f"this cannot be tried here: {missing}; install it")
     sys.exit(2)
 
 Arrays = dict[str, np.ndarray]
 
-Kept = list[tuple[torch.Tensor, torch.Tensor]]
+ReturnedTensors = list[tuple[torch.Tensor, torch.Tensor]]
 """Tensors that the target has returned, each with a copy of what it held then."""
 
 AGREES, UNTRIED, DIFFERS = 64, 65, 66
 """How the process that runs the target ends: any other status is the target's doing, 0 too."""
 
-BEYOND_NUMBERS = ("fail:contract", "fail:nondeterministic")
+RULE_VERDICTS = ("fail:contract", "fail:nondeterministic")
 """Verdicts of which right numbers prove nothing: a rule is broken, or one compilation is not like another."""
 
 
-class NotThereError(Exception):
+class MissingRequirementError(Exception):
     """What the finding needs is not installed, nor in this folder."""
 
 
 @contextlib.contextmanager
-def needed() -> Iterator[None]:
+def require() -> Iterator[None]:
     """Take what is raised within the block for something that is not there: nothing was tried yet.
 
     Raises:
@@ -67,14 +67,14 @@ def needed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise NotThereError(f"{error}; run this in the folder that holds it, or install it") from error
+        raise MissingRequirementError(f"{error}; run this in the folder that holds it, or install it") from error
     except (ClikaError, AttributeError) as error:
-        raise NotThereError(str(error)) from error
+        raise MissingRequirementError(str(error)) from error
     except (Exception, SystemExit) as error:
-        raise NotThereError(f"{type(error).__name__}: {error}") from error
+        raise MissingRequirementError(f"{type(error).__name__}: {error}") from error
 
 
-def in_child(folder: Path) -> int:
+def run_in_child(folder: Path) -> int:
     """Run the target in a process of its own, which it may end; return the exit status."""
     command = [sys.executable, "-u", str(folder / "repro.py"), "child"]  # a crash loses what is still in a buffer
     status = subprocess.run(command, check=False).returncode  # noqa: S603 - this file
@@ -92,26 +92,26 @@ def main(folder: Path) -> int:
     faulthandler.dump_traceback_later(meta["limit_seconds"], exit=True)  # a target that hangs fails, too
     limit_memory(meta["limit_bytes"])
     problems: list[str] = []
-    kept: Kept = []
+    kept: ReturnedTensors = []
     with TemporaryDirectory() as scratch:
         if meta["repeats"] or meta["task"]["level"] == "artifacts" or has_operators_of_suite(folder):
             return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
-        with needed():
-            target, registry = found_target(meta["target"])
+        with require():
+            target, registry = find_target(meta["target"])
             graph = None if meta["artifact"] else read_graph(folder, registry)
         try:
             if meta["artifact"]:
-                runner = loaded(folder, meta["artifact"], target)
+                runner = load_artifact(folder, meta["artifact"], target)
             else:
-                runner = compiled(meta, graph, target, registry, Path(scratch))
+                runner = compile_graph(meta, graph, target, registry, Path(scratch))
             for index, run in enumerate(meta["runs"]):
-                found = differences(runner, run, index, inputs, expected, kept=kept)
+                found = run_and_compare(runner, run, index, inputs, expected, kept=kept)
                 problems += [f"on the inputs {run['name']!r}: {problem}" for problem in found]
-            if not all(same_bits(output, copy) for output, copy in kept):
+            if not all(has_same_bits(output, copy) for output, copy in kept):
                 problems.append("a later run changed the tensors that an earlier one had returned")
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a target raises is its failure
             problems.append(f"{type(error).__name__}: {error}")
-        if not problems and meta["verdict"] in BEYOND_NUMBERS:
+        if not problems and meta["verdict"] in RULE_VERDICTS:
             return ask_suite(folder, meta["target"], Path(scratch) / "case.zip")
     faulthandler.cancel_dump_traceback_later()
     print("\n".join(problems) if problems else "the target agrees with what is stored")
@@ -138,21 +138,23 @@ def ask_suite(folder: Path, target: str, path: Path) -> int:
             if file.is_file():
                 archive.write(file, file.relative_to(folder))
     sys.path.insert(0, str(Path.cwd()))
-    with needed():
-        replaying = importlib.import_module("clika_ref_conformance.reporting.replaying")
+    with require():
+        replaying = importlib.import_module("clika_ref_conformance.reporting.replay")
         outcome = replaying.replay(path, load_registry(), target)
     print(f"{outcome.verdict}: {outcome.comparison.message}")
     return DIFFERS if outcome.verdict.is_failure else AGREES
 
 
-def loaded(folder: Path, stored: dict[str, Any], target: Any) -> Callable[..., Any]:
+def load_artifact(folder: Path, stored: dict[str, Any], target: Any) -> Callable[..., Any]:
     """Load the stored artifact."""
     names = tuple(stored["input_names"]), tuple(stored["output_names"])
     facts = {key: decode(value) for key, value in stored["facts"].items()}
     return target.load(Artifact(folder / "artifact" / stored["file"], target.name, *names, facts))
 
 
-def compiled(meta: dict[str, Any], graph: Any, target: Any, registry: Registry, scratch: Path) -> Callable[..., Any]:
+def compile_graph(
+    meta: dict[str, Any], graph: Any, target: Any, registry: Registry, scratch: Path
+) -> Callable[..., Any]:
     """Compile the stored graph, or run the pass on it that is the subject."""
     if meta["task"]["level"] == "passes":
         passes = {**registry.passes, **{p.name: p for p in target.passes()}}
@@ -172,12 +174,12 @@ def read_graph(folder: Path, registry: Registry) -> Any:
     return graph_from_json(document, registry.operators.get, weights)
 
 
-def found_target(name: str) -> tuple[Any, Registry]:
+def find_target(name: str) -> tuple[Any, Registry]:
     """Return the target of a plugin, or the object that ``package.module:OBJECT`` names, and what plugins provide."""
     registry = load_registry()
     found: Any = registry.targets.get(name)
     if found is None and ":" not in name and name != "identity":
-        raise NotThereError(f"no plugin that is installed provides the target {name}")
+        raise MissingRequirementError(f"no plugin that is installed provides the target {name}")
     if found is None:
         place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
         sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks
@@ -186,7 +188,7 @@ def found_target(name: str) -> tuple[Any, Registry]:
         found = found() if isinstance(found, type) or not hasattr(found, "compile") else found
     problem = found.missing()
     if problem is not None:
-        raise NotThereError(problem)
+        raise MissingRequirementError(problem)
     return found, registry
 
 
@@ -231,8 +233,14 @@ def tensor_of(layout: dict[str, Any], elements: np.ndarray) -> torch.Tensor:
     return storage.as_strided(shape, layout["strides"], layout["offset"])
 
 
-def differences(
-    runner: Callable[..., Any], run: dict[str, Any], index: int, inputs: Arrays, expected: Arrays, *, kept: Kept
+def run_and_compare(
+    runner: Callable[..., Any],
+    run: dict[str, Any],
+    index: int,
+    inputs: Arrays,
+    expected: Arrays,
+    *,
+    kept: ReturnedTensors,
 ) -> list[str]:
     """Run twice; compare with what is stored, the second run with the first, and the inputs with what they were.
 
@@ -246,25 +254,25 @@ def differences(
     for i, (layout, output) in enumerate(zip(run["outputs"], first, strict=True)):
         prefix = f"run{index}_output{i}_"
         stored = {k.removeprefix(prefix): v for k, v in expected.items() if k.startswith(prefix)}
-        problem = difference(layout, output, stored)
+        problem = describe_difference(layout, output, stored)
         if problem:
             problems.append(f"output {i} {problem}")
-        if any(shares_memory(output, tensor) for tensor in given):
+        if any(has_shared_memory(output, tensor) for tensor in given):
             problems.append(f"output {i} is a view of an input")
     for i, layout in enumerate(run["inputs"]):
-        if not same_bits(given[i], tensor_of(layout, inputs[f"run{index}_input{i}"])):
+        if not has_same_bits(given[i], tensor_of(layout, inputs[f"run{index}_input{i}"])):
             problems.append(f"input {i} was changed")
     if run["random"]:
         return problems
     copies = [output.clone() for output in first]
     kept += zip(first, copies, strict=True)
     second = list(runner(tuple(given)))
-    if len(second) != len(copies) or not all(map(same_bits, copies, second)):
+    if len(second) != len(copies) or not all(map(has_same_bits, copies, second)):
         problems.append("a second run gave other results")
     return problems
 
 
-def difference(layout: dict[str, Any], output: torch.Tensor, stored: Arrays) -> str:
+def describe_difference(layout: dict[str, Any], output: torch.Tensor, stored: Arrays) -> str:
     """Say how an output leaves what is stored, or nothing."""
     kind = str(output.dtype).removeprefix("torch.")
     if (kind, list(output.shape)) != (layout["dtype"], layout["shape"]):
@@ -291,14 +299,14 @@ def difference(layout: dict[str, Any], output: torch.Tensor, stored: Arrays) -> 
     return ""
 
 
-def shares_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+def has_shared_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the memories of two tensors overlap."""
     storages = (tensor.untyped_storage() for tensor in (one, other))
     (start, end), (first, last) = ((s.data_ptr(), s.data_ptr() + s.nbytes()) for s in storages)
     return bool(one.numel() and other.numel()) and start < last and first < end
 
 
-def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+def has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal in every bit."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
@@ -308,10 +316,10 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     if sys.argv[1:] != ["child"]:
-        sys.exit(in_child(here))
+        sys.exit(run_in_child(here))
     try:
         status = main(here)
-    except NotThereError as error:
+    except MissingRequirementError as error:
         print(f"this cannot be tried here: {error}")
         status = UNTRIED
     sys.stdout.flush()

@@ -18,27 +18,27 @@ import torch
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
-from clika_ref.saving.graph_format import encode, graph_to_json
-from clika_ref.storage import write_atomically
+from clika_ref.serialization.atomic_files import write_atomically
+from clika_ref.serialization.graph_format import encode, graph_to_json
 from clika_ref_conformance.cases import Case, Compiled, Outcome, Task
-from clika_ref_conformance.judging.judge import Reference
-from clika_ref_conformance.reproducing.archives import ARTIFACT, is_artifact_file, pack
-from clika_ref_conformance.reproducing.expectations import expectation
+from clika_ref_conformance.judging.judge import CaseReference
+from clika_ref_conformance.reproducing.archives import ARTIFACT_FOLDER, is_artifact_file, pack
+from clika_ref_conformance.reproducing.expectations import make_expectation
 from clika_ref_conformance.reproducing.json_values import to_json
 from clika_ref_conformance.reproducing.tensors import elements_of, layout_of, to_npz
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 
-FORMAT = 1
+REPRODUCER_FORMAT = 1
 """Increased when the current code cannot read earlier reproducers any more."""
 
-CASES = "cases"
+CASES_FOLDER = "cases"
 """Folder of reproducers, next to the report."""
 
-DIGITS = 8
+CHECKSUM_DIGITS = 8
 """Number of digits of the checksum in the name of a reproducer."""
 
-LISTING_CHARACTERS = 8000
+MAX_LISTING_CHARACTERS = 8000
 """Limit on the printed text of a graph: small graphs are shown in full, and large ones are in graph.json."""
 
 
@@ -55,28 +55,28 @@ def write_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str, re
     Returns:
         ``cases/NAME.zip``.
     """
-    content = reproducer(outcome, task, suite, target)
-    path = f"{CASES}/{case_name(task, content)}"
-    (report / CASES).mkdir(parents=True, exist_ok=True)
+    content = make_reproducer(outcome, task, suite, target)
+    path = f"{CASES_FOLDER}/{case_name(task, content)}"
+    (report / CASES_FOLDER).mkdir(parents=True, exist_ok=True)
     with write_atomically(report / path) as file:
         file.write(content)
     return path
 
 
-def remove_other_cases(report: Path, named: Collection[str]) -> None:
+def remove_stale_cases(report: Path, named: Collection[str]) -> None:
     """Remove the reproducers in a report's folder that it does not name: those of an earlier run."""
-    for path in (report / CASES).glob(f"*-{'[0-9a-f]' * DIGITS}.zip"):
-        if f"{CASES}/{path.name}" not in named:
+    for path in (report / CASES_FOLDER).glob(f"*-{'[0-9a-f]' * CHECKSUM_DIGITS}.zip"):
+        if f"{CASES_FOLDER}/{path.name}" not in named:
             path.unlink()
 
 
 def case_name(task: Task, content: bytes) -> str:
     """Return a descriptive file name that depends on the content."""
     label = re.sub(r"[^A-Za-z0-9]+", "-", f"{task.level}-{task.subject}-{task.dtype}").strip("-").lower()[:60]
-    return f"{label}-{hashlib.sha256(content).hexdigest()[:DIGITS]}.zip"
+    return f"{label}-{hashlib.sha256(content).hexdigest()[:CHECKSUM_DIGITS]}.zip"
 
 
-def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
+def make_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes:
     """Return the reproducer of an outcome; equal outcomes give equal bytes."""
     case = outcome.case or Case(outcome.name, Graph("nothing"), ())
     files = {"repro.py": Path(__file__).with_name("repro_script.py").read_bytes()}
@@ -85,16 +85,16 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
     expected: dict[str, np.ndarray] = {}
     coarse = outcome.verdict is Verdict.PRECISION
     references = [
-        functools.partial(Reference, case.graph, run.inputs, arithmetic=suite.arithmetic) for run in case.runs
+        functools.partial(CaseReference, case.graph, run.inputs, arithmetic=suite.arithmetic) for run in case.runs
     ]
-    outputs = [_expect(make, f"run{r}_", expected, coarse=coarse) for r, make in enumerate(references)]
+    outputs = [_add_expectation(make, f"run{r}_", expected, coarse=coarse) for r, make in enumerate(references)]
     random = any(node.is_random for node in case.graph.nodes)
     files["expected.npz"] = to_npz(expected)
     weights = {n: v.data.detach().cpu().contiguous() for n, v in case.graph.constants.items() if v.data is not None}
     files["weights.safetensors"] = safetensors.torch.save({name: data.clone() for name, data in weights.items()})
-    files["graph.json"] = _json(graph_to_json(case.graph))
-    meta = _facts_of(outcome, case, task, target) | {
-        "artifact": _artifact(outcome.compiled, files),
+    files["graph.json"] = _encode_json(graph_to_json(case.graph))
+    meta = _outcome_facts(outcome, case, task, target) | {
+        "artifact": _add_artifact(outcome.compiled, files),
         "profile": suite.profile.name,
         "seed": suite.profile.seed,
         "repeats": outcome.case is None,
@@ -105,13 +105,13 @@ def reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> bytes
             for run, made in zip(case.runs, outputs, strict=True)
         ],
     }
-    files["meta.json"] = _json(meta)
+    files["meta.json"] = _encode_json(meta)
     return pack(files)
 
 
-def _facts_of(outcome: Outcome, case: Case, task: Task, target: str) -> dict[str, Any]:
+def _outcome_facts(outcome: Outcome, case: Case, task: Task, target: str) -> dict[str, Any]:
     return {
-        "format": FORMAT,
+        "format": REPRODUCER_FORMAT,
         "suite": version("clika-ref-conformance"),
         "torch": torch.__version__,
         "target": target,
@@ -119,32 +119,36 @@ def _facts_of(outcome: Outcome, case: Case, task: Task, target: str) -> dict[str
         "check": outcome.name,
         "case": case.name,
         "passes": case.passes,
-        "facts": {key: _fact(value) for key, value in case.facts.items()},
+        "facts": {key: _encode_fact(value) for key, value in case.facts.items()},
         "run": outcome.run,
         "verdict": str(outcome.verdict),
         "message": outcome.comparison.message,
-        "listing": _listing(case),
+        "listing": _format_listing(case),
     }
 
 
-def _fact(value: Any) -> Any:
+def _encode_fact(value: Any) -> Any:
     try:
         return encode(value)
     except ModelError:
         return str(value)
 
 
-def _listing(case: Case) -> str:
+def _format_listing(case: Case) -> str:
     text = str(case.graph)
-    return text if len(text) <= LISTING_CHARACTERS else f"{text[:LISTING_CHARACTERS]}\n... (the rest is in graph.json)"
+    return (
+        text
+        if len(text) <= MAX_LISTING_CHARACTERS
+        else f"{text[:MAX_LISTING_CHARACTERS]}\n... (the rest is in graph.json)"
+    )
 
 
-def _json(document: Mapping[str, Any]) -> bytes:
+def _encode_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(to_json(document), indent=1, allow_nan=False).encode()
 
 
-def _expect(
-    make: Callable[[], Reference], prefix: str, arrays: dict[str, np.ndarray], *, coarse: bool
+def _add_expectation(
+    make: Callable[[], CaseReference], prefix: str, arrays: dict[str, np.ndarray], *, coarse: bool
 ) -> list[dict[str, Any]]:
     """Add the expected results of a run; return the layouts of the outputs, or nothing if eager rejects the run."""
     try:
@@ -152,24 +156,24 @@ def _expect(
     except Exception:  # noqa: BLE001 - no expected results if eager rejects the run; that may be the finding
         return []
     for index, one in enumerate(expected):
-        found = {"output": elements_of(one.eager), **expectation(one, coarse=coarse)}
+        found = {"output": elements_of(one.eager), **make_expectation(one, coarse=coarse)}
         arrays.update({f"{prefix}output{index}_{name}": array for name, array in found.items()})
     return [layout_of(one.eager.contiguous()) for one in expected]
 
 
-def _artifact(compiled: Compiled | None, files: dict[str, bytes]) -> dict[str, Any] | None:
+def _add_artifact(compiled: Compiled | None, files: dict[str, bytes]) -> dict[str, Any] | None:
     """Add the files of an artifact; return its metadata.
 
     None if nothing was compiled, or a zip cannot hold the artifact: the reproducer then compiles the graph itself.
     """
-    if compiled is None or not all(is_artifact_file(ARTIFACT + name) for name in compiled.files):
+    if compiled is None or not all(is_artifact_file(ARTIFACT_FOLDER + name) for name in compiled.files):
         return None
     made = compiled.artifact
     try:
         facts = {key: encode(value) for key, value in made.facts.items()}
     except ModelError:
         return None
-    files.update({ARTIFACT + name: content for name, content in compiled.files.items()})
+    files.update({ARTIFACT_FOLDER + name: content for name, content in compiled.files.items()})
     return {
         "file": made.path.name,
         "input_names": list(made.input_names),

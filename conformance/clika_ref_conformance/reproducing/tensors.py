@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from clika_ref.saving.graph_format import DTYPES
+from clika_ref.serialization.graph_format import DTYPES_BY_NAME
 from clika_ref_conformance.reproducing.errors import ReportError
 
-LIMIT_ELEMENTS = 2**26
+MAX_ELEMENTS = 2**26
 """Maximum number of elements of a stored layout: 256 MiB of float32, a thousand times the size that the suite draws."""
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_INTEGER_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtypes of the same size, to store dtypes that NumPy lacks (bfloat16, the float8 dtypes)."""
 
-_PLAIN = frozenset(
+_NUMPY_DTYPES = frozenset(
     {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
     | {torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128}
 )
 
 
 def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the layout that `rebuild` needs with the elements: dtype, shape, strides and offset, in elements."""
+    """Return the layout that `rebuild_tensor` needs with the elements: dtype, shape, strides and offset, in elements."""
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),
@@ -39,17 +39,17 @@ def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
 def elements_of(tensor: torch.Tensor) -> np.ndarray:
     """Return the elements ``tensor[...]`` in order of their indices, as an array of the same shape."""
     plain = tensor.detach().cpu().contiguous()
-    return (plain if plain.dtype in _PLAIN else plain.view(_BITS[plain.element_size()])).numpy()
+    return (plain if plain.dtype in _NUMPY_DTYPES else plain.view(_INTEGER_DTYPES[plain.element_size()])).numpy()
 
 
-def rebuild(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Tensor:
+def rebuild_tensor(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Tensor:
     """Return the tensor that `layout_of` and `elements_of` were called on: equal bits, strides and offset.
 
     Raises:
         ReportError: the layout is malformed, or the elements do not fit it.
     """
     try:
-        dtype = DTYPES[layout["dtype"]]
+        dtype = DTYPES_BY_NAME[layout["dtype"]]
         shape, strides = ([int(n) for n in layout[key]] for key in ("shape", "strides"))
         offset = int(layout["offset"])
         flat = torch.from_numpy(np.ascontiguousarray(elements)).reshape(shape)
@@ -61,8 +61,8 @@ def rebuild(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Tensor:
         msg = f"a tensor has the impossible layout {dict(layout)}"
         raise ReportError(msg)
     span = 1 + offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
-    if max(span, math.prod(shape)) > LIMIT_ELEMENTS:
-        msg = f"a tensor spans {span:,} elements, more than the {LIMIT_ELEMENTS:,} that a reproducer may ask for"
+    if max(span, math.prod(shape)) > MAX_ELEMENTS:
+        msg = f"a tensor spans {span:,} elements, more than the {MAX_ELEMENTS:,} that a reproducer may ask for"
         raise ReportError(msg)
     storage = torch.zeros(span, dtype=dtype)
     where = torch.full(shape, offset)

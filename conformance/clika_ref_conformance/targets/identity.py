@@ -20,7 +20,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Runner
-from clika_ref.saving.graph_format import graph_from_json, graph_to_json
+from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Identity:
             with safe_open(artifact.path, "pt") as file:
                 document = json.loads(file.metadata()["graph"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-            graph = graph_from_json(document, lambda name: own.get(name) or _installed().get(name), tensors)
+            graph = graph_from_json(document, lambda name: own.get(name) or _load_operators().get(name), tensors)
         except (ClikaError, SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             msg = f"{artifact.path} is damaged, compile it again: {type(error).__name__}: {error}"
             raise TargetError(msg) from error
@@ -78,5 +78,5 @@ class Identity:
 
 
 @cache
-def _installed() -> Mapping[str, Operator]:
+def _load_operators() -> Mapping[str, Operator]:
     return load_registry().operators

@@ -10,21 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clika_ref.arithmetic import arithmetic_of
+from clika_ref.command_line.import_path import find_object
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.importing import find_object
-from clika_ref.quantization_scheme import scheme_of
-from clika_ref.settings import full_name
+from clika_ref.settings.compile_options import full_target_name
+from clika_ref.targets.arithmetic import arithmetic_of
+from clika_ref.targets.quantization_scheme import scheme_of
 from clika_ref_conformance.targets.identity import Identity
 
 T = TypeVar("T")
 
-PARTS = ("name", "missing", "refusal", "passes", "compile", "load", "explain")
+TARGET_MEMBERS = ("name", "missing", "refusal", "passes", "compile", "load", "explain")
 """Required members of a target: all those of `clika_ref.core.targets.Target`."""
 
-OPTIONAL = ("arithmetic", "scheme", "deviations")
+OPTIONAL_TARGET_MEMBERS = ("arithmetic", "scheme", "deviations")
 """Optional members of a target."""
 
 
@@ -40,24 +40,28 @@ def load_target(text: str, registry: Registry) -> Target:
         TargetError: there is no such target, a member is missing or raises, its arithmetic or scheme is invalid, or its
             runtime is missing.
     """
-    target = _named(text, registry) if ":" not in text else _imported(text)
-    present = [part for part in (*PARTS, *OPTIONAL) if _asked(text, part, partial(hasattr, target, part))]
-    lacking = [part for part in PARTS if part not in present]
+    target = _find_by_name(text, registry) if ":" not in text else _import_target(text)
+    present = [
+        part
+        for part in (*TARGET_MEMBERS, *OPTIONAL_TARGET_MEMBERS)
+        if _query(text, part, partial(hasattr, target, part))
+    ]
+    lacking = [part for part in TARGET_MEMBERS if part not in present]
     if lacking:  # name the class: `str` of an arbitrary object may raise
         kind = type(target).__name__
         msg = f"{text} is of the class {kind}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
         raise TargetError(msg)
     arithmetic_of(target)
     scheme_of(target)
-    _asked(text, "passes()", lambda: list(target.passes()))
-    problem = _asked(text, "missing()", target.missing)
+    _query(text, "passes()", lambda: list(target.passes()))
+    problem = _query(text, "missing()", target.missing)
     if problem is not None:
         msg = f"the target {target.name} cannot be used here: {problem}"
         raise TargetError(msg)
     return target
 
 
-def folder_of(text: str) -> str:
+def find_module_folder(text: str) -> str:
     """Return the folder of the loaded module of ``package.module:TARGET``.
 
     Empty if any process can import it: it is installed, or ``text`` is the name of a plugin's target.
@@ -71,7 +75,7 @@ def folder_of(text: str) -> str:
     return "" if folder in map(sysconfig.get_path, ("purelib", "platlib")) else folder
 
 
-def _asked(text: str, part: str, ask: Callable[[], T]) -> T:
+def _query(text: str, part: str, ask: Callable[[], T]) -> T:
     """Return the result of a call to a target.
 
     Raises:
@@ -87,9 +91,9 @@ def _asked(text: str, part: str, ask: Callable[[], T]) -> T:
         raise TargetError(msg) from error
 
 
-def _named(text: str, registry: Registry) -> Target:
+def _find_by_name(text: str, registry: Registry) -> Target:
     known = {**registry.targets, "identity": Identity()}
-    found = known.get(full_name(text))
+    found = known.get(full_target_name(text))
     if found is None:
         near = difflib.get_close_matches(text, known)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
@@ -101,7 +105,7 @@ def _named(text: str, registry: Registry) -> Target:
     return found
 
 
-def _imported(text: str) -> Any:
+def _import_target(text: str) -> Any:
     place, _, path = text.partition(":")
     found = find_object(place, path, TargetError)
     if isinstance(found, type) or (callable(found) and not hasattr(found, "compile")):

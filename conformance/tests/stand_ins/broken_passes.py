@@ -13,7 +13,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import Rule, Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref.core.rewriter import Rule, Skip, apply_rules, can_substitute, erase_dead, rule, substitute
 from clika_ref.core.symbols import is_symbolic, resolve
 
 Operators = Mapping[str, Operator]
@@ -43,7 +43,7 @@ def _fold_into_shared_layer(graph: Graph, _: Operators) -> None:
             continue
         values = [*layer.inputs[1:3], *node.inputs[1:5]]
         fixed = all(v is None or v.data is not None for v in values) and layer.output.type.rank == values[0].type.rank
-        if not fixed or None in node.inputs[3:5] or not keeps_name(graph, node.output, layer.output):
+        if not fixed or None in node.inputs[3:5] or not can_substitute(graph, node.output, layer.output):
             continue
         weight, bias, gamma, beta, mean, var = (None if v is None else v.data.detach().double() for v in values)
         scale = torch.rsqrt(var + node.attrs["eps"]) * (1 if gamma is None else gamma)
@@ -63,7 +63,7 @@ def _merge_by_operands(graph: Graph, _: Operators) -> None:
         if node.op.random or len(node.outputs) != 1:
             continue
         twin = first.setdefault((node.op, node.inputs, node.output.type), node)
-        if twin is not node and keeps_name(graph, node.output, twin.output):
+        if twin is not node and can_substitute(graph, node.output, twin.output):
             substitute(graph, node.output, twin.output)
             graph.erase(node)
 
@@ -75,7 +75,7 @@ def _merge_random(graph: Graph, _: Operators) -> None:
         if len(node.outputs) != 1 or not node.is_random:
             continue
         twin = first.setdefault((node.op, node.inputs, repr(node.attrs), node.output.type), node)
-        if twin is not node and keeps_name(graph, node.output, twin.output):
+        if twin is not node and can_substitute(graph, node.output, twin.output):
             substitute(graph, node.output, twin.output)
             graph.erase(node)
 
@@ -108,7 +108,7 @@ def _scale_in_place(graph: Graph, _: Operators) -> None:
     for node in graph.nodes:
         match node:
             case Node("mul", (Value(data=torch.Tensor() as data) as x, int() | float() as factor)):
-                if x.type == node.output.type and keeps_name(graph, node.output, x):
+                if x.type == node.output.type and can_substitute(graph, node.output, x):
                     data.detach().mul_(factor)
                     graph.replace(node.output, x)
                     graph.erase(node)

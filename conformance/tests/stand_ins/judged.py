@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from clika_ref_conformance.judging.judge import Reference
+from clika_ref_conformance.judging.judge import CaseReference
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -22,13 +22,13 @@ class Drawing:
         self.values = [self.graph.add_input(TensorType(t.dtype, tuple(t.shape)), f"x{i}") for i, t in enumerate(inputs)]
         self.build = Builder(self.graph, OPERATORS)
 
-    def reference(self, *outputs: object) -> Reference:
+    def reference(self, *outputs: object) -> CaseReference:
         for value in outputs:
             self.graph.add_output(value)
-        return Reference(self.graph, self.inputs)
+        return CaseReference(self.graph, self.inputs)
 
 
-def single(op: str, *operands: object, **attrs: object) -> Reference:
+def single(op: str, *operands: object, **attrs: object) -> CaseReference:
     """Return the reference of a graph of one node."""
     drawing = Drawing(*(o for o in operands if isinstance(o, torch.Tensor)))
     values = iter(drawing.values)

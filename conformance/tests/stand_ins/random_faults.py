@@ -1,7 +1,7 @@
 """Further faults of what is drawn by chance, beside those of the catalogue, of which a third must be blind."""
 
 import torch
-from clika_ref_conformance.mutants.altering import Altered
+from clika_ref_conformance.mutants.patched_op import PatchedOp
 from clika_ref_conformance.mutants.seeding import Catalogue
 
 FAULTS = Catalogue("further")
@@ -33,7 +33,7 @@ def _(original, op, x, *, lambd):
 
 @FAULTS.lowering("alpha_dropout", "dropped elements become zero")
 def _(original, op, x, *, p, train):
-    return original(Altered(op, Add=lambda op, a, b: a), x, p=p, train=train)
+    return original(PatchedOp(op, Add=lambda op, a, b: a), x, p=p, train=train)
 
 
 @FAULTS.lowering("rrelu", "all elements have the mean slope")

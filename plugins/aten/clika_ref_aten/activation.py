@@ -11,8 +11,8 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import HOMOGENEOUS, OWN_SCALE
-from clika_ref_aten.ordering import clip, extreme
+from clika_ref.core.traits import HOMOGENEOUS_OWN_QPARAMS, OWN_QPARAMS
+from clika_ref_aten.ordering import lower_clip, lower_min_max
 
 aten = torch.ops.aten
 
@@ -21,7 +21,7 @@ SELU_ALPHA = 1.6732632423543772848170429916717  # Source: Klambauer et al., Self
 SELU_SCALE = 1.0507009873554804934193349852946
 
 
-def unary(op_type):
+def unary_lowering(op_type):
     """Return a lowering to one unary ONNX node; the operand is cast to the result's dtype first."""
 
     def lowering(op, x):
@@ -30,7 +30,7 @@ def unary(op_type):
     return lowering
 
 
-def floating(low=-3.0, high=3.0):
+def float_sampler(low=-3.0, high=3.0):
     """Return a sampler for calls with one floating-point operand and no attributes."""
 
     def sampler(draw, s):
@@ -39,7 +39,7 @@ def floating(low=-3.0, high=3.0):
     return sampler
 
 
-def promoting(low=-3.0, high=3.0):
+def promoting_sampler(low=-3.0, high=3.0):
     """Return a sampler for calls with one operand of any dtype, for functions that promote integers to floats."""
 
     def sampler(draw, s):
@@ -50,17 +50,17 @@ def promoting(low=-3.0, high=3.0):
     return sampler
 
 
-def fits_attribute(op, *numbers):
+def is_exact_as_attribute(op, *numbers):
     """Return whether float32 ONNX attributes hold these numbers as precisely as the result's dtype needs."""
     return op.result.dtype != torch.float64 or all(float(np.float32(n)) == n for n in numbers)
 
 
-def as_first(x, *_, **__):
+def first_operand_type(x, *_, **__):
     """Type rule that returns the type of the first operand, for references that do not support symbolic sizes."""
     return x
 
 
-@operator(aten.relu.default, quant=HOMOGENEOUS, error=EXACT)
+@operator(aten.relu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=EXACT)
 def relu(x: Tensor) -> Tensor:
     """``max(x, 0)``, elementwise."""
     return F.relu(x)
@@ -70,7 +70,7 @@ def relu(x: Tensor) -> Tensor:
 def _(op, x):
     if op.dtype(x) in (torch.uint8, torch.uint16, torch.uint32, torch.uint64):
         return x
-    return extreme(op, "Max", x, op.like(x, 0)) if op.dtype(x) in (torch.int16, torch.int64) else op.Relu(x)
+    return lower_min_max(op, "Max", x, op.like(x, 0)) if op.dtype(x) in (torch.int16, torch.int64) else op.Relu(x)
 
 
 @relu.samples
@@ -78,7 +78,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8))))
 
 
-@operator(aten.relu6.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.relu6.default, quant=OWN_QPARAMS, error=EXACT)
 def relu6(x: Tensor) -> Tensor:
     """``min(max(x, 0), 6)``, elementwise."""
     return F.relu6(x)
@@ -86,13 +86,13 @@ def relu6(x: Tensor) -> Tensor:
 
 @relu6.onnx
 def _(op, x):
-    return clip(op, x, 0, 6)
+    return lower_clip(op, x, 0, 6)
 
 
-relu6.samples(floating(-3, 9))
+relu6.samples(float_sampler(-3, 9))
 
 
-@operator(aten.hardtanh.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.hardtanh.default, quant=OWN_QPARAMS, error=EXACT)
 def hardtanh(x: Tensor, *, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """``min(max(x, min_val), max_val)``, elementwise."""
     return F.hardtanh(x, min_val, max_val)
@@ -100,7 +100,7 @@ def hardtanh(x: Tensor, *, min_val: float = -1.0, max_val: float = 1.0) -> Tenso
 
 @hardtanh.onnx
 def _(op, x, *, min_val, max_val):
-    return clip(op, x, min_val, max_val)
+    return lower_clip(op, x, min_val, max_val)
 
 
 @hardtanh.samples
@@ -112,7 +112,7 @@ def _(draw, s):
     return s.call(x, min_val=bounds[0], max_val=bounds[1])
 
 
-@operator(aten.hardsigmoid.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.hardsigmoid.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def hardsigmoid(x: Tensor) -> Tensor:
     """``min(max(x + 3, 0), 6) / 6``, elementwise."""
     return F.hardsigmoid(x)
@@ -120,15 +120,15 @@ def hardsigmoid(x: Tensor) -> Tensor:
 
 @hardsigmoid.onnx
 def _(op, x):
-    if fits_attribute(op, 1 / 6):
+    if is_exact_as_attribute(op, 1 / 6):
         return op.HardSigmoid(x, alpha=1 / 6, beta=0.5)
-    return op.Div(clip(op, op.Add(x, op.like(x, 3)), 0, 6), op.like(x, 6))
+    return op.Div(lower_clip(op, op.Add(x, op.like(x, 3)), 0, 6), op.like(x, 6))
 
 
-hardsigmoid.samples(floating(-5, 5))
+hardsigmoid.samples(float_sampler(-5, 5))
 
 
-@operator(aten.hardswish.default, quant=OWN_SCALE, error=ulp(8, "x"))
+@operator(aten.hardswish.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
 def hardswish(x: Tensor) -> Tensor:
     """``x * min(max(x + 3, 0), 6) / 6``, elementwise."""
     return F.hardswish(x)
@@ -136,35 +136,35 @@ def hardswish(x: Tensor) -> Tensor:
 
 @hardswish.onnx
 def _(op, x):
-    if fits_attribute(op, 1 / 6):
+    if is_exact_as_attribute(op, 1 / 6):
         return op.HardSwish(x)
-    return op.Div(op.Mul(x, clip(op, op.Add(x, op.like(x, 3)), 0, 6)), op.like(x, 6))
+    return op.Div(op.Mul(x, lower_clip(op, op.Add(x, op.like(x, 3)), 0, 6)), op.like(x, 6))
 
 
-hardswish.samples(floating(-5, 5))
+hardswish.samples(float_sampler(-5, 5))
 
 
-@operator(aten.sigmoid.default, aten.special_expit.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.sigmoid.default, aten.special_expit.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def sigmoid(x: Tensor) -> Tensor:
     """``1 / (1 + exp(-x))``, elementwise."""
     return torch.sigmoid(x)
 
 
-sigmoid.onnx(unary("Sigmoid"))
-sigmoid.samples(promoting(-5, 5))
+sigmoid.onnx(unary_lowering("Sigmoid"))
+sigmoid.samples(promoting_sampler(-5, 5))
 
 
-@operator(aten.tanh.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.tanh.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def tanh(x: Tensor) -> Tensor:
     """``(exp(2x) - 1) / (exp(2x) + 1)``, elementwise."""
     return torch.tanh(x)
 
 
-tanh.onnx(unary("Tanh"))
-tanh.samples(promoting())
+tanh.onnx(unary_lowering("Tanh"))
+tanh.samples(promoting_sampler())
 
 
-@operator(aten.leaky_relu.default, quant=HOMOGENEOUS, error=ulp(8))
+@operator(aten.leaky_relu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=ulp(8))
 def leaky_relu(x: Tensor, *, negative_slope: float = 0.01) -> Tensor:
     """``x`` where positive, else ``negative_slope * x``, elementwise."""
     return F.leaky_relu(x, negative_slope)
@@ -172,7 +172,7 @@ def leaky_relu(x: Tensor, *, negative_slope: float = 0.01) -> Tensor:
 
 @leaky_relu.onnx
 def _(op, x, *, negative_slope):
-    return leaky(op, x, negative_slope)
+    return lower_leaky_relu(op, x, negative_slope)
 
 
 @leaky_relu.samples
@@ -180,14 +180,14 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=FLOATS)), negative_slope=draw(s.choice(0.01, 0.2, 0.0, 1.5, -0.3)))
 
 
-def leaky(op, x, slope):
+def lower_leaky_relu(op, x, slope):
     """Return ``x`` with its negative elements multiplied by ``slope``."""
-    if fits_attribute(op, slope):
+    if is_exact_as_attribute(op, slope):
         return op.LeakyRelu(x, alpha=float(slope))
     return op.PRelu(x, op.like(x, slope))
 
 
-@operator(aten.prelu.default, quant=HOMOGENEOUS, error=ulp(8))
+@operator(aten.prelu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=ulp(8))
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """``x`` where positive, else ``weight * x``, with one weight or ``weight[c]`` for ``x[n, c, ...]``."""
     return torch.prelu(x, weight)
@@ -201,7 +201,7 @@ def _(op, x, weight):
     return op.PRelu(x, op.reshape(weight, ()) if rank == 0 and op.rank(weight) else weight)
 
 
-prelu.types(as_first)
+prelu.types(first_operand_type)
 
 
 @prelu.samples
@@ -213,7 +213,7 @@ def _(draw, s):
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype, low=-1, high=1)))
 
 
-@operator(aten.elu.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.elu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def elu(x: Tensor, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Tensor:
     """``scale * x`` where positive, else ``scale * alpha * (exp(input_scale * x) - 1)``, elementwise."""
     return aten.elu.default(x, alpha, scale, input_scale)
@@ -221,7 +221,7 @@ def elu(x: Tensor, *, alpha: float = 1.0, scale: float = 1.0, input_scale: float
 
 @elu.onnx
 def _(op, x, *, alpha, scale, input_scale):
-    return exponential_unit(op, x, alpha, scale, input_scale)
+    return lower_elu(op, x, alpha, scale, input_scale)
 
 
 @elu.samples
@@ -234,7 +234,7 @@ def _(draw, s):
     )
 
 
-@operator(aten.selu.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.selu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def selu(x: Tensor) -> Tensor:
     """``1.0507 * x`` where positive, else ``1.0507 * 1.6733 * (exp(x) - 1)``, elementwise."""
     return F.selu(x)
@@ -242,15 +242,15 @@ def selu(x: Tensor) -> Tensor:
 
 @selu.onnx
 def _(op, x):
-    if fits_attribute(op, SELU_ALPHA):
+    if is_exact_as_attribute(op, SELU_ALPHA):
         return op.Selu(x)
-    return exponential_unit(op, x, SELU_ALPHA, SELU_SCALE, 1.0)
+    return lower_elu(op, x, SELU_ALPHA, SELU_SCALE, 1.0)
 
 
-selu.samples(floating())
+selu.samples(float_sampler())
 
 
-@operator(aten.celu.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.celu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
     """``x`` where positive, else ``alpha * (exp(x / alpha) - 1)``, elementwise."""
     return F.celu(x, alpha)
@@ -259,7 +259,7 @@ def celu(x: Tensor, *, alpha: float = 1.0) -> Tensor:
 @celu.onnx
 def _(op, x, *, alpha):
     if alpha <= 0:
-        return exponential_unit(op, x, alpha, 1.0, 1 / alpha)
+        return lower_elu(op, x, alpha, 1.0, 1 / alpha)
     if alpha == 1:
         return op.Elu(x, alpha=1.0)
     return op.Mul(op.Elu(op.Div(x, op.like(x, alpha)), alpha=1.0), op.like(x, alpha))
@@ -272,9 +272,9 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=FLOATS, domain=(-4.0, math.inf) if grows else None)), alpha=alpha)
 
 
-def exponential_unit(op, x, alpha, scale, input_scale):
+def lower_elu(op, x, alpha, scale, input_scale):
     """Lower the formula of `elu`, which `selu` and `celu` share."""
-    if input_scale == 1 and fits_attribute(op, alpha):
+    if input_scale == 1 and is_exact_as_attribute(op, alpha):
         unit = op.Elu(x, alpha=float(alpha))
     elif input_scale < 0:  # exp(input_scale * x) grows for negative x, and the quotient below would divide by 0
         unit = op.Mul(op.Sub(op.Exp(op.Mul(x, op.like(x, input_scale))), op.like(x, 1)), op.like(x, alpha))
@@ -286,7 +286,7 @@ def exponential_unit(op, x, alpha, scale, input_scale):
     return unit if scale == 1 else op.Mul(unit, op.like(x, scale))
 
 
-@operator(aten.threshold.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.threshold.default, quant=OWN_QPARAMS, error=EXACT)
 def threshold(x: Tensor, *, threshold: float, value: float) -> Tensor:
     """``x`` where above ``threshold``, else ``value``, elementwise."""
     return F.threshold(x, threshold, value)
@@ -303,7 +303,7 @@ def _(draw, s):
     return s.call(x, threshold=draw(s.choice(0, 1, -1, 0.5)), value=draw(s.choice(0, 2, -3)))
 
 
-@operator(aten.softshrink.default, quant=OWN_SCALE, error=ulp(8, "x"))
+@operator(aten.softshrink.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
 def softshrink(x: Tensor, *, lambd: float = 0.5) -> Tensor:
     """``x`` shrunk towards 0 by ``lambd``, and 0 where ``|x| <= lambd``, elementwise."""
     return F.softshrink(x, lambd)
@@ -311,7 +311,7 @@ def softshrink(x: Tensor, *, lambd: float = 0.5) -> Tensor:
 
 @softshrink.onnx
 def _(op, x, *, lambd):
-    return op.Sub(x, clip(op, x, -lambd, lambd))  # ONNX's Shrink turns NaN into 0
+    return op.Sub(x, lower_clip(op, x, -lambd, lambd))  # ONNX's Shrink turns NaN into 0
 
 
 @softshrink.samples
@@ -319,7 +319,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=FLOATS)), lambd=draw(s.choice(0.5, 0.0, 1.3)))
 
 
-@operator(aten.hardshrink.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.hardshrink.default, quant=OWN_QPARAMS, error=EXACT)
 def hardshrink(x: Tensor, *, lambd: float = 0.5) -> Tensor:
     """0 where ``|x| <= lambd``, else ``x``, elementwise."""
     return F.hardshrink(x, lambd)

@@ -8,36 +8,36 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten import convolution, dropout, linear
-from clika_ref_aten.spatial import spread
+from clika_ref_aten.spatial import expand_per_dim
 
 CONVOLUTIONS = {3: convolution.conv1d, 4: convolution.conv2d, 5: convolution.conv3d}
 """Convolution operators by the rank of the weight."""
 
 
-def _as_returned(returned, *_, **__):
+def _type_of_returned(returned, *_, **__):
     """Type rule: the type of ``returned``, the output of the adapted layer."""
     return returned
 
 
-def _made(op, of, *operands, **attrs):
+def _lower_operator(op, of, *operands, **attrs):
     """Lower a call of the operator ``of`` and return its result with a declared type."""
     assert of.lowering is not None
     call = of.call(*operands, **attrs)
     types = [None if v is None else TensorType(op.dtype(v), op.shape(v)) for v in call.operands]
-    (kind,) = infer(of, types, call.attrs)
+    (kind,) = infer_types(of, types, call.attrs)
     return op.declare(of.lowering(op, *call.operands, **call.attrs), kind)
 
 
-def _scaled(op, few, scale):
+def _apply_scale(op, few, scale):
     """Return ``few``, the output of the down projection, times ``scale``."""
-    return op.declare(linear.factor(op, few, scale), TensorType(op.dtype(few), op.shape(few)))
+    return op.declare(linear.multiply_unfused(op, few, scale), TensorType(op.dtype(few), op.shape(few)))
 
 
-def _settings(draw, s):
+def _draw_adapter_attributes(draw, s):
     """Draw the attributes that all adapters share."""
     return {
         "alpha": draw(s.choice(1.0, 2.0, 0.5)),
@@ -70,12 +70,12 @@ def lora_linear(
 
 @lora_linear.onnx
 def _(op, returned, x, down, up, *, alpha, dropout_rate, training, merging):
-    read = _made(op, dropout.dropout, x, p=dropout_rate, train=training)
-    few = _scaled(op, _made(op, linear.linear, read, down), alpha / op.shape(down)[0])
-    return op.Add(returned, _made(op, linear.linear, few, up))
+    read = _lower_operator(op, dropout.dropout, x, p=dropout_rate, train=training)
+    few = _apply_scale(op, _lower_operator(op, linear.linear, read, down), alpha / op.shape(down)[0])
+    return op.Add(returned, _lower_operator(op, linear.linear, few, up))
 
 
-lora_linear.types(_as_returned)
+lora_linear.types(_type_of_returned)
 
 
 @lora_linear.samples
@@ -84,7 +84,7 @@ def _(draw, s):
     outputs, rank = draw(s.integers(1, 5)), draw(s.integers(1, 3))
     shapes = ((*x.shape[:-1], outputs), (rank, x.shape[-1]), (outputs, rank))
     returned, down, up = (draw(s.tensor(shape=shape, dtype=x.dtype)) for shape in shapes)
-    return s.call(returned, x, down, up, **_settings(draw, s))
+    return s.call(returned, x, down, up, **_draw_adapter_attributes(draw, s))
 
 
 @operator(random="training")
@@ -115,13 +115,16 @@ def lora_convolution(
 
 @lora_convolution.onnx
 def _(op, returned, x, down, up, *, stride, padding, dilation, groups, alpha, dropout_rate, training, merging):
-    convolve, read = CONVOLUTIONS[op.rank(down)], _made(op, dropout.dropout, x, p=dropout_rate, train=training)
-    few = _made(op, convolve, read, down, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    scaled = _scaled(op, few, alpha * groups / op.shape(down)[0])
-    return op.Add(returned, _made(op, convolve, scaled, up, groups=groups))
+    convolve, read = (
+        CONVOLUTIONS[op.rank(down)],
+        _lower_operator(op, dropout.dropout, x, p=dropout_rate, train=training),
+    )
+    few = _lower_operator(op, convolve, read, down, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    scaled = _apply_scale(op, few, alpha * groups / op.shape(down)[0])
+    return op.Add(returned, _lower_operator(op, convolve, scaled, up, groups=groups))
 
 
-lora_convolution.types(_as_returned)
+lora_convolution.types(_type_of_returned)
 
 
 @lora_convolution.samples
@@ -139,6 +142,10 @@ def _(draw, s):
         (groups * rank, channels, *kernel),
         (groups * outputs, rank, *[1] * sides),
     )
-    attrs = {"stride": spread(stride, sides), "padding": spread(pad, sides), "dilation": spread(dilation, sides)}
+    attrs = {
+        "stride": expand_per_dim(stride, sides),
+        "padding": expand_per_dim(pad, sides),
+        "dilation": expand_per_dim(dilation, sides),
+    }
     tensors = [draw(s.tensor(shape=shape)) for shape in shapes]
-    return s.call(*tensors, **attrs, groups=groups, **_settings(draw, s))
+    return s.call(*tensors, **attrs, groups=groups, **_draw_adapter_attributes(draw, s))

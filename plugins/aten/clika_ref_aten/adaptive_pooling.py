@@ -11,17 +11,17 @@ from torch import Tensor
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.reduction import mean_of
-from clika_ref_aten.spatial import batched, ceil_divide, spread
+from clika_ref_aten.spatial import allow_unbatched, ceil_divide, expand_per_dim
 
 aten = torch.ops.aten
 
 
 def _type(sides, *extra):
     def rule(x, *, output_size):
-        shape = (*x.shape[:-sides], *spread(output_size, sides))
+        shape = (*x.shape[:-sides], *expand_per_dim(output_size, sides))
         return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
 
     return rule
@@ -34,50 +34,50 @@ def _range(op, count):
     return op.Range(*(op.scalar(n, torch.int64) for n in (0, count, 1)))
 
 
-def _bounds(n, m):
+def _window_bounds(n, m):
     """Return the start and end indices of the windows, each ``int64[m, 1]``."""
     i = torch.arange(m)[:, None]
     return i * n // m, ((i + 1) * n + m - 1) // m
 
 
-def _longest(n, m):
+def _max_window_length(n, m):
     """Return the length of the longest window, or an upper bound where the sizes are symbolic."""
     if is_symbolic((n, m)):
         return ceil_divide(n, m) + 1
-    starts, ends = _bounds(n, m)
+    starts, ends = _window_bounds(n, m)
     return int((ends - starts).max())
 
 
-def _windows(op, n, m):
+def _window_indices(op, n, m):
     """Return the indices of each window, ``int64[m, k]``, and a mask of those inside it, ``bool[m, k]``.
 
     ``k`` is the length of the longest possible window; shorter windows repeat their last index. The mask is None where
     all windows have that length.
     """
     if is_symbolic((n, m)):
-        return _computed_windows(op, n, m)
-    starts, ends = _bounds(n, m)
-    positions = starts + torch.arange(_longest(n, m))
+        return _window_indices_at_runtime(op, n, m)
+    starts, ends = _window_bounds(n, m)
+    positions = starts + torch.arange(_max_window_length(n, m))
     inside = positions < ends
     mask = None if inside.all() else op.constant(inside, torch.bool)
     return op.constant(torch.minimum(positions, ends - 1), torch.int64), mask
 
 
-def _computed_windows(op, n, m):
-    """Compute the results of `_windows` at run time."""
+def _window_indices_at_runtime(op, n, m):
+    """Compute the results of `_window_indices` at run time."""
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
     count = op.Max(count, one) if op.sizes.may_be_zero(m) else count
     i = op.Unsqueeze(_range(op, m), op.ints([1]))
     starts = op.Div(op.Mul(i, length), count)
     beyond = op.Sub(op.Add(op.Mul(op.Add(i, one), length), count), one)
     ends = op.Div(beyond, count)
-    positions = op.Add(starts, _range(op, _longest(n, m)))
+    positions = op.Add(starts, _range(op, _max_window_length(n, m)))
     return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
 
 
 def _average_along(op, x, *, axis, trailing, n, m):
     """Average one dim of ``x``. Masked elements are replaced, not multiplied by 0, which turns infinities into NaN."""
-    positions, inside = _windows(op, n, m)
+    positions, inside = _window_indices(op, n, m)
     windows = op.Gather(x, positions, axis=axis)
     if inside is None:
         return op.ReduceMean(windows, op.ints([axis + 1]), keepdims=0)
@@ -87,20 +87,20 @@ def _average_along(op, x, *, axis, trailing, n, m):
     return op.Div(sums, op.ReduceSum(op.cast(inside, op.dtype(x)), op.ints([1]), keepdims=0))
 
 
-def _divides(lengths, counts):
+def _has_uniform_windows(lengths, counts):
     """Return whether the windows along each dim have one static length and do not overlap."""
     return not is_symbolic((*lengths, *counts)) and all(n % m == 0 for n, m in zip(lengths, counts, strict=True))
 
 
 def _adaptive_avg_pool(sides):
     def lower(op, x, *, output_size):
-        rank, lengths, counts = op.rank(x), op.shape(x)[-sides:], spread(output_size, sides)
+        rank, lengths, counts = op.rank(x), op.shape(x)[-sides:], expand_per_dim(output_size, sides)
         axes = range(rank - sides, rank)
         if 0 in (*op.shape(x), *counts):
             return op.Expand(op.like(x, math.nan), op.ints(op.result.shape))
         if all(m == 1 for m in counts):
             return _mean(op, x, axes)
-        if _divides(lengths, counts) and rank == sides + 2 and op.dtype(x) != torch.float64:
+        if _has_uniform_windows(lengths, counts) and rank == sides + 2 and op.dtype(x) != torch.float64:
             kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
             return op.AveragePool(x, kernel_shape=kernel, strides=kernel)
         pooled = x
@@ -133,7 +133,7 @@ def _samples(sides, *, unique=False):
     return sample
 
 
-@operator(aten.adaptive_avg_pool1d.default, quant=OWN_SCALE, error=DOT)
+@operator(aten.adaptive_avg_pool1d.default, quant=OWN_QPARAMS, error=DOT)
 def adaptive_avg_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
     """The mean of each of ``output_size`` windows of ``x[n, c, w]``."""
     return F.adaptive_avg_pool1d(x, output_size)
@@ -147,7 +147,7 @@ adaptive_avg_pool1d.samples(_samples(1))
 @operator(
     aten.adaptive_avg_pool2d.default,
     aten._adaptive_avg_pool2d.default,  # noqa: SLF001 - ATen's name
-    quant=OWN_SCALE,
+    quant=OWN_QPARAMS,
     error=DOT,
 )
 def adaptive_avg_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> Tensor:
@@ -163,7 +163,7 @@ adaptive_avg_pool2d.samples(_samples(2))
 @operator(
     aten.adaptive_avg_pool3d.default,
     aten._adaptive_avg_pool3d.default,  # noqa: SLF001 - ATen's name
-    quant=OWN_SCALE,
+    quant=OWN_QPARAMS,
     error=DOT,
 )
 def adaptive_avg_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> Tensor:
@@ -178,11 +178,11 @@ adaptive_avg_pool3d.samples(_samples(3))
 
 def _adaptive_max_pool(sides):
     def lower(op, x, *, output_size):
-        lengths, counts = op.shape(x)[-sides:], spread(output_size, sides)
+        lengths, counts = op.shape(x)[-sides:], expand_per_dim(output_size, sides)
         if 0 in (*op.shape(x), *counts):
             empty = op.ints([*op.shape(x)[:2], *counts])
             return op.Expand(op.like(x, 0), empty), op.Expand(op.scalar(0, torch.int64), empty)
-        if _divides(lengths, counts):
+        if _has_uniform_windows(lengths, counts):
             kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
             values, places = op.MaxPool(x, outputs=2, kernel_shape=kernel, strides=kernel)
             # ONNX returns flat indices of the whole tensor, PyTorch of one plane
@@ -191,21 +191,21 @@ def _adaptive_max_pool(sides):
             windows = op.reshape(x, (*op.shape(x)[:2], *counts, math.prod(lengths)))
             best = op.ArgMax(windows, axis=sides + 2, keepdims=1)
             return op.Squeeze(op.GatherElements(windows, best, axis=-1), op.ints([-1])), op.Squeeze(best, op.ints([-1]))
-        return _largest_of_gathered(op, x, lengths, counts)
+        return _max_pool_by_gather(op, x, lengths, counts)
 
-    return batched(sides, lower)
+    return allow_unbatched(sides, lower)
 
 
-def _largest_of_gathered(op, x, lengths, counts):
+def _max_pool_by_gather(op, x, lengths, counts):
     """Gather all windows and return the first largest element of each, with its flat index."""
     sides = len(counts)
     windows, places = x, None
     for i, (n, m) in enumerate(zip(lengths, counts, strict=True)):
-        positions, _ = _windows(op, n, m)
+        positions, _ = _window_indices(op, n, m)
         windows = op.Gather(windows, positions, axis=2 + 2 * i)
-        places = positions if places is None else _extended(op, places, positions, n)
+        places = positions if places is None else _extend_flat_indices(op, places, positions, n)
     windows = op.Transpose(windows, perm=[0, 1, *range(2, 2 + 2 * sides, 2), *range(3, 3 + 2 * sides, 2)])
-    size = math.prod(_longest(n, m) for n, m in zip(lengths, counts, strict=True))
+    size = math.prod(_max_window_length(n, m) for n, m in zip(lengths, counts, strict=True))
     windows = op.reshape(windows, (*op.shape(x)[:2], *counts, size))
     places = op.Transpose(places, perm=[*range(0, 2 * sides, 2), *range(1, 2 * sides, 2)])
     places = op.Reshape(places, op.ints([0] * sides + [-1]))
@@ -215,12 +215,12 @@ def _largest_of_gathered(op, x, lengths, counts):
     return op.Squeeze(values, op.ints([-1])), op.Squeeze(places, op.ints([-1]))
 
 
-def _extended(op, places, positions, n):
+def _extend_flat_indices(op, places, positions, n):
     """Extend flat indices by one dim of size ``n``: ``places * n + positions``, for all pairs of windows."""
     return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(n, torch.int64)), positions)
 
 
-@operator(aten.adaptive_max_pool1d.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.adaptive_max_pool1d.default, quant=SHARED_QPARAMS, error=EXACT)
 def adaptive_max_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The largest element of each of ``output_size`` windows of ``x[n, c, w]``, and its index along ``w``."""
     return F.adaptive_max_pool1d_with_indices(x, output_size)
@@ -231,7 +231,7 @@ adaptive_max_pool1d.onnx(_adaptive_max_pool(1))
 adaptive_max_pool1d.samples(_samples(1, unique=True))
 
 
-@operator(aten.adaptive_max_pool2d.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.adaptive_max_pool2d.default, quant=SHARED_QPARAMS, error=EXACT)
 def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """The largest element of each of ``output_size`` windows of ``x[n, c, h, w]``, and its flat index in the plane."""
     return F.adaptive_max_pool2d_with_indices(x, output_size)
@@ -242,7 +242,7 @@ adaptive_max_pool2d.onnx(_adaptive_max_pool(2))
 adaptive_max_pool2d.samples(_samples(2, unique=True))
 
 
-@operator(aten.adaptive_max_pool3d.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.adaptive_max_pool3d.default, quant=SHARED_QPARAMS, error=EXACT)
 def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
     """The largest element of each of ``output_size`` windows of ``x[n, c, d, h, w]``, and its flat index."""
     return F.adaptive_max_pool3d_with_indices(x, output_size)

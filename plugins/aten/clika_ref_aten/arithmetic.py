@@ -10,32 +10,32 @@ from torch import Tensor
 from torch.types import Number
 
 from clika_ref.core.accuracy import COMPOSE, EXACT, ulp
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.operators import Operator, operator
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import (
-    ANY,
+    ALL_DTYPES,
     FLOATS,
-    HALVES,
+    HALF_DTYPES,
     NUMBERS,
-    binary,
-    holding,
-    one,
-    operand_for,
-    truncated,
-    two,
-    unary,
+    binary_lowering,
+    binary_sampler,
+    compute_dtype,
+    draw_operand_for,
+    truncate,
+    unary_lowering,
+    unary_sampler,
 )
-from clika_ref_aten.ordering import sign as sign_of
+from clika_ref_aten.ordering import lower_sign as sign_of
 
 aten = torch.ops.aten
 
 # A sum may cancel, so its error is bounded relative to an operand only.
-SUM = ulp(8, "x")
+SUM_ERROR = ulp(8, "x")
 
 
-@operator(aten.add.Tensor, aten.add.Scalar, quant=OWN_SCALE, error=SUM)
+@operator(aten.add.Tensor, aten.add.Scalar, quant=OWN_QPARAMS, error=SUM_ERROR)
 def add(x: Tensor, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
     """``x + alpha * y``, elementwise; logical OR for bools."""
     return torch.add(x, y, alpha=alpha)
@@ -45,17 +45,19 @@ def add(x: Tensor, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
 def _(op, x, y, *, alpha):
     if op.result.dtype == torch.bool:
         return op.Or(*op.promote(x, y)) if alpha else op.Identity(x)
-    return op.cast(op.Add(*_scaled(op, x, y, alpha)), op.result.dtype)
+    return op.cast(op.Add(*_promote_and_scale(op, x, y, alpha)), op.result.dtype)
 
 
 @add.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=ANY))
-    y = operand_for(draw, s, x, dtype=ANY, number=True)
-    return s.call(x, y, alpha=_alpha(draw, s, x, y))
+    x = draw(s.tensor(dtype=ALL_DTYPES))
+    y = draw_operand_for(draw, s, x, dtype=ALL_DTYPES, number=True)
+    return s.call(x, y, alpha=_draw_alpha(draw, s, x, y))
 
 
-@operator(aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor, aten.subtract.Scalar, quant=OWN_SCALE, error=SUM)
+@operator(
+    aten.sub.Tensor, aten.sub.Scalar, aten.subtract.Tensor, aten.subtract.Scalar, quant=OWN_QPARAMS, error=SUM_ERROR
+)
 def sub(x: Tensor | Number, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
     """``x - alpha * y``, elementwise."""
     if isinstance(x, Tensor):
@@ -65,14 +67,14 @@ def sub(x: Tensor | Number, y: Tensor | Number, *, alpha: float = 1) -> Tensor:
 
 @sub.onnx
 def _(op, x, y, *, alpha):
-    return op.cast(op.Sub(*_scaled(op, x, y, alpha)), op.result.dtype)
+    return op.cast(op.Sub(*_promote_and_scale(op, x, y, alpha)), op.result.dtype)
 
 
 @sub.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=NUMBERS))
-    y = operand_for(draw, s, x, dtype=NUMBERS, number=True)
-    alpha = _alpha(draw, s, x, y)
+    y = draw_operand_for(draw, s, x, dtype=NUMBERS, number=True)
+    alpha = _draw_alpha(draw, s, x, y)
     return s.call(y, x, alpha=alpha) if draw(s.booleans()) else s.call(x, y, alpha=alpha)
 
 
@@ -81,26 +83,26 @@ def _(x, other, alpha=1):
     return sub.call(other, x, alpha=alpha)
 
 
-def _scaled(op, x, y, alpha):
-    x, y = op.promote(x, y, to=holding(op, x, y, alpha))
+def _promote_and_scale(op, x, y, alpha):
+    x, y = op.promote(x, y, to=compute_dtype(op, x, y, alpha))
     return x, y if alpha == 1 else op.Mul(y, op.like(y, alpha))
 
 
-def _alpha(draw, s, x, y):
+def _draw_alpha(draw, s, x, y):
     if torch.bool in (x.dtype, getattr(y, "dtype", None)):
         return 1
     floats = x.dtype.is_floating_point
     return draw(s.choice(1, 1, 0.5, -2.0) if floats else s.choice(1, 2, 3))
 
 
-@operator(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, aten.multiply.Scalar, quant=OWN_SCALE, error=ulp(8))
+@operator(aten.mul.Tensor, aten.mul.Scalar, aten.multiply.Tensor, aten.multiply.Scalar, quant=OWN_QPARAMS, error=ulp(8))
 def mul(x: Tensor, y: Tensor | Number) -> Tensor:
     """``x * y``, elementwise; logical AND for bools."""
     return torch.mul(x, y)
 
 
-mul.onnx(binary("Mul", logical="And"))
-mul.samples(two(dtype=ANY))
+mul.onnx(binary_lowering("Mul", logical="And"))
+mul.samples(binary_sampler(dtype=ALL_DTYPES))
 
 
 @operator(
@@ -114,7 +116,7 @@ mul.samples(two(dtype=ANY))
     aten.divide.Scalar_mode,
     aten.true_divide.Tensor,
     aten.true_divide.Scalar,
-    quant=OWN_SCALE,
+    quant=OWN_QPARAMS,
     error=ulp(8),
 )
 def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> Tensor:
@@ -126,23 +128,23 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
 def _(op, x, y, *, rounding_mode):
     dtype = op.result.dtype
     if rounding_mode is None:
-        return op.cast(op.Div(*op.promote(x, y, to=holding(op, x, y))), dtype)
-    to = torch.float32 if dtype in HALVES else dtype  # no rounding of quotient or scalar before truncation
+        return op.cast(op.Div(*op.promote(x, y, to=compute_dtype(op, x, y))), dtype)
+    to = torch.float32 if dtype in HALF_DTYPES else dtype  # no rounding of quotient or scalar before truncation
     divisor, (x, y) = y, op.promote(x, y, to=to)
     if _is_minus_one(divisor, dtype):
         return op.Mul(x, y)
     if rounding_mode == "floor":
-        floor = _floor_of_floats if dtype.is_floating_point else _floor_of_integers
+        floor = _floor_divide_floats if dtype.is_floating_point else _floor_divide_integers
         return op.cast(floor(op, x, y, divisor), dtype)
     quotient = op.Div(x, y)
-    return op.cast(truncated(op, quotient), dtype) if dtype.is_floating_point else quotient
+    return op.cast(truncate(op, quotient), dtype) if dtype.is_floating_point else quotient
 
 
 @div.samples
 def _(draw, s):
     mode = draw(s.choice(None, "floor", "trunc"))
     x = draw(s.tensor(dtype=NUMBERS, low=-9, high=9))
-    return s.call(x, _divisor(draw, s, x), rounding_mode=mode)
+    return s.call(x, _draw_divisor(draw, s, x), rounding_mode=mode)
 
 
 @div.from_torch(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -150,7 +152,7 @@ def _(x, other):
     return div.call(x, other, rounding_mode="floor")
 
 
-def _floor_of_integers(op, x, y, divisor):
+def _floor_divide_integers(op, x, y, divisor):
     """Return ``floor(x / y)``: the truncated quotient, less 1 where remainder and divisor differ in sign.
 
     Subtracting the remainder from ``x`` first could overflow.
@@ -159,18 +161,18 @@ def _floor_of_integers(op, x, y, divisor):
     if op.dtype(x) == torch.uint8:
         return quotient
     rest = op.Sub(x, op.Mul(quotient, y))
-    return op.Sub(quotient, op.cast(_signs_differ(op, rest, y, divisor), op.dtype(x)))
+    return op.Sub(quotient, op.cast(_has_opposite_sign(op, rest, y, divisor), op.dtype(x)))
 
 
-def _floor_of_floats(op, x, y, divisor):
+def _floor_divide_floats(op, x, y, divisor):
     """Return ``floor(x / y)``, computed from ``x`` less its remainder.
 
     ``floor`` of the quotient itself is off by one where the division rounds up to an integer.
     """
     rest = op.Mod(x, y, fmod=1)
     whole = op.Round(op.Div(op.Sub(x, rest), y))
-    lower = op.Where(_signs_differ(op, rest, y, divisor), op.Sub(whole, op.like(x, 1)), whole)
-    if isinstance(divisor, int | float) and _held(divisor, op.dtype(y)):
+    lower = op.Where(_has_opposite_sign(op, rest, y, divisor), op.Sub(whole, op.like(x, 1)), whole)
+    if isinstance(divisor, int | float) and _wrap_to_dtype(divisor, op.dtype(y)):
         return lower
     return op.Where(op.Equal(y, op.like(y, 0)), op.Div(x, y), lower)
 
@@ -180,34 +182,36 @@ def _is_minus_one(divisor, dtype):
 
     ONNX Runtime crashes where the smallest integer is divided by -1.
     """
-    return isinstance(divisor, int) and not dtype.is_floating_point and _held(divisor, dtype) == -1
+    return isinstance(divisor, int) and not dtype.is_floating_point and _wrap_to_dtype(divisor, dtype) == -1
 
 
-def _held(number, dtype):
+def _wrap_to_dtype(number, dtype):
     """Return ``number`` converted to ``dtype``; integers wrap around."""
     return torch.tensor(number, dtype=torch.float64 if isinstance(number, float) else None).to(dtype).item()
 
 
-def _signs_differ(op, rest, y, divisor):
+def _has_opposite_sign(op, rest, y, divisor):
     """Return a mask of the nonzero remainders that differ in sign from their divisor."""
-    if isinstance(divisor, int | float) and _held(divisor, op.dtype(y)) > 0:
+    if isinstance(divisor, int | float) and _wrap_to_dtype(divisor, op.dtype(y)) > 0:
         return op.Less(rest, op.like(rest, 0))
     return op.Less(op.Mul(sign_of(op, rest), sign_of(op, y)), op.like(rest, 0))
 
 
-def _divisor(draw, s, x):
+def _draw_divisor(draw, s, x):
     low, high = draw(s.choice((0.6, 4), (-4, -1.6)))  # not -1: the smallest integer divided by it is a crash
     if x.dtype == torch.uint8:
         low, high = 0.6, 4
     dtypes = [d for d in NUMBERS if high > 0 or d != torch.uint8]
-    y = operand_for(draw, s, x, dtype=dtypes, number=True, low=low, high=high)
+    y = draw_operand_for(draw, s, x, dtype=dtypes, number=True, low=low, high=high)
     bits = 8 * x.dtype.itemsize
     if type(y) is int and not x.dtype.is_floating_point and bits < 64 and draw(s.choice(False, False, True)):
         y += 2**bits  # wraps around to the original value
     return y or 1
 
 
-@operator(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, quant=OWN_SCALE, error=SUM)
+@operator(
+    aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor, quant=OWN_QPARAMS, error=SUM_ERROR
+)
 def remainder(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """``x - y * floor(x / y)``, elementwise: the remainder has the sign of ``y``."""
     return torch.remainder(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
@@ -219,7 +223,7 @@ def _(op, x, y):
     if not op.result.dtype.is_floating_point:
         return op.Mod(x, y)
     rest = op.Mod(x, y, fmod=1)
-    return op.Where(_signs_differ(op, rest, y, divisor), op.Add(rest, y), rest)
+    return op.Where(_has_opposite_sign(op, rest, y, divisor), op.Add(rest, y), rest)
 
 
 @remainder.samples
@@ -228,10 +232,10 @@ def _(draw, s):
     if draw(s.booleans()):
         return s.call(draw(s.integers(0, 9)), y)
     x = draw(s.tensor(shape=y.shape, dtype=NUMBERS, low=-9, high=9))
-    return s.call(x, _divisor(draw, s, x))
+    return s.call(x, _draw_divisor(draw, s, x))
 
 
-@operator(aten.fmod.Tensor, aten.fmod.Scalar, quant=OWN_SCALE, error=EXACT)
+@operator(aten.fmod.Tensor, aten.fmod.Scalar, quant=OWN_QPARAMS, error=EXACT)
 def fmod(x: Tensor, y: Tensor | Number) -> Tensor:
     """``x - y * trunc(x / y)``, elementwise: the remainder has the sign of ``x``.
 
@@ -251,33 +255,33 @@ def _(op, x, y):
 @fmod.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=NUMBERS, low=-9, high=9))
-    y = _divisor(draw, s, x)
+    y = _draw_divisor(draw, s, x)
     if x.dtype.is_floating_point and not isinstance(y, int | float):
         x = replace(x, domain=(-(2.0**30), 2.0**30))  # eager returns NaN where the quotient overflows float32
     return s.call(x, y)
 
 
-@operator(aten.neg.default, aten.negative.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.neg.default, aten.negative.default, quant=OWN_QPARAMS, error=EXACT)
 def neg(x: Tensor) -> Tensor:
     """``-x``, elementwise."""
     return torch.neg(x)
 
 
-neg.onnx(unary("Neg", via={torch.uint8: torch.int32}))
-neg.samples(one(dtype=NUMBERS))
+neg.onnx(unary_lowering("Neg", via={torch.uint8: torch.int32}))
+neg.samples(unary_sampler(dtype=NUMBERS))
 
 
-@operator(aten.abs.default, aten.absolute.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.abs.default, aten.absolute.default, quant=OWN_QPARAMS, error=EXACT)
 def abs_(x: Tensor) -> Tensor:
     """``|x|``, elementwise."""
     return torch.abs(x)
 
 
-abs_.onnx(unary("Abs"))
-abs_.samples(one(dtype=NUMBERS))
+abs_.onnx(unary_lowering("Abs"))
+abs_.samples(unary_sampler(dtype=NUMBERS))
 
 
-@operator(aten.sign.default, aten.sgn.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.sign.default, aten.sgn.default, quant=OWN_QPARAMS, error=EXACT)
 def sign(x: Tensor) -> Tensor:
     """``-1``, ``0`` or ``1`` by the sign of ``x``, elementwise; 0 for NaN."""
     return torch.sign(x)
@@ -292,31 +296,31 @@ def _(op, x):
     return op.Where(op.IsNaN(x), op.like(x, 0), op.Sign(x))
 
 
-sign.samples(one(dtype=ANY))
+sign.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
-@operator(aten.reciprocal.default, quant=OWN_SCALE, error=ulp(8))
+@operator(aten.reciprocal.default, quant=OWN_QPARAMS, error=ulp(8))
 def reciprocal(x: Tensor) -> Tensor:
     """``1 / x``, elementwise."""
     return torch.reciprocal(x)
 
 
-reciprocal.onnx(unary("Reciprocal"))
-reciprocal.samples(one(dtype=NUMBERS, low=0.5, high=4))
+reciprocal.onnx(unary_lowering("Reciprocal"))
+reciprocal.samples(unary_sampler(dtype=NUMBERS, low=0.5, high=4))
 
 
-@operator(aten.addcmul.default, quant=OWN_SCALE, error=COMPOSE)
+@operator(aten.addcmul.default, quant=OWN_QPARAMS, error=COMPOSE)
 def addcmul(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     """``x + value * tensor1 * tensor2``, elementwise."""
     return torch.addcmul(x, tensor1, tensor2, value=value)
 
 
-def _of_three(declared: Operator) -> Callable[..., TensorType]:
+def _ternary_type_rule(declared: Operator) -> Callable[..., TensorType]:
     """Return the type rule of three operands that broadcast: torch cannot broadcast three symbolic dims at once."""
 
     def rule(x, y, z, **attrs):
-        (pair,) = infer(mul, (x, y), {})
-        (shaped,) = infer(mul, (pair, z), {})
+        (pair,) = infer_types(mul, (x, y), {})
+        (shaped,) = infer_types(mul, (pair, z), {})
         small = [
             torch.empty((1,) * o.rank, dtype=o.dtype, device="meta") if isinstance(o, TensorType) else o
             for o in (x, y, z)
@@ -326,7 +330,7 @@ def _of_three(declared: Operator) -> Callable[..., TensorType]:
     return rule
 
 
-addcmul.types(_of_three(addcmul))
+addcmul.types(_ternary_type_rule(addcmul))
 
 
 @addcmul.onnx
@@ -339,18 +343,18 @@ def _(op, x, tensor1, tensor2, *, value):
 @addcmul.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32)))
-    first = operand_for(draw, s, x, dtype=(x.dtype,), number=False)
+    first = draw_operand_for(draw, s, x, dtype=(x.dtype,), number=False)
     second = draw(s.tensor(shape=x.shape, dtype=x.dtype))
     return s.call(x, first, second, value=draw(s.choice(1, 2, 3)))
 
 
-@operator(aten.addcdiv.default, quant=OWN_SCALE, error=COMPOSE)
+@operator(aten.addcdiv.default, quant=OWN_QPARAMS, error=COMPOSE)
 def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:
     """``x + value * tensor1 / tensor2``, elementwise."""
     return torch.addcdiv(x, tensor1, tensor2, value=value)
 
 
-addcdiv.types(_of_three(addcdiv))
+addcdiv.types(_ternary_type_rule(addcdiv))
 
 
 @addcdiv.onnx
@@ -363,23 +367,23 @@ def _(op, x, tensor1, tensor2, *, value):
 @addcdiv.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=FLOATS))
-    first = operand_for(draw, s, x, dtype=(x.dtype,), number=False)
+    first = draw_operand_for(draw, s, x, dtype=(x.dtype,), number=False)
     second = draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0.5, high=2))
     return s.call(x, first, second, value=draw(s.choice(1, 0.5, -2)))
 
 
-@operator(aten.lerp.Tensor, aten.lerp.Scalar, quant=OWN_SCALE, error=COMPOSE)
+@operator(aten.lerp.Tensor, aten.lerp.Scalar, quant=OWN_QPARAMS, error=COMPOSE)
 def lerp(x: Tensor, end: Tensor, weight: Tensor | Number) -> Tensor:
     """``x + weight * (end - x)``, elementwise; exactly ``end`` where the weight is 1."""
     return torch.lerp(x, end, weight)
 
 
-lerp.types(_of_three(lerp))
+lerp.types(_ternary_type_rule(lerp))
 
 
 @lerp.onnx
 def _(op, x, end, weight):
-    number, (x, end, weight) = weight, op.promote(x, end, weight, to=holding(op, weight))
+    number, (x, end, weight) = weight, op.promote(x, end, weight, to=compute_dtype(op, weight))
     way = op.Sub(end, x)
     rest = op.Sub(op.like(weight, 1), weight)
 
@@ -398,4 +402,4 @@ def _(op, x, end, weight):
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.float64)))
     end = draw(s.tensor(shape=x.shape, dtype=x.dtype))
-    return s.call(x, end, operand_for(draw, s, x, dtype=(x.dtype,), number=True, low=-2, high=2))
+    return s.call(x, end, draw_operand_for(draw, s, x, dtype=(x.dtype,), number=True, low=-2, high=2))

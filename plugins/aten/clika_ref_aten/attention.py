@@ -14,13 +14,13 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_aten.float_layers import FLOAT_PRODUCT
-from clika_ref_aten.linear import factor
-from clika_ref_aten.reduction import is_any
+from clika_ref_aten.linear import multiply_unfused
+from clika_ref_aten.reduction import is_nonempty
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
 
-MASKED = float("-inf")
+MASKED_SCORE = float("-inf")
 
 
 @operator(error=COMPOSE, quant=FLOAT_PRODUCT)
@@ -89,39 +89,39 @@ def _(op, x, key, value, attn_mask=None, *, is_causal, scale, enable_gqa):
     axes = list(range(op.rank(key)))
     columns = op.Transpose(key, perm=[*axes[:-2], axes[-1], axes[-2]])
     op.declare(columns, TensorType(op.dtype(key), (*batch, width, keys)))
-    scaled = _scaled(op, x, scale)
+    scaled = _scale_query(op, x, scale)
     op.declare(scaled, TensorType(op.dtype(x), op.shape(x)))
-    scores = _grouped(op, scaled, columns, enable_gqa)
+    scores = _matmul_shared_heads(op, scaled, columns, enable_gqa)
     if op.sizes.may_be_zero(width):  # ONNX Runtime 1.31 leaves a fused empty product uninitialized
-        scores = op.Where(is_any(op, width), scores, op.like(x, 0.0))
+        scores = op.Where(is_nonempty(op, width), scores, op.like(x, 0.0))
     alive = None
     if is_causal:
-        scores = op.Add(scores, _bias(op, _lower_triangle(op, op.shape(x)[-2], keys), x))
+        scores = op.Add(scores, _mask_to_bias(op, _causal_mask(op, op.shape(x)[-2], keys), x))
     if attn_mask is not None and keys != 0:  # without keys there is nothing to mask and ReduceMax fails
         boolean = op.dtype(attn_mask) == torch.bool
-        bias = _bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
+        bias = _mask_to_bias(op, attn_mask, x) if boolean else op.cast(attn_mask, op.dtype(x))
         scores = op.Add(scores, bias)
         best = op.ReduceMax(bias, op.ints([op.rank(attn_mask) - 1]), keepdims=1)
-        alive = op.Not(op.Equal(best, op.like(x, MASKED)))
+        alive = op.Not(op.Equal(best, op.like(x, MASKED_SCORE)))
     weights = op.Softmax(scores, axis=-1)
     op.declare(weights, TensorType(op.dtype(x), (*op.shape(x)[:-1], keys)))
-    result = _grouped(op, weights, value, enable_gqa)
+    result = _matmul_shared_heads(op, weights, value, enable_gqa)
     return result if alive is None else op.Where(alive, result, op.like(x, 0.0))
 
 
-def _scaled(op, x, scale):
+def _scale_query(op, x, scale):
     width = op.shape(x)[-1]
     if scale is None and is_symbolic(width):
         return op.Mul(x, op.Reciprocal(op.Sqrt(op.scalar(width, op.dtype(x)))))
-    return factor(op, x, 1 / math.sqrt(width or 1) if scale is None else scale)
+    return multiply_unfused(op, x, 1 / math.sqrt(width or 1) if scale is None else scale)
 
 
-def _bias(op, kept, x):
+def _mask_to_bias(op, kept, x):
     """Return a boolean mask as a bias to add to the scores: runtimes fuse an addition into attention."""
-    return op.Where(kept, op.like(x, 0.0), op.like(x, MASKED))
+    return op.Where(kept, op.like(x, 0.0), op.like(x, MASKED_SCORE))
 
 
-def _lower_triangle(op, rows, columns):
+def _causal_mask(op, rows, columns):
     """Return ``bool[rows, columns]``, True where ``column <= row``."""
 
     def positions(count):
@@ -132,7 +132,7 @@ def _lower_triangle(op, rows, columns):
     return op.GreaterOrEqual(op.Unsqueeze(positions(rows), op.ints([1])), positions(columns))
 
 
-def _grouped(op, a, b, enabled):
+def _matmul_shared_heads(op, a, b, enabled):
     """Return ``a @ b``; heads of ``a`` that share one of ``b`` are stacked along rows, instead of repeating ``b``."""
     heads, shared = (op.shape(a)[-3], op.shape(b)[-3]) if enabled else (1, 1)
     if heads == shared:

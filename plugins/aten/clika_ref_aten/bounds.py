@@ -12,47 +12,47 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.elementwise import ANY, NUMBERS, operand_for, sign_bit, two
-from clika_ref_aten.ordering import clip, extreme
+from clika_ref.core.traits import OWN_QPARAMS
+from clika_ref_aten.elementwise import ALL_DTYPES, NUMBERS, binary_sampler, draw_operand_for, sign_bit
+from clika_ref_aten.ordering import lower_clip, lower_min_max
 
 aten = torch.ops.aten
 
 
-def _bounded(op_type: str) -> Callable[..., Any]:
+def _min_max_lowering(op_type: str) -> Callable[..., Any]:
     """Return the lowering of an elementwise maximum or minimum; logical OR or AND for bools."""
 
     def lower(op, x, y):
         if op.result.dtype == torch.bool:
             return op.node("Or" if op_type == "Max" else "And", *op.promote(x, y))
-        return extreme(op, op_type, *op.promote(x, y))
+        return lower_min_max(op, op_type, *op.promote(x, y))
 
     return lower
 
 
-@operator(aten.maximum.default, aten.max.other, quant=OWN_SCALE, error=EXACT)
+@operator(aten.maximum.default, aten.max.other, quant=OWN_QPARAMS, error=EXACT)
 def maximum(x: Tensor, y: Tensor) -> Tensor:
     """The elementwise maximum; NaN where one operand is NaN."""
     return torch.maximum(x, y)
 
 
-maximum.onnx(_bounded("Max"))
-maximum.samples(two(dtype=ANY, number=False))
+maximum.onnx(_min_max_lowering("Max"))
+maximum.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
 
 
-@operator(aten.minimum.default, aten.min.other, quant=OWN_SCALE, error=EXACT)
+@operator(aten.minimum.default, aten.min.other, quant=OWN_QPARAMS, error=EXACT)
 def minimum(x: Tensor, y: Tensor) -> Tensor:
     """The elementwise minimum; NaN where one operand is NaN."""
     return torch.minimum(x, y)
 
 
-minimum.onnx(_bounded("Min"))
-minimum.samples(two(dtype=ANY, number=False))
+minimum.onnx(_min_max_lowering("Min"))
+minimum.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
 
 
-def _without_nan(op_type: str, wins: str) -> Callable[..., Any]:
+def _nan_ignoring_lowering(op_type: str, wins: str) -> Callable[..., Any]:
     """Return the lowering of a maximum or minimum that returns the other element where one is NaN."""
-    bounded = _bounded(op_type)
+    bounded = _min_max_lowering(op_type)
 
     def lower(op, x, y):
         if not op.result.dtype.is_floating_point:
@@ -63,24 +63,24 @@ def _without_nan(op_type: str, wins: str) -> Callable[..., Any]:
     return lower
 
 
-@operator(aten.fmax.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.fmax.default, quant=OWN_QPARAMS, error=EXACT)
 def fmax(x: Tensor, y: Tensor) -> Tensor:
     """The elementwise maximum; the other element where one is NaN."""
     return torch.fmax(x, y)
 
 
-fmax.onnx(_without_nan("Max", "Greater"))
-fmax.samples(two(dtype=ANY, number=False))
+fmax.onnx(_nan_ignoring_lowering("Max", "Greater"))
+fmax.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
 
 
-@operator(aten.fmin.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.fmin.default, quant=OWN_QPARAMS, error=EXACT)
 def fmin(x: Tensor, y: Tensor) -> Tensor:
     """The elementwise minimum; the other element where one is NaN."""
     return torch.fmin(x, y)
 
 
-fmin.onnx(_without_nan("Min", "Less"))
-fmin.samples(two(dtype=ANY, number=False))
+fmin.onnx(_nan_ignoring_lowering("Min", "Less"))
+fmin.samples(binary_sampler(dtype=ALL_DTYPES, number=False))
 
 
 @operator(
@@ -90,7 +90,7 @@ fmin.samples(two(dtype=ANY, number=False))
     aten.clip.Tensor,
     aten.clamp_min.default,
     aten.clamp_min.Tensor,
-    quant=OWN_SCALE,
+    quant=OWN_QPARAMS,
     error=EXACT,
 )
 def clamp(x: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | None = None) -> Tensor:
@@ -102,12 +102,12 @@ def clamp(x: Tensor, min: Tensor | Number | None = None, max: Tensor | Number | 
 def _(op, x, min=None, max=None):
     numbers = all(isinstance(bound, int | float) for bound in (min, max))
     if numbers and op.result.dtype != torch.int16:
-        return clip(op, *op.promote(x, min, max))
+        return lower_clip(op, *op.promote(x, min, max))
     (result,) = op.promote(x)  # not Clip: runtimes replace an absent bound by the largest finite number
     if min is not None:
-        result = extreme(op, "Max", *op.promote(result, min))
+        result = lower_min_max(op, "Max", *op.promote(result, min))
     if max is not None:
-        result = extreme(op, "Min", *op.promote(result, max))
+        result = lower_min_max(op, "Min", *op.promote(result, max))
     return result
 
 
@@ -119,7 +119,7 @@ def _(draw, s):
         whole = draw(s.booleans()) or not x.dtype.is_floating_point
         low, high = (0, draw(s.integers(1, 6))) if whole else (draw(s.floats(-3, 0)), draw(s.floats(-1, 3)))
     else:
-        low, high = (operand_for(draw, s, x, dtype=NUMBERS, number=False) for _ in range(2))
+        low, high = (draw_operand_for(draw, s, x, dtype=NUMBERS, number=False) for _ in range(2))
     return s.call(x, low if both != "max" else None, high if both != "min" else None)
 
 
@@ -128,7 +128,7 @@ def _(x, max):
     return clamp.call(x, None, max)
 
 
-@operator(aten.copysign.Tensor, aten.copysign.Scalar, quant=OWN_SCALE, error=EXACT)
+@operator(aten.copysign.Tensor, aten.copysign.Scalar, quant=OWN_QPARAMS, error=EXACT)
 def copysign(x: Tensor, y: Tensor | Number) -> Tensor:
     """``|x|`` with the sign of ``y``, elementwise; -0.0 is negative."""
     return torch.copysign(x, y)
@@ -143,10 +143,10 @@ def _(op, x, y):
     return op.Where(sign_bit(op, y), op.Neg(size), size)
 
 
-copysign.samples(two(dtype=NUMBERS))
+copysign.samples(binary_sampler(dtype=NUMBERS))
 
 
-@operator(aten.nan_to_num.default, quant=OWN_SCALE, error=EXACT)
+@operator(aten.nan_to_num.default, quant=OWN_QPARAMS, error=EXACT)
 def nan_to_num(
     x: Tensor, *, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
 ) -> Tensor:

@@ -11,15 +11,15 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten import shaping
-from clika_ref_aten.moving import MOVABLE, tidy
+from clika_ref_aten.size_arithmetic import MOVABLE_DTYPES, normalize_size
 
 aten = torch.ops.aten
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def expand(x: Tensor, *, size: tuple[int, ...]) -> Tensor:
     """``x`` with dims of size 1 expanded to ``size``, and new leading dims."""
     return x.expand(size)
@@ -27,7 +27,7 @@ def expand(x: Tensor, *, size: tuple[int, ...]) -> Tensor:
 
 @expand.onnx
 def _(op, x, *, size):
-    return stretch(op, x, op.shape(x), size)
+    return lower_broadcast(op, x, op.shape(x), size)
 
 
 @expand.types
@@ -42,7 +42,7 @@ def _(x, *, size):
 
 @expand.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE, side=(1, 3)))
+    x = draw(s.tensor(dtype=MOVABLE_DTYPES, side=(1, 3)))
     known = {"one": 1, "last": (3, *x.shape)[-1]}
 
     def length():  # the new size of a dim of size 1; "one" keeps it, so that it may be drawn with any size
@@ -67,7 +67,7 @@ def _(build, base, new, *, size):
 @expand.from_torch(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default)
 def _(x, size, *, implicit=False):
     own = (None,) * (len(size) - x.type.rank) + x.type.shape
-    sides = (side if n == -1 else tidy(n) for n, side in zip(size, own, strict=True))
+    sides = (side if n == -1 else normalize_size(n) for n, side in zip(size, own, strict=True))
     return expand.call(x, size=tuple(sides))
 
 
@@ -76,7 +76,7 @@ def _(x, other):
     return expand.call(x, size=other.type.shape)
 
 
-@operator(aten.broadcast_tensors.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.broadcast_tensors.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
     """All tensors expanded to their common shape."""
     return tuple(torch.broadcast_tensors(*tensors))
@@ -84,26 +84,26 @@ def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 @broadcast_tensors.onnx
 def _(op, *tensors):
-    return tuple(stretch(op, x, op.shape(x), op.result.shape) for x in tensors)
+    return tuple(lower_broadcast(op, x, op.shape(x), op.result.shape) for x in tensors)
 
 
 @broadcast_tensors.types
 def _(*tensors):
     rank = max(x.rank for x in tensors)
     columns = zip(*((1,) * (rank - x.rank) + x.shape for x in tensors), strict=True)
-    shape = tuple(map(_common, columns))
+    shape = tuple(map(_common_size, columns))
     return tuple(TensorType(x.dtype, shape) for x in tensors)
 
 
 @broadcast_tensors.samples
 def _(draw, s):
-    first = draw(s.tensor(dtype=MOVABLE))
+    first = draw(s.tensor(dtype=MOVABLE_DTYPES))
     lower = draw(s.integers(0, first.rank))
     shape = [draw(s.choice(1, n)) for n in first.shape[lower:]]
-    return s.call(first, draw(s.tensor(shape=shape, dtype=MOVABLE)))
+    return s.call(first, draw(s.tensor(shape=shape, dtype=MOVABLE_DTYPES)))
 
 
-@operator(aten.meshgrid.default, aten.meshgrid.indexing, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.meshgrid.default, aten.meshgrid.indexing, quant=UNIFIED_QPARAMS, error=EXACT)
 def meshgrid(*tensors: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
     """The coordinates of a grid: result ``i`` repeats ``tensors[i][n]`` along every dim but ``i``.
 
@@ -122,18 +122,18 @@ def _(op, *tensors, indexing):
         others = [i for i in range(len(tensors)) if i != axis or not op.rank(x)]
         shape = tuple(op.result.shape[i] if i == axis and op.rank(x) else 1 for i in range(len(tensors)))
         lifted = op.Unsqueeze(x, op.ints(others)) if others else x
-        results.append(stretch(op, lifted, shape, op.result.shape))
+        results.append(lower_broadcast(op, lifted, shape, op.result.shape))
     return tuple(results)
 
 
 @meshgrid.samples
 def _(draw, s):
-    dtype = draw(s.choice(*MOVABLE))
+    dtype = draw(s.choice(*MOVABLE_DTYPES))
     tensors = [draw(s.tensor(rank=(0, 1), dtype=dtype)) for _ in range(draw(s.integers(1, 3)))]
     return s.call(*tensors, indexing=draw(s.choice("ij", "xy")))
 
 
-def _common(sides: tuple[Dim, ...]) -> Dim:
+def _common_size(sides: tuple[Dim, ...]) -> Dim:
     """Return the common size of dims that broadcast; sizes other than 1 are equal, but may be different expressions."""
     longer = [n for n in sides if n != 1]
     numbers = {n for n in longer if isinstance(n, int)}
@@ -142,7 +142,7 @@ def _common(sides: tuple[Dim, ...]) -> Dim:
     return numbers.pop() if numbers else (longer or [1])[0]
 
 
-def stretch(op: Any, x: Any, before: tuple[Dim, ...], after: tuple[Dim, ...]) -> Any:
+def lower_broadcast(op: Any, x: Any, before: tuple[Dim, ...], after: tuple[Dim, ...]) -> Any:
     """Broadcast ``x`` from the shape ``before`` to ``after``, without reading the sizes that do not change."""
     if before == after:
         return x

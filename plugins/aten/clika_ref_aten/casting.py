@@ -9,8 +9,8 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
-from clika_ref_aten.elementwise import ANY, FLOATS, one
+from clika_ref.core.traits import SHARED_QPARAMS
+from clika_ref_aten.elementwise import ALL_DTYPES, FLOATS, unary_sampler
 
 aten = torch.ops.aten
 
@@ -28,8 +28,8 @@ def _(op, x, *, dtype):
 
 @to.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=ANY, low=0, high=9))
-    dtype = draw(s.choice(*ANY))
+    x = draw(s.tensor(dtype=ALL_DTYPES, low=0, high=9))
+    dtype = draw(s.choice(*ALL_DTYPES))
     if x.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
         ends = torch.iinfo(dtype).min // 2, torch.iinfo(dtype).max // 2
         x = replace(x, low=max(-9, ends[0]), domain=ends, nan=False)  # in C, out-of-range casts are undefined
@@ -66,7 +66,7 @@ def _(x, other, *storage, **more):
     aten.positive.default,
     aten.resolve_conj.default,
     aten.resolve_neg.default,
-    quant=SAME_SCALE,
+    quant=SHARED_QPARAMS,
     error=EXACT,
 )
 def identity(x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def _(op, x):
     return x
 
 
-identity.samples(one(dtype=ANY))
+identity.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @identity.write_back
@@ -87,7 +87,7 @@ def _(build, base, new):
     return new
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def overwritten(new: Tensor, x: Tensor) -> Tensor:
     """``new`` with the autograd history of ``x``: the result of a write to ``x`` that autograd does not record.
 
@@ -109,7 +109,7 @@ def _(draw, s):
     return s.call(new, draw(s.tensor(shape=new.shape, dtype=(new.dtype,))))
 
 
-@operator(aten.detach.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.detach.default, quant=SHARED_QPARAMS, error=EXACT)
 def detach(x: Tensor) -> Tensor:
     """``x`` without its autograd history: no gradient flows back through it."""
     return x.detach()
@@ -120,7 +120,7 @@ def _(op, x):
     return x
 
 
-detach.samples(one(dtype=ANY))
+detach.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @detach.write_back

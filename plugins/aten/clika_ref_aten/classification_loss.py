@@ -13,26 +13,26 @@ from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
-from clika_ref_aten.loss import MEAN, NONE, SUM, averaging, draw_reduction, reduced
+from clika_ref_aten.loss import REDUCE_MEAN, REDUCE_NONE, REDUCE_SUM, draw_reduction, handle_empty_mean, reduce_losses
 from clika_ref_aten.reduction import mean_of
 
 aten = torch.ops.aten
 
 
-def _without_classes(x):
+def _drop_class_dim(x):
     """Return the shape of ``x[n, c, ...]`` or ``x[c]`` without the class dim."""
     return x.shape[:1] + x.shape[2:] if x.rank > 1 else ()
 
 
-def _reduced_type(x, *_, reduction, **__):
-    return TensorType(x.dtype, _without_classes(x) if reduction == NONE else ())
+def _loss_type(x, *_, reduction, **__):
+    return TensorType(x.dtype, _drop_class_dim(x) if reduction == REDUCE_NONE else ())
 
 
-def _or_of_nothing(loss, x, reduction):
+def _fix_empty_loss(loss, x, reduction):
     """Return the loss; for an empty ``x`` NaN or 0, like other losses, where eager returns uninitialized memory."""
-    if x.numel() or reduction == NONE:
+    if x.numel() or reduction == REDUCE_NONE:
         return loss
-    return torch.full_like(loss, math.nan if reduction == MEAN else 0.0)
+    return torch.full_like(loss, math.nan if reduction == REDUCE_MEAN else 0.0)
 
 
 def _class_axis(op, x):
@@ -45,7 +45,7 @@ def _require_classes(x):
         raise ValueError(f"scores of the shape {list(x.shape)} are of no classes")
 
 
-class _Picker:
+class _TargetSelector:
     """Select the scores of the target classes from ``x[n, c, ...]``, and mask targets equal to ``ignore_index``."""
 
     def __init__(self, op, x, target, ignore_index) -> None:
@@ -74,18 +74,18 @@ class _Picker:
         return self.keep(op.Gather(op.cast(weight, op.dtype(self.zero)), self.classes, axis=0))
 
 
-def _weighted_mean(op, losses, weights):
+def _mean_by_weight(op, losses, weights):
     return op.Div(op.ReduceSum(losses, keepdims=0), op.ReduceSum(weights, keepdims=0))
 
 
-def _draw_classes(draw, s, **scores):
+def _draw_classification(draw, s, **scores):
     """Draw scores ``x[n, c, ...]`` or ``x[c]``, targets, class weights and an ``ignore_index``."""
     classes = draw(s.integers(2, 5))
     shape = list(draw(s.tensor(rank=(1, 5), side=(1, 4))).shape)
     shape[1 if len(shape) > 1 else 0] = classes
     x = draw(s.tensor(shape=shape, dtype=FLOATS, **scores))
     target = draw(
-        s.tensor(shape=_without_classes(x), dtype=torch.int64, low=0, high=classes - 1, domain=(0, classes - 1))
+        s.tensor(shape=_drop_class_dim(x), dtype=torch.int64, low=0, high=classes - 1, domain=(0, classes - 1))
     )
     weight = draw(s.tensor(shape=(classes,), dtype=x.dtype, low=0.1)) if draw(s.booleans()) else None
     return x, target, weight, draw(s.choice(-100, 0, 1))
@@ -93,7 +93,7 @@ def _draw_classes(draw, s, **scores):
 
 @operator(aten.nll_loss_nd.default, aten.nll_loss.default, aten.nll_loss2d.default, error=COMPOSE)
 def nll_loss(
-    x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = MEAN, ignore_index: int = -100
+    x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = REDUCE_MEAN, ignore_index: int = -100
 ) -> Tensor:
     """``-weight[t] * x[n, t, ...]`` for the class ``t = target[n, ...]``, then the sum or the weighted mean.
 
@@ -105,23 +105,23 @@ def nll_loss(
 
 @nll_loss.onnx
 def _(op, x, target, weight, *, reduction, ignore_index):
-    picker = _Picker(op, x, target, ignore_index)
-    return _likelihood(op, picker, x, weight, reduction=reduction)
+    picker = _TargetSelector(op, x, target, ignore_index)
+    return _lower_nll(op, picker, x, weight, reduction=reduction)
 
 
-def _likelihood(op, picker, x, weight, *, reduction):
+def _lower_nll(op, picker, x, weight, *, reduction):
     losses = op.Neg(picker.pick(x))
     weights = picker.weights(weight)
     losses = picker.keep(losses if weight is None else op.Mul(losses, weights))
-    return _weighted_mean(op, losses, weights) if reduction == MEAN else reduced(op, losses, reduction)
+    return _mean_by_weight(op, losses, weights) if reduction == REDUCE_MEAN else reduce_losses(op, losses, reduction)
 
 
-nll_loss.types(_reduced_type)
+nll_loss.types(_loss_type)
 
 
 @nll_loss.samples
 def _(draw, s):
-    x, target, weight, ignore_index = _draw_classes(draw, s, low=-5, high=0)
+    x, target, weight, ignore_index = _draw_classification(draw, s, low=-5, high=0)
     return s.call(x, target, weight, reduction=draw_reduction(draw, s), ignore_index=ignore_index)
 
 
@@ -131,7 +131,7 @@ def cross_entropy_loss(
     target: Tensor,
     weight: Tensor | None = None,
     *,
-    reduction: int = MEAN,
+    reduction: int = REDUCE_MEAN,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Tensor:
@@ -154,39 +154,43 @@ def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
             target = op.Add(op.Mul(target, op.like(target, 1 - label_smoothing)), op.cast(share, op.dtype(target)))
         logs, target = op.promote(logs, target)
         weight = None if weight is None else op.cast(weight, op.result.dtype)
-    weighted = logs if weight is None else op.Mul(logs, _along_classes(op, weight, op.rank(x)))
+    weighted = logs if weight is None else op.Mul(logs, _reshape_class_weight(op, weight, op.rank(x)))
     if op.dtype(target).is_floating_point:
         losses = op.Neg(op.ReduceSum(op.Mul(weighted, target), op.ints([axis]), keepdims=0))
         count = math.prod(side for i, side in enumerate(op.shape(x)) if i != axis)
-        return mean_of(op, losses, count, None, keepdims=0) if reduction == MEAN else reduced(op, losses, reduction)
-    picker = _Picker(op, x, target, ignore_index)
-    likelihood = _likelihood(op, picker, logs, weight, reduction=reduction)
+        return (
+            mean_of(op, losses, count, None, keepdims=0)
+            if reduction == REDUCE_MEAN
+            else reduce_losses(op, losses, reduction)
+        )
+    picker = _TargetSelector(op, x, target, ignore_index)
+    likelihood = _lower_nll(op, picker, logs, weight, reduction=reduction)
     if not label_smoothing:
         return likelihood
     smooth = picker.keep(op.Neg(op.ReduceSum(weighted, op.ints([axis]), keepdims=0)))
-    if reduction == MEAN:
-        smooth = _weighted_mean(op, smooth, picker.weights(weight))
-    elif reduction == SUM:
-        smooth = reduced(op, smooth, SUM)
+    if reduction == REDUCE_MEAN:
+        smooth = _mean_by_weight(op, smooth, picker.weights(weight))
+    elif reduction == REDUCE_SUM:
+        smooth = reduce_losses(op, smooth, REDUCE_SUM)
     return op.Add(op.Mul(likelihood, keep), op.Mul(smooth, share))
 
 
 @cross_entropy_loss.types
 def _(x, target, weight, *, reduction, **_):
-    type_ = _reduced_type(x, reduction=reduction)
+    type_ = _loss_type(x, reduction=reduction)
     if not target.dtype.is_floating_point:
         return type_
     factors = [t.dtype for t in (x, target, weight) if t is not None]
     return replace(type_, dtype=functools.reduce(torch.promote_types, factors))
 
 
-def _along_classes(op, weight, rank):
+def _reshape_class_weight(op, weight, rank):
     return weight if rank <= 2 else op.Reshape(weight, op.ints([-1] + [1] * (rank - 2)))
 
 
 @cross_entropy_loss.samples
 def _(draw, s):
-    x, target, weight, ignore_index = _draw_classes(draw, s, low=-5, high=5)
+    x, target, weight, ignore_index = _draw_classification(draw, s, low=-5, high=5)
     if draw(s.choice(False, False, True)):
         dtype = draw(s.choice(x.dtype, torch.float64))
         target = draw(s.tensor(shape=x.shape, dtype=dtype, low=0, high=1))
@@ -209,14 +213,14 @@ def multi_margin_loss(
     *,
     p: int = 1,
     margin: float = 1.0,
-    reduction: int = MEAN,
+    reduction: int = REDUCE_MEAN,
 ) -> Tensor:
     """``sum over c != t of weight[t] * max(margin - x[n, t] + x[n, c], 0) ** p / classes``, then mean or sum."""
-    return _or_of_nothing(aten.multi_margin_loss.default(x, target, p, margin, weight, reduction), x, reduction)
+    return _fix_empty_loss(aten.multi_margin_loss.default(x, target, p, margin, weight, reduction), x, reduction)
 
 
 @multi_margin_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, weight, *, p, margin, reduction):
     axis = _class_axis(op, x)
     axes = op.ints([axis])
@@ -230,10 +234,10 @@ def _(op, x, target, weight, *, p, margin, reduction):
     wrong = op.And(op.Greater(gap, op.like(x, 0)), op.Not(op.Equal(every, index)))  # a NaN gap does not count
     losses = op.Where(wrong, losses, op.like(x, 0))
     means = op.Div(op.ReduceSum(losses, axes, keepdims=0), op.cast(classes, op.dtype(x)))
-    return reduced(op, means, reduction)
+    return reduce_losses(op, means, reduction)
 
 
-multi_margin_loss.types(_reduced_type)
+multi_margin_loss.types(_loss_type)
 
 
 @multi_margin_loss.samples
@@ -254,16 +258,16 @@ def _(draw, s):
 
 
 @operator(aten.multilabel_margin_loss.default, error=COMPOSE)
-def multilabel_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
+def multilabel_margin_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN) -> Tensor:
     """``sum over targets t and other classes c of max(1 - x[n, t] + x[n, c], 0) / classes``, then mean or sum.
 
     ``target[n, c]`` lists the target classes of each row, up to the first -1.
     """
-    return _or_of_nothing(aten.multilabel_margin_loss.default(x, target, reduction), x, reduction)
+    return _fix_empty_loss(aten.multilabel_margin_loss.default(x, target, reduction), x, reduction)
 
 
 @multilabel_margin_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction):
     if not op.rank(x):  # one class
         x, target = (op.declare(op.Reshape(t, op.ints([1])), TensorType(op.dtype(t), (1,))) for t in (x, target))
@@ -279,10 +283,10 @@ def _(op, x, target, *, reduction):
     pairs = op.Mul(op.Unsqueeze(counts, op.ints([-1])), op.Unsqueeze(op.Sub(one, right), op.ints([-2])))
     counted = op.And(op.Greater(pairs, zero), op.Greater(gaps, zero))  # a NaN gap does not count
     total = op.ReduceSum(op.Where(counted, gaps, zero), op.ints([axis, axis + 1]), keepdims=0)
-    return reduced(op, op.Div(total, op.scalar(op.shape(x)[axis], dtype)), reduction)
+    return reduce_losses(op, op.Div(total, op.scalar(op.shape(x)[axis], dtype)), reduction)
 
 
-multilabel_margin_loss.types(_reduced_type)
+multilabel_margin_loss.types(_loss_type)
 
 
 @multilabel_margin_loss.samples

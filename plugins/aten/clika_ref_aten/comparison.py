@@ -11,24 +11,24 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, FLOATS, HALVES, common_dtype, operand_for, sign_bit
+from clika_ref_aten.elementwise import ALL_DTYPES, FLOATS, HALF_DTYPES, common_dtype, draw_operand_for, sign_bit
 
 aten = torch.ops.aten
 
-WITHOUT_ORDER = {torch.bool: torch.int32}
+COMPARISON_DTYPES = {torch.bool: torch.int32}
 """Dtypes that torch can order but ONNX cannot, and the dtypes to compare them in."""
 
 
-def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = WITHOUT_ORDER) -> Callable[..., Any]:
+def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = COMPARISON_DTYPES) -> Callable[..., Any]:
     """Return the lowering to one comparison in torch's promoted dtype."""
 
     def lower(op, x, y):
-        return op.node(op_type, *_alike(op, x, y, via=via))
+        return op.node(op_type, *_promote_and_round(op, x, y, via=via))
 
     return lower
 
 
-def _alike(op, x, y, *, via):
+def _promote_and_round(op, x, y, *, via):
     """Return the operands rounded to torch's promoted dtype.
 
     ONNX Runtime compares half precision in float32, and removes a cast before its own. A Max node between the two casts
@@ -36,15 +36,15 @@ def _alike(op, x, y, *, via):
     """
     dtype = common_dtype(op, x, y)
     dtype = via.get(dtype, dtype)
-    rounded = [dtype in HALVES and not isinstance(o, int | float) and op.dtype(o) != dtype for o in (x, y)]
+    rounded = [dtype in HALF_DTYPES and not isinstance(o, int | float) and op.dtype(o) != dtype for o in (x, y)]
     return [op.Max(o) if is_rounded else o for o, is_rounded in zip(op.promote(x, y, to=dtype), rounded, strict=True)]
 
 
 def _sample(draw, s):
-    x = draw(s.tensor(dtype=ANY, low=0, high=2))
+    x = draw(s.tensor(dtype=ALL_DTYPES, low=0, high=2))
     if draw(s.choice(False, False, True)):
         return s.call(x, draw(s.choice(0.5, 1.5)))  # between integers
-    return s.call(x, operand_for(draw, s, x, dtype=ANY, number=True, low=0, high=2))
+    return s.call(x, draw_operand_for(draw, s, x, dtype=ALL_DTYPES, number=True, low=0, high=2))
 
 
 @operator(aten.eq.Tensor, aten.eq.Scalar, error=EXACT)
@@ -65,7 +65,7 @@ def ne(x: Tensor, y: Tensor | Number) -> Tensor:
 
 @ne.onnx
 def _(op, x, y):
-    return op.Not(op.Equal(*_alike(op, x, y, via={})))
+    return op.Not(op.Equal(*_promote_and_round(op, x, y, via={})))
 
 
 ne.samples(_sample)
@@ -119,7 +119,7 @@ def isnan(x: Tensor) -> Tensor:
 
 @isnan.onnx
 def _(op, x):
-    return op.IsNaN(x) if op.dtype(x).is_floating_point else _nowhere(op, x)
+    return op.IsNaN(x) if op.dtype(x).is_floating_point else _false_like(op, x)
 
 
 @operator(aten.isinf.default, error=EXACT)
@@ -131,7 +131,7 @@ def isinf(x: Tensor) -> Tensor:
 @isinf.onnx
 def _(op, x):
     if not op.dtype(x).is_floating_point:
-        return _nowhere(op, x)
+        return _false_like(op, x)
     return op.Equal(op.Abs(x), op.like(x, float("inf")))  # IsInf does not support float16 before opset 20
 
 
@@ -167,10 +167,10 @@ isneginf.onnx(lambda op, x: _is_infinity(op, x, float("-inf")))
 
 
 def _is_infinity(op, x, infinity):
-    return op.Equal(x, op.like(x, infinity)) if op.dtype(x).is_floating_point else _nowhere(op, x)
+    return op.Equal(x, op.like(x, infinity)) if op.dtype(x).is_floating_point else _false_like(op, x)
 
 
-def _nowhere(op, x):
+def _false_like(op, x):
     """Return False in the shape of ``x``, for dtypes without NaN, infinities or a sign."""
     return op.Not(op.Equal(x, x))
 
@@ -185,7 +185,7 @@ def signbit(x: Tensor) -> Tensor:
 def _(op, x):
     dtype = op.dtype(x)
     if dtype == torch.bool:
-        return _nowhere(op, x)
+        return _false_like(op, x)
     return sign_bit(op, x) if dtype.is_floating_point else op.Less(x, op.like(x, 0))
 
 
@@ -193,7 +193,7 @@ def _sample_special(draw, s):
     """Draw a tensor that is likely to hold special values: float16 overflows beyond 65504."""
     kind = draw(s.choice("plain", "wide"))
     if kind == "plain":
-        return s.call(draw(s.tensor(dtype=ANY)))
+        return s.call(draw(s.tensor(dtype=ALL_DTYPES)))
     return s.call(draw(s.tensor(dtype=torch.float16, low=-1e5, high=1e5)))
 
 

@@ -13,12 +13,12 @@ from clika_ref.core.accuracy import COMPOSE, DOT
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten.float_layers import float_layer
-from clika_ref_aten.linear import NUMBERS, in_int32
+from clika_ref_aten.linear import NUMBERS, lower_in_int32
 
 aten = torch.ops.aten
 
 
-def _explicit(equation, ranks):
+def _expand_equation(equation, ranks):
     """Return an einsum equation in explicit form: no spaces or ellipses, an output, lower-case letters if they suffice.
 
     Runtimes reject equations that ONNX allows: ellipses of different lengths, capital letters.
@@ -48,20 +48,20 @@ def einsum(*tensors: Tensor, equation: str) -> Tensor:
 
 @einsum.types
 def _(*tensors, equation):
-    whole = _explicit(equation, [t.rank for t in tensors])
+    whole = _expand_equation(equation, [t.rank for t in tensors])
     left, _, right = whole.partition("->")
     sides: dict[str, Any] = {}
     for term, tensor in zip(left.split(","), tensors, strict=True):
         for letter, side in zip(term, tensor.shape, strict=True):
             sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]
     dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])  # dtypes may differ if no dim is summed
-    alone = _alone(whole, [t.shape for t in tensors])
+    alone = _single_operand_dims(whole, [t.shape for t in tensors])
     if not dtype.is_floating_point and (alone if len(tensors) == 1 else any(side != 1 for side in alone.values())):
         dtype = torch.int64  # eager calls torch.sum for these dims
     return TensorType(dtype, tuple(sides[letter] for letter in right))
 
 
-def _alone(equation, shapes):
+def _single_operand_dims(equation, shapes):
     """Return the dims summed within one operand, as sizes by letter; other operands lack them or have size 1."""
     left, _, right = equation.partition("->")
     found: dict[str, list[Any]] = {}
@@ -74,14 +74,14 @@ def _alone(equation, shapes):
 
 @einsum.onnx
 def _(op, *tensors, equation):
-    equation = _explicit(equation, [op.rank(t) for t in tensors])
-    equation, tensors = _with_adjacent_diagonals(op, equation, tensors)
+    equation = _expand_equation(equation, [op.rank(t) for t in tensors])
+    equation, tensors = _make_diagonals_adjacent(op, equation, tensors)
     if not op.result.dtype.is_floating_point:
-        equation, tensors = _summed_by_products(op, equation, tensors)
-    return in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *op.promote(*tensors))
+        equation, tensors = _add_ones_factor(op, equation, tensors)
+    return lower_in_int32(op, lambda *ts: op.Einsum(*ts, equation=equation), *op.promote(*tensors))
 
 
-def _with_adjacent_diagonals(op, equation, tensors):
+def _make_diagonals_adjacent(op, equation, tensors):
     """Make repeated letters of a term adjacent: ONNX Runtime divides by the size of an empty dim between them."""
     left, _, right = equation.partition("->")
     terms, moved = [], []
@@ -94,13 +94,13 @@ def _with_adjacent_diagonals(op, equation, tensors):
     return f"{','.join(terms)}->{right}", tuple(moved)
 
 
-def _summed_by_products(op, equation, tensors):
+def _add_ones_factor(op, equation, tensors):
     """Add a factor of ones along the dims that are summed within one integer operand.
 
     ONNX Runtime sums such dims in float64, which is exact up to 2 ** 53, but products of integers exactly. With
     three or more operands, eager lets the product of two wrap around in their own dtype; here it does not.
     """
-    alone = _alone(equation, [op.shape(t) for t in tensors])
+    alone = _single_operand_dims(equation, [op.shape(t) for t in tensors])
     if not alone:
         return equation, tensors
     left, _, right = equation.partition("->")
@@ -108,7 +108,7 @@ def _summed_by_products(op, equation, tensors):
     return f"{left},{''.join(alone)}->{right}", (*tensors, ones)
 
 
-EQUATIONS = (
+SAMPLE_EQUATIONS = (
     "ij,jk->ik", "bhid,bhjd->bhij", "ij,jk", "ii->i", "ii", "bii,bi->b", "...ij,...jk->...ik", "i...,i...->...",
     "...ij,jk", "A b, b C -> C A", "aB,BC", "i,j,k->kij", "ij,k->ik", "bn,anm,bm->ba", "ij->ji", "...i->...", "bib->b",
 )  # fmt: skip
@@ -116,7 +116,7 @@ EQUATIONS = (
 
 @einsum.samples
 def _(draw, s):
-    equation, dtype = draw(s.choice(*EQUATIONS)), draw(s.choice(*NUMBERS))
+    equation, dtype = draw(s.choice(*SAMPLE_EQUATIONS)), draw(s.choice(*NUMBERS))
     sides = {letter: draw(s.integers(1, 4)) for letter in sorted(set(equation) & set(string.ascii_letters))}
     hidden = [draw(s.integers(1, 3)) for _ in range(2)]
     tensors = []
@@ -204,14 +204,14 @@ def _(x, other, dim=None):
 
 @linalg_cross.onnx
 def _(op, x, other, *, dim):
-    def rolled(value, order):
+    def roll(value, order):
         return op.Gather(value, op.ints(order), axis=dim)
 
     def product(x, y):
-        plus = op.Mul(rolled(x, [1, 2, 0]), rolled(y, [2, 0, 1]))
-        return op.Sub(plus, op.Mul(rolled(x, [2, 0, 1]), rolled(y, [1, 2, 0])))
+        plus = op.Mul(roll(x, [1, 2, 0]), roll(y, [2, 0, 1]))
+        return op.Sub(plus, op.Mul(roll(x, [2, 0, 1]), roll(y, [1, 2, 0])))
 
-    return in_int32(op, product, x, other)
+    return lower_in_int32(op, product, x, other)
 
 
 @linalg_cross.samples

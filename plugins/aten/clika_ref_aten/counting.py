@@ -10,17 +10,17 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.indexing import as_vector, broadcast_shape, refuse_data_dependent
+from clika_ref_aten.indexing import as_vector, broadcast_shape, reject_data_dependent_size
 
 aten = torch.ops.aten
 
-KINDS = (torch.float32, torch.bool, torch.int64, torch.float64)
+SAMPLE_DTYPES = (torch.float32, torch.bool, torch.int64, torch.float64)
 
 
 def _draw_sparse(draw, s):
-    return s.call(draw(s.tensor(rank=(0, 3), dtype=KINDS, low=-1, high=1)))
+    return s.call(draw(s.tensor(rank=(0, 3), dtype=SAMPLE_DTYPES, low=-1, high=1)))
 
 
 @operator(aten.nonzero.default, aten.argwhere.default, error=EXACT)
@@ -29,7 +29,7 @@ def nonzero(x: Tensor) -> Tensor:
     return torch.nonzero(x)
 
 
-nonzero.types(refuse_data_dependent)
+nonzero.types(reject_data_dependent_size)
 nonzero.samples(_draw_sparse)
 
 
@@ -49,7 +49,7 @@ def nonzero_numpy(x: Tensor) -> tuple[Tensor, ...]:
     return aten.nonzero_numpy(x)
 
 
-nonzero_numpy.types(refuse_data_dependent)
+nonzero_numpy.types(reject_data_dependent_size)
 nonzero_numpy.samples(_draw_sparse)
 
 
@@ -59,13 +59,13 @@ def _(op, x):
     return tuple(op.Gather(found, op.constant(i, torch.int64), axis=0) for i in range(max(op.rank(x), 1)))
 
 
-@operator(aten.masked_select.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.masked_select.default, quant=SHARED_QPARAMS, error=EXACT)
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
     """Return the elements of ``x`` where ``mask`` is True, as a vector; the two broadcast."""
     return torch.masked_select(x, mask)
 
 
-masked_select.types(refuse_data_dependent)
+masked_select.types(reject_data_dependent_size)
 
 
 @masked_select.onnx
@@ -91,7 +91,7 @@ def one_hot(x: Tensor, *, num_classes: int = -1) -> Tensor:
 @one_hot.types
 def _(x, *, num_classes):
     if isinstance(num_classes, int) and num_classes < 0:
-        refuse_data_dependent()
+        reject_data_dependent_size()
     return TensorType(torch.int64, (*x.shape, num_classes))
 
 
@@ -109,7 +109,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=torch.int64, low=0, high=4, domain=(0, 4))), num_classes=draw(s.choice(5, 7, -1)))
 
 
-def _tally(op, positions, amounts, length):
+def _scatter_add(op, positions, amounts, length):
     """Sum ``amounts[n]`` at ``positions[n]`` of a vector of the given ``length`` (int64[1])."""
     zeros = op.Expand(op.like(amounts, 0), length)
     return op.ScatterElements(zeros, positions, amounts, axis=0, reduction="add")
@@ -121,7 +121,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, *, minlength: int = 0) ->
     return torch.bincount(x, weights, minlength)
 
 
-bincount.types(refuse_data_dependent)
+bincount.types(reject_data_dependent_size)
 
 
 @bincount.onnx
@@ -131,7 +131,7 @@ def _(op, x, weights, *, minlength):
     length = op.Add(op.ReduceMax(op.Concat(x, least, axis=0), keepdims=True), op.ints([1]))
     amounts = op.Expand(op.constant(1, torch.int64), op.Shape(x)) if weights is None else weights
     (amounts,) = op.promote(amounts)
-    return _tally(op, x, amounts, length)
+    return _scatter_add(op, x, amounts, length)
 
 
 @bincount.samples
@@ -151,7 +151,7 @@ def histc(x: Tensor, *, bins: int = 100, min: Number = 0, max: Number = 0) -> Te
 @histc.onnx
 def _(op, x, *, bins, min, max):
     x_flat = op.Reshape(x, op.ints([-1]))
-    low, high = (op.like(x, min), op.like(x, max)) if min != max else _own_range(op, x, x_flat)
+    low, high = (op.like(x, min), op.like(x, max)) if min != max else _data_range(op, x, x_flat)
     inside = op.And(op.GreaterOrEqual(x_flat, low), op.LessOrEqual(x_flat, high))
     scaled = op.Div(op.Mul(op.Sub(x_flat, low), op.like(x, bins)), op.Sub(high, low))  # rounded in eager's order
     if min == max:  # for large values, low - 1 equals high + 1: the middle bin counts all
@@ -159,11 +159,11 @@ def _(op, x, *, bins, min, max):
     last = op.like(x, bins - 1)
     place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # an extra bin for elements outside
     ones = op.Expand(op.like(x, 1), op.Shape(x_flat))
-    counts = _tally(op, op.cast(place, torch.int64), ones, op.ints([bins + 1]))
+    counts = _scatter_add(op, op.cast(place, torch.int64), ones, op.ints([bins + 1]))
     return op.Slice(counts, op.ints([0]), op.ints([bins]))
 
 
-def _own_range(op, x, x_flat):
+def _data_range(op, x, x_flat):
     """Return the smallest and the largest element; where they are equal, one less and one more."""
     low, high = op.ReduceMin(x_flat, keepdims=False), op.ReduceMax(x_flat, keepdims=False)
     around = op.Where(op.Equal(low, high), op.like(x, 1), op.like(x, 0))
@@ -203,7 +203,7 @@ def unique2(
     return aten._unique2(x, sorted, return_inverse, return_counts)  # noqa: SLF001 - ATen's name
 
 
-unique2.types(refuse_data_dependent)
+unique2.types(reject_data_dependent_size)
 
 
 @unique2.onnx
@@ -232,7 +232,7 @@ def unique_dim(
     return aten.unique_dim(x, dim, sorted, return_inverse, return_counts)
 
 
-unique_dim.types(refuse_data_dependent)
+unique_dim.types(reject_data_dependent_size)
 
 
 @unique_dim.onnx

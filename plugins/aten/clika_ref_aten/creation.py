@@ -13,19 +13,19 @@ from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, TruncToInt
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
+from clika_ref.core.traits import KEEP_FLOAT, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.elementwise import kind_of
+from clika_ref_aten.elementwise import python_type_of
 from clika_ref_aten.spatial import ceil_divide, floor_divide
 
 aten = torch.ops.aten
 
-DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float64, torch.uint8)
+SAMPLE_DTYPES = (torch.float32, torch.int64, torch.int32, torch.bool, torch.float64, torch.uint8)
 
 
 def _dtype_of(*numbers):
     """Return the dtype that ATen infers for scalars."""
-    return torch.tensor([kind_of(n)() for n in numbers], device="meta").dtype
+    return torch.tensor([python_type_of(n)() for n in numbers], device="meta").dtype
 
 
 # All constant fills become `full` (zeros, ones, new_*, *_like), so that passes see one operator
@@ -49,7 +49,7 @@ def _(op, *, size, fill_value, dtype, device):
 def _(draw, s):
     size = tuple(draw(s.integers(0, 3)) for _ in range(draw(s.integers(0, 3))))
     value = draw(s.choice(0, 1.5, True, -3, float("inf"), float("nan")))
-    fits = DTYPES if 0 <= value < 256 else (torch.float32, torch.float64, torch.float16)
+    fits = SAMPLE_DTYPES if 0 <= value < 256 else (torch.float32, torch.float64, torch.float16)
     return s.call(size=size, fill_value=value, dtype=draw(s.choice(None, *fits)), device=None)
 
 
@@ -58,7 +58,7 @@ def _(size, fill_value, *, dtype=None, device=None, **storage):
     return full.call(size=tuple(size), fill_value=fill_value, dtype=dtype or _dtype_of(fill_value), device=device)
 
 
-def _filled(number, *overloads):
+def _declare_constant_fill(number, *overloads):
     """Declare factories that fill a tensor with ``number``."""
 
     @full.from_torch(*overloads)
@@ -67,7 +67,7 @@ def _filled(number, *overloads):
         return full.call(size=tuple(size), fill_value=number, dtype=dtype, device=device)
 
 
-def _filled_like(number, *overloads):
+def _declare_fill_like(number, *overloads):
     """Declare factories that use the shape, dtype and device of a tensor."""
 
     @full.from_torch(*overloads)
@@ -75,7 +75,7 @@ def _filled_like(number, *overloads):
         return full.call(size=x.type.shape, fill_value=number, dtype=dtype or x.type.dtype, device=device)
 
 
-def _filled_new(number, *overloads):
+def _declare_new_fill(number, *overloads):
     """Declare factories that use the dtype and device of a tensor."""
 
     @full.from_torch(*overloads)
@@ -84,12 +84,14 @@ def _filled_new(number, *overloads):
 
 
 # Empty tensors are uninitialized in eager; here they are zeros, so that the artifact is deterministic.
-_filled(0, aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default)
-_filled(1, aten.ones.default)
-_filled_like(0, aten.zeros_like.default, aten.empty_like.default, aten.zero.default)
-_filled_like(1, aten.ones_like.default)
-_filled_new(0, aten.new_zeros.default, aten.new_empty.default, aten.new_empty_strided.default)
-_filled_new(1, aten.new_ones.default)
+_declare_constant_fill(
+    0, aten.zeros.default, aten.empty.memory_format, aten.empty_strided.default, aten.empty_permuted.default
+)
+_declare_constant_fill(1, aten.ones.default)
+_declare_fill_like(0, aten.zeros_like.default, aten.empty_like.default, aten.zero.default)
+_declare_fill_like(1, aten.ones_like.default)
+_declare_new_fill(0, aten.new_zeros.default, aten.new_empty.default, aten.new_empty_strided.default)
+_declare_new_fill(1, aten.new_ones.default)
 
 
 @full.from_torch(aten.full_like.default, aten.fill.Scalar)
@@ -152,24 +154,24 @@ def _(*, start, end, step, dtype, device):
     dtype = dtype or _dtype_of(start, end, step, 0)
     if not is_symbolic((start, end, step)):
         return TensorType(dtype, tuple(torch.arange(start, end, step, dtype=dtype, device="meta").shape))
-    return TensorType(dtype, (_count(*_counted(start, end, step, dtype=dtype)),))
+    return TensorType(dtype, (_arange_length(*_truncate_bounds(start, end, step, dtype=dtype)),))
 
 
-def cut_off(number: Any) -> Any:
+def truncate_to_int(number: Any) -> Any:
     """Truncate a number or a size expression to an integer."""
     if is_symbolic(number):
         return number if number.is_integer else TruncToInt(number)
     return int(number)
 
 
-def _counted(*numbers, dtype) -> tuple[Any, ...]:
+def _truncate_bounds(*numbers, dtype) -> tuple[Any, ...]:
     """Return start, end and step as eager counts with them: truncated for int64, but not for other integer dtypes."""
-    return tuple(map(cut_off, numbers)) if dtype == torch.int64 else numbers
+    return tuple(map(truncate_to_int, numbers)) if dtype == torch.int64 else numbers
 
 
-def _count(start, end, step) -> Any:
+def _arange_length(start, end, step) -> Any:
     """Return ``ceil((end - start) / step)`` as a size expression."""
-    if float in map(kind_of, (start, end, step)):
+    if float in map(python_type_of, (start, end, step)):
         return CeilToInt(FloatTrueDiv(end - start, step))
     if step == 1:
         return end - start
@@ -188,15 +190,15 @@ def _(op, *, start, end, step, dtype, device):
     dtype, (count,) = op.result.dtype, op.result.shape
     if not is_symbolic((start, end, step)):
         return op.constant(torch.arange(start, end, step, dtype=dtype), dtype)
-    start, end, step = _counted(start, end, step, dtype=dtype)
-    if all(kind_of(n) is int for n in (start, end, step)) and _is_nonnegative(start) and _is_nonnegative(step):
+    start, end, step = _truncate_bounds(start, end, step, dtype=dtype)
+    if all(python_type_of(n) is int for n in (start, end, step)) and _is_nonnegative(start) and _is_nonnegative(step):
         return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     if not dtype.is_floating_point:
-        start, step = cut_off(start), cut_off(step)  # as eager does, after computing the length
+        start, step = truncate_to_int(start), truncate_to_int(step)  # as eager does, after computing the length
     # Integer positions first: ONNX Runtime rewrites Gather(x, Range) as a Slice, where an end of -1 means the last
     # element. And a Range of floats is a running sum, which would drift.
     place = op.Range(*op.promote(0, count, 1, to=torch.int64))
-    wide = torch.float64 if float in map(kind_of, (start, step)) else torch.int64
+    wide = torch.float64 if float in map(python_type_of, (start, step)) else torch.int64
     place, first, by = op.promote(place, start, step, to=wide)
     return op.cast(op.Add(op.Mul(place, by), first), dtype)
 
@@ -256,7 +258,7 @@ def _positions(op, count):
 
 @eye.samples
 def _(draw, s):
-    dtype = draw(s.choice(None, *DTYPES))
+    dtype = draw(s.choice(None, *SAMPLE_DTYPES))
     return s.call(n=draw(s.integers(0, 4)), m=draw(s.integers(0, 4)), dtype=dtype, device=None)
 
 
@@ -286,7 +288,7 @@ def triu_indices(
     return torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
 
 
-def _indices(declared, overload):
+def _declare_triangle_indices(declared, overload):
     """Declare lowering and conversion; ATen's schema encodes the default dtype as an integer, hence the conversion."""
 
     @declared.onnx
@@ -303,19 +305,19 @@ def _draw_indices(draw, s):
     return s.call(**size, offset=draw(s.integers(-2, 2)), dtype=draw(s.choice(torch.int64, torch.int32)), device=None)
 
 
-_indices(tril_indices, aten.tril_indices.default)
-_indices(triu_indices, aten.triu_indices.default)
+_declare_triangle_indices(tril_indices, aten.tril_indices.default)
+_declare_triangle_indices(triu_indices, aten.triu_indices.default)
 tril_indices.samples(_draw_indices)
 triu_indices.samples(_draw_indices)
 
 
-@operator(aten.tril.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.tril.default, quant=SHARED_QPARAMS, error=EXACT)
 def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
     """Keep ``x[..., i, j]`` where ``j - i <= diagonal``, with zeros elsewhere."""
     return torch.tril(x, diagonal)
 
 
-@operator(aten.triu.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.triu.default, quant=SHARED_QPARAMS, error=EXACT)
 def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
     """Keep ``x[..., i, j]`` where ``j - i >= diagonal``, with zeros elsewhere."""
     return torch.triu(x, diagonal)

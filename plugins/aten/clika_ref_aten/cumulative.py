@@ -17,14 +17,14 @@ from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.reduction import SUMMABLE
+from clika_ref_aten.reduction import SUMMABLE_DTYPES
 
 aten = torch.ops.aten
 
 
-def _draw_side(*dtypes, low=-2.0, high=2.0):
+def _dim_sampler(*dtypes, low=-2.0, high=2.0):
     """Return a sampler for a tensor and one of its dims."""
 
     def sample(draw, s):
@@ -34,13 +34,13 @@ def _draw_side(*dtypes, low=-2.0, high=2.0):
     return sample
 
 
-def _draw_typed_side(draw, s):
+def _draw_dim_and_dtype(draw, s):
     """Draw a tensor, one of its dims, and a dtype of the result."""
-    call = _draw_side(torch.float32, torch.int64, torch.uint8, torch.bool)(draw, s)
+    call = _dim_sampler(torch.float32, torch.int64, torch.uint8, torch.bool)(draw, s)
     return s.call(*call.operands, **call.attrs, dtype=draw(s.choice(None, torch.float32, torch.int32)))
 
 
-def _span_steps(op, x, dim):
+def _scan_steps(op, x, dim):
     """Return the spans 1, 2, 4, ... below the size of ``dim``.
 
     Raises:
@@ -53,7 +53,7 @@ def _span_steps(op, x, dim):
     return [2**i for i in range(max(length - 1, 0).bit_length())]
 
 
-def _moved(op, x, dim, step, first):
+def _shift(op, x, dim, step, first):
     """Shift a tensor by ``step`` elements towards the end of ``dim``; ``first`` fills the start."""
     rank = len(op.result.shape)
     pads = [0] * (2 * rank)
@@ -61,7 +61,7 @@ def _moved(op, x, dim, step, first):
     return op.Pad(x, op.ints(pads), op.like(x, first))
 
 
-@operator(aten.cumsum.default, quant=OWN_SCALE, error=DOT)
+@operator(aten.cumsum.default, quant=OWN_QPARAMS, error=DOT)
 def cumsum(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """``y[i] = x[0] + ... + x[i]`` along ``dim``, computed in ``dtype``; integers and bools give int64."""
     return torch.cumsum(x, dim, dtype=dtype)
@@ -70,13 +70,13 @@ def cumsum(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 @cumsum.onnx
 def _(op, x, *, dim, dtype):
     dtype = op.result.dtype
-    summed = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
+    summed = op.cast(x, dtype if dtype in SUMMABLE_DTYPES else torch.int64)
     if op.rank(x):
         summed = op.CumSum(summed, op.constant(dim, torch.int64))
     return op.Identity(x) if summed is x else op.cast(summed, dtype)
 
 
-cumsum.samples(_draw_typed_side)
+cumsum.samples(_draw_dim_and_dtype)
 
 
 @operator(aten.cumprod.default, error=COMPOSE)
@@ -88,13 +88,13 @@ def cumprod(x: Tensor, *, dim: int, dtype: torch.dtype | None = None) -> Tensor:
 @cumprod.onnx
 def _(op, x, *, dim, dtype):
     dtype = op.result.dtype
-    result = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
-    for step in _span_steps(op, x, dim) if op.rank(x) else ():
-        result = op.Mul(result, _moved(op, result, dim, step, 1))
+    result = op.cast(x, dtype if dtype in SUMMABLE_DTYPES else torch.int64)
+    for step in _scan_steps(op, x, dim) if op.rank(x) else ():
+        result = op.Mul(result, _shift(op, result, dim, step, 1))
     return op.cast(result, dtype)
 
 
-cumprod.samples(_draw_typed_side)
+cumprod.samples(_draw_dim_and_dtype)
 
 
 @operator(aten.logcumsumexp.default, error=SOFTMAX)
@@ -106,15 +106,15 @@ def logcumsumexp(x: Tensor, *, dim: int) -> Tensor:
 @logcumsumexp.onnx
 def _(op, x, *, dim):
     result = x
-    for step in _span_steps(op, x, dim) if op.rank(x) else ():
-        other = _moved(op, result, dim, step, -math.inf)
+    for step in _scan_steps(op, x, dim) if op.rank(x) else ():
+        other = _shift(op, result, dim, step, -math.inf)
         distance = op.Abs(op.Sub(result, other))
         distance = op.Where(op.Equal(result, other), op.like(x, 0.0), distance)  # inf - inf is NaN
         result = op.Add(op.Max(result, other), op.Log(op.Add(op.Exp(op.Neg(distance)), op.like(x, 1.0))))
     return result
 
 
-logcumsumexp.samples(_draw_side(torch.float32, low=-50, high=50))
+logcumsumexp.samples(_dim_sampler(torch.float32, low=-50, high=50))
 
 
 @operator(aten.cummax.default, error=EXACT)
@@ -129,7 +129,7 @@ def cummin(x: Tensor, *, dim: int) -> tuple[Tensor, Tensor]:
     return torch.cummin(x, dim)
 
 
-def _running(wins):
+def _cumulative_min_max(wins):
     """Return the lowering of a cumulative maximum or minimum; ``wins`` compares an element with the best so far."""
 
     def lower(op, x, *, dim):
@@ -139,12 +139,12 @@ def _running(wins):
         kept = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
         values = x if kept else op.cast(x, torch.int32)
         axis = dim % len(shape)
-        steps = _span_steps(op, x, dim)
+        steps = _scan_steps(op, x, dim)
         count = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
         positions = op.Expand(op.constant(count, torch.int64), op.ints(shape))
         for step in steps:
             # Position -1 marks padding before the start; it never wins.
-            best, at = _moved(op, values, dim, step, 0), _moved(op, positions, dim, step, -1)
+            best, at = _shift(op, values, dim, step, 0), _shift(op, positions, dim, step, -1)
             later = op.Or(op.node(wins, values, best), op.Less(at, op.like(at, 0)))
             if dtype.is_floating_point:
                 later = op.Or(later, op.IsNaN(values))  # NaN beats all other elements, and a later NaN an earlier one
@@ -154,19 +154,19 @@ def _running(wins):
     return lower
 
 
-def _with_positions(x, *, dim):
+def _values_and_indices_type(x, *, dim):
     return x, TensorType(torch.int64, x.shape)
 
 
-cummax.types(_with_positions)
-cummin.types(_with_positions)
-cummax.onnx(_running("GreaterOrEqual"))
-cummin.onnx(_running("LessOrEqual"))
-cummax.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
-cummin.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
+cummax.types(_values_and_indices_type)
+cummin.types(_values_and_indices_type)
+cummax.onnx(_cumulative_min_max("GreaterOrEqual"))
+cummin.onnx(_cumulative_min_max("LessOrEqual"))
+cummax.samples(_dim_sampler(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
+cummin.samples(_dim_sampler(torch.float32, torch.int64, torch.uint8, torch.bool, low=0))
 
 
-@operator(quant=OWN_SCALE, error=COMPOSE)
+@operator(quant=OWN_QPARAMS, error=COMPOSE)
 def diff(
     x: Tensor, prepend: Tensor | None = None, append: Tensor | None = None, *, n: int = 1, dim: int = -1
 ) -> Tensor:

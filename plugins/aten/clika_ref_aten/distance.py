@@ -13,32 +13,32 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 from clika_ref_aten.activation import FLOATS
-from clika_ref_aten.elementwise import HALVES
+from clika_ref_aten.elementwise import HALF_DTYPES
 from clika_ref_aten.float_layers import FLOAT_PRODUCT
 from clika_ref_aten.indexing import broadcast_shape
-from clika_ref_aten.loss import MEAN, averaging, draw_reduction, is_number, reduced
-from clika_ref_aten.moving import quotient
+from clika_ref_aten.loss import REDUCE_MEAN, draw_reduction, handle_empty_mean, is_equal_to, reduce_losses
+from clika_ref_aten.size_arithmetic import floor_quotient
 
 aten = torch.ops.aten
 
-ORDERS = (2.0, 1.0, 0.0, 3.0, math.inf)
-EUCLIDEAN = 2.0
-MATRIX_PRODUCT = 1
+SAMPLE_NORM_ORDERS = (2.0, 1.0, 0.0, 3.0, math.inf)
+EUCLIDEAN_ORDER = 2.0
+MATRIX_PRODUCT_MODE = 1
 """ATen's ``compute_mode`` for distances by a matrix product: fast, but imprecise for close points."""
 
 
-def length(op, x, p, axes, *, keepdims=False):
+def vector_norm(op, x, p, axes, *, keepdims=False):
     """Return the norm ``sum(|x| ** p) ** (1 / p)`` along axes (None: all), with ATen's limits at 0 and inf.
 
     The axes must not be negative: in empty tensors, ONNX Runtime keeps negative axes.
     """
     axes, options = None if axes is None else op.ints(axes), {"keepdims": int(keepdims)}
-    if p == EUCLIDEAN:
+    if p == EUCLIDEAN_ORDER:
         return op.ReduceL2(x, axes, **options)
     if p == 1:
         return op.ReduceL1(x, axes, **options)
     if p == 0:
-        return op.ReduceSum(op.cast(op.Not(is_number(op, x, 0)), op.dtype(x)), axes, **options)
+        return op.ReduceSum(op.cast(op.Not(is_equal_to(op, x, 0)), op.dtype(x)), axes, **options)
     if math.isinf(p):
         extreme = (op.ReduceMax if p > 0 else op.ReduceMin)(op.Abs(x), axes, **options)
         missing = op.ReduceMax(op.cast(op.IsNaN(x), op.dtype(x)), axes, **options)  # runtimes ignore NaN
@@ -47,34 +47,34 @@ def length(op, x, p, axes, *, keepdims=False):
     return op.Pow(total, op.like(x, 1 / p))
 
 
-def _between(op, difference, p, axis):
-    """Return the `length` of differences along ``axis``, with eager's special cases in `cdist` and `pdist`."""
+def _distance_norm(op, difference, p, axis):
+    """Return the `vector_norm` of differences along ``axis``, with eager's special cases in `cdist` and `pdist`."""
     if p == 0:  # NaN stays NaN here, but counts as 1 in norms
         apart = op.Min(op.Ceil(op.Abs(difference)), op.like(difference, 1))
         return op.ReduceSum(apart, op.ints([axis]), keepdims=0)
-    found = length(op, difference, p, [axis])
+    found = vector_norm(op, difference, p, [axis])
     return op.Max(found, op.like(found, 0)) if p == math.inf else found  # ReduceMax of no elements is -inf
 
 
-def separation(op, x1, x2, *, axis, p, eps, keepdim=False):
+def difference_norm(op, x1, x2, *, axis, p, eps, keepdim=False):
     """Return ``length(x1 - x2 + eps)`` along ``axis``, the last dim."""
     difference = op.Add(op.Sub(x1, x2), op.like(x1, eps))
-    return length(op, difference, p, [axis], keepdims=keepdim)
+    return vector_norm(op, difference, p, [axis], keepdims=keepdim)
 
 
-def _with_sides(op, x1, x2):
+def _at_least_1d(op, x1, x2):
     """Return the operands; two 0-d tensors become vectors of one element."""
     if op.rank(x1) or op.rank(x2):
         return x1, x2
     return tuple(op.declare(op.Reshape(x, op.ints([1])), TensorType(op.dtype(x), (1,))) for x in (x1, x2))
 
 
-def _last_side(op, *operands):
+def _last_axis(op, *operands):
     """Return the index of the last dim of the broadcast operands."""
     return max(map(op.rank, operands)) - 1
 
 
-def _two(draw, s, *, rank=(1, 5), dtype=FLOATS):
+def _draw_broadcastable_pair(draw, s, *, rank=(1, 5), dtype=FLOATS):
     """Draw two tensors that broadcast; the second may lack the first dim."""
     x1 = draw(s.tensor(rank=rank, dtype=dtype))
     shorter = x1.rank > 1 and draw(s.booleans())
@@ -89,11 +89,13 @@ def cosine_similarity(x1: Tensor, x2: Tensor, *, dim: int = 1, eps: float = 1e-8
 
 @cosine_similarity.onnx
 def _(op, x1, x2, *, dim, eps):
-    x1, x2 = _with_sides(op, *op.promote(x1, x2))
-    shapes, axis = (op.shape(x1), op.shape(x2)), dim % (_last_side(op, x1, x2) + 1)
+    x1, x2 = _at_least_1d(op, *op.promote(x1, x2))
+    shapes, axis = (op.shape(x1), op.shape(x2)), dim % (_last_axis(op, x1, x2) + 1)
     if shapes[0] != shapes[1]:  # before the norms: a size of 1 along dim counts once per repetition
         x1, x2 = op.Expand(x1, op.Shape(x2)), op.Expand(x2, op.Shape(x1))
-    units = [op.Div(x, op.Max(length(op, x, EUCLIDEAN, [axis], keepdims=True), op.like(x, eps))) for x in (x1, x2)]
+    units = [
+        op.Div(x, op.Max(vector_norm(op, x, EUCLIDEAN_ORDER, [axis], keepdims=True), op.like(x, eps))) for x in (x1, x2)
+    ]
     return op.ReduceSum(op.Mul(*units), op.ints([axis]), keepdims=0)
 
 
@@ -107,7 +109,7 @@ def _(x1, x2, *, dim, eps):
 
 @cosine_similarity.samples
 def _(draw, s):
-    x1, x2 = _two(draw, s, rank=(0, 5), dtype=FLOATS[::2])
+    x1, x2 = _draw_broadcastable_pair(draw, s, rank=(0, 5), dtype=FLOATS[::2])
     last = max(x1.rank, 1) - 1
     return s.call(x1, x2, dim=draw(s.integers(-last - 1, last)), eps=draw(s.choice(1e-8, 0.5)))
 
@@ -120,15 +122,17 @@ def pairwise_distance(x1: Tensor, x2: Tensor, *, p: float = 2.0, eps: float = 1e
 
 @pairwise_distance.onnx
 def _(op, x1, x2, *, p, eps, keepdim):
-    both = _with_sides(op, *op.promote(x1, x2))
-    found = separation(op, *both, axis=_last_side(op, *both), p=p, eps=eps, keepdim=keepdim)
+    both = _at_least_1d(op, *op.promote(x1, x2))
+    found = difference_norm(op, *both, axis=_last_axis(op, *both), p=p, eps=eps, keepdim=keepdim)
     return found if op.rank(x1) or op.rank(x2) else op.Reshape(found, op.ints([]))
 
 
 @pairwise_distance.samples
 def _(draw, s):
-    x1, x2 = _two(draw, s, rank=(0, 5), dtype=FLOATS[::2])
-    return s.call(x1, x2, p=draw(s.choice(*ORDERS)), eps=draw(s.choice(1e-6, 0.1)), keepdim=draw(s.booleans()))
+    x1, x2 = _draw_broadcastable_pair(draw, s, rank=(0, 5), dtype=FLOATS[::2])
+    return s.call(
+        x1, x2, p=draw(s.choice(*SAMPLE_NORM_ORDERS)), eps=draw(s.choice(1e-6, 0.1)), keepdim=draw(s.booleans())
+    )
 
 
 @operator(aten.dist.default, error=COMPOSE)
@@ -139,12 +143,14 @@ def dist(x: Tensor, other: Tensor, *, p: float = 2) -> Tensor:
 
 @dist.onnx
 def _(op, x, other, *, p):
-    return length(op, op.Sub(*op.promote(x, other)), p, None)
+    return vector_norm(op, op.Sub(*op.promote(x, other)), p, None)
 
 
 @dist.samples
 def _(draw, s):
-    return s.call(*_two(draw, s, rank=(0, 5), dtype=FLOATS[::2]), p=draw(s.choice(*ORDERS)))
+    return s.call(
+        *_draw_broadcastable_pair(draw, s, rank=(0, 5), dtype=FLOATS[::2]), p=draw(s.choice(*SAMPLE_NORM_ORDERS))
+    )
 
 
 @operator(aten.cdist.default, error=COMPOSE, quant=FLOAT_PRODUCT)
@@ -163,17 +169,17 @@ cdist.from_torch(aten._cdist_forward.default)(lambda *operands: cdist.call(*oper
 def _(op, x1, x2, *, p, compute_mode):
     sides = op.shape(x1)[-2], op.shape(x2)[-2]
     large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
-    by_product = compute_mode == MATRIX_PRODUCT or (compute_mode is None and large)
+    by_product = compute_mode == MATRIX_PRODUCT_MODE or (compute_mode is None and large)
     # ONNX Runtime 1.31 returns uninitialized memory where it fuses a Transpose into an empty product
-    if p == EUCLIDEAN and by_product and not op.sizes.may_be_zero(op.shape(x1)[-1]):
-        return _by_product(op, x1, x2)
+    if p == EUCLIDEAN_ORDER and by_product and not op.sizes.may_be_zero(op.shape(x1)[-1]):
+        return _distance_by_matmul(op, x1, x2)
     difference = op.Sub(op.Unsqueeze(x1, op.ints([-2])), op.Unsqueeze(x2, op.ints([-3])))
     if p == math.inf:  # here, but not in pdist, eager ignores NaN
         difference = op.Where(op.IsNaN(difference), op.like(x1, 0), difference)
-    return _between(op, difference, p, len(op.result.shape))
+    return _distance_norm(op, difference, p, len(op.result.shape))
 
 
-def _by_product(op, x1, x2):
+def _distance_by_matmul(op, x1, x2):
     """Return ``sqrt(|a|^2 - 2 a b + |b|^2)`` for all pairs of rows."""
     squares = [op.ReduceSumSquare(x, op.ints([op.rank(x) - 1]), keepdims=1) for x in (x1, x2)]
     rank = op.rank(x2)
@@ -195,7 +201,7 @@ def _(draw, s):
     batch = draw(s.choice((), (2,), (2, 3)))
     x1 = draw(s.tensor(shape=(*batch, draw(s.choice(1, 3, 30)), m), dtype=dtype))
     x2 = draw(s.tensor(shape=(*batch[1:], draw(s.integers(1, 5)), m), dtype=dtype))
-    return s.call(x1, x2, p=draw(s.choice(*ORDERS)), compute_mode=draw(s.choice(None, 1, 2)))
+    return s.call(x1, x2, p=draw(s.choice(*SAMPLE_NORM_ORDERS)), compute_mode=draw(s.choice(None, 1, 2)))
 
 
 @operator(aten.pdist.default, error=COMPOSE)
@@ -212,18 +218,18 @@ def _(op, x, *, p):
         raise TargetError(msg)
     first, second = torch.triu_indices(rows, rows, 1)
     pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]
-    return _between(op, op.Sub(*pairs), p, 1)
+    return _distance_norm(op, op.Sub(*pairs), p, 1)
 
 
 @pdist.types
 def _(x, *, p):
     rows = x.shape[0]
-    return TensorType(x.dtype, (quotient(rows * (rows - 1), 2),))
+    return TensorType(x.dtype, (floor_quotient(rows * (rows - 1), 2),))
 
 
 @pdist.samples
 def _(draw, s):
-    return s.call(draw(s.tensor(rank=2, side=(2, 5), dtype=FLOATS[::2])), p=draw(s.choice(*ORDERS)))
+    return s.call(draw(s.tensor(rank=2, side=(2, 5), dtype=FLOATS[::2])), p=draw(s.choice(*SAMPLE_NORM_ORDERS)))
 
 
 @operator(aten.triplet_margin_loss.default, error=COMPOSE)
@@ -236,7 +242,7 @@ def triplet_margin_loss(
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,
-    reduction: int = MEAN,
+    reduction: int = REDUCE_MEAN,
 ) -> Tensor:
     """``max(margin + d(anchor, positive) - d(anchor, negative), 0)``, then mean or sum; ``d`` is `pairwise_distance`.
 
@@ -246,15 +252,15 @@ def triplet_margin_loss(
 
 
 @triplet_margin_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, anchor, positive, negative, *, margin, p, eps, swap, reduction):
-    axis = _last_side(op, anchor, positive, negative)
+    axis = _last_axis(op, anchor, positive, negative)
     anchor, positive, negative = op.promote(anchor, positive, negative)
-    near = separation(op, anchor, positive, axis=axis, p=p, eps=eps)
-    far = separation(op, anchor, negative, axis=axis, p=p, eps=eps)
+    near = difference_norm(op, anchor, positive, axis=axis, p=p, eps=eps)
+    far = difference_norm(op, anchor, negative, axis=axis, p=p, eps=eps)
     if swap:
-        far = op.Min(far, separation(op, positive, negative, axis=axis, p=p, eps=eps))
-    return reduced(op, op.Relu(op.Sub(op.Add(near, op.like(near, margin)), far)), reduction)
+        far = op.Min(far, difference_norm(op, positive, negative, axis=axis, p=p, eps=eps))
+    return reduce_losses(op, op.Relu(op.Sub(op.Add(near, op.like(near, margin)), far)), reduction)
 
 
 @triplet_margin_loss.samples
@@ -265,7 +271,7 @@ def _(draw, s):
         positive,
         draw(s.tensor(shape=(3, 4))),
         margin=draw(s.choice(1.0, 0.3)),
-        p=draw(s.choice(*ORDERS)),
+        p=draw(s.choice(*SAMPLE_NORM_ORDERS)),
         eps=draw(s.choice(1e-6, 0.1)),
         swap=draw(s.booleans()),
         reduction=draw_reduction(draw, s),
@@ -274,26 +280,26 @@ def _(draw, s):
 
 @operator(aten.cosine_embedding_loss.default, error=COMPOSE)
 def cosine_embedding_loss(
-    x1: Tensor, x2: Tensor, target: Tensor, *, margin: float = 0.0, reduction: int = MEAN
+    x1: Tensor, x2: Tensor, target: Tensor, *, margin: float = 0.0, reduction: int = REDUCE_MEAN
 ) -> Tensor:
     """``1 - cos(x1, x2)`` where ``target`` is 1, ``max(cos(x1, x2) - margin, 0)`` where -1, then the mean or sum."""
     return aten.cosine_embedding_loss.default(x1, x2, target, margin, reduction)
 
 
 @cosine_embedding_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x1, x2, target, *, margin, reduction):
     axes, dtype = op.ints([op.rank(target)]), op.result.dtype
-    x1, x2 = op.promote(x1, x2, to=torch.float32 if dtype in HALVES else dtype)  # the epsilon underflows in half
+    x1, x2 = op.promote(x1, x2, to=torch.float32 if dtype in HALF_DTYPES else dtype)  # the epsilon underflows in half
     product = op.ReduceSum(op.Mul(x1, x2), axes, keepdims=0)
     tiny = op.like(x1, 1e-12)  # Source: ATen's Loss.cpp, `EPSILON`
     squares = [op.Add(op.ReduceSumSquare(x, axes, keepdims=0), tiny) for x in (x1, x2)]
     cosine = op.Div(product, op.Sqrt(op.Mul(*squares)))
     zero = op.like(x1, 0)
-    alike = op.Where(is_number(op, target, 1), op.Sub(op.like(x1, 1), cosine), zero)
+    alike = op.Where(is_equal_to(op, target, 1), op.Sub(op.like(x1, 1), cosine), zero)
     apart = op.Relu(op.Sub(cosine, op.like(x1, margin)))
-    loss = op.Add(alike, op.Where(is_number(op, target, -1), apart, zero))
-    return op.cast(reduced(op, loss, reduction), dtype)
+    loss = op.Add(alike, op.Where(is_equal_to(op, target, -1), apart, zero))
+    return op.cast(reduce_losses(op, loss, reduction), dtype)
 
 
 @cosine_embedding_loss.samples

@@ -14,12 +14,12 @@ from clika_ref_aten.randomness import FLOATS, normal_of_shape, uniform_of_shape
 aten = torch.ops.aten
 
 
-def mapped(op, x, factor, offset):
+def scale_and_shift(op, x, factor, offset):
     """Return ``x * factor + offset`` for scalar ``factor`` and ``offset``."""
     return op.Add(op.Mul(x, op.like(x, factor)), op.like(x, offset))
 
 
-def waiting_times(op, shape, dtype):
+def exponential_of_shape(op, shape, dtype):
     """Draw exponential random numbers with mean 1."""
     share = op.Sub(op.scalar(1, dtype), uniform_of_shape(op, shape, dtype))  # in (0, 1]: its logarithm is finite
     return op.Neg(op.Log(share))
@@ -101,7 +101,7 @@ def uniform(x: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
 
 @uniform.onnx
 def _(op, x, *, low, high):
-    return mapped(op, uniform_of_shape(op, op.shape(x), op.dtype(x)), high - low, low)
+    return scale_and_shift(op, uniform_of_shape(op, op.shape(x), op.dtype(x)), high - low, low)
 
 
 @uniform.samples
@@ -122,7 +122,7 @@ def exponential(x: Tensor, *, lambd: float = 1.0) -> Tensor:
 
 @exponential.onnx
 def _(op, x, *, lambd):
-    return op.Div(waiting_times(op, op.shape(x), op.dtype(x)), op.like(x, lambd))
+    return op.Div(exponential_of_shape(op, op.shape(x), op.dtype(x)), op.like(x, lambd))
 
 
 @exponential.samples
@@ -138,7 +138,7 @@ def log_normal(x: Tensor, *, mean: float = 1.0, std: float = 2.0) -> Tensor:
 
 @log_normal.onnx
 def _(op, x, *, mean, std):
-    return op.Exp(mapped(op, normal_of_shape(op, op.shape(x), op.dtype(x)), std, mean))
+    return op.Exp(scale_and_shift(op, normal_of_shape(op, op.shape(x), op.dtype(x)), std, mean))
 
 
 @log_normal.samples
@@ -156,22 +156,24 @@ def multinomial(x: Tensor, *, num_samples: int, replacement: bool = False) -> Te
 def _(op, x, *, num_samples, replacement):
     chances = op.cast(x, torch.float32)
     if not replacement:
-        times = op.Max(waiting_times(op, op.shape(x), torch.float32), op.like(chances, 1e-30))  # 0 / 0 would win
+        times = op.Max(exponential_of_shape(op, op.shape(x), torch.float32), op.like(chances, 1e-30))  # 0 / 0 would win
         _, first = op.TopK(op.Div(chances, times), op.ints([num_samples]), outputs=2)  # an exponential race
         return op.declare(first, torch.int64)
     if is_symbolic(num_samples):
         msg = f"ONNX's Multinomial needs a fixed number of samples, not {num_samples}; draw without replacement"
         raise TargetError(msg)
     if op.rank(x) == 1:
-        return op.Squeeze(_picked(op, op.Unsqueeze(chances, op.ints([0])), num_samples), op.ints([0]))
+        return op.Squeeze(_draw_multinomial(op, op.Unsqueeze(chances, op.ints([0])), num_samples), op.ints([0]))
     rows, classes = op.shape(x)
     if not op.sizes.may_be_zero(rows):
-        return _picked(op, chances, num_samples)
+        return _draw_multinomial(op, chances, num_samples)
     more = op.Concat(op.Expand(op.like(chances, 1.0), op.ints([1, classes])), chances, axis=0)
-    return op.Slice(_picked(op, more, num_samples), *(op.ints([n]) for n in (1, rows + 1, 0)))  # it rejects 0 rows
+    return op.Slice(
+        _draw_multinomial(op, more, num_samples), *(op.ints([n]) for n in (1, rows + 1, 0))
+    )  # it rejects 0 rows
 
 
-def _picked(op, chances, num_samples):
+def _draw_multinomial(op, chances, num_samples):
     """Draw indices ``int64[n, num_samples]`` from ``chances[n, c]``."""
     return op.declare(op.Multinomial(op.Log(chances), sample_size=num_samples, dtype=torch.int64), torch.int64)
 

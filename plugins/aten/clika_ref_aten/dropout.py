@@ -7,22 +7,22 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
-from clika_ref_aten.activation import FLOATS, SELU_ALPHA, SELU_SCALE, as_first, leaky
+from clika_ref.core.traits import SHARED_QPARAMS
+from clika_ref_aten.activation import FLOATS, SELU_ALPHA, SELU_SCALE, first_operand_type, lower_leaky_relu
 from clika_ref_aten.randomness import uniform_of_shape
 
 aten = torch.ops.aten
 
-ALPHA = SELU_ALPHA * SELU_SCALE
+NEGATED_SELU_LIMIT = SELU_ALPHA * SELU_SCALE
 """The negated lower limit of selu; alpha dropout replaces an element by ``-ALPHA``."""
 
 
-def kept(op, shape, p, dtype):
+def draw_keep_mask(op, shape, p, dtype):
     """Draw a mask that is 0 with probability ``p``, else 1."""
     return op.cast(op.GreaterOrEqual(uniform_of_shape(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
 
 
-def per_feature(shape):
+def per_channel_shape(shape):
     """Return the shape of a per-channel mask of ``x[n, c, ...]``."""
     return tuple(side if i < 2 else 1 for i, side in enumerate(shape))
 
@@ -35,7 +35,7 @@ def _samples(*, rank):
     return sampler
 
 
-def _scaling(shape_of_noise):
+def _dropout_lowering(shape_of_noise):
     """Return the lowering of dropout: a product with noise that is 0 or ``1 / (1 - p)``."""
 
     def lowering(op, x, *, p, train):
@@ -43,13 +43,13 @@ def _scaling(shape_of_noise):
             return x
         if p == 1:
             return op.Mul(x, op.like(x, 0))
-        noise = kept(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
+        noise = draw_keep_mask(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
         return op.Mul(x, op.Mul(noise, op.like(x, 1 / (1 - p))))
 
     return lowering
 
 
-def _keeping_moments(shape_of_noise):
+def _alpha_dropout_lowering(shape_of_noise):
     """Return the lowering of alpha dropout: dropped elements become -ALPHA, then mean and variance are restored."""
 
     def lowering(op, x, *, p, train):
@@ -57,55 +57,57 @@ def _keeping_moments(shape_of_noise):
             return x
         if p == 1:
             return op.Mul(x, op.like(x, 0))
-        noise = kept(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
-        a = 1 / ((ALPHA**2 * p + 1) * (1 - p)) ** 0.5  # Source: Klambauer et al., section "New Dropout Technique"
-        shift = op.Mul(op.Sub(noise, op.like(x, 1 - p)), op.like(x, ALPHA * a))
+        noise = draw_keep_mask(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
+        a = (
+            1 / ((NEGATED_SELU_LIMIT**2 * p + 1) * (1 - p)) ** 0.5
+        )  # Source: Klambauer et al., section "New Dropout Technique"
+        shift = op.Mul(op.Sub(noise, op.like(x, 1 - p)), op.like(x, NEGATED_SELU_LIMIT * a))
         return op.Add(op.Mul(x, op.Mul(noise, op.like(x, a))), shift)
 
     return lowering
 
 
-@operator(aten.dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
+@operator(aten.dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
 def dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """``x`` in evaluation; with ``train`` each element is 0 with probability ``p``, else ``x / (1 - p)``."""
     return torch.dropout(x, p, train)
 
 
-dropout.onnx(_scaling(tuple))
-dropout.types(as_first)
+dropout.onnx(_dropout_lowering(tuple))
+dropout.types(first_operand_type)
 dropout.samples(_samples(rank=(0, 5)))
 
 
-@operator(aten.feature_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
+@operator(aten.feature_dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
 def feature_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """Dropout of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
     return torch.feature_dropout(x, p, train)
 
 
-feature_dropout.onnx(_scaling(per_feature))
-feature_dropout.types(as_first)
+feature_dropout.onnx(_dropout_lowering(per_channel_shape))
+feature_dropout.types(first_operand_type)
 feature_dropout.samples(_samples(rank=(2, 5)))
 
 
-@operator(aten.alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
+@operator(aten.alpha_dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
 def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """Dropout that preserves the mean and variance of selu outputs; ``x`` itself in evaluation."""
     return torch.alpha_dropout(x, p, train)
 
 
-alpha_dropout.onnx(_keeping_moments(tuple))
-alpha_dropout.types(as_first)
+alpha_dropout.onnx(_alpha_dropout_lowering(tuple))
+alpha_dropout.types(first_operand_type)
 alpha_dropout.samples(_samples(rank=(0, 5)))
 
 
-@operator(aten.feature_alpha_dropout.default, quant=SAME_SCALE, error=EXACT, random="train")
+@operator(aten.feature_alpha_dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
 def feature_alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
     """`alpha_dropout` of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
     return torch.feature_alpha_dropout(x, p, train)
 
 
-feature_alpha_dropout.onnx(_keeping_moments(per_feature))
-feature_alpha_dropout.types(as_first)
+feature_alpha_dropout.onnx(_alpha_dropout_lowering(per_channel_shape))
+feature_alpha_dropout.types(first_operand_type)
 feature_alpha_dropout.samples(_samples(rank=(2, 5)))
 
 
@@ -123,7 +125,7 @@ def _(op, x, *, p, train):
         return x, op.Expand(op.scalar(True, torch.bool), op.ints(shape))
     if p == 1:
         return op.Mul(x, op.like(x, 0)), op.Expand(op.scalar(False, torch.bool), op.ints(shape))
-    mask = kept(op, shape, p, torch.bool)
+    mask = draw_keep_mask(op, shape, p, torch.bool)
     return op.Mul(x, op.Mul(op.cast(mask, op.dtype(x)), op.like(x, 1 / (1 - p)))), mask
 
 
@@ -147,7 +149,7 @@ def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bo
 @rrelu.onnx
 def _(op, x, *, lower, upper, training):
     if not training:
-        return leaky(op, x, (lower + upper) / 2)
+        return lower_leaky_relu(op, x, (lower + upper) / 2)
     share = uniform_of_shape(op, op.shape(x), op.dtype(x))
     slope = op.Add(op.Mul(share, op.like(x, upper - lower)), op.like(x, lower))
     return op.Where(op.Greater(x, op.like(x, 0)), x, op.Mul(x, slope))

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 FLOATS = (torch.float32, torch.float16, torch.float64)
-HALVES = (torch.float16, torch.bfloat16)
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 """Dtypes that ONNX Runtime computes in float32, or imprecisely."""
 
 INTS = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
 NUMBERS = (torch.float32, torch.int64, torch.float16, torch.float64, torch.int32, torch.int16, torch.uint8, torch.int8)
-ANY = (*NUMBERS, torch.bool)
-SINGLE = (torch.float32, torch.float16, torch.int64, torch.bool)
+ALL_DTYPES = (*NUMBERS, torch.bool)
+DTYPES_VIA_FLOAT32 = (torch.float32, torch.float16, torch.int64, torch.bool)
 """Dtypes to draw for functions that ONNX Runtime computes in float32 even for float64 (see `VIA_FLOAT32`)."""
 
 VIA_FLOAT32 = {torch.float64: torch.float32}
 """For ONNX operators without a float64 kernel in ONNX Runtime: less precision is better than an unsupported model."""
 
 
-def computed(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]):
+def add_node_via(op, op_type: str, *operands, via: Mapping[torch.dtype, torch.dtype]):
     """Add one node on operands of one dtype, computed in the dtype that ``via`` gives where runtimes lack a kernel."""
     dtype = op.dtype(operands[0])
     if dtype not in via:
@@ -44,34 +44,36 @@ def choose(op, condition, x, y):
     return op.cast(op.Where(condition, *op.promote(x, y, to=wide)), dtype)
 
 
-def unary(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None) -> Callable[..., Any]:
+def unary_lowering(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | None = None) -> Callable[..., Any]:
     """Return a lowering to one node, with the operand cast to the result's dtype."""
 
     def lower(op, x):
-        return computed(op, op_type, *op.promote(x), via=via or {})
+        return add_node_via(op, op_type, *op.promote(x), via=via or {})
 
     return lower
 
 
-def binary(
+def binary_lowering(
     op_type: str, *, logical: str | None = None, via: Mapping[torch.dtype, torch.dtype] | None = None
 ) -> Callable[..., Any]:
     """Return a lowering to one node, on operands cast to the result's dtype; ``logical`` is the op type for bools."""
 
     def lower(op, x, y):
         kind = logical if logical and op.result.dtype == torch.bool else op_type
-        return op.cast(computed(op, kind, *op.promote(x, y, to=holding(op, x, y)), via=via or {}), op.result.dtype)
+        return op.cast(
+            add_node_via(op, kind, *op.promote(x, y, to=compute_dtype(op, x, y)), via=via or {}), op.result.dtype
+        )
 
     return lower
 
 
-def holding(op, *operands) -> torch.dtype:
+def compute_dtype(op, *operands) -> torch.dtype:
     """Return the dtype to compute in: the result's, or float32 if half precision has no normal number for a scalar.
 
     Eager reads scalars in float32: in half precision, ``x / 1e5`` is not a division by infinity.
     """
     dtype = op.result.dtype
-    if dtype not in HALVES:
+    if dtype not in HALF_DTYPES:
         return dtype
     known = torch.finfo(dtype)
     sizes = [abs(o) for o in operands if isinstance(o, int | float)]
@@ -81,10 +83,10 @@ def holding(op, *operands) -> torch.dtype:
 
 def common_dtype(op, *operands) -> torch.dtype:
     """Return torch's result dtype of two operands: scalars and 0-d tensors have lower priority."""
-    return torch.result_type(*(_stand_in(op, o) for o in operands))
+    return torch.result_type(*(_promotion_proxy(op, o) for o in operands))
 
 
-def kind_of(number: Any) -> type:
+def python_type_of(number: Any) -> type:
     """Return the Python type of a scalar, also of a size expression or a tensor that is read as a scalar."""
     if isinstance(number, Value):  # integers read from tensors are symbols instead
         return float
@@ -95,13 +97,13 @@ def kind_of(number: Any) -> type:
     return int if number.is_integer else float
 
 
-def _stand_in(op, operand: Any) -> Any:
+def _promotion_proxy(op, operand: Any) -> Any:
     if is_symbolic(operand) or isinstance(operand, int | float):
-        return kind_of(operand)(1)
+        return python_type_of(operand)(1)
     return torch.empty((1,) * op.rank(operand), dtype=op.dtype(operand), device="meta")
 
 
-def truncated(op, x):
+def truncate(op, x):
     """Round a float towards zero."""
     return op.Where(op.Less(x, op.like(x, 0)), op.Ceil(x), op.Floor(x))
 
@@ -112,7 +114,7 @@ def sign_bit(op, x):
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # 1 / -0.0 is -inf, but 1 / -inf is not less than 0
 
 
-def one(**description: Any) -> Callable[..., Any]:
+def unary_sampler(**description: Any) -> Callable[..., Any]:
     """Return a sampler for an operator of one tensor with the given description."""
 
     def sample(draw, s):
@@ -121,7 +123,7 @@ def one(**description: Any) -> Callable[..., Any]:
     return sample
 
 
-def two(
+def binary_sampler(
     *, dtype: Sequence[torch.dtype] = (torch.float32,), number: bool = True, mixed: bool = True, **description: Any
 ) -> Callable[..., Any]:
     """Return a sampler for an operator of two tensors that broadcast; with ``number``, the second may be a scalar."""
@@ -129,12 +131,12 @@ def two(
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtype, **description))
         dtypes = dtype if mixed else (x.dtype,)
-        return s.call(x, operand_for(draw, s, x, dtype=dtypes, number=number, **description))
+        return s.call(x, draw_operand_for(draw, s, x, dtype=dtypes, number=number, **description))
 
     return sample
 
 
-def operand_for(draw, s, x, *, dtype: Sequence[torch.dtype], number: bool, low: float = -3.0, high: float = 3.0):
+def draw_operand_for(draw, s, x, *, dtype: Sequence[torch.dtype], number: bool, low: float = -3.0, high: float = 3.0):
     """Draw an operand that broadcasts with ``x``: a tensor, or a scalar if ``number`` allows it."""
     forms = ("same", "ones", "tail", "more", "scalar", *(("number",) * 2 if number else ()))
     match draw(s.choice(*forms)):

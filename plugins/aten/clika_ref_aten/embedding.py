@@ -9,16 +9,16 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
-SUM, MEAN, MAX = range(3)
+BAG_SUM, BAG_MEAN, BAG_MAX = range(3)
 """ATen's numbering of the reductions of a bag."""
 
 
-@operator(aten.embedding.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.embedding.default, quant=SHARED_QPARAMS, error=EXACT)
 def embedding(
     weight: Tensor,
     indices: Tensor,
@@ -50,7 +50,7 @@ def _(draw, s):
     )
 
 
-@operator(aten.embedding_bag.default, aten.embedding_bag.padding_idx, quant=OWN_SCALE, error=DOT)
+@operator(aten.embedding_bag.default, aten.embedding_bag.padding_idx, quant=OWN_QPARAMS, error=DOT)
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
@@ -58,7 +58,7 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     *,
     scale_grad_by_freq: bool = False,
-    mode: int = SUM,
+    mode: int = BAG_SUM,
     sparse: bool = False,
     include_last_offset: bool = False,
     padding_idx: int | None = None,
@@ -83,7 +83,7 @@ def _(op, weight, indices, offsets, per_sample_weights, *, mode, padding_idx, **
     bags, width = op.result.shape
     if width == 0:
         return op.Expand(op.like(weight, 0), op.ints([bags, 0]))
-    bag = _bag_of_each(op, indices, offsets)
+    bag = _bag_indices(op, indices, offsets)
     if padding_idx is not None:  # an extra bag collects the rows that do not count
         row = op.like(indices, padding_idx % op.shape(weight)[0])
         bag = op.Where(op.Equal(indices, row), op.scalar(bags, torch.int64), bag)
@@ -91,13 +91,13 @@ def _(op, weight, indices, offsets, per_sample_weights, *, mode, padding_idx, **
     if per_sample_weights is not None:
         rows = op.Mul(rows, op.Unsqueeze(per_sample_weights, op.ints([1])))
     column = op.Unsqueeze(bag, op.ints([1]))
-    result = _scattered(op, weight, column, rows, mode=mode)
-    if mode != SUM:
-        result = _settled(op, weight, result, column, mode=mode)
+    result = _reduce_bags(op, weight, column, rows, mode=mode)
+    if mode != BAG_SUM:
+        result = _finish_reduction(op, weight, result, column, mode=mode)
     return op.Slice(result, op.ints([0]), op.ints([bags]))
 
 
-def _bag_of_each(op, indices, offsets):
+def _bag_indices(op, indices, offsets):
     """Return the bag of each index: the number of bags that have started by then, less one."""
     count = op.shape(indices)[0]
     starts = op.Expand(op.constant(0, torch.int64), op.ints([count + 1]))  # the last counts bags that start at the end
@@ -107,20 +107,20 @@ def _bag_of_each(op, indices, offsets):
     return op.Sub(begun, op.constant(1, torch.int64))
 
 
-def _scattered(op, weight, column, rows, *, mode):
+def _reduce_bags(op, weight, column, rows, *, mode):
     """Sum the rows of each bag, or take their maximum."""
     bags, width = op.result.shape
-    start = op.Expand(op.like(weight, -math.inf if mode == MAX else 0), op.ints([bags + 1, width]))
-    index, reduction = op.Expand(column, op.Shape(rows)), "max" if mode == MAX else "add"
+    start = op.Expand(op.like(weight, -math.inf if mode == BAG_MAX else 0), op.ints([bags + 1, width]))
+    index, reduction = op.Expand(column, op.Shape(rows)), "max" if mode == BAG_MAX else "add"
     return op.ScatterElements(start, index, rows, axis=0, reduction=reduction)
 
 
-def _settled(op, weight, result, column, *, mode):
+def _finish_reduction(op, weight, result, column, *, mode):
     """Divide the sums by the size of each bag for a mean; set empty bags to zero."""
     start = op.Expand(op.like(weight, 0), op.ints([op.result.shape[0] + 1, 1]))
     ones = op.Expand(op.like(weight, 1), op.Shape(column))
     counts = op.ScatterElements(start, column, ones, axis=0, reduction="add")
-    if mode == MEAN:
+    if mode == BAG_MEAN:
         return op.Div(result, op.Max(counts, op.like(weight, 1)))
     return op.Where(op.Equal(counts, op.like(weight, 0)), op.like(weight, 0), result)
 
@@ -135,8 +135,8 @@ def _(draw, s):
     indices = draw(s.tensor(shape=(count,), dtype=dtype, low=0, high=rows, domain=(0, rows)))
     # Offsets must be sorted, but drawn elements are not. Only the last bag has rows; test_selection.py covers others.
     offsets = draw(s.tensor(shape=(1 + draw(s.integers(0, 2)) + last,), dtype=dtype, low=0, high=0, domain=(0, 0)))
-    mode = draw(s.choice(SUM, MEAN, MAX))
-    per_sample = draw(s.tensor(shape=(count,))) if mode == SUM and draw(s.booleans()) else None
+    mode = draw(s.choice(BAG_SUM, BAG_MEAN, BAG_MAX))
+    per_sample = draw(s.tensor(shape=(count,))) if mode == BAG_SUM and draw(s.booleans()) else None
     return s.call(
         weight,
         indices,

@@ -10,13 +10,21 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, FLOATS, NUMBERS, one, operand_for, two, unary
+from clika_ref_aten.elementwise import (
+    ALL_DTYPES,
+    FLOATS,
+    NUMBERS,
+    binary_sampler,
+    draw_operand_for,
+    unary_lowering,
+    unary_sampler,
+)
 from clika_ref_aten.error_function import complementary_error_function, error_function
 
 aten = torch.ops.aten
 
 # Near 1 a logarithm is small but its operand is not, so the error is also relative to 1.0.
-LOGARITHM = ulp(8, 1.0)
+LOGARITHM_ERROR = ulp(8, 1.0)
 
 
 @operator(aten.exp.default, error=ulp(8))
@@ -25,8 +33,8 @@ def exp(x: Tensor) -> Tensor:
     return torch.exp(x)
 
 
-exp.onnx(unary("Exp"))
-exp.samples(one(dtype=ANY))
+exp.onnx(unary_lowering("Exp"))
+exp.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @operator(aten.exp2.default, aten.special_exp2.default, error=ulp(8))
@@ -41,7 +49,7 @@ def _(op, x):
     return op.Pow(op.like(x, 2), x)  # exp(x * ln 2) would amplify the rounding error of x * ln 2 by x
 
 
-exp2.samples(one(dtype=ANY))
+exp2.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @operator(aten.expm1.default, aten.special_expm1.default, error=ulp(8))
@@ -60,20 +68,20 @@ def _(op, x):
 @expm1.samples
 def _(draw, s):
     reach = draw(s.choice(3, 1e-4))
-    return s.call(draw(s.tensor(dtype=ANY if reach > 1 else torch.float32, low=-reach, high=reach)))
+    return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-reach, high=reach)))
 
 
-@operator(aten.log.default, error=LOGARITHM)
+@operator(aten.log.default, error=LOGARITHM_ERROR)
 def log(x: Tensor) -> Tensor:
     """The natural logarithm, elementwise; NaN for negative numbers."""
     return torch.log(x)
 
 
-log.onnx(unary("Log"))
-log.samples(one(dtype=ANY, low=0.1, high=9))
+log.onnx(unary_lowering("Log"))
+log.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
 
 
-@operator(aten.log2.default, error=LOGARITHM)
+@operator(aten.log2.default, error=LOGARITHM_ERROR)
 def log2(x: Tensor) -> Tensor:
     """The logarithm to base 2, elementwise."""
     return torch.log2(x)
@@ -84,10 +92,10 @@ def _(op, x):
     return _logarithm(op, x, 2)
 
 
-log2.samples(one(dtype=ANY, low=0.1, high=9))
+log2.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
 
 
-@operator(aten.log10.default, error=LOGARITHM)
+@operator(aten.log10.default, error=LOGARITHM_ERROR)
 def log10(x: Tensor) -> Tensor:
     """The logarithm to base 10, elementwise."""
     return torch.log10(x)
@@ -98,7 +106,7 @@ def _(op, x):
     return _logarithm(op, x, 10)
 
 
-log10.samples(one(dtype=ANY, low=0.1, high=9))
+log10.samples(unary_sampler(dtype=ALL_DTYPES, low=0.1, high=9))
 
 
 def _logarithm(op, x, base: float):
@@ -117,10 +125,10 @@ def log1p(x: Tensor) -> Tensor:
 
 @log1p.onnx
 def _(op, x):
-    return log_of_one_plus(op, *op.promote(x))
+    return lower_log1p(op, *op.promote(x))
 
 
-def log_of_one_plus(op, x):
+def lower_log1p(op, x):
     """Return ``log(1 + x)`` of a float tensor, precise for small ``x``."""
     raised = op.Add(x, op.like(x, 1))
     kept = op.Sub(raised, op.like(x, 1))
@@ -133,10 +141,10 @@ def log_of_one_plus(op, x):
 @log1p.samples
 def _(draw, s):
     reach = draw(s.choice(9, 1e-4))
-    return s.call(draw(s.tensor(dtype=ANY if reach > 1 else torch.float32, low=-min(reach, 0.6), high=reach)))
+    return s.call(draw(s.tensor(dtype=ALL_DTYPES if reach > 1 else torch.float32, low=-min(reach, 0.6), high=reach)))
 
 
-@operator(aten.logaddexp.default, error=LOGARITHM)
+@operator(aten.logaddexp.default, error=LOGARITHM_ERROR)
 def logaddexp(x: Tensor, y: Tensor) -> Tensor:
     """``log(e**x + e**y)``, elementwise, without intermediate overflow."""
     return torch.logaddexp(x, y)
@@ -144,13 +152,13 @@ def logaddexp(x: Tensor, y: Tensor) -> Tensor:
 
 @logaddexp.onnx
 def _(op, x, y):
-    return _log_of_sum(op, x, y, 1.0)
+    return _lower_logaddexp(op, x, y, 1.0)
 
 
-logaddexp.samples(two(dtype=FLOATS, number=False, low=-9, high=9))
+logaddexp.samples(binary_sampler(dtype=FLOATS, number=False, low=-9, high=9))
 
 
-@operator(aten.logaddexp2.default, error=LOGARITHM)
+@operator(aten.logaddexp2.default, error=LOGARITHM_ERROR)
 def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
     """``log2(2**x + 2**y)``, elementwise, without intermediate overflow."""
     return torch.logaddexp2(x, y)
@@ -158,13 +166,13 @@ def logaddexp2(x: Tensor, y: Tensor) -> Tensor:
 
 @logaddexp2.onnx
 def _(op, x, y):
-    return _log_of_sum(op, x, y, math.log(2))
+    return _lower_logaddexp(op, x, y, math.log(2))
 
 
-logaddexp2.samples(two(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
+logaddexp2.samples(binary_sampler(dtype=(torch.float32, torch.float64), number=False, low=-9, high=9))
 
 
-def _log_of_sum(op, x, y, of_base: float):
+def _lower_logaddexp(op, x, y, of_base: float):
     """Return ``max(x, y) + log(1 + base ** -|x - y|)``; Softplus computes the second term."""
     x, y = op.promote(x, y)
     distance = op.Where(op.Equal(x, y), op.like(x, 0), op.Abs(op.Sub(x, y)))  # inf - inf is NaN, not 0
@@ -172,7 +180,7 @@ def _log_of_sum(op, x, y, of_base: float):
     return op.Add(op.Max(x, y), more if of_base == 1 else op.Div(more, op.like(x, of_base)))
 
 
-@operator(aten.logit.default, aten.special_logit.default, error=LOGARITHM)
+@operator(aten.logit.default, aten.special_logit.default, error=LOGARITHM_ERROR)
 def logit(x: Tensor, *, eps: float | None = None) -> Tensor:
     """``log(x / (1 - x))``, elementwise; ``x`` is first clamped to ``[eps, 1 - eps]`` if ``eps`` is given."""
     return torch.logit(x, eps)
@@ -218,7 +226,7 @@ def _(op, x, y):
 @xlogy.samples
 def _(draw, s):
     y = draw(s.tensor(dtype=NUMBERS, low=0.6, high=4))
-    x = operand_for(draw, s, y, dtype=NUMBERS, number=True, low=-2, high=2)
+    x = draw_operand_for(draw, s, y, dtype=NUMBERS, number=True, low=-2, high=2)
     return s.call(x, y) if draw(s.booleans()) or not hasattr(x, "dtype") else s.call(x, draw(s.floats(0.5, 4)))
 
 
@@ -233,7 +241,7 @@ def _(op, x):
     return error_function(op, *op.promote(x))
 
 
-erf.samples(one(dtype=ANY))
+erf.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @operator(aten.erfc.default, aten.special_erfc.default, error=ulp(16))
@@ -247,7 +255,7 @@ def _(op, x):
     return complementary_error_function(op, *op.promote(x))
 
 
-erfc.samples(one(dtype=ANY, low=-4, high=9))
+erfc.samples(unary_sampler(dtype=ALL_DTYPES, low=-4, high=9))
 
 
 @operator(aten.sinc.default, aten.special_sinc.default, error=ulp(8, 1.0))
@@ -263,4 +271,4 @@ def _(op, x):
     return op.Where(op.Equal(x, op.like(x, 0)), op.like(x, 1), op.Div(op.Sin(angle), angle))
 
 
-sinc.samples(one(dtype=ANY))
+sinc.samples(unary_sampler(dtype=ALL_DTYPES))

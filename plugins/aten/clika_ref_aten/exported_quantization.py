@@ -13,13 +13,13 @@ import torch.ao.quantization.fx._decomposed  # registers the calls; an exporter 
 from torch import Tensor
 from torch.types import Number
 
-CALLS: Any = torch.ops.quantized_decomposed
+QUANTIZED_DECOMPOSED: Any = torch.ops.quantized_decomposed
 
-FOUR, INT4, OPSET = 4, 22, 21
+FOUR_BITS, ONNX_INT4, INT4_OPSET = 4, 22, 21
 """A bit width, ONNX's data type of that width (INT4), and the first opset with INT4 and block-wise scales."""
 
 
-def exported_quantize(
+def export_quantize(
     x: Tensor,
     scale: Tensor | Number,
     zero_point: Tensor | Number,
@@ -31,12 +31,16 @@ def exported_quantize(
 ) -> Tensor:
     """Quantize ``x`` like `quantize`, by a ``quantized_decomposed`` call."""
     if axis is not None:
-        return CALLS.quantize_per_channel.default(x.float(), scale, zero_point, axis, low, high, dtype)
-    call = CALLS.quantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.quantize_per_tensor.default
-    return call(x.float(), *_alike(scale, zero_point), low, high, dtype)
+        return QUANTIZED_DECOMPOSED.quantize_per_channel.default(x.float(), scale, zero_point, axis, low, high, dtype)
+    call = (
+        QUANTIZED_DECOMPOSED.quantize_per_tensor.tensor
+        if isinstance(scale, Tensor)
+        else QUANTIZED_DECOMPOSED.quantize_per_tensor.default
+    )
+    return call(x.float(), *_match_types(scale, zero_point), low, high, dtype)
 
 
-def exported_dequantize(
+def export_dequantize(
     x: Tensor, scale: Tensor | Number, zero_point: Tensor | Number | None, *, dtype: torch.dtype, axis: int | None
 ) -> Tensor:
     """Dequantize ``x`` like `dequantize`, by a ``quantized_decomposed`` call."""
@@ -44,14 +48,20 @@ def exported_dequantize(
     if axis is not None:
         if zero_point is None and x.dtype != torch.int32:  # runtimes fuse only layers with weight zero points
             zero_point = torch.zeros(x.shape[axis], dtype=x.dtype, device=x.device)
-        found = CALLS.dequantize_per_channel.default(x, scale, zero_point, axis, ends.min, ends.max, x.dtype)
+        found = QUANTIZED_DECOMPOSED.dequantize_per_channel.default(
+            x, scale, zero_point, axis, ends.min, ends.max, x.dtype
+        )
     else:
-        call = CALLS.dequantize_per_tensor.tensor if isinstance(scale, Tensor) else CALLS.dequantize_per_tensor.default
-        found = call(x, *_alike(scale, 0 if zero_point is None else zero_point), ends.min, ends.max, x.dtype)
+        call = (
+            QUANTIZED_DECOMPOSED.dequantize_per_tensor.tensor
+            if isinstance(scale, Tensor)
+            else QUANTIZED_DECOMPOSED.dequantize_per_tensor.default
+        )
+        found = call(x, *_match_types(scale, 0 if zero_point is None else zero_point), ends.min, ends.max, x.dtype)
     return found.to(dtype)
 
 
-def exported_few_bits(
+def export_low_bit_dequantize(
     x: Tensor, scale: Tensor, *, dtype: torch.dtype, axis: int | None, block_size: int | None, bits: int
 ) -> Tensor:
     """Dequantize INT4 or block-wise quantized integers by ONNX's DequantizeLinear.
@@ -65,13 +75,15 @@ def exported_few_bits(
         attrs["block_size"] = block_size
     if block_size is not None and scale.shape == (1,):  # as clika_export writes it
         scale, attrs = scale.reshape(()), {}
-    if bits == FOUR:
-        x = torch.onnx.ops.symbolic("Cast", (x,), {"to": INT4}, dtype=INT4, shape=x.shape, version=OPSET)
-    found = torch.onnx.ops.symbolic("DequantizeLinear", (x, scale), attrs, dtype=kind, shape=x.shape, version=OPSET)
+    if bits == FOUR_BITS:
+        x = torch.onnx.ops.symbolic("Cast", (x,), {"to": ONNX_INT4}, dtype=ONNX_INT4, shape=x.shape, version=INT4_OPSET)
+    found = torch.onnx.ops.symbolic(
+        "DequantizeLinear", (x, scale), attrs, dtype=kind, shape=x.shape, version=INT4_OPSET
+    )
     return found.to(dtype)
 
 
-def _alike(scale: Tensor | Number, zero_point: Tensor | Number) -> tuple[Any, Any]:
+def _match_types(scale: Tensor | Number, zero_point: Tensor | Number) -> tuple[Any, Any]:
     """Return both as tensors, or both as scalars."""
     if isinstance(scale, Tensor):
         return scale, zero_point if isinstance(zero_point, Tensor) else torch.tensor(zero_point)

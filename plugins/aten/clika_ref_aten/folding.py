@@ -11,16 +11,16 @@ from torch import Tensor
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import batched, floor_divide, padded, spread
+from clika_ref_aten.spatial import allow_unbatched, expand_per_dim, floor_divide, pad_zeros
 
 aten = torch.ops.aten
 
-ANY = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+SAMPLE_DTYPES = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 
-@operator(aten.pixel_shuffle.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.pixel_shuffle.default, quant=SHARED_QPARAMS, error=EXACT)
 def pixel_shuffle(x: Tensor, *, upscale_factor: int) -> Tensor:
     """Move channels into space: ``x[..., c * r * r, h, w]`` to ``[..., c, h * r, w * r]``, ``r`` the factor."""
     return F.pixel_shuffle(x, upscale_factor)
@@ -47,25 +47,25 @@ def _(draw, s):
     r = draw(s.choice(2, 3, 1))
     *batch, c, h, w = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
     c += r > 1  # with one channel, any order is right
-    return s.call(draw(s.tensor(shape=(*batch, c * r * r, h, w), dtype=ANY)), upscale_factor=r)
+    return s.call(draw(s.tensor(shape=(*batch, c * r * r, h, w), dtype=SAMPLE_DTYPES)), upscale_factor=r)
 
 
-@operator(aten.pixel_unshuffle.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.pixel_unshuffle.default, quant=SHARED_QPARAMS, error=EXACT)
 def pixel_unshuffle(x: Tensor, *, downscale_factor: int) -> Tensor:
     """Move space into channels: ``x[..., c, h * r, w * r]`` to ``[..., c * r * r, h, w]``, ``r`` the factor."""
     if not x.numel():  # on a CPU, eager returns it unchanged
-        return x.new_empty(_unshuffled(x.shape, downscale_factor))
+        return x.new_empty(_unshuffle_shape(x.shape, downscale_factor))
     return F.pixel_unshuffle(x, downscale_factor)
 
 
-def _unshuffled(shape, r):
+def _unshuffle_shape(shape, r):
     *batch, c, h, w = shape
     return (*batch, c * r * r, floor_divide(h, r), floor_divide(w, r))
 
 
 @pixel_unshuffle.types
 def _(x, *, downscale_factor):
-    return TensorType(x.dtype, _unshuffled(x.shape, downscale_factor))
+    return TensorType(x.dtype, _unshuffle_shape(x.shape, downscale_factor))
 
 
 @pixel_unshuffle.onnx
@@ -80,10 +80,10 @@ def _(op, x, *, downscale_factor):  # ONNX's SpaceToDepth puts channels last wit
 def _(draw, s):
     r = draw(s.choice(2, 3, 1))
     *batch, c, h, w = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
-    return s.call(draw(s.tensor(shape=(*batch, c, h * r, w * r), dtype=ANY)), downscale_factor=r)
+    return s.call(draw(s.tensor(shape=(*batch, c, h * r, w * r), dtype=SAMPLE_DTYPES)), downscale_factor=r)
 
 
-@operator(aten.channel_shuffle.default, aten.native_channel_shuffle.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.channel_shuffle.default, aten.native_channel_shuffle.default, quant=SHARED_QPARAMS, error=EXACT)
 def channel_shuffle(x: Tensor, *, groups: int) -> Tensor:
     """Interleave the groups of channels of ``x[n, c, ...]``: ``i * c / groups + j`` becomes ``j * groups + i``."""
     return torch.channel_shuffle(x, groups)
@@ -105,16 +105,16 @@ def _(op, x, *, groups):
 def _(draw, s):
     groups = draw(s.choice(2, 3, 1))
     n, c, *rest = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
-    return s.call(draw(s.tensor(shape=(n, c * groups, *rest), dtype=ANY[:3])), groups=groups)
+    return s.call(draw(s.tensor(shape=(n, c * groups, *rest), dtype=SAMPLE_DTYPES[:3])), groups=groups)
 
 
 def _window_counts(lengths, kernel_size, dilation, padding, stride):
-    columns = [spread(value, 2) for value in (kernel_size, dilation, padding, stride)]
+    columns = [expand_per_dim(value, 2) for value in (kernel_size, dilation, padding, stride)]
     spatial = zip(lengths, *columns, strict=True)
     return [floor_divide(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, d, p, s in spatial]
 
 
-@operator(aten.im2col.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.im2col.default, quant=SHARED_QPARAMS, error=EXACT)
 def im2col(
     x: Tensor,
     *,
@@ -131,10 +131,10 @@ def im2col(
 def _(x, *, kernel_size, **spacing):
     *batch, c, h, w = x.shape
     counts = _window_counts((h, w), kernel_size, **spacing)
-    return TensorType(x.dtype, (*batch, c * math.prod(spread(kernel_size, 2)), math.prod(counts)))
+    return TensorType(x.dtype, (*batch, c * math.prod(expand_per_dim(kernel_size, 2)), math.prod(counts)))
 
 
-def _places(op, count, stride, kernel, dilation):
+def _window_indices(op, count, stride, kernel, dilation):
     """Return ``int64[kernel, count]``: the indices of the elements of each window along a dim."""
     offsets = torch.arange(kernel)[:, None] * dilation
     if not is_symbolic(count):
@@ -147,13 +147,13 @@ def _places(op, count, stride, kernel, dilation):
 def _(op, x, *, kernel_size, **spacing):
     counts = _window_counts(op.shape(x)[-2:], kernel_size, **spacing)
     kernel, dilation, padding, stride = (
-        spread(v, 2) for v in (kernel_size, spacing["dilation"], spacing["padding"], spacing["stride"])
+        expand_per_dim(v, 2) for v in (kernel_size, spacing["dilation"], spacing["padding"], spacing["stride"])
     )
     b = op.rank(x) - 3
     if any(padding):
-        x = padded(op, x, padding, padding)
+        x = pad_zeros(op, x, padding, padding)
     for axis, *spatial in zip((b + 1, b + 3), counts, stride, kernel, dilation, strict=True):
-        x = op.Gather(x, _places(op, *spatial), axis=axis)
+        x = op.Gather(x, _window_indices(op, *spatial), axis=axis)
     windows = op.Transpose(x, perm=[*range(b), b, b + 1, b + 3, b + 2, b + 4])
     return op.reshape(windows, op.result.shape)
 
@@ -171,7 +171,7 @@ def _draw_windows(draw, s):
 def _(draw, s):
     batch = (draw(s.integers(1, 2)),) if draw(s.choice(True, True, False)) else ()
     shape = (*batch, draw(s.integers(1, 3)), draw(s.integers(5, 8)), draw(s.integers(5, 8)))
-    return s.call(draw(s.tensor(shape=shape, dtype=ANY[:3])), **_draw_windows(draw, s))
+    return s.call(draw(s.tensor(shape=shape, dtype=SAMPLE_DTYPES[:3])), **_draw_windows(draw, s))
 
 
 @operator(aten.col2im.default, error=DOT)
@@ -191,21 +191,23 @@ def col2im(
 @col2im.types
 def _(x, *, output_size, kernel_size, **_):
     *batch, c, _ = x.shape
-    return TensorType(x.dtype, (*batch, floor_divide(c, math.prod(spread(kernel_size, 2))), *spread(output_size, 2)))
+    return TensorType(
+        x.dtype, (*batch, floor_divide(c, math.prod(expand_per_dim(kernel_size, 2))), *expand_per_dim(output_size, 2))
+    )
 
 
 def _fold(op, x, *, output_size, kernel_size, dilation, padding, stride):
     return op.Col2Im(
         x,
-        op.ints(spread(output_size, 2)),
-        op.ints(spread(kernel_size, 2)),
-        dilations=spread(dilation, 2),
-        pads=[*spread(padding, 2)] * 2,
-        strides=spread(stride, 2),
+        op.ints(expand_per_dim(output_size, 2)),
+        op.ints(expand_per_dim(kernel_size, 2)),
+        dilations=expand_per_dim(dilation, 2),
+        pads=[*expand_per_dim(padding, 2)] * 2,
+        strides=expand_per_dim(stride, 2),
     )
 
 
-col2im.onnx(batched(1, _fold))
+col2im.onnx(allow_unbatched(1, _fold))
 
 
 @col2im.samples

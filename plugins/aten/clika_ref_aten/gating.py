@@ -12,16 +12,16 @@ from clika_ref.core.accuracy import ulp
 from clika_ref.core.errors import PassError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.activation import FLOATS, floating
+from clika_ref_aten.activation import FLOATS, float_sampler
 from clika_ref_aten.error_function import error_function
-from clika_ref_aten.moving import quotient
+from clika_ref_aten.size_arithmetic import floor_quotient
 
 aten = torch.ops.aten
 
 
-@operator(aten.gelu.default, quant=OWN_SCALE, error=ulp(8, "x"))
+@operator(aten.gelu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """``x * P(X <= x)`` for the normal distribution, elementwise; ``approximate="tanh"`` replaces erf by a tanh."""
     return F.gelu(x, approximate=approximate)
@@ -49,7 +49,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=FLOATS, low=-5, high=5)), approximate=draw(s.choice("none", "tanh")))
 
 
-@operator(aten.silu.default, quant=OWN_SCALE, error=ulp(8, "x"))
+@operator(aten.silu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
 def silu(x: Tensor) -> Tensor:
     """``x / (1 + exp(-x))``, elementwise."""
     return F.silu(x)
@@ -60,10 +60,10 @@ def _(op, x):
     return op.Mul(x, op.Sigmoid(x))
 
 
-silu.samples(floating(-5, 5))
+silu.samples(float_sampler(-5, 5))
 
 
-@operator(aten.mish.default, quant=OWN_SCALE, error=ulp(8, "x"))
+@operator(aten.mish.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
 def mish(x: Tensor) -> Tensor:
     """``x * tanh(log(1 + exp(x)))``, elementwise."""
     return F.mish(x)
@@ -74,10 +74,10 @@ def _(op, x):
     return op.Mul(x, op.Tanh(op.Softplus(x)))
 
 
-mish.samples(floating(-5, 5))
+mish.samples(float_sampler(-5, 5))
 
 
-@operator(aten.glu.default, quant=OWN_SCALE, error=ulp(8, "x"))
+@operator(aten.glu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
 def glu(x: Tensor, *, dim: int = -1) -> Tensor:
     """The first half of ``x`` along ``dim`` times the sigmoid of the second half."""
     return F.glu(x, dim)
@@ -85,7 +85,7 @@ def glu(x: Tensor, *, dim: int = -1) -> Tensor:
 
 @glu.onnx
 def _(op, x, *, dim):
-    half = quotient(op.shape(x)[dim], 2)
+    half = floor_quotient(op.shape(x)[dim], 2)
     if is_symbolic(half):
         value, gate = op.Split(x, axis=dim, num_outputs=2, outputs=2)
     else:  # ONNX Runtime splits an empty dim into parts of given sizes, but not into a number of parts
@@ -99,7 +99,7 @@ def _(x, *, dim):
     if isinstance(side, int) and side % 2:
         raise PassError(f"glu halves side {dim} of {x}, whose length is odd")
     dim %= x.rank
-    return TensorType(x.dtype, (*x.shape[:dim], quotient(side, 2), *x.shape[dim + 1 :]))
+    return TensorType(x.dtype, (*x.shape[:dim], floor_quotient(side, 2), *x.shape[dim + 1 :]))
 
 
 @glu.samples
@@ -110,7 +110,7 @@ def _(draw, s):
     return s.call(draw(s.tensor(shape=shape, dtype=FLOATS)), dim=dim)
 
 
-@operator(aten.log_sigmoid.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.log_sigmoid.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def log_sigmoid(x: Tensor) -> Tensor:
     """``-log(1 + exp(-x))``, elementwise."""
     return F.logsigmoid(x)
@@ -121,7 +121,7 @@ def _(op, x):
     return op.Neg(stable_softplus(op, op.Neg(x)))
 
 
-log_sigmoid.samples(floating(-30, 3))
+log_sigmoid.samples(float_sampler(-30, 3))
 
 
 def stable_softplus(op, x):
@@ -132,7 +132,7 @@ def stable_softplus(op, x):
     return op.Add(op.Relu(x), tail)
 
 
-@operator(aten.softplus.default, quant=OWN_SCALE, error=ulp(8, 1.0))
+@operator(aten.softplus.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
 def softplus(x: Tensor, *, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """``log(1 + exp(beta * x)) / beta``, elementwise; ``x`` where ``beta * x > threshold``."""
     return F.softplus(x, beta, threshold)

@@ -8,18 +8,18 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE, INTERPOLATION
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
-MODES = ("bilinear", "nearest", "bicubic")
+INTERPOLATION_MODES = ("bilinear", "nearest", "bicubic")
 
-RENAMED, RENAMING_OPSET = {"bilinear": "linear", "bicubic": "cubic"}, 20
+RENAMED_MODES, RENAMING_OPSET = {"bilinear": "linear", "bicubic": "cubic"}, 20
 """New ONNX names of some modes, and the first opset that uses them."""
-PADDINGS = ("zeros", "border", "reflection")
+PADDING_MODES = ("zeros", "border", "reflection")
 
-FAR = 2
+FAR_COORDINATE = 2
 """A coordinate with all neighbours beyond the border, for any image size."""
 
 
@@ -27,7 +27,7 @@ FAR = 2
     aten.grid_sampler.default,
     aten.grid_sampler_2d.default,
     aten.grid_sampler_3d.default,
-    quant=OWN_SCALE,
+    quant=OWN_QPARAMS,
     error=INTERPOLATION,
 )
 def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Tensor:
@@ -45,10 +45,10 @@ def _(x, grid, **_):
 
 @grid_sampler.onnx
 def _(op, x, grid, *, interpolation_mode, padding_mode, align_corners):
-    mode, padding = MODES[interpolation_mode], PADDINGS[padding_mode]
+    mode, padding = INTERPOLATION_MODES[interpolation_mode], PADDING_MODES[padding_mode]
     if padding == "border":  # beyond 2^24 ONNX Runtime 1.31 gives both neighbours weight 0, and puts infinities at one
-        grid = op.Clip(grid, op.like(grid, -FAR), op.like(grid, FAR))
-    mode = RENAMED.get(mode, mode) if op.opset >= RENAMING_OPSET else mode
+        grid = op.Clip(grid, op.like(grid, -FAR_COORDINATE), op.like(grid, FAR_COORDINATE))
+    mode = RENAMED_MODES.get(mode, mode) if op.opset >= RENAMING_OPSET else mode
     return op.GridSample(x, grid, mode=mode, padding_mode=padding, align_corners=align_corners)
 
 

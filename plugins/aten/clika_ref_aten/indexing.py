@@ -13,16 +13,16 @@ from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import PassError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
-MASKS = (torch.bool, torch.uint8)
+MASK_DTYPES = (torch.bool, torch.uint8)
 """Dtypes of index tensors that are masks."""
 
 
-def refuse_data_dependent(*operands, **attrs):
+def reject_data_dependent_size(*operands, **attrs):
     """Type rule of operators with a data-dependent result size.
 
     Raises:
@@ -54,10 +54,10 @@ def broadcast_shape(*shapes):
 
 def is_mask(dtype):
     """Return whether an index of this dtype is a mask."""
-    return dtype in MASKS
+    return dtype in MASK_DTYPES
 
 
-def entries(op, indices):
+def index_entries(op, indices):
     """Return one entry per indexed dim: None or integer indices; a mask of rank ``r`` gives ``r`` entries."""
     result = []
     for index in indices:
@@ -73,7 +73,7 @@ def entries(op, indices):
     return result
 
 
-class Together(NamedTuple):
+class MergedDims(NamedTuple):
     """A tensor with its indexed dims merged into one: ``x[before, n, behind]``, and indices along ``n``.
 
     ``order`` is the permutation that made the indexed dims adjacent, None if they already were.
@@ -86,7 +86,7 @@ class Together(NamedTuple):
     order: list[int] | None
 
 
-def bring_together(op, x, found):
+def merge_indexed_dims(op, x, found):
     """Merge the indexed dims of ``x`` into one; dims that are not adjacent move to the front, as in ATen."""
     shape = op.shape(x)
     dims = [d for d, e in enumerate(found) if e is not None]
@@ -98,10 +98,10 @@ def bring_together(op, x, found):
     before, inside, behind = shape[:start], shape[start : start + len(dims)], shape[start + len(dims) :]
     if len(dims) > 1:
         x = op.reshape(x, (*before, math.prod(inside), *behind))
-    return Together(x, before, behind, _position(op, inside, [e for e in found if e is not None]), order)
+    return MergedDims(x, before, behind, _flat_index(op, inside, [e for e in found if e is not None]), order)
 
 
-def _position(op, sides, found):
+def _flat_index(op, sides, found):
     """Return the index into the merged dims; Mod wraps negative entries, but the first may stay negative."""
     total = found[0]
     for side, entry in zip(sides[1:], found[1:], strict=True):
@@ -111,7 +111,7 @@ def _position(op, sides, found):
     return total
 
 
-def only_mask(op, indices):
+def find_only_mask(op, indices):
     """Return the dim of the mask if a mask is the only index, else None."""
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if len(given) == 1 and is_mask(op.dtype(given[0][1])) and op.rank(given[0][1]):
@@ -119,7 +119,7 @@ def only_mask(op, indices):
     return None
 
 
-def positions(s, length, *, dtype: Any = torch.int64, negative=False, **description):
+def describe_indices(s, length, *, dtype: Any = torch.int64, negative=False, **description):
     """Describe a tensor of valid indices along a dim; ``negative`` allows negative indices too."""
     legal = (-length if negative else 0, length - 1)
     return s.tensor(dtype=dtype, low=legal[0], high=legal[1], domain=legal, **description)
@@ -128,7 +128,7 @@ def positions(s, length, *, dtype: Any = torch.int64, negative=False, **descript
 # Operators
 
 
-@operator(aten.index.Tensor, quant=SAME_SCALE, error=EXACT)
+@operator(aten.index.Tensor, quant=SHARED_QPARAMS, error=EXACT)
 def index(x: Tensor, *indices: Tensor | None) -> Tensor:
     """``x[i, j, ...]``: indices broadcast together, None keeps a whole dim, a mask selects where it is True."""
     return aten.index.Tensor(x, list(indices))
@@ -138,7 +138,7 @@ def index(x: Tensor, *indices: Tensor | None) -> Tensor:
 def _(x, *indices):
     given = [(d, i) for d, i in enumerate(indices) if i is not None]
     if any(is_mask(i.dtype) for _, i in given):
-        refuse_data_dependent()
+        reject_data_dependent_size()
     dims = [d for d, _ in given]
     shape = broadcast_shape(*(i.shape for _, i in given))
     kept = [side for d, side in enumerate(x.shape) if d not in dims]
@@ -148,9 +148,9 @@ def _(x, *indices):
 
 @index.onnx
 def _(op, x, *indices):
-    at = only_mask(op, indices)
+    at = find_only_mask(op, indices)
     if at is None:
-        merged = bring_together(op, x, entries(op, indices))
+        merged = merge_indexed_dims(op, x, index_entries(op, indices))
         return op.Gather(merged.x, merged.position, axis=len(merged.before))
     mask, shape = indices[at], op.shape(x)
     rank = op.rank(mask)
@@ -175,7 +175,7 @@ def draw_indices(draw, s, x, *, masks=True):
         mask = draw(s.tensor(shape=x.shape[at : at + covered], dtype=torch.bool))
         free = rank - at - covered
         if free and draw(s.booleans()):
-            position = draw(positions(s, x.shape[at + covered], shape=(), dtype=torch.int64, negative=True))
+            position = draw(describe_indices(s, x.shape[at + covered], shape=(), dtype=torch.int64, negative=True))
             return (*[None] * at, mask, position)
         return (*[None] * at, mask)
     common = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.choice(1, 2, 0))))
@@ -184,11 +184,11 @@ def draw_indices(draw, s, x, *, masks=True):
     for d in dims:
         shape = tuple(1 if draw(s.choice(False, False, True)) else side for side in common)[draw(s.choice(0, 0, 1)) :]
         dtype = draw(s.choice(torch.int64, torch.int32))
-        indices[d] = draw(positions(s, x.shape[d], shape=shape, dtype=dtype, negative=True))
+        indices[d] = draw(describe_indices(s, x.shape[d], shape=shape, dtype=dtype, negative=True))
     return tuple(indices)
 
 
-@operator(aten.index_select.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.index_select.default, quant=SHARED_QPARAMS, error=EXACT)
 def index_select(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
     """Take the slices ``index[n]`` along ``dim``; a 0-d ``index`` takes one."""
     return torch.index_select(x, dim, index)
@@ -208,7 +208,7 @@ def _(draw, s):
     x = draw(s.tensor(rank=(1, 5), dtype=(torch.float32, torch.int64)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = (draw(s.integers(1, 4)),) if draw(s.integers(0, 3)) else ()
-    return s.call(x, draw(positions(s, x.shape[dim], shape=shape, dtype=(torch.int64, torch.int32))), dim=dim)
+    return s.call(x, draw(describe_indices(s, x.shape[dim], shape=shape, dtype=(torch.int64, torch.int32))), dim=dim)
 
 
 def as_vector(op, x):
@@ -216,7 +216,7 @@ def as_vector(op, x):
     return x if op.rank(x) else op.reshape(x, (1,))
 
 
-@operator(aten.gather.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.gather.default, quant=SHARED_QPARAMS, error=EXACT)
 def gather(x: Tensor, index: Tensor, *, dim: int, sparse_grad: bool = False) -> Tensor:
     """``y[i, j, ...] = x[index[i, j, ...], j, ...]`` for ``dim`` 0, and so on for the others."""
     return torch.gather(x, dim, index, sparse_grad=sparse_grad)
@@ -232,14 +232,14 @@ def _(op, x, index, *, dim, sparse_grad):
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool)))
     if x.rank == 0:
-        return s.call(x, draw(positions(s, 1, shape=())), dim=draw(s.choice(0, -1)))
+        return s.call(x, draw(describe_indices(s, 1, shape=())), dim=draw(s.choice(0, -1)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [draw(s.integers(1, side)) for side in x.shape]
     shape[dim] = draw(s.integers(1, 6))
-    return s.call(x, draw(positions(s, x.shape[dim], shape=shape)), dim=dim, sparse_grad=draw(s.booleans()))
+    return s.call(x, draw(describe_indices(s, x.shape[dim], shape=shape)), dim=dim, sparse_grad=draw(s.booleans()))
 
 
-@operator(aten.take.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.take.default, quant=SHARED_QPARAMS, error=EXACT)
 def take(x: Tensor, index: Tensor) -> Tensor:
     """``x.flatten()[index]``, in the shape of ``index``."""
     return torch.take(x, index)
@@ -259,10 +259,10 @@ def _(op, x, index):
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
     count = math.prod(x.shape)
-    return s.call(x, draw(positions(s, count, rank=(0, 3), negative=True)))
+    return s.call(x, draw(describe_indices(s, count, rank=(0, 3), negative=True)))
 
 
-@operator(aten.take_along_dim.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.take_along_dim.default, quant=SHARED_QPARAMS, error=EXACT)
 def take_along_dim(x: Tensor, indices: Tensor, *, dim: int | None = None) -> Tensor:
     """`gather` after broadcasting ``x`` and ``indices`` on the other dims; of both flattened if ``dim`` is None.
 
@@ -276,12 +276,12 @@ def _(x, indices, *, dim):
     if dim is None:
         return TensorType(x.dtype, (math.prod(indices.shape),))
     axis = dim % x.rank
-    shape = list(broadcast_shape(_without(x.shape, axis), _without(indices.shape, axis)))
+    shape = list(broadcast_shape(_set_axis_to_one(x.shape, axis), _set_axis_to_one(indices.shape, axis)))
     shape[axis] = indices.shape[axis]
     return TensorType(x.dtype, tuple(shape))
 
 
-def _without(shape, axis):
+def _set_axis_to_one(shape, axis):
     return tuple(1 if d == axis else side for d, side in enumerate(shape))
 
 
@@ -306,7 +306,7 @@ def _expand(op, x, shape):
 def _(draw, s):
     x = draw(s.tensor(rank=(1, 3)))
     if draw(s.integers(0, 3)) == 0:
-        return s.call(x, draw(positions(s, math.prod(x.shape))), dim=None)
+        return s.call(x, draw(describe_indices(s, math.prod(x.shape))), dim=None)
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [side if draw(s.booleans()) else 1 for side in x.shape]
     shape[dim] = draw(s.integers(1, 4)) if x.shape[dim] else 0

@@ -12,15 +12,22 @@ from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.samples import Call
-from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten import slicing
-from clika_ref_aten.moving import MOVABLE, least, most, quotient, tidy, with_side
+from clika_ref_aten.size_arithmetic import (
+    MOVABLE_DTYPES,
+    floor_quotient,
+    max_size,
+    min_size,
+    normalize_size,
+    replace_dim,
+)
 
 aten = torch.ops.aten
 
 
-@operator(aten.cat.default, aten.concat.default, aten.concatenate.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.cat.default, aten.concat.default, aten.concatenate.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
     """Concatenate tensors along an existing dim."""
     return torch.cat(tensors, dim)
@@ -29,29 +36,31 @@ def cat(*tensors: Tensor, dim: int = 0) -> Tensor:
 @cat.onnx
 def _(op, *tensors, dim):
     kept = [t for t in tensors if op.shape(t) != (0,)]  # torch accepts empty vectors next to any shape
-    return _joined(op, kept or tensors[:1], dim)
+    return _concat(op, kept or tensors[:1], dim)
 
 
 @cat.types
 def _(*tensors, dim):
     kept = [t for t in tensors if t.shape != (0,)] or tensors[:1]
     length = sum(t.shape[dim] for t in kept)
-    return with_side(TensorType(_dtype(tensors), _agreed([with_side(t, dim, 0) for t in kept])), dim, tidy(length))
+    return replace_dim(
+        TensorType(_dtype(tensors), _common_shape([replace_dim(t, dim, 0) for t in kept])), dim, normalize_size(length)
+    )
 
 
 @cat.samples
 def _(draw, s):
-    first = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
+    first = draw(s.tensor(rank=(1, 5), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-first.rank, first.rank - 1))
     tensors = [first]
     for _ in range(draw(s.choice(1, 0, 2))):
         shape = list(first.shape)
         shape[dim] = draw(s.integers(0, 4))
-        tensors.append(draw(s.tensor(shape=draw(s.choice(shape, shape, (0,))), dtype=MOVABLE)))
+        tensors.append(draw(s.tensor(shape=draw(s.choice(shape, shape, (0,))), dtype=MOVABLE_DTYPES)))
     return s.call(*tensors, dim=dim)
 
 
-@operator(aten.stack.default, aten._stack.default, quant=SHARED_SCALE, error=EXACT)  # noqa: SLF001 - a name of ATen's
+@operator(aten.stack.default, aten._stack.default, quant=UNIFIED_QPARAMS, error=EXACT)  # noqa: SLF001 - a name of ATen's
 def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
     """Stack tensors of one shape along a new dim at position ``dim``."""
     return torch.stack(tensors, dim)
@@ -59,24 +68,24 @@ def stack(*tensors: Tensor, dim: int = 0) -> Tensor:
 
 @stack.onnx
 def _(op, *tensors, dim):
-    return _joined(op, [op.Unsqueeze(t, op.ints([dim])) for t in tensors], dim)
+    return _concat(op, [op.Unsqueeze(t, op.ints([dim])) for t in tensors], dim)
 
 
 @stack.types
 def _(*tensors, dim):
-    shape = _agreed(tensors)
+    shape = _common_shape(tensors)
     dim %= len(shape) + 1
     return TensorType(_dtype(tensors), (*shape[:dim], len(tensors), *shape[dim:]))
 
 
 @stack.samples
 def _(draw, s):
-    first = draw(s.tensor(rank=(0, 3), dtype=MOVABLE))
-    others = [draw(s.tensor(shape=first.shape, dtype=MOVABLE)) for _ in range(draw(s.integers(0, 2)))]
+    first = draw(s.tensor(rank=(0, 3), dtype=MOVABLE_DTYPES))
+    others = [draw(s.tensor(shape=first.shape, dtype=MOVABLE_DTYPES)) for _ in range(draw(s.integers(0, 2)))]
     return s.call(first, *others, dim=draw(s.integers(-first.rank - 1, first.rank)))
 
 
-@operator(aten.hstack.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.hstack.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def hstack(*tensors: Tensor) -> Tensor:
     """Concatenate tensors along their second dim, vectors along their only one; 0-d tensors become vectors."""
     return torch.hstack(tensors)
@@ -84,16 +93,16 @@ def hstack(*tensors: Tensor) -> Tensor:
 
 @hstack.onnx
 def _(op, *tensors):
-    lifted = [_lifted(op, t, {0: [0]}) for t in tensors]
-    return _joined(op, lifted, 1 if op.result.rank > 1 else 0)
+    lifted = [_add_dims(op, t, {0: [0]}) for t in tensors]
+    return _concat(op, lifted, 1 if op.result.rank > 1 else 0)
 
 
 @hstack.samples
 def _(draw, s):
-    return s.call(*_stackable(draw, s, 1))
+    return s.call(*_draw_stackable(draw, s, 1))
 
 
-@operator(aten.vstack.default, aten.row_stack.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.vstack.default, aten.row_stack.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def vstack(*tensors: Tensor) -> Tensor:
     """Concatenate tensors along their first dim; a vector becomes a row of a matrix."""
     return torch.vstack(tensors)
@@ -101,15 +110,15 @@ def vstack(*tensors: Tensor) -> Tensor:
 
 @vstack.onnx
 def _(op, *tensors):
-    return _joined(op, [_lifted(op, t, {0: [0, 1], 1: [0]}) for t in tensors], 0)
+    return _concat(op, [_add_dims(op, t, {0: [0, 1], 1: [0]}) for t in tensors], 0)
 
 
 @vstack.samples
 def _(draw, s):
-    return s.call(*_stackable(draw, s, 0))
+    return s.call(*_draw_stackable(draw, s, 0))
 
 
-@operator(aten.dstack.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.dstack.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def dstack(*tensors: Tensor) -> Tensor:
     """Concatenate tensors along their third dim; a vector becomes ``[1, n, 1]``, a matrix ``[n, m, 1]``."""
     return torch.dstack(tensors)
@@ -117,15 +126,15 @@ def dstack(*tensors: Tensor) -> Tensor:
 
 @dstack.onnx
 def _(op, *tensors):
-    return _joined(op, [_lifted(op, t, {0: [0, 1, 2], 1: [0, 2], 2: [2]}) for t in tensors], 2)
+    return _concat(op, [_add_dims(op, t, {0: [0, 1, 2], 1: [0, 2], 2: [2]}) for t in tensors], 2)
 
 
 @dstack.samples
 def _(draw, s):
-    return s.call(*_stackable(draw, s, 2))
+    return s.call(*_draw_stackable(draw, s, 2))
 
 
-@operator(aten.column_stack.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.column_stack.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def column_stack(*tensors: Tensor) -> Tensor:
     """Concatenate tensors along their second dim; a vector becomes a column of a matrix."""
     return torch.column_stack(tensors)
@@ -133,30 +142,30 @@ def column_stack(*tensors: Tensor) -> Tensor:
 
 @column_stack.onnx
 def _(op, *tensors):
-    return _joined(op, [_lifted(op, t, {0: [0, 1], 1: [1]}) for t in tensors], 1)
+    return _concat(op, [_add_dims(op, t, {0: [0, 1], 1: [1]}) for t in tensors], 1)
 
 
 @column_stack.samples
 def _(draw, s):
-    return s.call(*_stackable(draw, s, 1))
+    return s.call(*_draw_stackable(draw, s, 1))
 
 
-def _stackable(draw: Any, s: Any, dim: int) -> list[Any]:
+def _draw_stackable(draw: Any, s: Any, dim: int) -> list[Any]:
     """Draw tensors of one rank that may differ in size along ``dim`` only."""
-    first = draw(s.tensor(dtype=MOVABLE))
+    first = draw(s.tensor(dtype=MOVABLE_DTYPES))
     shape = list(first.shape)
     if first.rank > max(dim, 1):
         shape[dim] = draw(s.integers(1, 4))
-    return [first, *(draw(s.tensor(shape=shape, dtype=MOVABLE)) for _ in range(draw(s.integers(0, 2))))]
+    return [first, *(draw(s.tensor(shape=shape, dtype=MOVABLE_DTYPES)) for _ in range(draw(s.integers(0, 2))))]
 
 
-def _lifted(op: Any, x: Any, axes: dict[int, list[int]]) -> Any:
+def _add_dims(op: Any, x: Any, axes: dict[int, list[int]]) -> Any:
     """Unsqueeze an operand at the axes that ``axes`` lists for its rank."""
     new = axes.get(op.rank(x))
     return op.Unsqueeze(x, op.ints(new)) if new else x
 
 
-def _joined(op: Any, tensors: Any, dim: int) -> Any:
+def _concat(op: Any, tensors: Any, dim: int) -> Any:
     tensors = op.promote(*tensors)
     return op.Concat(*tensors, axis=dim) if len(tensors) > 1 else tensors[0]
 
@@ -165,7 +174,7 @@ def _dtype(tensors: Any) -> torch.dtype:
     return reduce(torch.promote_types, (t.dtype for t in tensors))
 
 
-def _agreed(tensors: Any) -> tuple[Dim, ...]:
+def _common_shape(tensors: Any) -> tuple[Dim, ...]:
     """Return the common shape; sizes that tracing found equal may be different expressions."""
     shapes = [t.shape for t in tensors]
     agreed: list[Dim] = []
@@ -181,7 +190,7 @@ def _agreed(tensors: Any) -> tuple[Dim, ...]:
     aten.split_with_sizes.default,
     aten.split_with_sizes_copy.default,
     aten.unsafe_split_with_sizes.default,
-    quant=SAME_SCALE,
+    quant=SHARED_QPARAMS,
     error=EXACT,
 )
 def split_with_sizes(x: Tensor, *, split_sizes: tuple[int, ...], dim: int = 0) -> tuple[Tensor, ...]:
@@ -201,12 +210,12 @@ def _(x, *, split_sizes, dim):
     counts = sum(split_sizes), x.shape[dim]
     if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
         raise ValueError(f"the pieces {split_sizes} do not add up to side {dim} of {x}")
-    return tuple(with_side(x, dim, tidy(n)) for n in split_sizes)
+    return tuple(replace_dim(x, dim, normalize_size(n)) for n in split_sizes)
 
 
 @split_with_sizes.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(2, 6), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(2, 6), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     side = x.shape[dim]
     cut = draw(s.integers(0, side))
@@ -217,8 +226,8 @@ def _(draw, s):
 def _(build, base, new, *, split_sizes, dim, index=None):
     if index is None:
         (index,) = range(len(split_sizes))  # omitted for a split into one piece
-    start = tidy(sum(split_sizes[:index]))
-    end = tidy(start + split_sizes[index])
+    start = normalize_size(sum(split_sizes[:index]))
+    end = normalize_size(start + split_sizes[index])
     return build(slicing.slice_scatter, base, new, dim=dim, start=start, end=end, types=(base.type,))
 
 
@@ -230,82 +239,87 @@ def _(x, split_size, dim=0):
 @split_with_sizes.from_torch(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def _(x, split_size, dim=0):
     side = x.type.shape[dim]
-    count = side if split_size == 0 else -quotient(-side, split_size)  # rounded up; torch allows 0 / 0 elements
+    count = side if split_size == 0 else -floor_quotient(-side, split_size)  # rounded up; torch allows 0 / 0 elements
     if not isinstance(count, int):
         raise ModelError(
             f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, differs from call to call, and "
             "a graph has a fixed number of values; use chunk(n), or give the size of every piece"
         )
     count = max(count, 1)
-    rest = tidy(side - split_size * (count - 1))
+    rest = normalize_size(side - split_size * (count - 1))
     return split_with_sizes.call(x, split_sizes=(*(split_size,) * (count - 1), rest), dim=dim)
 
 
 @split_with_sizes.from_torch(aten.chunk.default, aten.unsafe_chunk.default)
 def _(x, chunks, dim=0):
     side = x.type.shape[dim]
-    size: Any = quotient(side if _divides(chunks, side) else side + chunks - 1, chunks)
+    size: Any = floor_quotient(side if _is_divisible(chunks, side) else side + chunks - 1, chunks)
     count = -(-side // size) if isinstance(side, int) and side else chunks
-    return split_with_sizes.call(x, split_sizes=(*(size,) * (count - 1), tidy(side - size * (count - 1))), dim=dim)
+    return split_with_sizes.call(
+        x, split_sizes=(*(size,) * (count - 1), normalize_size(side - size * (count - 1))), dim=dim
+    )
 
 
 @split_with_sizes.from_torch(aten.tensor_split.sections)
 def _(x, sections, dim=0):
-    return _in_sections(x, sections, dim)
+    return _split_in_sections(x, sections, dim)
 
 
 @split_with_sizes.from_torch(aten.tensor_split.indices)
 def _(x, indices, dim=0):
-    return _at_indices(x, indices, dim)
+    return _split_at_indices(x, indices, dim)
 
 
 @split_with_sizes.from_torch(aten.hsplit.int)
 def _(x, sections):
-    return _in_sections(x, sections, 1 if x.type.rank > 1 else 0)
+    return _split_in_sections(x, sections, 1 if x.type.rank > 1 else 0)
 
 
 @split_with_sizes.from_torch(aten.hsplit.array)
 def _(x, indices):
-    return _at_indices(x, indices, 1 if x.type.rank > 1 else 0)
+    return _split_at_indices(x, indices, 1 if x.type.rank > 1 else 0)
 
 
 @split_with_sizes.from_torch(aten.vsplit.int)
 def _(x, sections):
-    return _in_sections(x, sections, 0)
+    return _split_in_sections(x, sections, 0)
 
 
 @split_with_sizes.from_torch(aten.vsplit.array)
 def _(x, indices):
-    return _at_indices(x, indices, 0)
+    return _split_at_indices(x, indices, 0)
 
 
 @split_with_sizes.from_torch(aten.dsplit.int)
 def _(x, sections):
-    return _in_sections(x, sections, 2)
+    return _split_in_sections(x, sections, 2)
 
 
 @split_with_sizes.from_torch(aten.dsplit.array)
 def _(x, indices):
-    return _at_indices(x, indices, 2)
+    return _split_at_indices(x, indices, 2)
 
 
-def _divides(count: int, side: Dim) -> bool:
+def _is_divisible(count: int, side: Dim) -> bool:
     return not isinstance(side, int) and bool((side / count).is_integer)
 
 
-def _in_sections(x: Any, sections: int, dim: int) -> Call:
+def _split_in_sections(x: Any, sections: int, dim: int) -> Call:
     """Split ``dim`` into ``sections`` pieces; if its size is not divisible, the first pieces are longer by one."""
     side = x.type.shape[dim]
-    if _divides(sections, side):
-        return split_with_sizes.call(x, split_sizes=(quotient(side, sections),) * sections, dim=dim)
-    sizes = (quotient(side + (sections - 1 - i), sections) for i in range(sections))
+    if _is_divisible(sections, side):
+        return split_with_sizes.call(x, split_sizes=(floor_quotient(side, sections),) * sections, dim=dim)
+    sizes = (floor_quotient(side + (sections - 1 - i), sections) for i in range(sections))
     return split_with_sizes.call(x, split_sizes=tuple(sizes), dim=dim)
 
 
-def _at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
+def _split_at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
     side = x.type.shape[dim]
-    ends = [least(i, side) if not isinstance(i, int) or i >= 0 else most(tidy(side + i), 0) for i in indices]
-    sizes = [tidy(b - a) for a, b in zip([0, *ends], [*ends, side], strict=True)]
+    ends = [
+        min_size(i, side) if not isinstance(i, int) or i >= 0 else max_size(normalize_size(side + i), 0)
+        for i in indices
+    ]
+    sizes = [normalize_size(b - a) for a, b in zip([0, *ends], [*ends, side], strict=True)]
     if any(isinstance(n, int) and n < 0 for n in sizes):
         raise ModelError(
             f"tensor_split({x.type}, {indices}, dim={dim}): the indices do not rise, so the pieces overlap; "

@@ -10,9 +10,17 @@ from torch import Tensor
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import scaled_by
+from clika_ref.core.traits import own_qparams_scaled_by
 from clika_ref_aten.activation import FLOATS
-from clika_ref_aten.normalization import EPSILONS, divided, or_filled, scaled, statistics, together, widened
+from clika_ref_aten.normalization import (
+    EPSILONS,
+    apply_affine,
+    compute_statistics,
+    divide_by_deviation,
+    fill_if_none,
+    promote_to_float32,
+    promote_together,
+)
 
 aten = torch.ops.aten
 
@@ -31,7 +39,7 @@ def _samples(*, with_bias):
     return sampler
 
 
-@operator(aten.layer_norm.default, quant=scaled_by(1, 2), error=NORM)
+@operator(aten.layer_norm.default, quant=own_qparams_scaled_by(1, 2), error=NORM)
 def layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -49,11 +57,11 @@ def _(op, x, weight, bias, *, normalized_shape, eps):
     if 0 in op.shape(x):
         return op.Identity(x)
     axes = _last_axes(op, x, normalized_shape)
-    x, weight, bias = together(op, x, weight, bias)
+    x, weight, bias = promote_together(op, x, weight, bias)
     if op.dtype(x) == torch.float64 or is_symbolic(tuple(normalized_shape)):  # ONNX Runtime rejects size 0
-        result, _, _ = _composed(op, x, weight, bias, axes=axes, eps=eps)
+        result, _, _ = _normalize_by_primitives(op, x, weight, bias, axes=axes, eps=eps)
     else:
-        weight = or_filled(op, weight, x, 1, *normalized_shape)
+        weight = fill_if_none(op, weight, x, 1, *normalized_shape)
         result = op.LayerNormalization(x, weight, bias, axis=-len(normalized_shape), epsilon=float(eps))
     return op.cast(result, op.result.dtype)
 
@@ -66,13 +74,13 @@ def _last_axes(op, x, normalized_shape):
     return list(range(rank - len(normalized_shape), rank))
 
 
-def _composed(op, x, weight, bias, *, axes, eps):
-    centred, mean, variance = statistics(op, x, axes)
+def _normalize_by_primitives(op, x, weight, bias, *, axes, eps):
+    centred, mean, variance = compute_statistics(op, x, axes)
     deviation = op.Sqrt(op.Add(variance, op.like(variance, eps)))
-    return scaled(op, op.Div(centred, deviation), weight, bias), mean, op.Reciprocal(deviation)
+    return apply_affine(op, op.Div(centred, deviation), weight, bias), mean, op.Reciprocal(deviation)
 
 
-@operator(aten.native_layer_norm.default, quant=scaled_by(1, 2), error=NORM)
+@operator(aten.native_layer_norm.default, quant=own_qparams_scaled_by(1, 2), error=NORM)
 def native_layer_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -94,9 +102,9 @@ def native_layer_norm(
 @native_layer_norm.onnx
 def _(op, x, weight, bias, *, normalized_shape, eps):
     if 0 in op.shape(x):
-        return op.Identity(x), *_statistics_of_nothing(op)
+        return op.Identity(x), *_empty_statistics(op)
     axes = _last_axes(op, x, normalized_shape)
-    result, mean, rstd = _composed(op, *widened(op, x, weight, bias), axes=axes, eps=eps)
+    result, mean, rstd = _normalize_by_primitives(op, *promote_to_float32(op, x, weight, bias), axes=axes, eps=eps)
     if is_symbolic(tuple(normalized_shape)):  # 0 / 0 for tensors that are empty at run time
         some = op.cast(op.cast(op.scalar(math.prod(normalized_shape), torch.int64), torch.bool), op.dtype(rstd))
         rstd = op.Mul(rstd, op.Div(some, some))
@@ -104,7 +112,7 @@ def _(op, x, weight, bias, *, normalized_shape, eps):
     return tuple(op.cast(part, result.dtype) for part, result in zip(parts, op.results, strict=True))
 
 
-def _statistics_of_nothing(op):
+def _empty_statistics(op):
     _, mean, rstd = op.results
     return (op.Expand(op.scalar(math.nan, t.dtype), op.ints(t.shape)) for t in (mean, rstd))
 
@@ -112,7 +120,7 @@ def _statistics_of_nothing(op):
 native_layer_norm.samples(_samples(with_bias=True))
 
 
-@operator(aten.rms_norm.default, quant=scaled_by(1), error=NORM)
+@operator(aten.rms_norm.default, quant=own_qparams_scaled_by(1), error=NORM)
 def rms_norm(
     x: Tensor, weight: Tensor | None = None, *, normalized_shape: tuple[int, ...], eps: float | None = None
 ) -> Tensor:
@@ -124,14 +132,14 @@ def rms_norm(
 def _(op, x, weight, *, normalized_shape, eps):
     if 0 in op.shape(x):  # ONNX Runtime 1.31's fused kernel rejects empty rows
         return op.Identity(op.cast(x, op.result.dtype))
-    x, weight = widened(op, x, weight)
+    x, weight = promote_to_float32(op, x, weight)
     eps = torch.finfo(op.dtype(x)).eps if eps is None else eps
     axes = op.ints(range(-len(normalized_shape), 0))
     # ONNX Runtime fuses Pow, not Mul. Its fused kernel rejects dims of size 0, and reads the bytes of eps as float32.
     is_fused = op.dtype(x) != torch.float64 and not is_symbolic(tuple(normalized_shape))
     powers = op.Pow(x, op.like(x, 2)) if is_fused else op.Mul(x, x)
     square = op.ReduceMean(powers, axes, keepdims=1)
-    return op.cast(scaled(op, divided(op, x, square, eps), weight, None), op.result.dtype)
+    return op.cast(apply_affine(op, divide_by_deviation(op, x, square, eps), weight, None), op.result.dtype)
 
 
 rms_norm.samples(_samples(with_bias=False))

@@ -8,43 +8,43 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import DOT, EXACT, ulp
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import compute
+from clika_ref.core.traits import compute_trait
 from clika_ref.core.types import TensorType
 from clika_ref_aten.float_layers import FLOAT_PRODUCT, float_layer
-from clika_ref_aten.reduction import is_any
+from clika_ref_aten.reduction import is_nonempty
 
 aten = torch.ops.aten
 
 FLOATS = (torch.float32, torch.float32, torch.float64)
 NUMBERS = (*FLOATS, torch.int64, torch.int32, torch.uint8)
-NARROW = frozenset({torch.int8, torch.uint8, torch.int16})
+NARROW_INTEGERS = frozenset({torch.int8, torch.uint8, torch.int16})
 """Integer dtypes that ONNX Runtime cannot multiply; the product in int32 is equal modulo their range."""
 
 
-def in_int32(op, lowering, *operands):
+def lower_in_int32(op, lowering, *operands):
     """Apply a lowering, in int32 if the operands are narrower integers."""
     dtype = op.dtype(operands[0])
-    if dtype not in NARROW:
+    if dtype not in NARROW_INTEGERS:
         return lowering(*operands)
     return op.cast(lowering(*(op.cast(o, torch.int32) for o in operands)), dtype)
 
 
-def _product(op, a, b):
-    return in_int32(op, op.MatMul, a, b)
+def _matmul(op, a, b):
+    return lower_in_int32(op, op.MatMul, a, b)
 
 
-def _product_with_vector(op, a, vector):
+def _matmul_vector(op, a, vector):
     """Return ``a[..., k] @ vector[k]``; for ``k = 0``, ONNX Runtime 1.31 leaves the result uninitialized."""
-    product, terms = _product(op, a, vector), op.shape(a)[-1]
-    return op.Where(is_any(op, terms), product, op.like(a, 0)) if op.sizes.may_be_zero(terms) else product
+    product, terms = _matmul(op, a, vector), op.shape(a)[-1]
+    return op.Where(is_nonempty(op, terms), product, op.like(a, 0)) if op.sizes.may_be_zero(terms) else product
 
 
-def _is_cast(kind: str) -> bool:
+def _is_autocast_enabled(kind: str) -> bool:
     """Return whether autocast is enabled on a device type, and so casts the operands to one dtype."""
     return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
-@operator(aten.linear.default, quant=compute(weight=1, axis=0, bias=2), error=DOT)
+@operator(aten.linear.default, quant=compute_trait(weight=1, axis=0, bias=2), error=DOT)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``x[..., k] @ weight[n, k].T + bias[n]``; a 1-d weight gives one number per row.
 
@@ -52,7 +52,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         ValueError: the bias has another dtype, and autocast is off; eager accepts or rejects it depending on the memory
             layout of ``x``.
     """
-    if bias is not None and bias.dtype != x.dtype and not _is_cast(x.device.type):
+    if bias is not None and bias.dtype != x.dtype and not _is_autocast_enabled(x.device.type):
         raise ValueError(f"linear of {x.dtype} takes no bias of {bias.dtype}; convert it to {x.dtype}")
     return F.linear(x, weight, bias)
 
@@ -63,10 +63,10 @@ def _(op, x, weight, bias=None):
     if floating and op.rank(x) == 2 and op.rank(weight) == 2:
         return op.Gemm(x, weight, bias, transB=1)
     if op.rank(weight) == 1:
-        product = _product_with_vector(op, x, weight)
+        product = _matmul_vector(op, x, weight)
     else:
-        product = _product(op, x, op.Transpose(weight, perm=[1, 0]))
-    return product if bias is None else in_int32(op, op.Add, product, bias)
+        product = _matmul(op, x, op.Transpose(weight, perm=[1, 0]))
+    return product if bias is None else lower_in_int32(op, op.Add, product, bias)
 
 
 @linear.samples
@@ -87,7 +87,7 @@ def _(draw, s):
     aten.mv.default,
     aten.dot.default,
     aten.vdot.default,
-    quant=compute(weight=1, axis=-1),
+    quant=compute_trait(weight=1, axis=-1),
     error=DOT,
 )
 def matmul(x: Tensor, other: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def matmul(x: Tensor, other: Tensor) -> Tensor:
 
 @matmul.onnx
 def _(op, x, other):
-    return (_product_with_vector if op.rank(other) == 1 else _product)(op, x, other)
+    return (_matmul_vector if op.rank(other) == 1 else _matmul)(op, x, other)
 
 
 @matmul.samples
@@ -109,14 +109,14 @@ def _(draw, s):
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)))
 
 
-def factor(op, x, number):
+def multiply_unfused(op, x, number):
     """Return ``x * number`` next to a matrix product, so that ONNX Runtime does not fuse the factor as float32."""
-    if op.dtype(x) != torch.float64 or fits_float32(number):
+    if op.dtype(x) != torch.float64 or is_exact_in_float32(number):
         return op.Mul(x, op.like(x, number))
     return op.Neg(op.Mul(op.Neg(x), op.like(x, number)))
 
 
-def fits_float32(number):
+def is_exact_in_float32(number):
     """Return whether a float32 ONNX attribute holds a number exactly; size expressions never become attributes."""
     return not isinstance(number, int | float) or torch.tensor(number, dtype=torch.float32).double().item() == number
 
@@ -124,26 +124,26 @@ def fits_float32(number):
 def _blend(op, x, product, beta, alpha):
     """Return ``beta * x + alpha * product``; if ``beta`` is 0, ``x`` is ignored, NaN included."""
 
-    def scaled(value, number):
-        return value if number == 1 else factor(op, value, number)
+    def scale(value, number):
+        return value if number == 1 else multiply_unfused(op, value, number)
 
     if beta == 0:
-        return scaled(product, alpha)
-    return op.Add(scaled(x, beta), scaled(product, alpha))
+        return scale(product, alpha)
+    return op.Add(scale(x, beta), scale(product, alpha))
 
 
-def _multiplied_and_blended(op, x, a, b, *, beta, alpha):
-    return in_int32(op, lambda x, a, b: _blend(op, x, _product(op, a, b), beta, alpha), x, a, b)
+def _multiply_and_blend(op, x, a, b, *, beta, alpha):
+    return lower_in_int32(op, lambda x, a, b: _blend(op, x, _matmul(op, a, b), beta, alpha), x, a, b)
 
 
-def _unless_left_out(op, x, a, b, *, beta, alpha):
-    """Lower like `_multiplied_and_blended`, but omit the product where ``alpha`` is 0, as eager's BLAS does.
+def _blend_nonzero_product(op, x, a, b, *, beta, alpha):
+    """Lower like `_multiply_and_blend`, but omit the product where ``alpha`` is 0, as eager's BLAS does.
 
     A product without terms is omitted too: ONNX Runtime 1.31 does not compute it as 0 before adding a vector.
     """
     if op.shape(a)[-1] != 0 and (alpha != 0 or not op.result.dtype.is_floating_point):
-        return _multiplied_and_blended(op, x, a, b, beta=beta, alpha=alpha)
-    blended = op.like(x, 0) if beta == 0 else in_int32(op, lambda x: op.Mul(x, op.like(x, beta)), x)
+        return _multiply_and_blend(op, x, a, b, beta=beta, alpha=alpha)
+    blended = op.like(x, 0) if beta == 0 else lower_in_int32(op, lambda x: op.Mul(x, op.like(x, beta)), x)
     return op.Expand(blended, op.ints(op.result.shape))
 
 
@@ -176,10 +176,10 @@ def addmm(x: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: floa
 @addmm.onnx
 def _(op, x, mat1, mat2, *, beta, alpha):
     known = all(isinstance(n, int | float) for n in (alpha, beta))
-    exact = known and (op.result.dtype != torch.float64 or (fits_float32(alpha) and fits_float32(beta)))
+    exact = known and (op.result.dtype != torch.float64 or (is_exact_in_float32(alpha) and is_exact_in_float32(beta)))
     if op.result.dtype.is_floating_point and exact and alpha and op.shape(mat1)[-1] != 0:
         return op.Gemm(mat1, mat2, x if beta else None, alpha=float(alpha), beta=float(beta))
-    return _unless_left_out(op, x, mat1, mat2, beta=beta, alpha=alpha)
+    return _blend_nonzero_product(op, x, mat1, mat2, beta=beta, alpha=alpha)
 
 
 addmm.types(_product_type)
@@ -192,7 +192,7 @@ def baddbmm(x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha
     return torch.baddbmm(x, batch1, batch2, beta=beta, alpha=alpha)
 
 
-baddbmm.onnx(_multiplied_and_blended)
+baddbmm.onnx(_multiply_and_blend)
 baddbmm.types(_product_type)
 baddbmm.samples(_samples_of_blends(3, 3, 3))
 
@@ -203,7 +203,7 @@ def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float 
     return torch.addmv(x.expand(mat.shape[:1]), mat, vec, beta=beta, alpha=alpha)  # eager does not for 0 rows
 
 
-addmv.onnx(_unless_left_out)
+addmv.onnx(_blend_nonzero_product)
 addmv.types(_product_type)
 addmv.samples(_samples_of_blends(1, 2, 1))
 
@@ -225,7 +225,7 @@ def _(op, x, batch1, batch2, *, beta, alpha):
     rows = op.reshape(op.Transpose(batch1, perm=[1, 0, 2]), (n, b * k))
     op.declare(rows, TensorType(op.dtype(batch1), (n, b * k)))
     columns = op.reshape(batch2, (b * k, op.shape(batch2)[2]))
-    return _unless_left_out(op, x, rows, columns, beta=beta, alpha=alpha)
+    return _blend_nonzero_product(op, x, rows, columns, beta=beta, alpha=alpha)
 
 
 addbmm.samples(_samples_of_blends(2, 3, 3))
@@ -246,7 +246,7 @@ def _(op, x, vec1, vec2, *, beta, alpha):
 
     if op.result.dtype == torch.bool:  # ONNX has no bool Mul
         return op.cast(blend(*op.promote(x, vec1, vec2, to=torch.int32)), torch.bool)
-    return in_int32(op, blend, *op.promote(x, vec1, vec2))
+    return lower_in_int32(op, blend, *op.promote(x, vec1, vec2))
 
 
 @addr.samples
@@ -272,7 +272,7 @@ def outer(x: Tensor, vec2: Tensor) -> Tensor:
 def _(op, x, vec2):
     column = op.Unsqueeze(x, op.ints([1]))
     x, y = op.promote(column, vec2)
-    return in_int32(op, op.Mul, x, y)
+    return lower_in_int32(op, op.Mul, x, y)
 
 
 @outer.samples

@@ -11,15 +11,25 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, INTS, NUMBERS, binary, choose, common_dtype, one, operand_for, two
-from clika_ref_aten.ordering import extreme
+from clika_ref_aten.elementwise import (
+    ALL_DTYPES,
+    INTS,
+    NUMBERS,
+    binary_lowering,
+    binary_sampler,
+    choose,
+    common_dtype,
+    draw_operand_for,
+    unary_sampler,
+)
+from clika_ref_aten.ordering import lower_min_max
 
 aten = torch.ops.aten
 
-BITS = (torch.bool, *INTS)
+BIT_DTYPES = (torch.bool, *INTS)
 
 
-def _of_truths(op_type: str) -> Callable[..., Any]:
+def _logical_lowering(op_type: str) -> Callable[..., Any]:
     """Return the lowering to one logical node on the operands, promoted to one dtype and then cast to bool."""
 
     def lower(op, *operands):
@@ -36,8 +46,8 @@ def logical_and(x: Tensor, y: Tensor) -> Tensor:
     return torch.logical_and(x, y)
 
 
-logical_and.onnx(_of_truths("And"))
-logical_and.samples(two(dtype=ANY, number=False, low=0, high=1))
+logical_and.onnx(_logical_lowering("And"))
+logical_and.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
 
 
 @operator(aten.logical_or.default, error=EXACT)
@@ -46,8 +56,8 @@ def logical_or(x: Tensor, y: Tensor) -> Tensor:
     return torch.logical_or(x, y)
 
 
-logical_or.onnx(_of_truths("Or"))
-logical_or.samples(two(dtype=ANY, number=False, low=0, high=1))
+logical_or.onnx(_logical_lowering("Or"))
+logical_or.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
 
 
 @operator(aten.logical_xor.default, error=EXACT)
@@ -56,8 +66,8 @@ def logical_xor(x: Tensor, y: Tensor) -> Tensor:
     return torch.logical_xor(x, y)
 
 
-logical_xor.onnx(_of_truths("Xor"))
-logical_xor.samples(two(dtype=ANY, number=False, low=0, high=1))
+logical_xor.onnx(_logical_lowering("Xor"))
+logical_xor.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
 
 
 @operator(aten.logical_not.default, error=EXACT)
@@ -66,8 +76,8 @@ def logical_not(x: Tensor) -> Tensor:
     return torch.logical_not(x)
 
 
-logical_not.onnx(_of_truths("Not"))
-logical_not.samples(one(dtype=ANY, low=0, high=1))
+logical_not.onnx(_logical_lowering("Not"))
+logical_not.samples(unary_sampler(dtype=ALL_DTYPES, low=0, high=1))
 
 
 @operator(
@@ -83,7 +93,7 @@ def bitwise_and(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     return torch.bitwise_and(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
-bitwise_and.onnx(binary("BitwiseAnd", logical="And"))
+bitwise_and.onnx(binary_lowering("BitwiseAnd", logical="And"))
 
 
 @operator(
@@ -99,7 +109,7 @@ def bitwise_or(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     return torch.bitwise_or(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
-bitwise_or.onnx(binary("BitwiseOr", logical="Or"))
+bitwise_or.onnx(binary_lowering("BitwiseOr", logical="Or"))
 
 
 @operator(
@@ -115,14 +125,14 @@ def bitwise_xor(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     return torch.bitwise_xor(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
 
 
-bitwise_xor.onnx(binary("BitwiseXor", logical="Xor"))
+bitwise_xor.onnx(binary_lowering("BitwiseXor", logical="Xor"))
 
 
 def _sample_bits(draw, s):
-    x = draw(s.tensor(dtype=BITS, low=-100, high=100))
+    x = draw(s.tensor(dtype=BIT_DTYPES, low=-100, high=100))
     form = draw(s.choice("tensor", "number", "number first"))
     if form == "tensor":
-        return s.call(x, operand_for(draw, s, x, dtype=BITS, number=False, low=-100, high=100))
+        return s.call(x, draw_operand_for(draw, s, x, dtype=BIT_DTYPES, number=False, low=-100, high=100))
     number = draw(s.booleans() if x.dtype == torch.bool else s.integers(0, 100))
     return s.call(x, number) if form == "number" else s.call(number, x)
 
@@ -143,7 +153,7 @@ def _(op, x):
     return op.Not(x) if op.dtype(x) == torch.bool else op.BitwiseNot(x)
 
 
-bitwise_not.samples(one(dtype=BITS))
+bitwise_not.samples(unary_sampler(dtype=BIT_DTYPES))
 
 
 @operator(
@@ -186,7 +196,7 @@ def _(op, x, y):
     dtype = op.result.dtype
     x, y = op.promote(*op.promote(x, y), to=torch.int64)
     last = op.like(y, 63)  # a larger shift leaves only the sign; a negative one counts as larger
-    amount = op.Where(op.Less(y, op.like(y, 0)), last, extreme(op, "Min", y, last))
+    amount = op.Where(op.Less(y, op.like(y, 0)), last, lower_min_max(op, "Min", y, last))
     sign = op.Where(
         op.Less(x, op.like(x, 0)), op.like(x, -1), op.like(x, 0)
     )  # flipping the bits makes negatives positive
@@ -227,8 +237,8 @@ def _(op, condition, x, y):
 @where.samples
 def _(draw, s):
     condition = draw(s.tensor(dtype=(torch.bool, torch.uint8), low=0, high=1))
-    x = operand_for(draw, s, condition, dtype=ANY, number=True)
-    return s.call(condition, x, operand_for(draw, s, condition, dtype=ANY, number=True))
+    x = draw_operand_for(draw, s, condition, dtype=ALL_DTYPES, number=True)
+    return s.call(condition, x, draw_operand_for(draw, s, condition, dtype=ALL_DTYPES, number=True))
 
 
 @operator(aten.masked_fill.Scalar, aten.masked_fill.Tensor, error=EXACT)
@@ -244,8 +254,8 @@ def _(op, x, mask, value):
 
 @masked_fill.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=ANY))
-    mask = operand_for(draw, s, x, dtype=(torch.bool,), number=False)
+    x = draw(s.tensor(dtype=ALL_DTYPES))
+    mask = draw_operand_for(draw, s, x, dtype=(torch.bool,), number=False)
     value = draw(s.tensor(rank=0, dtype=(x.dtype,))) if draw(s.booleans()) else draw(s.integers(0, 1))
     if x.dtype.is_floating_point and draw(s.booleans()):
         value = draw(s.choice(float("-inf"), -1e4))
@@ -266,4 +276,4 @@ def _(op, x, values):
     return choose(op, op.Equal(x, zero), values, side)
 
 
-heaviside.samples(two(dtype=NUMBERS, number=False, mixed=False, low=-2, high=2))
+heaviside.samples(binary_sampler(dtype=NUMBERS, number=False, mixed=False, low=-2, high=2))

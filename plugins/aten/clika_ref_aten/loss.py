@@ -11,23 +11,23 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
 from clika_ref_aten.activation import FLOATS
-from clika_ref_aten.exponential import log_of_one_plus
+from clika_ref_aten.exponential import lower_log1p
 from clika_ref_aten.gating import stable_softplus
-from clika_ref_aten.reduction import is_any
+from clika_ref_aten.reduction import is_nonempty
 
 aten = torch.ops.aten
 
-NONE, MEAN, SUM = 0, 1, 2  # ATen's numbering of the reductions
+REDUCE_NONE, REDUCE_MEAN, REDUCE_SUM = 0, 1, 2  # ATen's numbering of the reductions
 
 
-def reduced(op, losses, reduction):
+def reduce_losses(op, losses, reduction):
     """Reduce losses to their mean or sum over all elements, or return them unchanged."""
-    if reduction == NONE:
+    if reduction == REDUCE_NONE:
         return losses
-    return op.ReduceMean(losses, keepdims=0) if reduction == MEAN else op.ReduceSum(losses, keepdims=0)
+    return op.ReduceMean(losses, keepdims=0) if reduction == REDUCE_MEAN else op.ReduceSum(losses, keepdims=0)
 
 
-def averaging(lowering):
+def handle_empty_mean(lowering):
     """Wrap the lowering of a loss so that the mean of no elements is NaN, where runtimes return 0.
 
     If the number of elements is symbolic, the mean is divided by 0 where it is 0, otherwise by 1.
@@ -35,12 +35,14 @@ def averaging(lowering):
 
     @functools.wraps(lowering)
     def lower(op, *operands, reduction, **attrs):
-        counts = dict.fromkeys(math.prod(op.shape(o)) for o in operands if o is not None) if reduction == MEAN else ()
+        counts = (
+            dict.fromkeys(math.prod(op.shape(o)) for o in operands if o is not None) if reduction == REDUCE_MEAN else ()
+        )
         if 0 in counts:
             return op.scalar(math.nan, op.result.dtype)
         loss = lowering(op, *operands, reduction=reduction, **attrs)
         for count in filter(op.sizes.may_be_zero, counts):
-            loss = op.Div(loss, op.cast(is_any(op, count), op.result.dtype))
+            loss = op.Div(loss, op.cast(is_nonempty(op, count), op.result.dtype))
         return loss
 
     return lower
@@ -48,15 +50,15 @@ def averaging(lowering):
 
 def draw_reduction(draw, s):
     """Draw one of ATen's reductions."""
-    return draw(s.choice(MEAN, NONE, SUM))
+    return draw(s.choice(REDUCE_MEAN, REDUCE_NONE, REDUCE_SUM))
 
 
-def is_number(op, x, number):
+def is_equal_to(op, x, number):
     """Return a mask of the elements equal to ``number``."""
     return op.Equal(x, op.like(x, number))
 
 
-def pair(draw, s, *, is_mixed=False, **target):
+def draw_pair(draw, s, *, is_mixed=False, **target):
     """Draw an input and a target that may broadcast, of one dtype unless ``is_mixed``."""
     x = draw(s.tensor(rank=draw(s.choice(2, 3, 1, 0)), dtype=FLOATS))
     shape = x.shape if draw(s.booleans()) else x.shape[1:]
@@ -65,96 +67,100 @@ def pair(draw, s, *, is_mixed=False, **target):
 
 
 @operator(aten.mse_loss.default, error=COMPOSE)
-def mse_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
+def mse_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN) -> Tensor:
     """``(x - target) ** 2``, elementwise, then its mean or sum."""
     return aten.mse_loss.default(x, target, reduction)
 
 
 @mse_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction):
     difference = op.Sub(*op.promote(x, target))
-    return reduced(op, op.Mul(difference, difference), reduction)
+    return reduce_losses(op, op.Mul(difference, difference), reduction)
 
 
 @mse_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s), reduction=draw_reduction(draw, s))
+    return s.call(*draw_pair(draw, s), reduction=draw_reduction(draw, s))
 
 
 @operator(aten.l1_loss.default, error=COMPOSE)
-def l1_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
+def l1_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN) -> Tensor:
     """``|x - target|``, elementwise, then its mean or sum."""
     return aten.l1_loss.default(x, target, reduction)
 
 
 @l1_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction):
-    return reduced(op, op.Abs(op.Sub(*op.promote(x, target))), reduction)
+    return reduce_losses(op, op.Abs(op.Sub(*op.promote(x, target))), reduction)
 
 
 @l1_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s), reduction=draw_reduction(draw, s))
+    return s.call(*draw_pair(draw, s), reduction=draw_reduction(draw, s))
 
 
 @operator(aten.smooth_l1_loss.default, error=COMPOSE)
-def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN, beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN, beta: float = 1.0) -> Tensor:
     """``d ** 2 / (2 beta)`` where ``d = |x - target|`` is below ``beta``, else ``d - beta / 2``, then mean or sum."""
     return aten.smooth_l1_loss.default(x, target, reduction, beta)
 
 
 @smooth_l1_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction, beta):
     d = op.Abs(op.Sub(*op.promote(x, target)))
     if beta == 0:
-        return reduced(op, d, reduction)
+        return reduce_losses(op, d, reduction)
     square = op.Div(op.Mul(op.Mul(d, op.like(d, 0.5)), d), op.like(d, beta))
     bent = op.Where(op.Less(d, op.like(d, beta)), square, op.Sub(d, op.like(d, beta / 2)))
-    return reduced(op, bent, reduction)
+    return reduce_losses(op, bent, reduction)
 
 
 @smooth_l1_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s), reduction=draw_reduction(draw, s), beta=draw(s.choice(1.0, 0.0, 2.5)))
+    return s.call(*draw_pair(draw, s), reduction=draw_reduction(draw, s), beta=draw(s.choice(1.0, 0.0, 2.5)))
 
 
 @operator(aten.huber_loss.default, error=COMPOSE)
-def huber_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN, delta: float = 1.0) -> Tensor:
+def huber_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN, delta: float = 1.0) -> Tensor:
     """``d ** 2 / 2`` where ``d = |x - target|`` is up to ``delta``, else ``delta * (d - delta / 2)``, mean or sum."""
     return aten.huber_loss.default(x, target, reduction, delta).to(x.dtype)  # meta tensors promote it
 
 
 @huber_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction, delta):
     d = op.Abs(op.Sub(*op.promote(x, target)))
     square = op.Mul(op.Mul(d, op.like(d, 0.5)), d)
     line = op.Mul(op.Sub(d, op.like(d, delta / 2)), op.like(d, delta))
-    return reduced(op, op.Where(op.LessOrEqual(d, op.like(d, delta)), square, line), reduction)
+    return reduce_losses(op, op.Where(op.LessOrEqual(d, op.like(d, delta)), square, line), reduction)
 
 
 @huber_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s, is_mixed=True), reduction=draw_reduction(draw, s), delta=draw(s.choice(1.0, 0.4, 2.5)))
+    return s.call(
+        *draw_pair(draw, s, is_mixed=True), reduction=draw_reduction(draw, s), delta=draw(s.choice(1.0, 0.4, 2.5))
+    )
 
 
 @operator(aten.binary_cross_entropy.default, error=COMPOSE)
-def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = MEAN) -> Tensor:
+def binary_cross_entropy(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: int = REDUCE_MEAN
+) -> Tensor:
     """``-weight * (target * log(x) + (1 - target) * log(1 - x))``, logarithms at least -100, then mean or sum."""
     return aten.binary_cross_entropy.default(x, target, weight, reduction).to(x.dtype)  # likewise
 
 
 @binary_cross_entropy.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, weight, *, reduction):
     x, target = op.promote(x, target)
     one, lowest = op.like(x, 1), op.like(x, -100)
-    wrong = op.Mul(op.Sub(target, one), op.Max(log_of_one_plus(op, op.Neg(x)), lowest))
+    wrong = op.Mul(op.Sub(target, one), op.Max(lower_log1p(op, op.Neg(x)), lowest))
     losses = op.Sub(wrong, op.Mul(target, op.Max(op.Log(x), lowest)))
-    return reduced(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
+    return reduce_losses(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
 
 
 @binary_cross_entropy.samples
@@ -172,14 +178,14 @@ def binary_cross_entropy_with_logits(
     weight: Tensor | None = None,
     pos_weight: Tensor | None = None,
     *,
-    reduction: int = MEAN,
+    reduction: int = REDUCE_MEAN,
 ) -> Tensor:
     """``binary_cross_entropy(sigmoid(x), target)``, the positive term weighted by ``pos_weight``, then mean or sum."""
     return aten.binary_cross_entropy_with_logits.default(x, target, weight, pos_weight, reduction)
 
 
 @binary_cross_entropy_with_logits.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, weight, pos_weight, *, reduction):
     x, target = op.promote(x, target)
     one, cost = op.like(x, 1), stable_softplus(op, op.Neg(x))
@@ -187,7 +193,7 @@ def _(op, x, target, weight, pos_weight, *, reduction):
         extra = op.Mul(op.Sub(op.cast(pos_weight, op.dtype(x)), one), target)
         cost = op.Mul(op.Add(extra, one), cost)
     losses = op.Add(op.Mul(op.Sub(one, target), x), cost)
-    return reduced(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
+    return reduce_losses(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
 
 
 @binary_cross_entropy_with_logits.samples
@@ -200,44 +206,44 @@ def _(draw, s):
 
 
 @operator(aten.kl_div.default, error=COMPOSE)
-def kl_div(x: Tensor, target: Tensor, *, reduction: int = MEAN, log_target: bool = False) -> Tensor:
+def kl_div(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN, log_target: bool = False) -> Tensor:
     """``target * (log(target) - x)``, elementwise, then mean or sum; ``log_target``: the target is a logarithm."""
     return aten.kl_div.default(x, target, reduction, log_target=log_target)
 
 
 @kl_div.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction, log_target):
     x, target = op.promote(x, target)
     if log_target:
-        return reduced(op, op.Mul(op.Exp(target), op.Sub(target, x)), reduction)
-    entropy = op.Where(is_number(op, target, 0), target, op.Mul(target, op.Log(target)))  # 0 log 0 is 0
-    return reduced(op, op.Sub(entropy, op.Mul(target, x)), reduction)
+        return reduce_losses(op, op.Mul(op.Exp(target), op.Sub(target, x)), reduction)
+    entropy = op.Where(is_equal_to(op, target, 0), target, op.Mul(target, op.Log(target)))  # 0 log 0 is 0
+    return reduce_losses(op, op.Sub(entropy, op.Mul(target, x)), reduction)
 
 
 @kl_div.samples
 def _(draw, s):
-    operands = pair(draw, s, low=0, high=1, domain=(0, 1))
+    operands = draw_pair(draw, s, low=0, high=1, domain=(0, 1))
     return s.call(*operands, reduction=draw_reduction(draw, s), log_target=draw(s.booleans()))
 
 
 @operator(aten.soft_margin_loss.default, error=COMPOSE)
-def soft_margin_loss(x: Tensor, target: Tensor, *, reduction: int = MEAN) -> Tensor:
+def soft_margin_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN) -> Tensor:
     """``log(1 + exp(-target * x))``, elementwise, then its mean or sum."""
     return aten.soft_margin_loss.default(x, target, reduction).to(x.dtype)  # likewise
 
 
 @soft_margin_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, reduction):
     x, target = op.promote(x, target)
     power = op.Exp(op.Mul(op.Neg(target), x))  # not Softplus: eager overflows too
-    return reduced(op, log_of_one_plus(op, power), reduction)
+    return reduce_losses(op, lower_log1p(op, power), reduction)
 
 
 @soft_margin_loss.samples
 def _(draw, s):
-    return s.call(*pair(draw, s, is_mixed=True, low=-1, high=1), reduction=draw_reduction(draw, s))
+    return s.call(*draw_pair(draw, s, is_mixed=True, low=-1, high=1), reduction=draw_reduction(draw, s))
 
 
 @operator(aten.poisson_nll_loss.default, error=COMPOSE)
@@ -250,7 +256,7 @@ def poisson_nll_loss(x: Tensor, target: Tensor, *, log_input: bool, full: bool, 
 
 
 @poisson_nll_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, log_input, full, eps, reduction):
     x, target = op.promote(x, target)
     if log_input:
@@ -262,7 +268,7 @@ def _(op, x, target, *, log_input, full, eps, reduction):
         stirling = op.Add(op.Sub(op.Mul(target, op.Log(target)), target), half_log)
         small = op.LessOrEqual(target, op.like(x, 1))
         losses = op.Add(losses, op.Where(small, op.like(x, 0), stirling))
-    return reduced(op, losses, reduction)
+    return reduce_losses(op, losses, reduction)
 
 
 @poisson_nll_loss.samples
@@ -282,41 +288,41 @@ def _(draw, s):
 
 @operator(aten.margin_ranking_loss.default, error=COMPOSE)
 def margin_ranking_loss(
-    x1: Tensor, x2: Tensor, target: Tensor, *, margin: float = 0.0, reduction: int = MEAN
+    x1: Tensor, x2: Tensor, target: Tensor, *, margin: float = 0.0, reduction: int = REDUCE_MEAN
 ) -> Tensor:
     """``max(margin - target * (x1 - x2), 0)``, elementwise, then its mean or sum."""
     return aten.margin_ranking_loss.default(x1, x2, target, margin, reduction)
 
 
 @margin_ranking_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x1, x2, target, *, margin, reduction):
     x1, x2, target = op.promote(x1, x2, target)
     lead = op.Mul(op.Neg(target), op.Sub(x1, x2))
-    return reduced(op, op.Relu(op.Add(lead, op.like(lead, margin))), reduction)
+    return reduce_losses(op, op.Relu(op.Add(lead, op.like(lead, margin))), reduction)
 
 
 @margin_ranking_loss.samples
 def _(draw, s):
-    x1, x2 = pair(draw, s)
+    x1, x2 = draw_pair(draw, s)
     target = draw(s.tensor(shape=x1.shape, dtype=x1.dtype, low=-1, high=1))
     return s.call(x1, x2, target, margin=draw(s.choice(0.0, 0.5)), reduction=draw_reduction(draw, s))
 
 
 @operator(aten.hinge_embedding_loss.default, error=COMPOSE)
-def hinge_embedding_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: int = MEAN) -> Tensor:
+def hinge_embedding_loss(x: Tensor, target: Tensor, *, margin: float = 1.0, reduction: int = REDUCE_MEAN) -> Tensor:
     """``x`` where ``target`` is not -1, plus ``max(margin - x, 0)`` where it is not 1, then the mean or sum."""
     return aten.hinge_embedding_loss.default(x, target, margin, reduction)
 
 
 @hinge_embedding_loss.onnx
-@averaging
+@handle_empty_mean
 def _(op, x, target, *, margin, reduction):
     x, target = op.promote(x, target)
     far = op.Relu(op.Sub(op.like(x, margin), x))
     zero = op.like(x, 0)
-    apart = op.Where(is_number(op, target, 1), zero, far)
-    return reduced(op, op.Add(apart, op.Where(is_number(op, target, -1), zero, x)), reduction)
+    apart = op.Where(is_equal_to(op, target, 1), zero, far)
+    return reduce_losses(op, op.Add(apart, op.Where(is_equal_to(op, target, -1), zero, x)), reduction)
 
 
 @hinge_embedding_loss.samples

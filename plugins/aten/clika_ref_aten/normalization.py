@@ -11,9 +11,9 @@ from torch import Tensor
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.activation import FLOATS, as_first, fits_attribute
-from clika_ref_aten.reduction import is_any
+from clika_ref.core.traits import OWN_QPARAMS
+from clika_ref_aten.activation import FLOATS, first_operand_type, is_exact_as_attribute
+from clika_ref_aten.reduction import is_nonempty
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -21,26 +21,26 @@ aten = torch.ops.aten
 EPSILONS = (1e-5, 1e-12, 0.1)
 
 
-def together(op, *operands):
+def promote_together(op, *operands):
     """Return the operands in one dtype: unchanged if all agree, otherwise promoted together with float32."""
     dtypes = {op.dtype(o) for o in operands if o is not None}
     if len(dtypes) == 1:
         return operands
-    return in_dtype(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
+    return cast_all(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
 
 
-def widened(op, *operands):
+def promote_to_float32(op, *operands):
     """Promote the operands to at least float32, since eager computes statistics in it."""
     dtypes = {op.dtype(o) for o in operands if o is not None}
-    return in_dtype(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
+    return cast_all(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
 
 
-def in_dtype(op, dtype, *operands):
+def cast_all(op, dtype, *operands):
     """Cast the operands that are not None to a dtype."""
     return tuple(None if o is None else op.cast(o, dtype) for o in operands)
 
 
-def or_filled(op, value, x, number, *sides):
+def fill_if_none(op, value, x, number, *sides):
     """Return ``value``, or if it is None a tensor of shape ``sides`` filled with ``number``, in the dtype of ``x``."""
     if value is not None:
         return value
@@ -49,40 +49,40 @@ def or_filled(op, value, x, number, *sides):
     return op.constant(torch.full(sides, float(number)), op.dtype(x))
 
 
-def per_channel(op, vector, rank):
+def reshape_per_channel(op, vector, rank):
     """Reshape ``vector[c]`` to broadcast with ``x[n, c, ...]`` of the given rank."""
     return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
 
 
-def statistics(op, x, axes):
+def compute_statistics(op, x, axes):
     """Return ``x`` minus its mean along ``axes``, that mean, and the biased variance; reduced dims have size 1."""
     mean = op.ReduceMean(x, op.ints(axes), keepdims=1)
     centred = op.Sub(x, mean)
     return centred, mean, op.ReduceMean(op.Mul(centred, centred), op.ints(axes), keepdims=1)
 
 
-def divided(op, centred, variance, eps):
+def divide_by_deviation(op, centred, variance, eps):
     """Return ``centred / sqrt(variance + eps)``."""
     return op.Div(centred, op.Sqrt(op.Add(variance, op.like(variance, eps))))
 
 
-def scaled(op, x, weight, bias):
+def apply_affine(op, x, weight, bias):
     """Return ``x * weight + bias``; either may be None."""
     x = x if weight is None else op.Mul(x, weight)
     return x if bias is None else op.Add(x, bias)
 
 
-def channel_scaled(op, x, weight, bias, rank):
+def apply_channel_affine(op, x, weight, bias, rank):
     """Return ``x[n, c, ...] * weight[c] + bias[c]``; either may be None."""
-    return scaled(op, x, *(None if v is None else per_channel(op, v, rank) for v in (weight, bias)))
+    return apply_affine(op, x, *(None if v is None else reshape_per_channel(op, v, rank) for v in (weight, bias)))
 
 
-def all_but_channels(rank):
+def non_channel_axes(rank):
     """Return the axes of ``x[n, c, ...]`` that batch statistics reduce."""
     return [i for i in range(rank) if i != 1]
 
 
-@operator(aten.batch_norm.default, quant=OWN_SCALE, error=NORM)
+@operator(aten.batch_norm.default, quant=OWN_QPARAMS, error=NORM)
 def batch_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -107,26 +107,26 @@ def batch_norm(
 def _(op, x, *vectors, training, momentum, eps):
     rank = op.rank(x)
     if not training:
-        return with_running(op, x, *vectors, eps=eps)
-    x, weight, bias = widened(op, x, *vectors[:2])
-    centred, _, variance = statistics(op, x, all_but_channels(rank))
-    result = channel_scaled(op, divided(op, centred, variance, eps), weight, bias, rank)
+        return normalize_with_statistics(op, x, *vectors, eps=eps)
+    x, weight, bias = promote_to_float32(op, x, *vectors[:2])
+    centred, _, variance = compute_statistics(op, x, non_channel_axes(rank))
+    result = apply_channel_affine(op, divide_by_deviation(op, centred, variance, eps), weight, bias, rank)
     return op.cast(result, op.result.dtype)
 
 
-def with_running(op, x, *vectors, eps):
+def normalize_with_statistics(op, x, *vectors, eps):
     """Normalize ``x`` by given statistics, in one node if possible: runtimes fold it into a preceding convolution."""
     rank, channels = op.rank(x), op.shape(x)[1]
-    x, weight, bias, mean, var = together(op, x, *vectors)
-    if fits_attribute(op, eps):
-        weight, bias = or_filled(op, weight, x, 1, channels), or_filled(op, bias, x, 0, channels)
+    x, weight, bias, mean, var = promote_together(op, x, *vectors)
+    if is_exact_as_attribute(op, eps):
+        weight, bias = fill_if_none(op, weight, x, 1, channels), fill_if_none(op, bias, x, 0, channels)
         return op.cast(op.BatchNormalization(x, weight, bias, mean, var, epsilon=float(eps)), op.result.dtype)
-    centred = op.Sub(x, per_channel(op, mean, rank))
-    result = divided(op, centred, per_channel(op, var, rank), eps)
-    return op.cast(channel_scaled(op, result, weight, bias, rank), op.result.dtype)
+    centred = op.Sub(x, reshape_per_channel(op, mean, rank))
+    result = divide_by_deviation(op, centred, reshape_per_channel(op, var, rank), eps)
+    return op.cast(apply_channel_affine(op, result, weight, bias, rank), op.result.dtype)
 
 
-def _channel_operands(draw, s, x):
+def _draw_channel_operands(draw, s, x):
     """Draw weight and bias (both or neither), and running statistics, for ``x[n, c, ...]``."""
 
     def vector(low, high, domain=None):
@@ -136,14 +136,14 @@ def _channel_operands(draw, s, x):
     return (*affine, vector(-1, 1), vector(0.1, 2, (0.0, math.inf)))
 
 
-batch_norm.types(as_first)
+batch_norm.types(first_operand_type)
 
 
 @batch_norm.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(2, 5), side=(2, 5), dtype=FLOATS))
     training = draw(s.booleans())
-    weight, bias, mean, var = _channel_operands(draw, s, x)
+    weight, bias, mean, var = _draw_channel_operands(draw, s, x)
     if training and draw(s.booleans()):
         mean = var = None
     return s.call(
@@ -158,7 +158,7 @@ def _(draw, s):
     )
 
 
-@operator(aten.instance_norm.default, quant=OWN_SCALE, error=NORM)
+@operator(aten.instance_norm.default, quant=OWN_QPARAMS, error=NORM)
 def instance_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -185,25 +185,25 @@ def _(op, x, *vectors, use_input_stats, momentum, eps):
     if 0 in op.shape(x):  # ONNX Runtime 1.31 crashes on it in half precision
         return op.Identity(op.cast(x, op.result.dtype))
     if not use_input_stats:
-        return with_running(op, x, *vectors, eps=eps)
-    x, weight, bias = together(op, x, *vectors[:2])
+        return normalize_with_statistics(op, x, *vectors, eps=eps)
+    x, weight, bias = promote_together(op, x, *vectors[:2])
     if rank > 2 and op.dtype(x) != torch.float64:
-        weight, bias = or_filled(op, weight, x, 1, channels), or_filled(op, bias, x, 0, channels)
+        weight, bias = fill_if_none(op, weight, x, 1, channels), fill_if_none(op, bias, x, 0, channels)
         return op.cast(op.InstanceNormalization(x, weight, bias, epsilon=float(eps)), op.result.dtype)
-    x, weight, bias = widened(op, x, weight, bias)
-    centred, _, variance = statistics(op, x, list(range(2, rank)))
-    result = channel_scaled(op, divided(op, centred, variance, eps), weight, bias, rank)
+    x, weight, bias = promote_to_float32(op, x, weight, bias)
+    centred, _, variance = compute_statistics(op, x, list(range(2, rank)))
+    result = apply_channel_affine(op, divide_by_deviation(op, centred, variance, eps), weight, bias, rank)
     return op.cast(result, op.result.dtype)
 
 
-instance_norm.types(as_first)
+instance_norm.types(first_operand_type)
 
 
 @instance_norm.samples
 def _(draw, s):
     x = draw(s.tensor(rank=(3, 5), side=(2, 5), dtype=FLOATS))
     use_input_stats = draw(s.booleans())
-    weight, bias, mean, var = _channel_operands(draw, s, x)
+    weight, bias, mean, var = _draw_channel_operands(draw, s, x)
     if use_input_stats and draw(s.booleans()):
         mean = var = None
     return s.call(
@@ -218,7 +218,7 @@ def _(draw, s):
     )
 
 
-@operator(aten.group_norm.default, quant=OWN_SCALE, error=NORM)
+@operator(aten.group_norm.default, quant=OWN_QPARAMS, error=NORM)
 def group_norm(
     x: Tensor,
     weight: Tensor | None = None,
@@ -236,19 +236,19 @@ def _(op, x, weight, bias, *, num_groups, eps):
     rank, shape = op.rank(x), op.shape(x)
     if 0 in shape:  # ONNX Runtime 1.31 crashes on an empty InstanceNormalization in half precision
         return op.Identity(op.cast(x, op.result.dtype))
-    x, weight, bias = together(op, x, weight, bias)
+    x, weight, bias = promote_together(op, x, weight, bias)
     grouped = op.reshape(x, (shape[0], num_groups, floor_divide(math.prod(shape[1:]), num_groups)))
     if op.dtype(x) == torch.float64:
-        centred, _, variance = statistics(op, grouped, [2])
-        normal = divided(op, centred, variance, eps)
+        centred, _, variance = compute_statistics(op, grouped, [2])
+        normal = divide_by_deviation(op, centred, variance, eps)
     else:
-        one, zero = or_filled(op, None, x, 1, num_groups), or_filled(op, None, x, 0, num_groups)
+        one, zero = fill_if_none(op, None, x, 1, num_groups), fill_if_none(op, None, x, 0, num_groups)
         normal = op.InstanceNormalization(grouped, one, zero, epsilon=float(eps))
-    result = channel_scaled(op, op.reshape(normal, shape), weight, bias, rank)
+    result = apply_channel_affine(op, op.reshape(normal, shape), weight, bias, rank)
     return op.cast(result, op.result.dtype)
 
 
-group_norm.types(as_first)
+group_norm.types(first_operand_type)
 
 
 @group_norm.samples
@@ -257,11 +257,11 @@ def _(draw, s):
     shape = list(draw(s.tensor(rank=(2, 5), side=(2, 4))).shape)
     shape[1] = num_groups * draw(s.integers(1, 3))
     x = draw(s.tensor(shape=shape, dtype=FLOATS))
-    weight, bias, _, _ = _channel_operands(draw, s, x)
+    weight, bias, _, _ = _draw_channel_operands(draw, s, x)
     return s.call(x, weight, bias, num_groups=num_groups, eps=draw(s.choice(*EPSILONS)))
 
 
-def _updated(x, running_mean, running_var, momentum, per_instance):
+def _update_running_statistics(x, running_mean, running_var, momentum, per_instance):
     """Return the running statistics after one batch, exactly as the module updates them."""
     mean, var = running_mean.clone(), running_var.clone()
     update = torch.instance_norm if per_instance else torch.batch_norm
@@ -269,7 +269,7 @@ def _updated(x, running_mean, running_var, momentum, per_instance):
     return mean, var
 
 
-def _moved(op, running, batch, shape, *, momentum, per_instance):
+def _blend_running_statistic(op, running, batch, shape, *, momentum, per_instance):
     """Return ``(1 - momentum) * running + momentum * batch`` in the dtype of the running statistics.
 
     An empty batch leaves them unchanged, but eager's mean over 0 instances is NaN.
@@ -279,13 +279,13 @@ def _moved(op, running, batch, shape, *, momentum, per_instance):
     old = op.Mul(wide, op.like(batch, 1 - momentum))
     moved = op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
     if op.sizes.may_be_zero(count):
-        moved = op.Where(is_any(op, count), moved, running)
+        moved = op.Where(is_nonempty(op, count), moved, running)
     if per_instance and op.sizes.may_be_zero(shape[0]):
-        moved = op.Where(is_any(op, shape[0]), moved, op.like(running, math.nan))
+        moved = op.Where(is_nonempty(op, shape[0]), moved, op.like(running, math.nan))
     return moved
 
 
-def _as_running(x, running, *, momentum, per_instance):
+def _running_type(x, running, *, momentum, per_instance):
     return running
 
 
@@ -305,18 +305,18 @@ def running_mean_update(x: Tensor, running_mean: Tensor, *, momentum: float, per
 
     ``per_instance`` averages per-image statistics, as instance normalization does.
     """
-    return _updated(x, running_mean, torch.ones_like(running_mean), momentum, per_instance)[0]
+    return _update_running_statistics(x, running_mean, torch.ones_like(running_mean), momentum, per_instance)[0]
 
 
 @running_mean_update.onnx
 def _(op, x, running_mean, *, momentum, per_instance):
     shape = op.shape(x)
-    (x,) = widened(op, x)
-    mean = op.ReduceMean(x, op.ints(all_but_channels(len(shape))), keepdims=0)
-    return _moved(op, running_mean, mean, shape, momentum=momentum, per_instance=per_instance)
+    (x,) = promote_to_float32(op, x)
+    mean = op.ReduceMean(x, op.ints(non_channel_axes(len(shape))), keepdims=0)
+    return _blend_running_statistic(op, running_mean, mean, shape, momentum=momentum, per_instance=per_instance)
 
 
-running_mean_update.types(_as_running)
+running_mean_update.types(_running_type)
 running_mean_update.samples(_update_samples(-1, 1))
 
 
@@ -326,22 +326,22 @@ def running_var_update(x: Tensor, running_var: Tensor, *, momentum: float, per_i
 
     ``per_instance`` averages per-image statistics, as instance normalization does.
     """
-    return _updated(x, torch.zeros_like(running_var), running_var, momentum, per_instance)[1]
+    return _update_running_statistics(x, torch.zeros_like(running_var), running_var, momentum, per_instance)[1]
 
 
 @running_var_update.onnx
 def _(op, x, running_var, *, momentum, per_instance):
     shape = op.shape(x)
-    axes = list(range(2, len(shape))) if per_instance else all_but_channels(len(shape))
+    axes = list(range(2, len(shape))) if per_instance else non_channel_axes(len(shape))
     count = functools.reduce(lambda a, b: a * b, (shape[i] for i in axes), 1)
-    (x,) = widened(op, x)
+    (x,) = promote_to_float32(op, x)
     centred = op.Sub(x, op.ReduceMean(x, op.ints(axes), keepdims=1))
     total = op.ReduceSum(op.Mul(centred, centred), op.ints(axes), keepdims=0)
     variance = op.Div(total, op.scalar(count - 1, op.dtype(x)))
     if per_instance:
         variance = op.ReduceMean(variance, op.ints([0]), keepdims=0)
-    return _moved(op, running_var, variance, shape, momentum=momentum, per_instance=per_instance)
+    return _blend_running_statistic(op, running_var, variance, shape, momentum=momentum, per_instance=per_instance)
 
 
-running_var_update.types(_as_running)
+running_var_update.types(_running_type)
 running_var_update.samples(_update_samples(0.1, 2))

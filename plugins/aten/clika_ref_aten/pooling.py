@@ -13,23 +13,28 @@ from torch.utils._sympy.functions import Min
 from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import as_expression, batched, ceil_divide, floor_divide, padded, spread
+from clika_ref_aten.spatial import allow_unbatched, as_expression, ceil_divide, expand_per_dim, floor_divide, pad_zeros
 
 aten = torch.ops.aten
 
-AS_FLOATS = {torch.int16: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}
+MAX_POOL_DTYPES = {torch.int16: torch.float32, torch.int32: torch.float64, torch.int64: torch.float64}
 """Integer dtypes without a MaxPool in ONNX, and float dtypes that hold them exactly (int64 up to 2**53)."""
 
 
-def _windows(sides, kernel_size, stride, padding, dilation=1):
+def _window_attributes(sides, kernel_size, stride, padding, dilation=1):
     """Return kernel, stride, padding and dilation per dim; the stride defaults to the kernel size."""
-    kernel = spread(kernel_size, sides)
-    return kernel, spread(stride or kernel, sides), spread(padding, sides), spread(dilation, sides)
+    kernel = expand_per_dim(kernel_size, sides)
+    return (
+        kernel,
+        expand_per_dim(stride or kernel, sides),
+        expand_per_dim(padding, sides),
+        expand_per_dim(dilation, sides),
+    )
 
 
-def _count(n, k, s, p, d, *, ceil_mode) -> Any:
+def _window_count(n, k, s, p, d, *, ceil_mode) -> Any:
     """Return the number of windows along a dim; the last one must start inside it or in the padding before it."""
     covered = n + 2 * p - d * (k - 1) - 1
     if not ceil_mode:
@@ -42,14 +47,14 @@ def _type(sides, *extra):
     """Return the type rule of a pooling: fake tensors check whether a symbolic dim is large enough."""
 
     def rule(x, *, kernel_size, stride, padding, dilation=1, ceil_mode, **_):
-        windows = zip(x.shape[-sides:], *_windows(sides, kernel_size, stride, padding, dilation), strict=True)
-        shape = (*x.shape[:-sides], *(_count(*window, ceil_mode=ceil_mode) for window in windows))
+        windows = zip(x.shape[-sides:], *_window_attributes(sides, kernel_size, stride, padding, dilation), strict=True)
+        shape = (*x.shape[:-sides], *(_window_count(*window, ceil_mode=ceil_mode) for window in windows))
         return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
 
     return rule
 
 
-def _ends(lengths, counts, windows, *, ceil_mode):
+def _end_paddings(lengths, counts, windows, *, ceil_mode):
     """Return the padding after each dim that makes all windows fit, or None if it is unknown or ONNX rejects it.
 
     It replaces ONNX's ``ceil_mode``, because runtimes disagree on windows that start in the padding.
@@ -64,7 +69,7 @@ def _ends(lengths, counts, windows, *, ceil_mode):
     return ends if all(end < k for end, k in zip(ends, kernel, strict=True)) else None
 
 
-def _cut(op, x, counts):
+def _crop_windows(op, x, counts):
     """Return the first ``counts`` windows of each spatial dim: only ONNX has windows that start beyond."""
     axes = list(range(-len(counts), 0))
     return op.Slice(x, op.ints([0] * len(axes)), op.ints(counts), op.ints(axes))
@@ -72,12 +77,12 @@ def _cut(op, x, counts):
 
 def _max_pool(sides, outputs=1):
     def lower(op, x, *, kernel_size, stride, padding, dilation, ceil_mode):
-        windows = _windows(sides, kernel_size, stride, padding, dilation)
+        windows = _window_attributes(sides, kernel_size, stride, padding, dilation)
         kernel, strides, begins, dilations = windows
         lengths, counts = op.shape(x)[-sides:], op.result.shape[-sides:]
-        ends = _ends(lengths, counts, windows, ceil_mode=ceil_mode)
+        ends = _end_paddings(lengths, counts, windows, ceil_mode=ceil_mode)
         pooled = op.MaxPool(
-            op.cast(x, AS_FLOATS.get(op.dtype(x), op.dtype(x))),
+            op.cast(x, MAX_POOL_DTYPES.get(op.dtype(x), op.dtype(x))),
             outputs=outputs,
             kernel_shape=kernel,
             strides=strides,
@@ -87,14 +92,14 @@ def _max_pool(sides, outputs=1):
         )
         values, *indices = [pooled] if outputs == 1 else pooled
         indices = [op.declare(i, torch.int64) for i in indices]
-        kept = [r if ends is not None else _cut(op, r, counts) for r in (values, *indices)]
+        kept = [r if ends is not None else _crop_windows(op, r, counts) for r in (values, *indices)]
         values = op.cast(kept[0], op.dtype(x))
         if outputs == 1:
             return values
         plane = math.prod(lengths)  # ONNX returns flat indices of the whole tensor, PyTorch of one plane
         return values, op.Mod(kept[1], op.scalar(plane, torch.int64))
 
-    return batched(sides, lower)
+    return allow_unbatched(sides, lower)
 
 
 def _samples(sides, dtypes, *, dilated, unique=False):
@@ -118,7 +123,7 @@ def _samples(sides, dtypes, *, dilated, unique=False):
 NUMBERS = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@operator(aten.max_pool1d.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.max_pool1d.default, quant=SHARED_QPARAMS, error=EXACT)
 def max_pool1d(
     x: Tensor,
     *,
@@ -137,7 +142,7 @@ max_pool1d.onnx(_max_pool(1))
 max_pool1d.samples(_samples(1, torch.float32, dilated=True))
 
 
-@operator(aten.max_pool2d.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.max_pool2d.default, quant=SHARED_QPARAMS, error=EXACT)
 def max_pool2d(
     x: Tensor,
     *,
@@ -156,7 +161,7 @@ max_pool2d.onnx(_max_pool(2))
 max_pool2d.samples(_samples(2, NUMBERS, dilated=True))
 
 
-@operator(aten.max_pool3d.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.max_pool3d.default, quant=SHARED_QPARAMS, error=EXACT)
 def max_pool3d(
     x: Tensor,
     *,
@@ -175,7 +180,7 @@ max_pool3d.onnx(_max_pool(3))
 max_pool3d.samples(_samples(3, NUMBERS, dilated=True))
 
 
-@operator(aten.max_pool1d_with_indices.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.max_pool1d_with_indices.default, quant=SHARED_QPARAMS, error=EXACT)
 def max_pool1d_with_indices(
     x: Tensor,
     *,
@@ -194,7 +199,7 @@ max_pool1d_with_indices.onnx(_max_pool(1, outputs=2))
 max_pool1d_with_indices.samples(_samples(1, torch.float32, dilated=True, unique=True))
 
 
-@operator(aten.max_pool2d_with_indices.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.max_pool2d_with_indices.default, quant=SHARED_QPARAMS, error=EXACT)
 def max_pool2d_with_indices(
     x: Tensor,
     *,
@@ -213,7 +218,7 @@ max_pool2d_with_indices.onnx(_max_pool(2, outputs=2))
 max_pool2d_with_indices.samples(_samples(2, NUMBERS[:-2], dilated=True, unique=True))
 
 
-@operator(aten.max_pool3d_with_indices.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.max_pool3d_with_indices.default, quant=SHARED_QPARAMS, error=EXACT)
 def max_pool3d_with_indices(
     x: Tensor,
     *,
@@ -234,19 +239,19 @@ max_pool3d_with_indices.samples(_samples(3, torch.float32, dilated=True, unique=
 
 def _avg_pool(sides):
     def lower(op, x, *, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
-        windows = _windows(sides, kernel_size, stride, padding)
+        windows = _window_attributes(sides, kernel_size, stride, padding)
         kernel, strides, begins, _ = windows
         lengths, counts = op.shape(x)[-sides:], op.result.shape[-sides:]
-        ends = _ends(lengths, counts, windows, ceil_mode=ceil_mode)
+        ends = _end_paddings(lengths, counts, windows, ceil_mode=ceil_mode)
         counted = count_include_pad or divisor_override is not None
         if counted and ceil_mode and any(begins):
             # Padding counts in the mean, but the rest of a window beyond it does not, so padding must be real elements.
-            x = padded(op, x, begins, begins)
+            x = pad_zeros(op, x, begins, begins)
             ends = None if ends is None else [end - p for end, p in zip(ends, begins, strict=True)]
             begins = (0,) * sides
         whole = divisor_override is not None and ceil_mode
         if whole:  # a sum: elements beyond the padding must be zeros that count
-            x = padded(op, x, [0] * sides, [s - 1 for s in strides])
+            x = pad_zeros(op, x, [0] * sides, [s - 1 for s in strides])
         pads = [*begins, *(begins if ends is None or whole else ends)]
         pooled = op.AveragePool(
             x,
@@ -257,12 +262,12 @@ def _avg_pool(sides):
             count_include_pad=1 if counted and any(pads) and not ceil_mode else None,
         )
         if ends is None or whole:
-            pooled = _cut(op, pooled, counts)
+            pooled = _crop_windows(op, pooled, counts)
         if divisor_override is None:
             return pooled
         return op.Mul(pooled, op.like(pooled, math.prod(kernel) / divisor_override))
 
-    return batched(sides, lower)
+    return allow_unbatched(sides, lower)
 
 
 def _samples_of_averages(sides, *, divided):
@@ -276,7 +281,7 @@ def _samples_of_averages(sides, *, divided):
     return sample
 
 
-@operator(aten.avg_pool1d.default, quant=OWN_SCALE, error=DOT)
+@operator(aten.avg_pool1d.default, quant=OWN_QPARAMS, error=DOT)
 def avg_pool1d(
     x: Tensor,
     *,
@@ -295,7 +300,7 @@ avg_pool1d.onnx(_avg_pool(1))
 avg_pool1d.samples(_samples_of_averages(1, divided=False))
 
 
-@operator(aten.avg_pool2d.default, quant=OWN_SCALE, error=DOT)
+@operator(aten.avg_pool2d.default, quant=OWN_QPARAMS, error=DOT)
 def avg_pool2d(
     x: Tensor,
     *,
@@ -315,7 +320,7 @@ avg_pool2d.onnx(_avg_pool(2))
 avg_pool2d.samples(_samples_of_averages(2, divided=True))
 
 
-@operator(aten.avg_pool3d.default, quant=OWN_SCALE, error=DOT)
+@operator(aten.avg_pool3d.default, quant=OWN_QPARAMS, error=DOT)
 def avg_pool3d(
     x: Tensor,
     *,

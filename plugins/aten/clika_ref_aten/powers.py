@@ -10,8 +10,17 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import OWN_SCALE
-from clika_ref_aten.elementwise import ANY, FLOATS, NUMBERS, computed, one, operand_for, two, unary
+from clika_ref.core.traits import OWN_QPARAMS
+from clika_ref_aten.elementwise import (
+    ALL_DTYPES,
+    FLOATS,
+    NUMBERS,
+    add_node_via,
+    binary_sampler,
+    draw_operand_for,
+    unary_lowering,
+    unary_sampler,
+)
 
 aten = torch.ops.aten
 
@@ -37,18 +46,18 @@ def _power(op, x, y):
         case -1:
             return op.Reciprocal(x)
         case int() if not dtype.is_floating_point and exponent > 1:
-            return _product(op, x, exponent)
+            return _power_by_squaring(op, x, exponent)
     if isinstance(exponent, int | float) and _is_rounded(exponent, dtype):
         return op.Pow(x, op.scalar(exponent, torch.float64))  # a large base would amplify the rounding error
     narrow = dict.fromkeys((torch.int16, torch.int8, torch.uint8), torch.int64)
-    return computed(op, "Pow", x, y, via=narrow)
+    return add_node_via(op, "Pow", x, y, via=narrow)
 
 
 def _is_rounded(exponent: float, dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and torch.tensor(exponent, dtype=dtype).item() != exponent
 
 
-def _product(op, x, exponent: int):
+def _power_by_squaring(op, x, exponent: int):
     """Compute an integer power by repeated squaring: ONNX Runtime's Pow rounds integers to float64."""
     result = None
     while exponent:
@@ -66,7 +75,7 @@ pow_.onnx(_power)
 def _(draw, s):
     form = draw(s.choice("integer", "root", "number first", "tensors"))
     if form == "integer":
-        return s.call(draw(s.tensor(dtype=ANY)), draw(s.choice(2, 0, 1, 3, 4, 5)))
+        return s.call(draw(s.tensor(dtype=ALL_DTYPES)), draw(s.choice(2, 0, 1, 3, 4, 5)))
     x = draw(s.tensor(dtype=FLOATS, low=0.3, high=3))
     if form == "root":
         return s.call(x, draw(s.choice(0.5, -0.5, -1, -2.0, 1.7)))
@@ -74,7 +83,7 @@ def _(draw, s):
         return s.call(draw(s.choice(2, 10000.0, 0.5)), draw(s.tensor(dtype=NUMBERS, low=0, high=3)))
     low = 0.6
     x = draw(s.tensor(dtype=NUMBERS, low=low, high=3))
-    return s.call(x, operand_for(draw, s, x, dtype=NUMBERS, number=False, low=low, high=3))
+    return s.call(x, draw_operand_for(draw, s, x, dtype=NUMBERS, number=False, low=low, high=3))
 
 
 @operator(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar, error=ulp(8))
@@ -90,10 +99,10 @@ float_power.onnx(_power)
 def _(draw, s):
     if draw(s.booleans()):
         return s.call(draw(s.floats(0.5, 3)), draw(s.tensor(dtype=NUMBERS)))
-    return two(dtype=NUMBERS, low=0.6, high=3)(draw, s)
+    return binary_sampler(dtype=NUMBERS, low=0.6, high=3)(draw, s)
 
 
-@operator(aten.square.default, quant=OWN_SCALE, error=ulp(8))
+@operator(aten.square.default, quant=OWN_QPARAMS, error=ulp(8))
 def square(x: Tensor) -> Tensor:
     """``x * x``, elementwise."""
     return torch.square(x)
@@ -105,7 +114,7 @@ def _(op, x):
     return op.Mul(x, x)
 
 
-square.samples(one(dtype=ANY))
+square.samples(unary_sampler(dtype=ALL_DTYPES))
 
 
 @operator(aten.sqrt.default, error=ulp(8))
@@ -114,8 +123,8 @@ def sqrt(x: Tensor) -> Tensor:
     return torch.sqrt(x)
 
 
-sqrt.onnx(unary("Sqrt"))
-sqrt.samples(one(dtype=ANY, low=0, high=9))
+sqrt.onnx(unary_lowering("Sqrt"))
+sqrt.samples(unary_sampler(dtype=ALL_DTYPES, low=0, high=9))
 
 
 @operator(aten.rsqrt.default, error=ulp(8))
@@ -130,7 +139,7 @@ def _(op, x):
     return op.Reciprocal(op.Sqrt(x))
 
 
-rsqrt.samples(one(dtype=NUMBERS, low=0.6, high=9))
+rsqrt.samples(unary_sampler(dtype=NUMBERS, low=0.6, high=9))
 
 
 @operator(aten.hypot.default, error=ulp(8))
@@ -151,4 +160,4 @@ def _(op, x, y):
     return op.Where(op.Or(op.Equal(x, infinity), op.Equal(y, infinity)), infinity, length)
 
 
-hypot.samples(two(dtype=FLOATS, number=False))
+hypot.samples(binary_sampler(dtype=FLOATS, number=False))

@@ -13,24 +13,24 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import Dim, TensorType
-from clika_ref_aten.exported_quantization import exported_dequantize, exported_few_bits, exported_quantize
+from clika_ref_aten.exported_quantization import export_dequantize, export_low_bit_dequantize, export_quantize
 
-QUANTIZED = (torch.int8, torch.uint8)
+QUANTIZED_DTYPES = (torch.int8, torch.uint8)
 """Result dtypes of ``quantize``; INT4 uses them with a narrower range, and is packed where it is stored."""
 
-STORED = (torch.int8, torch.uint8, torch.int32)
+DEQUANTIZE_DTYPES = (torch.int8, torch.uint8, torch.int32)
 """Operand dtypes of ``dequantize``; biases are stored as int32."""
 
-FEW_BITS, EIGHT_BITS = 4, 8
+FOUR_BITS, EIGHT_BITS = 4, 8
 """Supported bit widths of quantized integers."""
 
-OPSET_OF_HALF_SCALES = 19
+HALF_SCALE_OPSET = 19
 """The first opset with half-precision scales."""
 
-OPSET_OF_FEW_BITS = 21
+INT4_OPSET = 21
 """The first opset with block-wise scales and INT4."""
 
-RANGES = (
+SAMPLE_RANGES = (
     (torch.int8, None, None),
     (torch.uint8, None, None),
     (torch.int8, -127, 127),
@@ -40,7 +40,7 @@ RANGES = (
 )
 """Integer ranges to draw: full and symmetric INT8, INT4, and one with a narrower end."""
 
-SCALES = (1.0, 0.03125, 0.05, 1 / 3)
+SAMPLE_SCALES = (1.0, 0.03125, 0.05, 1 / 3)
 """Scales to draw: powers of two produce rounding ties, the others have no exact reciprocal."""
 
 SCALE_DOMAIN = (2.0**-126, 2.0**100)
@@ -67,22 +67,26 @@ def quantize(
     Raises:
         ModelError: the range exceeds that of the dtype, or a number is not a valid scale or zero point.
     """
-    low, high = bounds(dtype, quant_min, quant_max)
-    _refuse_odd_numbers(scale, zero_point, dtype)
+    low, high = integer_bounds(dtype, quant_min, quant_max)
+    _check_scale_and_zero_point(scale, zero_point, dtype)
     if torch.compiler.is_exporting() and (axis is not None or quant_min is quant_max is None):
-        return exported_quantize(x, scale, zero_point, low, high, dtype=dtype, axis=axis)
-    steps = torch.div(x.float(), _spread(scale, x, axis)).round_().add_(_spread(zero_point, x, axis))
+        return export_quantize(x, scale, zero_point, low, high, dtype=dtype, axis=axis)
+    steps = (
+        torch.div(x.float(), _reshape_along_axis(scale, x, axis))
+        .round_()
+        .add_(_reshape_along_axis(zero_point, x, axis))
+    )
     return steps.clamp_(low, high).to(dtype)
 
 
-def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
+def integer_bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> tuple[int, int]:
     """Return the smallest and the largest integer of a quantized range.
 
     Raises:
-        ModelError: the dtype is not in `QUANTIZED`, or the range exceeds that of the dtype.
+        ModelError: the dtype is not in `QUANTIZED_DTYPES`, or the range exceeds that of the dtype.
     """
-    if dtype not in QUANTIZED:
-        msg = f"quantize makes {', '.join(map(str, QUANTIZED))}, not {dtype}"
+    if dtype not in QUANTIZED_DTYPES:
+        msg = f"quantize makes {', '.join(map(str, QUANTIZED_DTYPES))}, not {dtype}"
         raise ModelError(msg)
     info = torch.iinfo(dtype)
     low = info.min if quant_min is None else quant_min
@@ -93,7 +97,7 @@ def bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | None) -> 
     return low, high
 
 
-def _refuse_odd_numbers(scale: Tensor | Number, zero_point: Tensor | Number | None, dtype: torch.dtype) -> None:
+def _check_scale_and_zero_point(scale: Tensor | Number, zero_point: Tensor | Number | None, dtype: torch.dtype) -> None:
     """Reject a number that is not a valid scale, or not a zero point of the dtype; tensors are not checked."""
     if isinstance(scale, int | float) and not 0 < scale < math.inf:
         msg = f"a scale of {scale} has no meaning; it must be above 0 and finite"
@@ -104,18 +108,18 @@ def _refuse_odd_numbers(scale: Tensor | Number, zero_point: Tensor | Number | No
         raise ModelError(msg)
 
 
-def _spread(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
+def _reshape_along_axis(parameter: Tensor | Number, x: Tensor, axis: int | None) -> Tensor | Number:
     """Return a scale or zero point in float32, reshaped to broadcast along the axis."""
     if not isinstance(parameter, Tensor):
         return float(parameter)  # float32 arithmetic rounds it; a tensor would cause graph breaks in torch.compile
-    return parameter.float() if axis is None else parameter.float().reshape(_along(x.ndim, axis))
+    return parameter.float() if axis is None else parameter.float().reshape(_axis_shape(x.ndim, axis))
 
 
-def _along(rank: int, axis: int) -> tuple[int, ...]:
+def _axis_shape(rank: int, axis: int) -> tuple[int, ...]:
     return tuple(-1 if i == axis % rank else 1 for i in range(rank))
 
 
-def _refuse_misfits(x: TensorType, axis: int | None, *parameters: object) -> None:
+def _check_qparam_shapes(x: TensorType, axis: int | None, *parameters: object) -> None:
     """Reject an axis that does not exist, and parameters without exactly one element per index of the axis."""
     if axis is not None and not -x.rank <= axis < x.rank:
         msg = f"axis {axis} of {x} does not exist"
@@ -134,15 +138,15 @@ def _refuse_misfits(x: TensorType, axis: int | None, *parameters: object) -> Non
 
 @quantize.types
 def _(x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    bounds(dtype, quant_min, quant_max)
-    _refuse_odd_numbers(scale, zero_point, dtype)
-    _refuse_misfits(x, axis, scale, zero_point)
+    integer_bounds(dtype, quant_min, quant_max)
+    _check_scale_and_zero_point(scale, zero_point, dtype)
+    _check_qparam_shapes(x, axis, scale, zero_point)
     return TensorType(dtype, x.shape)
 
 
 @quantize.onnx
 def _(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
-    kind = _kind_of(op, scale, op.dtype(x))
+    kind = _computation_dtype(op, scale, op.dtype(x))
     scale, zero_point = op.promote(scale, to=kind)[0], op.promote(zero_point, to=dtype)[0]
     result = op.QuantizeLinear(op.cast(x, kind), scale, zero_point, axis=axis)
     op.declare(result, dtype)
@@ -150,28 +154,28 @@ def _(op, x, scale, zero_point, *, dtype, quant_min, quant_max, axis):
     return result if low is None and high is None else op.Clip(result, low, high)
 
 
-def _kind_of(op, scale, dtype: torch.dtype) -> torch.dtype:
+def _computation_dtype(op, scale, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the computation in ONNX: ``dtype`` if the scale has it too, otherwise float32."""
     if isinstance(scale, int | float) or op.dtype(scale) != dtype or dtype == torch.float32:
         return torch.float32
-    op.require(OPSET_OF_HALF_SCALES)
+    op.require_opset(HALF_SCALE_OPSET)
     return dtype
 
 
 @quantize.samples
 def _(draw, s):
-    dtype, quant_min, quant_max = draw(s.choice(*RANGES))
-    low, high = bounds(dtype, quant_min, quant_max)
+    dtype, quant_min, quant_max = draw(s.choice(*SAMPLE_RANGES))
+    low, high = integer_bounds(dtype, quant_min, quant_max)
     axis = draw(s.choice(None, None, 0, 1, -1))
     rank = (0, 5) if axis is None else (2, 5)
     reach = 4.0 if high > 15 else 1.0
     floats = (torch.float32, torch.float16)
     x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, nan=False))
     attrs = {"dtype": dtype, "quant_min": quant_min, "quant_max": quant_max, "axis": axis}
-    return s.call(x, *_parameters(draw, s, x, axis, (dtype, torch.int32, torch.int64), low, high), **attrs)
+    return s.call(x, *_draw_qparams(draw, s, x, axis, (dtype, torch.int32, torch.int64), low, high), **attrs)
 
 
-def _parameters(draw, s, x, axis: int | None, dtypes: tuple[torch.dtype, ...], low: int, high: int):
+def _draw_qparams(draw, s, x, axis: int | None, dtypes: tuple[torch.dtype, ...], low: int, high: int):
     """Draw the scale and the zero point."""
     ends = {"low": low, "high": high, "domain": (low, high)}
     scales = {"low": 0.02, "high": 0.1, "domain": SCALE_DOMAIN}
@@ -180,7 +184,7 @@ def _parameters(draw, s, x, axis: int | None, dtypes: tuple[torch.dtype, ...], l
     elif draw(s.booleans()):
         shape = ()
     else:
-        return draw(s.choice(*SCALES)), draw(s.choice((low + high + 1) // 2, low, high, low + 7))
+        return draw(s.choice(*SAMPLE_SCALES)), draw(s.choice((low + high + 1) // 2, low, high, low + 7))
     return draw(s.tensor(shape=shape, **scales)), draw(s.tensor(shape=shape, dtype=draw(s.choice(*dtypes)), **ends))
 
 
@@ -205,45 +209,47 @@ def dequantize(
     Raises:
         ModelError: a number is not a valid scale or zero point.
     """
-    _refuse_odd_numbers(scale, zero_point, x.dtype)
+    _check_scale_and_zero_point(scale, zero_point, x.dtype)
     if torch.compiler.is_exporting() and block_size is None and bits == EIGHT_BITS:
-        return exported_dequantize(x, scale, zero_point, dtype=dtype, axis=axis)
+        return export_dequantize(x, scale, zero_point, dtype=dtype, axis=axis)
     if torch.compiler.is_exporting() and isinstance(scale, Tensor) and torch.onnx.is_in_onnx_export():
-        return exported_few_bits(x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
-    steps = x.to(torch.float32 if x.dtype in QUANTIZED else torch.int64)  # they hold the differences
+        return export_low_bit_dequantize(x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
+    steps = x.to(torch.float32 if x.dtype in QUANTIZED_DTYPES else torch.int64)  # they hold the differences
     if isinstance(zero_point, Tensor):
         zero_point = (
-            zero_point.to(steps.dtype) if axis is None else zero_point.to(steps.dtype).reshape(_along(x.ndim, axis))
+            zero_point.to(steps.dtype)
+            if axis is None
+            else zero_point.to(steps.dtype).reshape(_axis_shape(x.ndim, axis))
         )
     if zero_point is not None:
         steps.sub_(zero_point)
     if block_size is not None and isinstance(scale, Tensor):
         return steps.float().mul_(scale.float().repeat_interleave(block_size, axis)).to(dtype)
-    return steps.float().mul_(_spread(scale, x, axis)).to(dtype)
+    return steps.float().mul_(_reshape_along_axis(scale, x, axis)).to(dtype)
 
 
 @dequantize.types
 def _(x, scale, zero_point, *, dtype, axis, block_size, bits):
-    if x.dtype not in STORED:
-        msg = f"dequantize takes {', '.join(map(str, STORED))}, not {x}"
+    if x.dtype not in DEQUANTIZE_DTYPES:
+        msg = f"dequantize takes {', '.join(map(str, DEQUANTIZE_DTYPES))}, not {x}"
         raise ModelError(msg)
-    _refuse_odd_numbers(scale, zero_point, x.dtype)
+    _check_scale_and_zero_point(scale, zero_point, x.dtype)
     if block_size is None:
-        _refuse_misfits(x, axis, scale, zero_point)
+        _check_qparam_shapes(x, axis, scale, zero_point)
     else:
-        _refuse_odd_blocks(x, axis, block_size, scale)
-    if bits not in (FEW_BITS, EIGHT_BITS):
-        msg = f"dequantize takes integers of {EIGHT_BITS} bits or of {FEW_BITS}, not of {bits}"
+        _check_blocks(x, axis, block_size, scale)
+    if bits not in (FOUR_BITS, EIGHT_BITS):
+        msg = f"dequantize takes integers of {EIGHT_BITS} bits or of {FOUR_BITS}, not of {bits}"
         raise ModelError(msg)
-    if (bits == FEW_BITS or block_size is not None) and (x.dtype != torch.int8 or zero_point is not None):
-        msg = f"blocks and integers of {FEW_BITS} bits are held in int8 and have no zero point; {x} has {zero_point}"
+    if (bits == FOUR_BITS or block_size is not None) and (x.dtype != torch.int8 or zero_point is not None):
+        msg = f"blocks and integers of {FOUR_BITS} bits are held in int8 and have no zero point; {x} has {zero_point}"
         raise ModelError(msg)
     return TensorType(dtype, x.shape)
 
 
-def _refuse_odd_blocks(x: TensorType, axis: int | None, block_size: int, scale: object) -> None:
+def _check_blocks(x: TensorType, axis: int | None, block_size: int, scale: object) -> None:
     """Reject a block size that does not divide the axis, and scales without one element per block."""
-    _refuse_misfits(x, axis)
+    _check_qparam_shapes(x, axis)
     if axis is None or block_size < 1 or is_symbolic(x.shape[axis]) or int(x.shape[axis]) % block_size:
         msg = f"blocks of {block_size} along axis {axis} do not divide {x}"
         raise ModelError(msg)
@@ -256,15 +262,15 @@ def _refuse_odd_blocks(x: TensorType, axis: int | None, block_size: int, scale: 
 
 @dequantize.onnx
 def _(op, x, scale, zero_point, *, dtype, axis, block_size, bits):
-    if block_size is not None or bits == FEW_BITS:
-        return _dequantize_few(op, x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
+    if block_size is not None or bits == FOUR_BITS:
+        return _lower_low_bit_dequantize(op, x, scale, dtype=dtype, axis=axis, block_size=block_size, bits=bits)
     stored, shape = op.dtype(x), () if isinstance(scale, int | float) else op.shape(scale)
-    kind = torch.float32 if stored == torch.int32 else _kind_of(op, scale, dtype)
+    kind = torch.float32 if stored == torch.int32 else _computation_dtype(op, scale, dtype)
     (scale,) = op.promote(scale, to=kind)
     if stored == torch.int32 and zero_point is not None:  # ONNX has no zero point for int32
         offset = op.promote(zero_point, to=torch.int64)[0]
         if axis is not None:
-            offset, scale = (op.Reshape(p, op.ints(_along(op.rank(x), axis))) for p in (offset, scale))
+            offset, scale = (op.Reshape(p, op.ints(_axis_shape(op.rank(x), axis))) for p in (offset, scale))
         steps = op.cast(op.Sub(op.cast(x, torch.int64), offset), torch.float32)
         return op.cast(op.Mul(steps, scale), dtype)
     if zero_point is not None:
@@ -275,15 +281,15 @@ def _(op, x, scale, zero_point, *, dtype, axis, block_size, bits):
     return op.cast(op.declare(result, kind), dtype)
 
 
-def _dequantize_few(op, x, scale, *, dtype, axis, block_size, bits):
+def _lower_low_bit_dequantize(op, x, scale, *, dtype, axis, block_size, bits):
     """Lower block-wise and INT4 dequantization, which need a newer opset."""
-    op.require(OPSET_OF_FEW_BITS)
+    op.require_opset(INT4_OPSET)
     is_one_block = block_size is not None and op.shape(scale) == (1,)
-    kind = _kind_of(op, scale, dtype)
+    kind = _computation_dtype(op, scale, dtype)
     (scale,) = op.promote(scale, to=kind)
     if is_one_block:  # ONNX Runtime 1.31 treats a vector of one scale as a per-tensor scale
         scale, axis, block_size = op.Reshape(scale, op.ints([])), None, None
-    result = op.DequantizeLinear(op.of_four_bits(x) if bits == FEW_BITS else x, scale, axis=axis, block_size=block_size)
+    result = op.DequantizeLinear(op.as_int4(x) if bits == FOUR_BITS else x, scale, axis=axis, block_size=block_size)
     return op.cast(op.declare(result, kind), dtype)
 
 
@@ -297,21 +303,21 @@ def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):
 
 @dequantize.samples
 def _(draw, s):
-    few = draw(s.choice(None, None, (FEW_BITS, None), (FEW_BITS, 2), (EIGHT_BITS, 2), (EIGHT_BITS, 16)))
+    few = draw(s.choice(None, None, (FOUR_BITS, None), (FOUR_BITS, 2), (EIGHT_BITS, 2), (EIGHT_BITS, 16)))
     if few is not None:
-        return _few_bits(draw, s, *few)
-    stored = draw(s.choice(*STORED))
+        return _draw_low_bit(draw, s, *few)
+    stored = draw(s.choice(*DEQUANTIZE_DTYPES))
     axis = draw(s.choice(None, None, 0, 1, -1))
-    low, high = (-(2**30), 2**30) if stored == torch.int32 else bounds(stored, None, None)
+    low, high = (-(2**30), 2**30) if stored == torch.int32 else integer_bounds(stored, None, None)
     x = draw(s.tensor(rank=(0, 5) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
-    scale, zero_point = _parameters(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
+    scale, zero_point = _draw_qparams(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
     dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
     return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)
 
 
-def _few_bits(draw, s, bits: int, block_size: int | None):
+def _draw_low_bit(draw, s, bits: int, block_size: int | None):
     """Draw INT4 and block-wise quantized integers, without zero points, like weights."""
-    low, high = (-8, 7) if bits == FEW_BITS else (-127, 127)
+    low, high = (-8, 7) if bits == FOUR_BITS else (-127, 127)
     rank = draw(s.integers(1, 3))
     axis = draw(s.integers(-rank, rank - 1))
     shape = [draw(s.integers(1, 4)) for _ in range(rank)]

@@ -12,13 +12,13 @@ from clika_ref.core.types import TensorType
 aten = torch.ops.aten
 
 FLOATS = (torch.float32, torch.float64, torch.float16)
-DRAWN = FLOATS[:2]
+GENERATOR_DTYPES = FLOATS[:2]
 """The dtypes of ONNX Runtime's random number generators."""
 
 
-def drawn(op, op_type, shape, dtype):
+def draw_random(op, op_type, shape, dtype):
     """Draw random numbers with an ONNX generator; the shape may be symbolic."""
-    kind = dtype if dtype in DRAWN else torch.float32
+    kind = dtype if dtype in GENERATOR_DTYPES else torch.float32
     if is_symbolic(tuple(shape)) or not shape:
         model = op.Expand(op.scalar(0.0, kind), op.ints(shape)) if shape else op.scalar(0.0, kind)
         values = op.node(f"{op_type}Like", model)
@@ -29,16 +29,16 @@ def drawn(op, op_type, shape, dtype):
 
 def uniform_of_shape(op, shape, dtype):
     """Draw uniform random numbers in ``[0, 1)``."""
-    if dtype in DRAWN:
-        return drawn(op, "RandomUniform", shape, dtype)
-    share = drawn(op, "RandomUniform", shape, torch.float32)
+    if dtype in GENERATOR_DTYPES:
+        return draw_random(op, "RandomUniform", shape, dtype)
+    share = draw_random(op, "RandomUniform", shape, torch.float32)
     steps = op.scalar(2 / torch.finfo(dtype).eps, torch.float32)  # half precision would round the largest to 1
     return op.cast(op.Div(op.Floor(op.Mul(share, steps)), steps), dtype)
 
 
 def normal_of_shape(op, shape, dtype):
     """Draw normal random numbers with mean 0 and standard deviation 1."""
-    return drawn(op, "RandomNormal", shape, dtype)
+    return draw_random(op, "RandomNormal", shape, dtype)
 
 
 def integers_of_shape(op, shape, low, high):
@@ -48,7 +48,7 @@ def integers_of_shape(op, shape, low, high):
     return op.Add(steps, op.scalar(low, torch.int64))
 
 
-def _from_shape(draw_of_shape):
+def _generator_lowering(draw_of_shape):
     def lowering(op, *operands, **attributes):
         return draw_of_shape(op, op.result.shape, op.result.dtype)
 
@@ -65,7 +65,7 @@ def rand(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: tor
     return torch.rand(size, dtype=dtype, device=device)
 
 
-rand.onnx(_from_shape(uniform_of_shape))
+rand.onnx(_generator_lowering(uniform_of_shape))
 rand.samples(_shape_samples)
 
 
@@ -75,11 +75,11 @@ def randn(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: to
     return torch.randn(size, dtype=dtype, device=device)
 
 
-randn.onnx(_from_shape(normal_of_shape))
+randn.onnx(_generator_lowering(normal_of_shape))
 randn.samples(_shape_samples)
 
 
-def _shaped_like(declared, *overloads):
+def _declare_like(declared, *overloads):
     """Declare factories that use the shape, dtype and device of a tensor."""
 
     @declared.from_torch(*overloads)
@@ -87,8 +87,8 @@ def _shaped_like(declared, *overloads):
         return declared.call(size=x.type.shape, dtype=dtype or x.type.dtype, device=device)
 
 
-_shaped_like(rand, aten.rand_like.default, aten.rand_like.generator)
-_shaped_like(randn, aten.randn_like.default, aten.randn_like.generator)
+_declare_like(rand, aten.rand_like.default, aten.rand_like.generator)
+_declare_like(randn, aten.randn_like.default, aten.randn_like.generator)
 
 
 @operator(random=True)
@@ -146,20 +146,20 @@ def _(x, high, *, dtype=None, device=None, **storage):
 
 @randint.from_torch(aten.random.default)
 def _(x, *, generator=None):
-    return _over(x, 0, None)
+    return _random_call(x, 0, None)
 
 
 @randint.from_torch(aten.random.to)
 def _(x, to, *, generator=None):
-    return _over(x, 0, to)
+    return _random_call(x, 0, to)
 
 
 @randint.from_torch(getattr(aten.random, "from"))
 def _(x, low, high, *, generator=None):
-    return _over(x, low, high)
+    return _random_call(x, low, high)
 
 
-def _over(x, low, high):
+def _random_call(x, low, high):
     """Return the `randint` call that replaces ``x.random_(low, high)``.
 
     Source: torch.Tensor.random_. The default range ends at the largest integer, or for floats at the largest one up to

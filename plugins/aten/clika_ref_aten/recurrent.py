@@ -20,7 +20,7 @@ GRU_GATES = (1, 0, 2)
 """PyTorch's gates (reset, update, new) in ONNX's order (update, reset, hidden)."""
 
 
-def _converted(op):
+def _make_converter(op):
     """Return the conversion of ATen's call of a network: states and parameters are lists, and dropout must be off."""
 
     def convert(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
@@ -72,16 +72,16 @@ def _network(op_type, gates, **attrs):
         hidden = op.shape(params[1])[-1]
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
-        layers = [_parts(op, state, num_layers, directions) for state in initial]
+        layers = [_split_layers(op, state, num_layers, directions) for state in initial]
         finals = []
         for layer, own in enumerate(zip(*layers, strict=True)):
             chunk = params[layer * directions * count : (layer + 1) * directions * count]
-            stacked = _stacked(op, [chunk[i : i + count] for i in range(0, len(chunk), count)], gates)
+            stacked = _stack_parameters(op, [chunk[i : i + count] for i in range(0, len(chunk), count)], gates)
             direction = "bidirectional" if bidirectional else "forward"
             y, *last = op.node(
                 op_type, x, *stacked, None, *own, outputs=1 + states, hidden_size=hidden, direction=direction, **attrs
             )
-            x = _merged(op, y, directions)
+            x = _merge_directions(op, y, directions)
             finals.append(last)
         if batch_first:
             x = op.Transpose(x, perm=[1, 0, 2])
@@ -90,37 +90,37 @@ def _network(op_type, gates, **attrs):
     return lower
 
 
-def _parts(op, state, count, size):
+def _split_layers(op, state, count, size):
     """Split ``state[count * size, b, h]`` into ``count`` tensors, one per layer."""
     if count == 1:
         return (state,)
     return op.Split(state, op.ints([size] * count), axis=0, outputs=count)
 
 
-def _merged(op, y, directions):
+def _merge_directions(op, y, directions):
     """Convert ONNX's ``y[t, directions, b, h]`` to ``[t, b, directions * h]``."""
     if directions == 1:
         return op.Squeeze(y, op.ints([1]))
     return op.Reshape(op.Transpose(y, perm=[0, 2, 1, 3]), op.ints([0, 0, -1]))
 
 
-def _stacked(op, directions, gates):
+def _stack_parameters(op, directions, gates):
     """Return ONNX's W, R and B, each ``[directions, ...]``, from the parameters of each direction; B may be None."""
 
-    def reordered(value):
+    def reorder_gates(value):
         if gates is not None:
             parts = op.Split(value, axis=0, num_outputs=len(gates), outputs=len(gates))
             value = op.Concat(*(parts[i] for i in gates), axis=0)
         return op.Unsqueeze(value, op.ints([0]))
 
-    def along(values):
+    def concat(values):
         return values[0] if len(values) == 1 else op.Concat(*values, axis=0)
 
-    columns = [[reordered(p) for p in column] for column in zip(*directions, strict=True)]
-    weights = [along(column) for column in columns[:2]]
+    columns = [[reorder_gates(p) for p in column] for column in zip(*directions, strict=True)]
+    weights = [concat(column) for column in columns[:2]]
     if len(columns) == 2:  # no biases
         return (*weights, None)
-    return (*weights, along([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
+    return (*weights, concat([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
 
 
 def _samples(gates, states):
@@ -167,7 +167,7 @@ def lstm(
     return torch.lstm(x, (h, c), params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
 
-lstm.from_torch(aten.lstm.input)(_converted(lstm))
+lstm.from_torch(aten.lstm.input)(_make_converter(lstm))
 lstm.types(_type(2))
 lstm.onnx(_network("LSTM", LSTM_GATES))
 lstm.samples(_samples(4, 2))
@@ -181,7 +181,7 @@ def gru(
     return torch.gru(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
 
-gru.from_torch(aten.gru.input)(_converted(gru))
+gru.from_torch(aten.gru.input)(_make_converter(gru))
 gru.types(_type(1))
 gru.onnx(_network("GRU", GRU_GATES, linear_before_reset=1))
 gru.samples(_samples(3, 1))
@@ -195,7 +195,7 @@ def rnn_tanh(
     return torch.rnn_tanh(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
 
-rnn_tanh.from_torch(aten.rnn_tanh.input)(_converted(rnn_tanh))
+rnn_tanh.from_torch(aten.rnn_tanh.input)(_make_converter(rnn_tanh))
 rnn_tanh.types(_type(1))
 rnn_tanh.onnx(_network("RNN", None))
 rnn_tanh.samples(_samples(1, 1))
@@ -214,7 +214,7 @@ def _relu_network(op, *operands, bidirectional, **attrs):
     return lower(op, *operands, bidirectional=bidirectional, **attrs)
 
 
-rnn_relu.from_torch(aten.rnn_relu.input)(_converted(rnn_relu))
+rnn_relu.from_torch(aten.rnn_relu.input)(_make_converter(rnn_relu))
 rnn_relu.types(_type(1))
 rnn_relu.onnx(_relu_network)
 rnn_relu.samples(_samples(1, 1))

@@ -13,66 +13,66 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT, SOFTMAX
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.elementwise import HALVES
-from clika_ref_aten.ordering import extreme_over
+from clika_ref_aten.elementwise import HALF_DTYPES
+from clika_ref_aten.ordering import reduce_min_max
 
 aten = torch.ops.aten
 
-SUMMABLE = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
+SUMMABLE_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64)
 """Dtypes that runtimes sum and multiply; other integers are computed in int64, which wraps around to the same bits."""
 
-COMPARABLE = (*SUMMABLE, torch.uint8, torch.int8)
+COMPARABLE_DTYPES = (*SUMMABLE_DTYPES, torch.uint8, torch.int8)
 """Dtypes that runtimes compare."""
 
 
-def as_sides(dim: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
+def as_dims(dim: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Normalize ``dim`` to a tuple, or None for all dims; an empty tuple means all dims, as in ATen."""
     if dim is None or dim == ():
         return None
     return (dim,) if isinstance(dim, int) else tuple(dim)
 
 
-def axes(op, x, dim):
+def axes_operand(op, x, dim):
     """Return the reduced dims as an operand of Reduce*; None for all dims, and for a 0-d tensor."""
-    sides = as_sides(dim)
+    sides = as_dims(dim)
     rank = op.rank(x)
     return op.ints([d % rank for d in sides]) if sides and rank else None
 
 
-def reduced_count(shape, dim):
+def count_reduced(shape, dim):
     """Return the number of elements that a reduction over ``dim`` combines into one."""
-    sides = as_sides(dim) if shape else None
+    sides = as_dims(dim) if shape else None
     return math.prod(shape if sides is None else (shape[d] for d in sides))
 
 
 def mean_of(op, x, count, over, *, keepdims):
     """Return the mean of ``count`` elements; NaN for no elements, where runtimes return 0."""
     mean = op.ReduceMean(x, over, keepdims=keepdims)
-    return op.Div(mean, op.cast(is_any(op, count), op.dtype(x))) if op.sizes.may_be_zero(count) else mean
+    return op.Div(mean, op.cast(is_nonempty(op, count), op.dtype(x))) if op.sizes.may_be_zero(count) else mean
 
 
-def is_any(op, count):
+def is_nonempty(op, count):
     """Return whether ``count`` is not 0, as a 0-d bool."""
     return op.cast(op.scalar(count, torch.int64), torch.bool)
 
 
-def reduced_shape(shape, dim, *, keepdim):
+def shape_after_reduction(shape, dim, *, keepdim):
     """Return the shape after a reduction over ``dim``; fake tensors reject dims that may be empty."""
-    sides = as_sides(dim)
+    sides = as_dims(dim)
     gone = range(len(shape)) if sides is None else [d % max(len(shape), 1) for d in sides]
     return tuple(1 if d in gone else side for d, side in enumerate(shape) if keepdim or d not in gone)
 
 
-def selected_type(x, *, dim=None, keepdim=False):
+def selection_type(x, *, dim=None, keepdim=False):
     """Type rule of reductions that select an element."""
-    return TensorType(x.dtype, reduced_shape(x.shape, dim, keepdim=keepdim))
+    return TensorType(x.dtype, shape_after_reduction(x.shape, dim, keepdim=keepdim))
 
 
-def comparable(op, x):
+def to_comparable(op, x):
     """Return ``x`` in a dtype that runtimes compare."""
-    return x if op.dtype(x) in COMPARABLE else op.cast(x, torch.int32)
+    return x if op.dtype(x) in COMPARABLE_DTYPES else op.cast(x, torch.int32)
 
 
 def _sum(op, x, over, *, keepdims):
@@ -81,12 +81,12 @@ def _sum(op, x, over, *, keepdims):
     if dtype.is_floating_point:
         return op.ReduceSum(op.cast(x, dtype), over, keepdims=keepdims)
     if dtype == op.dtype(x) == torch.int64:
-        return _sum_of_halves(op, x, over, keepdims=keepdims)
+        return _sum_int64(op, x, over, keepdims=keepdims)
     wide = op.cast(op.cast(x, dtype), torch.int64)
     return op.cast(op.ReduceSum(wide, over, keepdims=keepdims), dtype)
 
 
-def _sum_of_halves(op, x, over, *, keepdims):
+def _sum_int64(op, x, over, *, keepdims):
     """Sum int64 as two 32-bit halves: ONNX Runtime sums in float64, which is exact for up to 2^21 halves."""
     half = op.scalar(2**32, torch.int64)
     low = op.Mod(x, half)  # at least 0; TensorRT does not import BitwiseAnd
@@ -95,17 +95,17 @@ def _sum_of_halves(op, x, over, *, keepdims):
     return op.Add(op.Mul(highs, half), lows)
 
 
-def _extreme(op_type):
+def _min_max_lowering(op_type):
     """Return the lowering of a maximum or minimum over dims."""
 
     def lower(op, x, *, dim, keepdim):
-        found = extreme_over(op, op_type, comparable(op, x), axes(op, x, dim), keepdims=keepdim)
+        found = reduce_min_max(op, op_type, to_comparable(op, x), axes_operand(op, x, dim), keepdims=keepdim)
         return op.cast(found, op.result.dtype)
 
     return lower
 
 
-def _truth(op_type):
+def _all_any_lowering(op_type):
     """Return the lowering of all or any: runtimes reduce bools as integers."""
 
     def lower(op, x, *, dim, keepdim):
@@ -113,14 +113,14 @@ def _truth(op_type):
         if dim == ():  # ATen reduces no dims here, unlike everywhere else
             return op.cast(truth, op.result.dtype)
         truth = op.cast(truth, torch.int32)
-        reduced = op.node(op_type, truth, axes(op, x, dim), keepdims=keepdim)
+        reduced = op.node(op_type, truth, axes_operand(op, x, dim), keepdims=keepdim)
         found = op.node("Greater", reduced, op.scalar(0, torch.int32))  # no elements: the smallest integer
         return op.cast(found, op.result.dtype)
 
     return lower
 
 
-def draw_sides(draw, s, x):
+def draw_dims(draw, s, x):
     """Draw None, one dim, or two."""
     form = draw(s.choice("one", "all", *(("two",) if x.rank > 1 else ()))) if x.rank else "all"
     if form == "all":
@@ -129,29 +129,29 @@ def draw_sides(draw, s, x):
     return (first,) if form == "one" else (first, (first + draw(s.integers(1, x.rank - 1))) % x.rank)
 
 
-def _draw_reduction(*dtypes, low=-3.0, high=3.0):
+def _reduction_sampler(*dtypes, low=-3.0, high=3.0):
     """Return a sampler for a tensor of one of the dtypes, reduced over any dims."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtypes, low=low, high=high))
-        return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()))
+        return s.call(x, dim=draw_dims(draw, s, x), keepdim=draw(s.booleans()))
 
     return sample
 
 
-def _draw_typed_reduction(*dtypes, to):
-    """Return a sampler like `_draw_reduction` that also draws a dtype of the result."""
+def _dtype_reduction_sampler(*dtypes, to):
+    """Return a sampler like `_reduction_sampler` that also draws a dtype of the result."""
 
     def sample(draw, s):
         x = draw(s.tensor(dtype=dtypes, low=-3, high=4))
-        return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=draw(s.choice(None, *to)))
+        return s.call(x, dim=draw_dims(draw, s, x), keepdim=draw(s.booleans()), dtype=draw(s.choice(None, *to)))
 
     return sample
 
 
-def _draw_truth(*dtypes, **bounds):
-    """Return a sampler like `_draw_reduction` that also draws the empty tuple of dims."""
-    plain = _draw_reduction(*dtypes, **bounds)
+def _all_any_sampler(*dtypes, **bounds):
+    """Return a sampler like `_reduction_sampler` that also draws the empty tuple of dims."""
+    plain = _reduction_sampler(*dtypes, **bounds)
 
     def sample(draw, s):
         call = plain(draw, s)
@@ -163,7 +163,7 @@ def _draw_truth(*dtypes, **bounds):
 # Sums and means
 
 
-@operator(aten.sum.default, aten.sum.dim_IntList, quant=OWN_SCALE, error=DOT)
+@operator(aten.sum.default, aten.sum.dim_IntList, quant=OWN_QPARAMS, error=DOT)
 def sum_(
     x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -173,15 +173,15 @@ def sum_(
 
 @sum_.onnx
 def _(op, x, *, dim, keepdim, dtype):
-    return _sum(op, x, axes(op, x, dim), keepdims=keepdim)
+    return _sum(op, x, axes_operand(op, x, dim), keepdims=keepdim)
 
 
 sum_.samples(
-    _draw_typed_reduction(torch.float32, torch.int64, torch.bool, torch.uint8, to=(torch.float32, torch.int32))
+    _dtype_reduction_sampler(torch.float32, torch.int64, torch.bool, torch.uint8, to=(torch.float32, torch.int32))
 )
 
 
-@operator(aten.mean.default, aten.mean.dim, quant=OWN_SCALE, error=DOT)
+@operator(aten.mean.default, aten.mean.dim, quant=OWN_QPARAMS, error=DOT)
 def mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -192,7 +192,7 @@ def mean(
 @mean.onnx
 def _(op, x, *, dim, keepdim, dtype):
     (wide,) = op.promote(x)
-    return mean_of(op, wide, reduced_count(op.shape(x), dim), axes(op, x, dim), keepdims=keepdim)
+    return mean_of(op, wide, count_reduced(op.shape(x), dim), axes_operand(op, x, dim), keepdims=keepdim)
 
 
 @mean.samples
@@ -200,7 +200,7 @@ def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-3, high=4))
     own = (None,) if x.dtype.is_floating_point else ()  # the mean of integers needs a float dtype
     dtype = draw(s.choice(*own, torch.float32, torch.float64))
-    return s.call(x, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
+    return s.call(x, dim=draw_dims(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
 
 
 @operator(aten.nansum.default, error=DOT)
@@ -214,10 +214,10 @@ def nansum(
 @nansum.onnx
 def _(op, x, *, dim, keepdim, dtype):
     kept = op.Where(op.IsNaN(x), op.like(x, 0.0), x) if op.dtype(x).is_floating_point else x
-    return _sum(op, kept, axes(op, x, dim), keepdims=keepdim)
+    return _sum(op, kept, axes_operand(op, x, dim), keepdims=keepdim)
 
 
-nansum.samples(_draw_typed_reduction(torch.float32, torch.int64, to=(torch.float64,)))
+nansum.samples(_dtype_reduction_sampler(torch.float32, torch.int64, to=(torch.float64,)))
 
 
 @operator(aten.nanmean.default, error=DOT)
@@ -230,13 +230,13 @@ def nanmean(
 
 @nanmean.onnx
 def _(op, x, *, dim, keepdim, dtype):
-    missing, over = op.IsNaN(x), axes(op, x, dim)
+    missing, over = op.IsNaN(x), axes_operand(op, x, dim)
     (kept,) = op.promote(op.Where(missing, op.like(x, 0.0), x))
     count = op.ReduceSum(op.cast(op.Not(missing), op.result.dtype), over, keepdims=keepdim)
     return op.Div(op.ReduceSum(kept, over, keepdims=keepdim), count)
 
 
-nanmean.samples(_draw_typed_reduction(torch.float32, to=(torch.float64,)))
+nanmean.samples(_dtype_reduction_sampler(torch.float32, to=(torch.float64,)))
 
 
 @operator(aten.prod.default, aten.prod.dim_int, error=COMPOSE)
@@ -248,8 +248,8 @@ def prod(x: Tensor, *, dim: int | None = None, keepdim: bool = False, dtype: tor
 @prod.onnx
 def _(op, x, *, dim, keepdim, dtype):
     dtype = op.result.dtype
-    factors = op.cast(x, dtype if dtype in SUMMABLE else torch.int64)
-    return op.cast(op.ReduceProd(factors, axes(op, x, dim), keepdims=keepdim and dim is not None), dtype)
+    factors = op.cast(x, dtype if dtype in SUMMABLE_DTYPES else torch.int64)
+    return op.cast(op.ReduceProd(factors, axes_operand(op, x, dim), keepdims=keepdim and dim is not None), dtype)
 
 
 @prod.samples
@@ -268,48 +268,50 @@ def logsumexp(x: Tensor, *, dim: tuple[int, ...], keepdim: bool = False) -> Tens
 @logsumexp.types
 def _(x, *, dim, keepdim):
     dtype = x.dtype if x.dtype.is_floating_point else torch.get_default_dtype()
-    return TensorType(dtype, reduced_shape(x.shape, dim, keepdim=keepdim))
+    return TensorType(dtype, shape_after_reduction(x.shape, dim, keepdim=keepdim))
 
 
 @logsumexp.onnx
 def _(op, x, *, dim, keepdim):
     dtype = op.result.dtype  # in half precision, ONNX Runtime uses the definition, which overflows
-    (wide,) = op.promote(x, to=torch.float32 if dtype in HALVES else dtype)
-    return op.cast(op.declare(op.ReduceLogSumExp(wide, axes(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype)
+    (wide,) = op.promote(x, to=torch.float32 if dtype in HALF_DTYPES else dtype)
+    return op.cast(
+        op.declare(op.ReduceLogSumExp(wide, axes_operand(op, x, dim), keepdims=keepdim), op.dtype(wide)), dtype
+    )
 
 
 @logsumexp.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-100, high=100))
-    return s.call(x, dim=draw_sides(draw, s, x) or tuple(range(x.rank)), keepdim=draw(s.booleans()))
+    return s.call(x, dim=draw_dims(draw, s, x) or tuple(range(x.rank)), keepdim=draw(s.booleans()))
 
 
 # Minimum and maximum
 
 
-@operator(aten.amax.default, aten.max.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.amax.default, aten.max.default, quant=SHARED_QPARAMS, error=EXACT)
 def amax(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
     """Return the largest element over the dims ``dim`` (none given: all)."""
     return torch.amax(x, () if dim is None else dim, keepdim)
 
 
-amax.types(selected_type)
-amax.onnx(_extreme("ReduceMax"))
-amax.samples(_draw_reduction(torch.float32, torch.int64, torch.int32, torch.bool, torch.uint8))
+amax.types(selection_type)
+amax.onnx(_min_max_lowering("ReduceMax"))
+amax.samples(_reduction_sampler(torch.float32, torch.int64, torch.int32, torch.bool, torch.uint8))
 
 
-@operator(aten.amin.default, aten.min.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.amin.default, aten.min.default, quant=SHARED_QPARAMS, error=EXACT)
 def amin(x: Tensor, *, dim: tuple[int, ...] = (), keepdim: bool = False) -> Tensor:
     """Return the smallest element over the dims ``dim`` (none given: all)."""
     return torch.amin(x, () if dim is None else dim, keepdim)
 
 
-amin.types(selected_type)
-amin.onnx(_extreme("ReduceMin"))
-amin.samples(_draw_reduction(torch.float32, torch.int64, torch.int16, torch.bool, torch.int8))
+amin.types(selection_type)
+amin.onnx(_min_max_lowering("ReduceMin"))
+amin.samples(_reduction_sampler(torch.float32, torch.int64, torch.int16, torch.bool, torch.int8))
 
 
-@operator(aten.aminmax.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.aminmax.default, quant=SHARED_QPARAMS, error=EXACT)
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest element along ``dim`` (None: of all elements)."""
     return torch.aminmax(x, dim=dim, keepdim=keepdim)
@@ -317,12 +319,12 @@ def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tupl
 
 @aminmax.types
 def _(x, *, dim, keepdim):
-    return (selected_type(x, dim=dim, keepdim=keepdim),) * 2
+    return (selection_type(x, dim=dim, keepdim=keepdim),) * 2
 
 
 @aminmax.onnx
 def _(op, x, *, dim, keepdim):
-    return tuple(_extreme(kind)(op, x, dim=dim, keepdim=keepdim) for kind in ("ReduceMin", "ReduceMax"))
+    return tuple(_min_max_lowering(kind)(op, x, dim=dim, keepdim=keepdim) for kind in ("ReduceMin", "ReduceMax"))
 
 
 @aminmax.samples
@@ -341,8 +343,8 @@ def all_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False
     return torch.all(x, dim=dim, keepdim=keepdim)
 
 
-all_.onnx(_truth("ReduceMin"))
-all_.samples(_draw_truth(torch.bool, torch.float32, torch.int64, torch.uint8, low=0))
+all_.onnx(_all_any_lowering("ReduceMin"))
+all_.samples(_all_any_sampler(torch.bool, torch.float32, torch.int64, torch.uint8, low=0))
 
 
 @all_.from_torch(aten.all.dim)
@@ -356,8 +358,8 @@ def any_(x: Tensor, *, dim: tuple[int, ...] | None = None, keepdim: bool = False
     return torch.any(x, dim=dim, keepdim=keepdim)
 
 
-any_.onnx(_truth("ReduceMax"))
-any_.samples(_draw_truth(torch.bool, torch.float32, torch.int64, torch.uint8, low=-1, high=1))
+any_.onnx(_all_any_lowering("ReduceMax"))
+any_.samples(_all_any_sampler(torch.bool, torch.float32, torch.int64, torch.uint8, low=-1, high=1))
 
 
 @any_.from_torch(aten.any.dim)
@@ -374,15 +376,15 @@ def count_nonzero(x: Tensor, *, dim: tuple[int, ...] | None = None) -> Tensor:
 @count_nonzero.onnx
 def _(op, x, *, dim):
     nonzero = op.cast(op.cast(x, torch.bool), torch.int64)
-    return op.ReduceSum(nonzero, axes(op, x, dim), keepdims=False)
+    return op.ReduceSum(nonzero, axes_operand(op, x, dim), keepdims=False)
 
 
 @count_nonzero.from_torch(aten.count_nonzero.default)
 def _(x, dim=None):
-    return count_nonzero.call(x, dim=as_sides(dim))
+    return count_nonzero.call(x, dim=as_dims(dim))
 
 
 @count_nonzero.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool), low=-1, high=1))
-    return s.call(x, dim=draw_sides(draw, s, x))
+    return s.call(x, dim=draw_dims(draw, s, x))

@@ -11,14 +11,14 @@ from torch.types import Number
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import KEEP_FLOAT, SAME_SCALE
+from clika_ref.core.traits import KEEP_FLOAT, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.moving import MOVABLE, numbered, tidy, total, with_side
+from clika_ref_aten.size_arithmetic import MOVABLE_DTYPES, make_index_range, normalize_size, numel_of, replace_dim
 
 aten = torch.ops.aten
 
 
-@operator(aten.repeat.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.repeat.default, quant=SHARED_QPARAMS, error=EXACT)
 def repeat(x: Tensor, *, repeats: tuple[int, ...]) -> Tensor:
     """Tile ``x``: ``repeats[i]`` copies along dim ``i`` of the result, with new dims first."""
     return x.repeat(repeats)
@@ -34,12 +34,12 @@ def _(op, x, *, repeats):
 @repeat.types
 def _(x, *, repeats):
     own = (1,) * (len(repeats) - x.rank) + x.shape
-    return TensorType(x.dtype, tuple(tidy(n * r) for n, r in zip(own, repeats, strict=True)))
+    return TensorType(x.dtype, tuple(normalize_size(n * r) for n, r in zip(own, repeats, strict=True)))
 
 
 @repeat.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE_DTYPES))
     count = x.rank + draw(s.integers(0, 2))
     return s.call(x, repeats=tuple(draw(s.choice(1, 2, 3, 0)) for _ in range(count)))
 
@@ -50,7 +50,7 @@ def _(x, dims):
 
 
 @operator(
-    aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor, quant=SAME_SCALE, error=EXACT
+    aten.repeat_interleave.self_int, aten.repeat_interleave.self_Tensor, quant=SHARED_QPARAMS, error=EXACT
 )  # fmt: skip
 def repeat_interleave(
     x: Tensor, repeats: Tensor | Number, *, dim: int | None = None, output_size: int | None = None
@@ -65,14 +65,14 @@ def repeat_interleave(
 
 @repeat_interleave.onnx
 def _(op, x, repeats, *, dim, output_size):
-    shape = _repeated_shape(op.shape(x), dim)
+    shape = _flatten_shape(op.shape(x), dim)
     dim = 0 if dim is None else dim % len(shape)
     flat = x if shape == op.shape(x) else op.reshape(x, shape)
     if not isinstance(repeats, int) and not is_symbolic(repeats):
         counts, side = op.cast(repeats, torch.int64), op.ints([shape[dim]])
         one = op.shape(repeats) in ((), (1,))  # if the size is 1 at run time only, the dim is not empty
         counts = op.Tile(op.Reshape(counts, op.ints([1])), side) if one else op.Expand(counts, side)
-        return op.Gather(flat, _positions(op, counts, output_size), axis=dim)
+        return op.Gather(flat, _source_indices(op, counts, output_size), axis=dim)
     if repeats == 1:
         return flat
     copies = op.Unsqueeze(flat, op.ints([dim + 1]))
@@ -83,22 +83,22 @@ def _(op, x, repeats, *, dim, output_size):
 
 @repeat_interleave.types
 def _(x, repeats, *, dim, output_size):
-    flat = TensorType(x.dtype, _repeated_shape(x.shape, dim))
+    flat = TensorType(x.dtype, _flatten_shape(x.shape, dim))
     dim = 0 if dim is None else dim
     if isinstance(repeats, TensorType):
-        return with_side(flat, dim, _known(output_size))
-    return with_side(flat, dim, tidy(flat.shape[dim] * repeats))
+        return replace_dim(flat, dim, _require_output_size(output_size))
+    return replace_dim(flat, dim, normalize_size(flat.shape[dim] * repeats))
 
 
 @repeat_interleave.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE_DTYPES))
     dim = draw(s.choice(None, *range(-x.rank, x.rank)))
-    side = _repeated_shape(x.shape, dim)[dim or 0]
+    side = _flatten_shape(x.shape, dim)[dim or 0]
     if draw(s.booleans()):
         return s.call(x, draw(s.integers(0, 3)), dim=dim)
     count = draw(s.choice(side, 1))
-    repeats, output_size = _counts(draw, s, count, side // count)
+    repeats, output_size = _draw_counts(draw, s, count, side // count)
     return s.call(x, repeats, dim=dim, output_size=output_size)
 
 
@@ -110,21 +110,21 @@ def repeat_interleave_indices(repeats: Tensor, *, output_size: int | None = None
 
 @repeat_interleave_indices.onnx
 def _(op, repeats, *, output_size):
-    return op.cast(_positions(op, op.cast(repeats, torch.int64), output_size), op.result.dtype)
+    return op.cast(_source_indices(op, op.cast(repeats, torch.int64), output_size), op.result.dtype)
 
 
 @repeat_interleave_indices.types
 def _(repeats, *, output_size):
-    return TensorType(repeats.dtype, (_known(output_size),))
+    return TensorType(repeats.dtype, (_require_output_size(output_size),))
 
 
 @repeat_interleave_indices.samples
 def _(draw, s):
-    repeats, output_size = _counts(draw, s, draw(s.integers(1, 5)), 1)
+    repeats, output_size = _draw_counts(draw, s, draw(s.integers(1, 5)), 1)
     return s.call(repeats, output_size=output_size)
 
 
-def _counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
+def _draw_counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
     """Draw counts, and ``times`` their sum or None; if the sum is given, all counts are equal."""
     low = draw(s.integers(0, 3))
     known = draw(s.booleans())
@@ -133,23 +133,25 @@ def _counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
     return draw(counts), low * side * times if known else None
 
 
-def _repeated_shape(shape: tuple[Any, ...], dim: int | None) -> tuple[Any, ...]:
-    return (total(shape),) if dim is None or not shape else shape
+def _flatten_shape(shape: tuple[Any, ...], dim: int | None) -> tuple[Any, ...]:
+    return (numel_of(shape),) if dim is None or not shape else shape
 
 
-def _known(output_size: Any) -> Any:
+def _require_output_size(output_size: Any) -> Any:
     if output_size is None:
-        raise ValueError("the length of the result depends on the data (the elements of `repeats`); give output_size")
+        raise ValueError(
+            "the length of the result depends on the data (the elements of `repeats_check`); give output_size"
+        )
     return output_size
 
 
-def _positions(op: Any, counts: Any, length: Any) -> Any:
+def _source_indices(op: Any, counts: Any, length: Any) -> Any:
     """Return ``int64[sum of counts]``: the number of cumulative sums of ``counts`` that are at most each position."""
     ends = op.CumSum(counts, op.scalar(0, torch.int64))
     if length is None:
         numbers = (op.scalar(0, torch.int64), op.ReduceSum(counts, keepdims=0), op.scalar(1, torch.int64))
         places = op.Range(*numbers)
     else:
-        places = numbered(op, length)
+        places = make_index_range(op, length)
     passed = op.GreaterOrEqual(op.Unsqueeze(places, op.ints([1])), op.Unsqueeze(ends, op.ints([0])))
     return op.ReduceSum(op.cast(passed, torch.int64), op.ints([1]), keepdims=0)

@@ -14,37 +14,37 @@ from clika_ref.core.accuracy import EXACT, INTERPOLATION
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE, SAME_SCALE
+from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 
 aten = torch.ops.aten
 
 NEAREST_DTYPES = (torch.float32, torch.float32, torch.uint8, torch.float64)
 
-ANTIALIASED = {"antialias": 1, "exclude_outside": 1}
+ANTIALIAS_ATTRIBUTES = {"antialias": 1, "exclude_outside": 1}
 
-INEXACT = ((26, 64),) * 3 + ((2, 55),) * 3
+INEXACT_SIZES = ((26, 64),) * 3 + ((2, 55),) * 3
 """Input and output sizes that expose differences in rounding.
 
 At the first pair, dividing by the factor selects other elements than multiplying by its inverse. At the second, eager's
 own kernels differ in the middle element.
 """
 
-SMALL_PLANE = 128
+SMALL_PLANE_LIMIT = 128
 """Largest height plus width of a 2-d result for which eager uses a separate kernel."""
 
-MANY = 1 << 14
+MAX_CHECKED_SIZE = 1 << 14
 """The size up to which rounding is checked if the real size is symbolic."""
 
 
-def _scaled(n: Any, scale: float) -> Any:
+def _scale_size(n: Any, scale: float) -> Any:
     """Return ``floor(n * scale)``, in double precision; expressions have the same form as PyTorch's."""
     if not is_symbolic(n):
         return int(float(n) * scale)
     return n * int(scale) if float(scale).is_integer() else TruncToInt(ToFloat(n) * sympy.Float(scale))
 
 
-def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
+def _declare_resampling(op, packet, sides, lowering, dtypes=(torch.float32,)):
     """Declare everything but the reference of a resampling operator.
 
     ATen has two overloads: ``vec`` takes a size or factors, ``default`` a size and the factors that it came from.
@@ -55,24 +55,24 @@ def _complete(op, packet, sides, lowering, dtypes=(torch.float32,)):
     def _(x, output_size, *rest):
         scales = (None,) * sides if rest[corners] is None else tuple(rest[corners])
         if output_size is None:
-            output_size = tuple(map(_scaled, x.type.shape[2:], scales))
-        return op.call(x, output_size=tuple(output_size), scales=scales, **_aligned(op, rest[:corners]))
+            output_size = tuple(map(_scale_size, x.type.shape[2:], scales))
+        return op.call(x, output_size=tuple(output_size), scales=scales, **_corner_attributes(op, rest[:corners]))
 
     @op.from_torch(packet.default)
     def _(x, output_size, *rest, **named):
         scales = (*rest[corners:], *named.values())
         scales = (*scales, *[None] * (sides - len(scales)))
-        return op.call(x, output_size=tuple(output_size), scales=scales, **_aligned(op, rest[:corners]))
+        return op.call(x, output_size=tuple(output_size), scales=scales, **_corner_attributes(op, rest[:corners]))
 
     op.types(_type)
     op.onnx(lowering)
     # Eager's antialiasing returns the first element for a result of size 1, whatever the correct value is.
     shortest = 2 if op.name.endswith("aa") else 1
-    how = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT}
+    how = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT_SIZES}
     op.samples(_samples(sides, aligned="align_corners" in op.attributes, **how))
 
 
-def _aligned(op, corners):
+def _corner_attributes(op, corners):
     """Return the attribute ``align_corners`` if the operator has it.
 
     Raises:
@@ -100,7 +100,7 @@ def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=())
         attrs = {"align_corners": draw(s.booleans())} if aligned else {}
         if draw(s.booleans()):
             scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3, 2.3)) for _ in lengths)
-            size = tuple(map(_scaled, lengths, scales))
+            size = tuple(map(_scale_size, lengths, scales))
         else:
             rounded = [after for _, after in inexact]
             scales = (None,) * sides
@@ -111,7 +111,7 @@ def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=())
     return sample
 
 
-def _sources(n, m, scale, *, exact, dtype, small):
+def _source_indices(n, m, scale, *, exact, dtype, small):
     """Return the source index of each of ``m`` elements in PyTorch's nearest mode, in its own arithmetic.
 
     The last step rounds once, in float32. Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, HelperInterpNearest and
@@ -130,34 +130,34 @@ def _sources(n, m, scale, *, exact, dtype, small):
     return np.minimum(np.floor(places.astype(np.float32)), n - 1).astype(np.int64)
 
 
-def _planes(sizes):
+def _small_plane_cases(sizes):
     """Return whether a result is a small plane, as a tuple: both answers if the sizes are symbolic.
 
     Source: aten/src/ATen/native/cpu/UpSampleKernel.cpp, _use_vectorized_kernel_cond_2d.
     """
     if len(sizes) != 2:
         return (False,)
-    return (False, True) if is_symbolic(tuple(sizes)) else (sum(sizes) <= SMALL_PLANE,)
+    return (False, True) if is_symbolic(tuple(sizes)) else (sum(sizes) <= SMALL_PLANE_LIMIT,)
 
 
-def _factor(n, m, scale, planes, **how):
+def _repeat_factor(n, m, scale, planes, **how):
     """Return the integer factor between two sizes if each element is simply repeated, else None."""
     if is_symbolic((n, m)):
-        factor = int(scale) if scale and float(scale).is_integer() and _scaled(n, scale) == m else 0
-        n = MANY
+        factor = int(scale) if scale and float(scale).is_integer() and _scale_size(n, scale) == m else 0
+        n = MAX_CHECKED_SIZE
     else:
         factor = 0 if m % n else m // n
     if not factor:
         return None
     repeated = np.arange(n * factor) // factor
-    found = (_sources(n, n * factor, scale, small=small, **how) for small in planes)
+    found = (_source_indices(n, n * factor, scale, small=small, **how) for small in planes)
     return factor if all(np.array_equal(sources, repeated) for sources in found) else None
 
 
-def _positions(op, n, m, scale, *, exact, dtype, small):
+def _lower_source_indices(op, n, m, scale, *, exact, dtype, small):
     """Return the source indices along a dim, ``int64[m]``, computed at run time if a size is symbolic."""
     if not is_symbolic((n, m)):
-        return op.constant(_sources(n, m, scale, exact=exact, dtype=dtype, small=small), torch.int64)
+        return op.constant(_source_indices(n, m, scale, exact=exact, dtype=dtype, small=small), torch.int64)
     real = torch.float64 if dtype is np.float64 and not small else torch.float32
     step = op.scalar(1.0 / scale, real) if scale else op.Div(op.scalar(n, real), op.scalar(m, real))
     if scale and small and not exact:
@@ -177,7 +177,7 @@ def _positions(op, n, m, scale, *, exact, dtype, small):
     return op.Min(places, op.scalar(n - 1, torch.int64))
 
 
-def _nearest(*, exact):
+def _nearest_lowering(*, exact):
     """Return a lowering by Resize where that is exact, otherwise by Gather with PyTorch's source indices.
 
     Resize divides by a rounded factor: from 26 to 64 it selects element 12 where PyTorch selects 13.
@@ -185,8 +185,8 @@ def _nearest(*, exact):
 
     def lower(op, x, *, output_size, scales):
         how = {"exact": exact, "dtype": np.float64 if op.dtype(x) == torch.float64 else np.float32}
-        spatial, planes = list(zip(op.shape(x)[2:], output_size, scales, strict=True)), _planes(output_size)
-        factors = [1 if n == m and not scale else _factor(n, m, scale, planes, **how) for n, m, scale in spatial]
+        spatial, planes = list(zip(op.shape(x)[2:], output_size, scales, strict=True)), _small_plane_cases(output_size)
+        factors = [1 if n == m and not scale else _repeat_factor(n, m, scale, planes, **how) for n, m, scale in spatial]
         if None not in factors:
             factors = op.constant([1.0, 1.0, *factors], torch.float32)
             modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
@@ -195,9 +195,11 @@ def _nearest(*, exact):
             if factor == 1:
                 continue
             differs = exact or side[2] or how["dtype"] is np.float64  # in a small plane
-            places = [_positions(op, *side, small=small, **how) for small in (planes if differs else planes[:1])]
+            places = [
+                _lower_source_indices(op, *side, small=small, **how) for small in (planes if differs else planes[:1])
+            ]
             if len(places) > 1:
-                limit, plane = (op.scalar(number, torch.int64) for number in (SMALL_PLANE, sum(output_size)))
+                limit, plane = (op.scalar(number, torch.int64) for number in (SMALL_PLANE_LIMIT, sum(output_size)))
                 places = [op.Where(op.Greater(plane, limit), *places)]
             x = op.Gather(x, *places, axis=axis)
         return x
@@ -205,7 +207,7 @@ def _nearest(*, exact):
     return lower
 
 
-def _steps(op, x, output_size, scales):
+def _resize_factors(op, x, output_size, scales):
     """Return the factors of all dims for Resize, or None if the sizes alone determine them.
 
     PyTorch computes coordinates from the user's factor, not from the rounded size.
@@ -234,10 +236,10 @@ def _steps(op, x, output_size, scales):
     return np.array([1, 1, *factors], np.float32)
 
 
-def _interpolated(mode, **modes):
+def _interpolation_lowering(mode, **modes):
     def lower(op, x, *, output_size, align_corners=False, scales):
         how = {**modes, "coordinate_transformation_mode": "align_corners" if align_corners else "half_pixel"}
-        factors = None if align_corners else _steps(op, x, output_size, scales)
+        factors = None if align_corners else _resize_factors(op, x, output_size, scales)
         if factors is not None:
             return op.Resize(x, None, op.constant(factors, torch.float32), mode=mode, **how)
         return op.Resize(x, None, None, op.ints((*op.shape(x)[:2], *output_size)), mode=mode, **how)
@@ -245,7 +247,7 @@ def _interpolated(mode, **modes):
     return lower
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def upsample_nearest1d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
 ) -> Tensor:
@@ -253,10 +255,10 @@ def upsample_nearest1d(
     return aten.upsample_nearest1d(x, output_size, *scales)
 
 
-_complete(upsample_nearest1d, aten.upsample_nearest1d, 1, _nearest(exact=False), NEAREST_DTYPES)
+_declare_resampling(upsample_nearest1d, aten.upsample_nearest1d, 1, _nearest_lowering(exact=False), NEAREST_DTYPES)
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def upsample_nearest2d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
@@ -264,10 +266,10 @@ def upsample_nearest2d(
     return aten.upsample_nearest2d(x, output_size, *scales)
 
 
-_complete(upsample_nearest2d, aten.upsample_nearest2d, 2, _nearest(exact=False), NEAREST_DTYPES)
+_declare_resampling(upsample_nearest2d, aten.upsample_nearest2d, 2, _nearest_lowering(exact=False), NEAREST_DTYPES)
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def upsample_nearest3d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
 ) -> Tensor:
@@ -275,10 +277,10 @@ def upsample_nearest3d(
     return aten.upsample_nearest3d(x, output_size, *scales)
 
 
-_complete(upsample_nearest3d, aten.upsample_nearest3d, 3, _nearest(exact=False), NEAREST_DTYPES)
+_declare_resampling(upsample_nearest3d, aten.upsample_nearest3d, 3, _nearest_lowering(exact=False), NEAREST_DTYPES)
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def upsample_nearest_exact1d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
 ) -> Tensor:
@@ -286,10 +288,12 @@ def upsample_nearest_exact1d(
     return aten._upsample_nearest_exact1d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
 
 
-_complete(upsample_nearest_exact1d, aten._upsample_nearest_exact1d, 1, _nearest(exact=True), NEAREST_DTYPES)  # noqa: SLF001 - ATen's name
+_declare_resampling(
+    upsample_nearest_exact1d, aten._upsample_nearest_exact1d, 1, _nearest_lowering(exact=True), NEAREST_DTYPES
+)  # noqa: SLF001 - ATen's name
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def upsample_nearest_exact2d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
@@ -297,10 +301,12 @@ def upsample_nearest_exact2d(
     return aten._upsample_nearest_exact2d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
 
 
-_complete(upsample_nearest_exact2d, aten._upsample_nearest_exact2d, 2, _nearest(exact=True), NEAREST_DTYPES)  # noqa: SLF001 - ATen's name
+_declare_resampling(
+    upsample_nearest_exact2d, aten._upsample_nearest_exact2d, 2, _nearest_lowering(exact=True), NEAREST_DTYPES
+)  # noqa: SLF001 - ATen's name
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def upsample_nearest_exact3d(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
 ) -> Tensor:
@@ -308,10 +314,12 @@ def upsample_nearest_exact3d(
     return aten._upsample_nearest_exact3d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
 
 
-_complete(upsample_nearest_exact3d, aten._upsample_nearest_exact3d, 3, _nearest(exact=True), NEAREST_DTYPES)  # noqa: SLF001 - ATen's name
+_declare_resampling(
+    upsample_nearest_exact3d, aten._upsample_nearest_exact3d, 3, _nearest_lowering(exact=True), NEAREST_DTYPES
+)  # noqa: SLF001 - ATen's name
 
 
-@operator(quant=OWN_SCALE, error=INTERPOLATION)
+@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
 def upsample_linear1d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,)
 ) -> Tensor:
@@ -319,10 +327,10 @@ def upsample_linear1d(
     return aten.upsample_linear1d(x, output_size, align_corners, *scales)
 
 
-_complete(upsample_linear1d, aten.upsample_linear1d, 1, _interpolated("linear"))
+_declare_resampling(upsample_linear1d, aten.upsample_linear1d, 1, _interpolation_lowering("linear"))
 
 
-@operator(quant=OWN_SCALE, error=INTERPOLATION)
+@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
 def upsample_bilinear2d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
@@ -330,10 +338,10 @@ def upsample_bilinear2d(
     return aten.upsample_bilinear2d(x, output_size, align_corners, *scales)
 
 
-_complete(upsample_bilinear2d, aten.upsample_bilinear2d, 2, _interpolated("linear"))
+_declare_resampling(upsample_bilinear2d, aten.upsample_bilinear2d, 2, _interpolation_lowering("linear"))
 
 
-@operator(quant=OWN_SCALE, error=INTERPOLATION)
+@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
 def upsample_trilinear3d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,) * 3
 ) -> Tensor:
@@ -341,10 +349,10 @@ def upsample_trilinear3d(
     return aten.upsample_trilinear3d(x, output_size, align_corners, *scales)
 
 
-_complete(upsample_trilinear3d, aten.upsample_trilinear3d, 3, _interpolated("linear"))
+_declare_resampling(upsample_trilinear3d, aten.upsample_trilinear3d, 3, _interpolation_lowering("linear"))
 
 
-@operator(quant=OWN_SCALE, error=INTERPOLATION)
+@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
 def upsample_bicubic2d(
     x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
@@ -352,10 +360,12 @@ def upsample_bicubic2d(
     return aten.upsample_bicubic2d(x, output_size, align_corners, *scales)
 
 
-_complete(upsample_bicubic2d, aten.upsample_bicubic2d, 2, _interpolated("cubic", cubic_coeff_a=-0.75))
+_declare_resampling(
+    upsample_bicubic2d, aten.upsample_bicubic2d, 2, _interpolation_lowering("cubic", cubic_coeff_a=-0.75)
+)
 
 
-@operator(quant=OWN_SCALE, error=INTERPOLATION)
+@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
 def upsample_bilinear2d_aa(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
@@ -363,15 +373,15 @@ def upsample_bilinear2d_aa(
     return aten._upsample_bilinear2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
 
 
-_complete(
+_declare_resampling(
     upsample_bilinear2d_aa,
     aten._upsample_bilinear2d_aa,  # noqa: SLF001 - ATen's name
     2,
-    _interpolated("linear", **ANTIALIASED),
+    _interpolation_lowering("linear", **ANTIALIAS_ATTRIBUTES),
 )
 
 
-@operator(quant=OWN_SCALE, error=INTERPOLATION)
+@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
 def upsample_bicubic2d_aa(
     x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
 ) -> Tensor:
@@ -379,9 +389,9 @@ def upsample_bicubic2d_aa(
     return aten._upsample_bicubic2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
 
 
-_complete(
+_declare_resampling(
     upsample_bicubic2d_aa,
     aten._upsample_bicubic2d_aa,  # noqa: SLF001 - ATen's name
     2,
-    _interpolated("cubic", cubic_coeff_a=-0.5, **ANTIALIASED),
+    _interpolation_lowering("cubic", cubic_coeff_a=-0.5, **ANTIALIAS_ATTRIBUTES),
 )

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import FLOATS, NUMBERS, one, truncated
+from clika_ref_aten.elementwise import FLOATS, NUMBERS, truncate, unary_sampler
 
 aten = torch.ops.aten
 
 
-def _to_integer(round_float: Callable[..., Any]) -> Callable[..., Any]:
+def _float_only_lowering(round_float: Callable[..., Any]) -> Callable[..., Any]:
     """Return a lowering that rounds floats and leaves integers unchanged."""
 
     def lower(op, x):
@@ -30,8 +30,8 @@ def floor(x: Tensor) -> Tensor:
     return torch.floor(x)
 
 
-floor.onnx(_to_integer(lambda op, x: op.Floor(x)))
-floor.samples(one(dtype=NUMBERS))
+floor.onnx(_float_only_lowering(lambda op, x: op.Floor(x)))
+floor.samples(unary_sampler(dtype=NUMBERS))
 
 
 @operator(aten.ceil.default, error=EXACT)
@@ -40,8 +40,8 @@ def ceil(x: Tensor) -> Tensor:
     return torch.ceil(x)
 
 
-ceil.onnx(_to_integer(lambda op, x: op.Ceil(x)))
-ceil.samples(one(dtype=NUMBERS))
+ceil.onnx(_float_only_lowering(lambda op, x: op.Ceil(x)))
+ceil.samples(unary_sampler(dtype=NUMBERS))
 
 
 @operator(aten.trunc.default, aten.fix.default, error=EXACT)
@@ -50,8 +50,8 @@ def trunc(x: Tensor) -> Tensor:
     return torch.trunc(x)
 
 
-trunc.onnx(_to_integer(truncated))
-trunc.samples(one(dtype=NUMBERS))
+trunc.onnx(_float_only_lowering(truncate))
+trunc.samples(unary_sampler(dtype=NUMBERS))
 
 
 @operator(aten.frac.default, error=EXACT)
@@ -65,7 +65,7 @@ def _(op, x):
     return op.Mod(x, op.like(x, 1), fmod=1)
 
 
-frac.samples(one(dtype=FLOATS))
+frac.samples(unary_sampler(dtype=FLOATS))
 
 
 @operator(aten.round.default, aten.round.decimals, aten.special_round.default, error=ulp(8))

@@ -14,23 +14,23 @@ from torch.types import Number
 
 from clika_ref.core.accuracy import COMPOSE, DOT, EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import KEEP_FLOAT, SHARED_SCALE
-from clika_ref_aten.elementwise import HALVES, choose
+from clika_ref.core.traits import KEEP_FLOAT, UNIFIED_QPARAMS
+from clika_ref_aten.elementwise import HALF_DTYPES, choose
 from clika_ref_aten.indexing import (
-    Together,
+    MergedDims,
     as_vector,
-    bring_together,
     broadcast_shape,
+    describe_indices,
     draw_indices,
-    entries,
+    find_only_mask,
+    index_entries,
     is_mask,
-    only_mask,
-    positions,
+    merge_indexed_dims,
 )
 
 aten = torch.ops.aten
 
-REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
+ONNX_REDUCTIONS = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 """ONNX names of ATen's reductions; a mean is a sum that is divided afterwards."""
 
 
@@ -42,7 +42,7 @@ def _as_tensor(value, like):
 def _scatter_elements(op, x, index, updates, *, axis, reduction=None):
     """Add a ScatterElements node; ONNX Runtime cannot reduce half precision, so that is computed in float32."""
     dtype = op.dtype(x)
-    via = torch.float32 if reduction and dtype in HALVES else dtype
+    via = torch.float32 if reduction and dtype in HALF_DTYPES else dtype
     via = torch.int32 if reduction in ("max", "min") and dtype == torch.bool else via
     x, updates = op.cast(x, via), op.cast(updates, via)
     return op.cast(op.ScatterElements(x, index, updates, axis=axis, reduction=reduction), dtype)
@@ -82,12 +82,12 @@ def _(op, x, values, *indices, accumulate):
     if 0 in op.shape(x):  # nothing to write to, whatever the indices
         return op.Identity(x)
     (values,) = op.promote(values)
-    at = only_mask(op, indices)
-    if at is not None and (chosen := _spread(op, x, values, indices[at], at)) is not None:
+    at = find_only_mask(op, indices)
+    if at is not None and (chosen := _broadcast_masked_values(op, x, values, indices[at], at)) is not None:
         mask, values = chosen
         return choose(op, mask, op.Add(x, values) if accumulate else values, x)
-    merged = bring_together(op, x, entries(op, indices))
-    values = _aligned(op, values, indices, merged)
+    merged = merge_indexed_dims(op, x, index_entries(op, indices))
+    values = _align_values(op, values, indices, merged)
     if merged.before or accumulate:
         given = [i for i in indices if i is not None]
         single = any(is_mask(op.dtype(i)) for i in given)  # the indices of a mask are a vector
@@ -95,10 +95,10 @@ def _(op, x, values, *indices, accumulate):
         result = _write_elements(op, merged, values, at, accumulate=accumulate)
     else:
         result = op.ScatterND(merged.x, op.Unsqueeze(merged.position, op.ints([-1])), values)
-    return _restored(op, x, result, merged)
+    return _restore_shape(op, x, result, merged)
 
 
-def _spread(op, x, values, mask, at):
+def _broadcast_masked_values(op, x, values, mask, at):
     """Return the mask and values reshaped to broadcast with ``x``; None if each masked element has its own value."""
     covered, shape = op.rank(mask), op.shape(values)
     behind = op.rank(x) - at - covered
@@ -111,7 +111,7 @@ def _spread(op, x, values, mask, at):
     return (op.Unsqueeze(mask, op.ints(range(-behind, 0))) if behind else mask), values
 
 
-def _aligned(op, values, indices, merged):
+def _align_values(op, values, indices, merged):
     """Broadcast the values to ``[before, positions, behind]``."""
     before, behind = merged.before, merged.behind
     if any(i is not None and is_mask(op.dtype(i)) for i in indices):
@@ -135,8 +135,8 @@ def _write_elements(op, merged, values, at, *, accumulate):
     return _scatter_elements(op, merged.x, index, values, axis=len(before), reduction=reduction)
 
 
-def _restored(op, x, result, merged):
-    """Restore the shape that ``x`` had before `bring_together`."""
+def _restore_shape(op, x, result, merged):
+    """Restore the shape that ``x`` had before `merge_indexed_dims`."""
     shape, order = op.shape(x), merged.order
     if order is None:
         one_side = len(merged.before) + 1 + len(merged.behind) == len(shape)
@@ -201,7 +201,7 @@ def _(op, x, index, source, *, dim, alpha):
         source = op.Mul(source, op.like(source, alpha))
     axis, shape = dim % max(op.rank(x), 1), op.shape(x)
     position = op.cast(index, torch.int64)
-    merged = Together(as_vector(op, x), shape[:axis], shape[axis + 1 :], position, None)
+    merged = MergedDims(as_vector(op, x), shape[:axis], shape[axis + 1 :], position, None)
     result = _write_elements(op, merged, source, op.shape(index), accumulate=True)
     return result if shape else op.reshape(result, ())
 
@@ -212,7 +212,7 @@ def _(draw, s):
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = list(x.shape)
     shape[dim] = draw(s.integers(1, 6))
-    index = draw(positions(s, x.shape[dim], shape=(shape[dim],), dtype=(torch.int64, torch.int32)))
+    index = draw(describe_indices(s, x.shape[dim], shape=(shape[dim],), dtype=(torch.int64, torch.int32)))
     alpha = draw(s.choice(1, 2, -3))
     return s.call(x, index, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, alpha=alpha)
 
@@ -244,24 +244,24 @@ def _updates(op, index, src):
     return op.Slice(src, op.ints([0] * len(wanted)), op.ints(wanted))
 
 
-def _shaped_as(op, x, result):
+def _match_rank(op, x, result):
     return result if op.rank(x) else op.reshape(result, ())
 
 
 @scatter.onnx
 def _(op, x, index, src, *, dim):
     written = _scatter_elements(op, as_vector(op, x), as_vector(op, index), _updates(op, index, src), axis=dim)
-    return _shaped_as(op, x, written)
+    return _match_rank(op, x, written)
 
 
 def _draw_positions(draw, s, x, *, unique):
     """Draw a dim and indices along it, in a tensor that is no larger than ``x`` in the other dims."""
     if x.rank == 0:
-        return draw(s.choice(0, -1)), draw(positions(s, 1, shape=()))
+        return draw(s.choice(0, -1)), draw(describe_indices(s, 1, shape=()))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [draw(s.integers(1, side)) for side in x.shape]
     shape[dim] = 1 if unique else draw(s.integers(1, 6))
-    return dim, draw(positions(s, x.shape[dim], shape=shape))
+    return dim, draw(describe_indices(s, x.shape[dim], shape=shape))
 
 
 @scatter.samples
@@ -310,15 +310,15 @@ def _(x, dim, index, src=None, value=None, *, reduce):
 def _(op, x, index, src, *, dim, reduce, include_self):
     whole, index, updates = as_vector(op, x), as_vector(op, index), _updates(op, index, src)
     if not include_self:
-        neutral = op.Expand(op.like(x, _neutral(reduce, op.dtype(x))), op.Shape(index))
+        neutral = op.Expand(op.like(x, _neutral_element(reduce, op.dtype(x))), op.Shape(index))
         whole = op.ScatterElements(whole, index, neutral, axis=dim)
-    result = _scatter_elements(op, whole, index, updates, axis=dim, reduction=REDUCTIONS[reduce])
+    result = _scatter_elements(op, whole, index, updates, axis=dim, reduction=ONNX_REDUCTIONS[reduce])
     if reduce == "mean":
-        result = _divided(op, result, _count(op, x, index, dim, start=int(include_self)))
-    return _shaped_as(op, x, result)
+        result = _divide_rounding_down(op, result, _count_updates(op, x, index, dim, start=int(include_self)))
+    return _match_rank(op, x, result)
 
 
-def _neutral(reduce, dtype):
+def _neutral_element(reduce, dtype):
     """Return the neutral element of a reduction."""
     if reduce in ("sum", "mean", "prod"):
         return int(reduce == "prod")
@@ -329,7 +329,7 @@ def _neutral(reduce, dtype):
     return smallest if reduce == "amax" else largest
 
 
-def _count(op, x, index, dim, *, start):
+def _count_updates(op, x, index, dim, *, start):
     """Return the number of elements in each mean, at least 1."""
     ones = op.Expand(op.like(x, 1), op.Shape(index))
     counts = op.Expand(op.like(x, start), op.ints(op.shape(x) or (1,)))
@@ -337,7 +337,7 @@ def _count(op, x, index, dim, *, start):
     return counts if start else op.Max(counts, op.like(x, 1))
 
 
-def _divided(op, total, count):
+def _divide_rounding_down(op, total, count):
     """Divide, rounding integers down as eager does."""
     quotient = op.Div(total, count)
     if op.dtype(total).is_floating_point:
@@ -355,7 +355,7 @@ def _(draw, s):
     return s.call(x, index, src, dim=dim, reduce=reduce, include_self=draw(s.booleans()))
 
 
-@operator(aten.masked_scatter.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.masked_scatter.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     """Write the elements of ``source`` in order where ``mask`` is True; ``x`` and ``mask`` broadcast."""
     return torch.masked_scatter(x, mask, source)

@@ -61,7 +61,7 @@ def _(op, sorted_sequence, x, sorter, *, out_int32, right):
     return op.ReduceSum(passed, op.ints([last]), keepdims=False)
 
 
-def _rising(draw, s, shape, dtype):
+def _draw_sorted(draw, s, shape, dtype):
     """Draw a sequence and the permutation that sorts it: all zeros, of any size, or numbers with ties.
 
     `torch.searchsorted` does not allow NaN in a sorted sequence.
@@ -80,7 +80,7 @@ def _rising(draw, s, shape, dtype):
 def _(draw, s):
     dtype = draw(s.choice(torch.float32, torch.int64))
     shape = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 2))))
-    sequence, order = _rising(draw, s, (*shape, draw(s.integers(1, 5))), dtype)
+    sequence, order = _draw_sorted(draw, s, (*shape, draw(s.integers(1, 5))), dtype)
     if shape:
         x = draw(s.tensor(shape=(*shape, draw(s.integers(1, 4))), dtype=dtype))
     else:

@@ -8,14 +8,14 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.moving import MOVABLE, quotient, tidy, total
+from clika_ref_aten.size_arithmetic import MOVABLE_DTYPES, floor_quotient, normalize_size, numel_of
 
 aten = torch.ops.aten
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
     """The elements of ``x`` in order, in another shape with the same number of elements."""
     return x.reshape(shape)
@@ -28,7 +28,7 @@ def _(op, x, *, shape):
 
 @reshape.types
 def _(x, *, shape):
-    counts = total(x.shape), total(shape)
+    counts = numel_of(x.shape), numel_of(shape)
     if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
         raise ValueError(f"{x} has {counts[0]} elements, the shape {shape} has {counts[1]}")
     return TensorType(x.dtype, shape)
@@ -36,10 +36,10 @@ def _(x, *, shape):
 
 @reshape.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE_DTYPES))
     cut = draw(s.integers(0, x.rank))
-    merged = (total(x.shape[:cut]), total(x.shape[cut:]))
-    return s.call(x, shape=draw(s.choice(merged, (1, *merged), (total(x.shape),), x.shape[::-1], (*x.shape, 1))))
+    merged = (numel_of(x.shape[:cut]), numel_of(x.shape[cut:]))
+    return s.call(x, shape=draw(s.choice(merged, (1, *merged), (numel_of(x.shape),), x.shape[::-1], (*x.shape, 1))))
 
 
 @reshape.write_back
@@ -49,13 +49,13 @@ def _(build, base, new, *, shape):
 
 @reshape.from_torch(aten.reshape.default, aten._reshape_copy.default)  # noqa: SLF001 - a name of ATen's
 def _(x, shape):
-    return reshape.call(x, shape=_without_unknown(x.type.shape, shape))
+    return reshape.call(x, shape=_infer_missing_size(x.type.shape, shape))
 
 
 @reshape.from_torch(aten.view.default, aten.view_copy.default)
 @reshape.from_torch(aten._unsafe_view.default, aten._reshape_alias.default)  # noqa: SLF001 - as above
 def _(x, size, stride=None):
-    return reshape.call(x, shape=_without_unknown(x.type.shape, size))
+    return reshape.call(x, shape=_infer_missing_size(x.type.shape, size))
 
 
 @reshape.from_torch(aten.view_as.default, aten.reshape_as.default)
@@ -67,18 +67,18 @@ def _(x, other):
 def _(x, start_dim=0, end_dim=-1):
     shape = x.type.shape or (1,)
     first, last = start_dim % len(shape), end_dim % len(shape) + 1
-    return reshape.call(x, shape=(*shape[:first], total(shape[first:last]), *shape[last:]))
+    return reshape.call(x, shape=(*shape[:first], numel_of(shape[first:last]), *shape[last:]))
 
 
 @reshape.from_torch(aten.ravel.default)
 def _(x):
-    return reshape.call(x, shape=(total(x.type.shape),))
+    return reshape.call(x, shape=(numel_of(x.type.shape),))
 
 
 @reshape.from_torch(aten.unflatten.int)
 def _(x, dim, sizes):
     shape, dim = x.type.shape, dim % x.type.rank
-    return reshape.call(x, shape=(*shape[:dim], *_without_unknown((shape[dim],), sizes), *shape[dim + 1 :]))
+    return reshape.call(x, shape=(*shape[:dim], *_infer_missing_size((shape[dim],), sizes), *shape[dim + 1 :]))
 
 
 @reshape.from_torch(aten.atleast_1d.default)
@@ -97,17 +97,17 @@ def _(x):
     return reshape.call(x, shape={1: (1, *shape, 1), 2: (*shape, 1)}.get(len(shape), shape))
 
 
-def _without_unknown(shape, wanted):
+def _infer_missing_size(shape, wanted):
     """Return ``wanted`` with a size of -1 inferred from the number of elements."""
-    wanted = tuple(map(tidy, wanted))
+    wanted = tuple(map(normalize_size, wanted))
     if -1 not in wanted:
         return wanted
     i = wanted.index(-1)
-    rest = total(wanted[:i] + wanted[i + 1 :])
-    return (*wanted[:i], quotient(total(shape), rest), *wanted[i + 1 :])
+    rest = numel_of(wanted[:i] + wanted[i + 1 :])
+    return (*wanted[:i], floor_quotient(numel_of(shape), rest), *wanted[i + 1 :])
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def squeeze(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
     """``x`` without those of the given dims that have size 1; the given dims must not be dynamic."""
     return x.squeeze(dims)
@@ -115,13 +115,13 @@ def squeeze(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
 
 @squeeze.onnx
 def _(op, x, *, dims):
-    gone = _ones(op.shape(x), dims)
+    gone = _unit_dims(op.shape(x), dims)
     return op.Squeeze(x, op.ints(gone)) if gone else x
 
 
 @squeeze.types
 def _(x, *, dims):
-    gone = _ones(x.shape, dims)
+    gone = _unit_dims(x.shape, dims)
     dynamic = [d for d in dims if x.rank and not isinstance(x.shape[d], int)]
     if dynamic:
         raise ValueError(f"whether side {dynamic[0]} of {x} has length 1 differs from call to call")
@@ -130,7 +130,7 @@ def _(x, *, dims):
 
 @squeeze.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 2), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(1, 2), dtype=MOVABLE_DTYPES))
     every = tuple(range(x.rank))
     return s.call(x, dims=draw(s.choice((0,), (-1,), every, every[:2], ())))
 
@@ -142,20 +142,20 @@ def _(build, base, new, *, dims):
 
 @squeeze.from_torch(aten.squeeze.default, aten.squeeze_copy.default)
 def _(x):
-    return squeeze.call(x, dims=_ones(x.type.shape, range(x.type.rank)))
+    return squeeze.call(x, dims=_unit_dims(x.type.shape, range(x.type.rank)))
 
 
 @squeeze.from_torch(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze_copy.dim, aten.squeeze_copy.dims)
 def _(x, dim):
-    return squeeze.call(x, dims=_ones(x.type.shape, dim if isinstance(dim, tuple | list) else (dim,)))
+    return squeeze.call(x, dims=_unit_dims(x.type.shape, dim if isinstance(dim, tuple | list) else (dim,)))
 
 
-def _ones(shape, dims):
+def _unit_dims(shape, dims):
     """Return the given dims that are known to have size 1."""
     return tuple(sorted({d % len(shape) for d in dims if shape[d] == 1})) if shape else ()
 
 
-@operator(aten.unsqueeze.default, aten.unsqueeze_copy.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.unsqueeze.default, aten.unsqueeze_copy.default, quant=SHARED_QPARAMS, error=EXACT)
 def unsqueeze(x: Tensor, *, dim: int) -> Tensor:
     """``x`` with a new dim of size 1 at position ``dim``."""
     return x.unsqueeze(dim)
@@ -176,7 +176,7 @@ def _(x, *, dim):
 
 @unsqueeze.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE_DTYPES))
     return s.call(x, dim=draw(s.integers(-x.rank - 1, x.rank)))
 
 
@@ -185,7 +185,7 @@ def _(build, base, new, *, dim):
     return build(squeeze, new, dims=(dim % (base.type.rank + 1),), types=(base.type,))
 
 
-@operator(aten.permute.default, aten.permute_copy.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.permute.default, aten.permute_copy.default, quant=SHARED_QPARAMS, error=EXACT)
 def permute(x: Tensor, *, dims: tuple[int, ...]) -> Tensor:
     """Permute dims: dim ``i`` of the result is dim ``dims[i]`` of ``x``."""
     return x.permute(dims)
@@ -206,7 +206,7 @@ def _(x, *, dims):
 
 @permute.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE))
+    x = draw(s.tensor(dtype=MOVABLE_DTYPES))
     order = list(range(x.rank))
     picked = [order.pop(draw(s.integers(0, len(order) - 1))) for _ in range(x.rank)]
     return s.call(x, dims=tuple(d - draw(s.choice(0, x.rank)) for d in picked))
@@ -222,22 +222,22 @@ def _(build, base, new, *, dims):
 
 @permute.from_torch(aten.transpose.int, aten.transpose_copy.int)
 def _(x, dim0, dim1):
-    return _swapped(x, dim0, dim1)
+    return _swap_dims(x, dim0, dim1)
 
 
 @permute.from_torch(aten.swapaxes.default)
 def _(x, axis0, axis1):
-    return _swapped(x, axis0, axis1)
+    return _swap_dims(x, axis0, axis1)
 
 
 @permute.from_torch(aten.swapdims.default)
 def _(x, dim0, dim1):
-    return _swapped(x, dim0, dim1)
+    return _swap_dims(x, dim0, dim1)
 
 
 @permute.from_torch(aten.mT.default)
 def _(x):
-    return _swapped(x, -2, -1)
+    return _swap_dims(x, -2, -1)
 
 
 @permute.from_torch(aten.mH.default, aten.adjoint.default, aten.matrix_H.default)
@@ -247,7 +247,7 @@ def _(x):
             f"the adjoint of {x.type} conjugates, and complex tensors are not supported: "
             "keep real and imaginary parts as two real tensors"
         )
-    return _swapped(x, -2, -1) if x.type.rank else permute.call(x, dims=())
+    return _swap_dims(x, -2, -1) if x.type.rank else permute.call(x, dims=())
 
 
 @permute.from_torch(aten.t.default, aten.t_copy.default, aten.numpy_T.default)
@@ -264,7 +264,7 @@ def _(x, source, destination):
     return permute.call(x, dims=tuple(places[i] if i in places else next(rest) for i in range(x.type.rank)))
 
 
-def _swapped(x, first, second):
+def _swap_dims(x, first, second):
     dims = list(range(x.type.rank))
     if dims:
         dims[first], dims[second] = dims[second], dims[first]

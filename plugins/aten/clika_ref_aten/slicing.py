@@ -10,14 +10,22 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.moving import FAR, MOVABLE, extent, is_nonnegative, numbered, same_type, with_side
+from clika_ref_aten.size_arithmetic import (
+    MOVABLE_DTYPES,
+    OPEN_END,
+    is_nonnegative,
+    make_index_range,
+    replace_dim,
+    same_type,
+    slice_length,
+)
 
 aten = torch.ops.aten
 
 
-@operator(aten.slice.Tensor, aten.slice_copy.Tensor, quant=SAME_SCALE, error=EXACT)
+@operator(aten.slice.Tensor, aten.slice_copy.Tensor, quant=SHARED_QPARAMS, error=EXACT)
 def slice_(x: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Tensor:
     """Elements ``start, start + step, ...`` before ``end`` along ``dim``.
 
@@ -28,19 +36,19 @@ def slice_(x: Tensor, *, dim: int = 0, start: int | None = None, end: int | None
 
 @slice_.onnx
 def _(op, x, *, dim, start, end, step):
-    return cut(op, x, dim, start=start, end=end, step=step)
+    return slice_dim(op, x, dim, start=start, end=end, step=step)
 
 
 @slice_.types
 def _(x, *, dim, start, end, step):
-    return with_side(x, dim, extent(x.shape[dim], start, end, step))
+    return replace_dim(x, dim, slice_length(x.shape[dim], start, end, step))
 
 
 @slice_.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 6), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(1, 6), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
-    return s.call(x, dim=dim, **_bounds(draw, s, x.shape[dim]))
+    return s.call(x, dim=dim, **_draw_bounds(draw, s, x.shape[dim]))
 
 
 @slice_.write_back
@@ -55,7 +63,7 @@ def _(x, dim, start, length):
     return slice_.call(x, dim=dim, start=start, end=start + length)
 
 
-@operator(aten.slice_scatter.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.slice_scatter.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def slice_scatter(
     x: Tensor, src: Tensor, *, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
@@ -70,26 +78,26 @@ slice_scatter.types(same_type)
 
 @slice_scatter.onnx
 def _(op, x, src, *, dim, start, end, step):
-    return overwrite(op, x, src, dim, start=start, end=end, step=step)
+    return overwrite_slice(op, x, src, dim, start=start, end=end, step=step)
 
 
 @slice_scatter.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 7), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), side=(1, 7), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
-    bounds = _bounds(draw, s, x.shape[dim])
-    shape = with_side(TensorType(x.dtype, x.shape), dim, extent(x.shape[dim], **bounds)).shape
+    bounds = _draw_bounds(draw, s, x.shape[dim])
+    shape = replace_dim(TensorType(x.dtype, x.shape), dim, slice_length(x.shape[dim], **bounds)).shape
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, **bounds)
 
 
-def _bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
+def _draw_bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
     """Draw slice bounds for a dim of size ``side``; the end "last" depends on it, as in ``x[:n - 1]``."""
     start = draw(s.choice(None, 0, 1, -1, -2, -4, 9, -side - 1))
-    end = draw(s.choice(None, FAR, 3, 1, -1, -3, 20, "last", "last"))
+    end = draw(s.choice(None, OPEN_END, 3, 1, -1, -3, 20, "last", "last"))
     return {"start": start, "end": side - 1 if end == "last" else end, "step": draw(s.choice(1, 1, 2, 3))}
 
 
-@operator(aten.select.int, aten.select_copy.int, quant=SAME_SCALE, error=EXACT)
+@operator(aten.select.int, aten.select_copy.int, quant=SHARED_QPARAMS, error=EXACT)
 def select(x: Tensor, *, dim: int, index: int) -> Tensor:
     """The elements at one index of ``dim``, which is removed."""
     return x.select(dim, index)
@@ -111,7 +119,7 @@ def _(x, *, dim, index):
 
 @select.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     return s.call(x, dim=dim, index=draw(s.integers(-x.shape[dim], x.shape[dim] - 1)))
 
@@ -121,7 +129,7 @@ def _(build, base, new, **attrs):
     return build(select_scatter, base, new, types=(base.type,), **attrs)
 
 
-@operator(aten.select_scatter.default, quant=SHARED_SCALE, error=EXACT)
+@operator(aten.select_scatter.default, quant=UNIFIED_QPARAMS, error=EXACT)
 def select_scatter(x: Tensor, src: Tensor, *, dim: int, index: int) -> Tensor:
     """``x`` with the elements at one index of ``dim`` replaced by ``src``."""
     written = x.clone()  # torch.select_scatter has no gradient for complex numbers
@@ -136,19 +144,19 @@ select_scatter.types(same_type)
 def _(op, x, src, *, dim, index):
     dim %= op.rank(x)
     row = op.Unsqueeze(op.cast(src, op.dtype(x)), op.ints([dim]))
-    return overwrite(op, x, row, dim, start=index, end=FAR if index == -1 else index + 1)
+    return overwrite_slice(op, x, row, dim, start=index, end=OPEN_END if index == -1 else index + 1)
 
 
 @select_scatter.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     shape = [n for i, n in enumerate(x.shape) if i != dim % x.rank]
     src = draw(s.tensor(shape=shape, dtype=x.dtype))
     return s.call(x, src, dim=dim, index=draw(s.integers(-x.shape[dim], x.shape[dim] - 1)))
 
 
-@operator(aten.unbind.int, aten.unbind_copy.int, quant=SAME_SCALE, error=EXACT)
+@operator(aten.unbind.int, aten.unbind_copy.int, quant=SHARED_QPARAMS, error=EXACT)
 def unbind(x: Tensor, *, dim: int = 0) -> tuple[Tensor, ...]:
     """One result per index of ``dim``, which is removed."""
     return x.unbind(dim)
@@ -161,7 +169,7 @@ def _(op, x, *, dim):
 
 @unbind.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE))
+    x = draw(s.tensor(rank=(1, 5), dtype=MOVABLE_DTYPES))
     return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)))
 
 
@@ -172,16 +180,16 @@ def _(build, base, new, *, dim, index=None):
     return build(select_scatter, base, new, types=(base.type,), dim=dim, index=index)
 
 
-def cut(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = FAR, step: Any = 1) -> Any:
+def slice_dim(op: Any, x: Any, dim: int, *, start: Any = 0, end: Any = OPEN_END, step: Any = 1) -> Any:
     """Return ``x[start:end:step]`` along a dim, without a node if it selects the whole dim."""
-    start, end = 0 if start is None else start, FAR if end is None else end
-    if start == 0 and end == FAR and step == 1:
+    start, end = 0 if start is None else start, OPEN_END if end is None else end
+    if start == 0 and end == OPEN_END and step == 1:
         return x
     steps = () if step == 1 else (op.ints([step]),)
     return op.Slice(x, op.ints([start]), op.ints([end]), op.ints([dim]), *steps)
 
 
-def overwrite(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step: Any = 1) -> Any:
+def overwrite_slice(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step: Any = 1) -> Any:
     """Return ``x`` with its slice ``[start:end:step]`` along ``dim`` replaced by ``src``.
 
     If the slice is contiguous, ``src`` is concatenated with the parts before and after it, without any indices.
@@ -189,22 +197,22 @@ def overwrite(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any, step
     dim %= op.rank(x)
     side = op.shape(x)[dim]
     src = op.cast(src, op.dtype(x))
-    start, end = 0 if start is None else start, FAR if end is None else end
+    start, end = 0 if start is None else start, OPEN_END if end is None else end
     if all(isinstance(n, int) for n in (side, start, end, step)):
         start, end, step = builtins.slice(start, end, step).indices(side)
-        end = FAR if end == side else max(start, end)
-    if step == 1 and _is_one_run(start, end):
-        before = [] if start == 0 else [cut(op, x, dim, end=start)]
-        after = [] if end == FAR else [cut(op, x, dim, start=end)]
+        end = OPEN_END if end == side else max(start, end)
+    if step == 1 and _is_contiguous(start, end):
+        before = [] if start == 0 else [slice_dim(op, x, dim, end=start)]
+        after = [] if end == OPEN_END else [slice_dim(op, x, dim, start=end)]
         return op.Concat(*before, src, *after, axis=dim) if before or after else src
-    places = cut(op, numbered(op, side), 0, start=start, end=end, step=step)
+    places = slice_dim(op, make_index_range(op, side), 0, start=start, end=end, step=step)
     trailing = op.rank(x) - dim - 1
     places = op.Unsqueeze(places, op.ints(range(1, 1 + trailing))) if trailing else places
     return op.ScatterElements(x, op.Expand(places, op.Shape(src)), src, axis=dim)
 
 
-def _is_one_run(start: Any, end: Any) -> bool:
+def _is_contiguous(start: Any, end: Any) -> bool:
     """Return whether ``x[:start]`` and ``x[end:]`` are the parts outside the slice for all symbol values."""
     if isinstance(start, int) and isinstance(end, int):
-        return start == 0 or end == FAR or ((start < 0) == (end < 0) and start <= end)
-    return start == 0 or end == FAR or (is_nonnegative(start) and is_nonnegative(end - start))
+        return start == 0 or end == OPEN_END or ((start < 0) == (end < 0) and start <= end)
+    return start == 0 or end == OPEN_END or (is_nonnegative(start) and is_nonnegative(end - start))

@@ -14,34 +14,34 @@ from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.broadcasting import stretch
+from clika_ref_aten.broadcasting import lower_broadcast
 from clika_ref_aten.indexing import as_vector
-from clika_ref_aten.reduction import comparable, reduced_shape
+from clika_ref_aten.reduction import shape_after_reduction, to_comparable
 
 aten = torch.ops.aten
 
-SORTABLE = (torch.float32, torch.int64, torch.int32, torch.uint8)
+SAMPLE_DTYPES = (torch.float32, torch.int64, torch.int32, torch.uint8)
 """Dtypes of samples. Samples without ties have at most 125 elements, which all differ in uint8."""
 
 
-SORTED_AS = {torch.bool: torch.int32, torch.bfloat16: torch.float32}
+TOPK_DTYPES = {torch.bool: torch.int32, torch.bfloat16: torch.float32}
 """Dtypes that TopK does not support (bfloat16 before opset 24), and dtypes with the same order of elements."""
 
 
-def _top(op, x, k, dim, *, largest, ordered=True):
+def _top_k(op, x, k, dim, *, largest, ordered=True):
     """Return the ``k`` first elements in order and their indices; the order is stable."""
-    sortable = op.cast(as_vector(op, x), SORTED_AS.get(op.dtype(x), op.dtype(x)))
+    sortable = op.cast(as_vector(op, x), TOPK_DTYPES.get(op.dtype(x), op.dtype(x)))
     values, positions = op.TopK(sortable, op.ints([k]), axis=dim, largest=largest, sorted=ordered, outputs=2)
     return op.cast(values, op.dtype(x)), op.declare(positions, torch.int64)
 
 
-def _length(op, x, dim):
+def _dim_size(op, x, dim):
     return op.shape(x)[dim] if op.rank(x) else 1
 
 
-def _shaped(op, x, results):
+def _match_rank(op, x, results):
     """Reshape the results to 0-d if ``x`` is 0-d."""
     return results if op.rank(x) else tuple(op.reshape(r, ()) for r in results)
 
@@ -62,19 +62,19 @@ def _(x, *, k, dim, largest, sorted):
 
 @topk.onnx
 def _(op, x, *, k, dim, largest, sorted):
-    return _shaped(op, x, _top(op, x, k, dim, largest=largest, ordered=sorted))
+    return _match_rank(op, x, _top_k(op, x, k, dim, largest=largest, ordered=sorted))
 
 
 @topk.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=SORTABLE, low=0, high=255, unique=True, rank=(0, 3)))
+    x = draw(s.tensor(dtype=SAMPLE_DTYPES, low=0, high=255, unique=True, rank=(0, 3)))
     dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
     k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
     return s.call(x, k=k, dim=dim, largest=draw(s.booleans()), sorted=k > 1 or draw(s.booleans()))
 
 
-def _order(op, x, dim, *, descending):
-    return _top(op, x, _length(op, x, dim), dim, largest=descending)
+def _sort_dim(op, x, dim, *, descending):
+    return _top_k(op, x, _dim_size(op, x, dim), dim, largest=descending)
 
 
 @operator(error=EXACT)
@@ -85,7 +85,7 @@ def sort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = F
 
 @sort.onnx
 def _(op, x, *, dim, descending, stable):
-    return _shaped(op, x, _order(op, x, dim, descending=descending))
+    return _match_rank(op, x, _sort_dim(op, x, dim, descending=descending))
 
 
 @sort.from_torch(aten.sort.default)
@@ -100,7 +100,7 @@ def _(x, *, stable=None, dim=-1, descending=False):
 
 def _draw_order(draw, s):
     stable = draw(s.booleans())
-    x = draw(s.tensor(rank=(0, 3), dtype=SORTABLE, low=0, high=4 if stable else 255, unique=not stable))
+    x = draw(s.tensor(rank=(0, 3), dtype=SAMPLE_DTYPES, low=0, high=4 if stable else 255, unique=not stable))
     dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else draw(s.choice(0, -1))
     return s.call(x, dim=dim, descending=draw(s.booleans()), stable=stable)
 
@@ -116,7 +116,7 @@ def argsort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool 
 
 @argsort.onnx
 def _(op, x, *, dim, descending, stable):
-    return _shaped(op, x, _order(op, x, dim, descending=descending))[1]
+    return _match_rank(op, x, _sort_dim(op, x, dim, descending=descending))[1]
 
 
 @argsort.from_torch(aten.argsort.default)
@@ -132,7 +132,7 @@ def _(x, *, stable, dim=-1, descending=False):
 argsort.samples(_draw_order)
 
 
-@operator(aten.msort.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.msort.default, quant=SHARED_QPARAMS, error=EXACT)
 def msort(x: Tensor) -> Tensor:
     """Return the sorted elements along the first dim."""
     return torch.msort(x)
@@ -140,22 +140,22 @@ def msort(x: Tensor) -> Tensor:
 
 @msort.onnx
 def _(op, x):
-    return _shaped(op, x, _order(op, x, 0, descending=False))[0]
+    return _match_rank(op, x, _sort_dim(op, x, 0, descending=False))[0]
 
 
 @msort.samples
 def _(draw, s):
-    return s.call(draw(s.tensor(dtype=SORTABLE, low=0)))
+    return s.call(draw(s.tensor(dtype=SAMPLE_DTYPES, low=0)))
 
 
 # One element of the order
 
 
-def _at_rank(op, x, k, dim, *, keepdim):
+def _kth_smallest(op, x, k, dim, *, keepdim):
     """Return the ``k``-th smallest element (from 1) along ``dim``, and its index."""
-    found = _top(op, x, k, dim, largest=False)
+    found = _top_k(op, x, k, dim, largest=False)
     if not op.rank(x):
-        return _shaped(op, x, found)
+        return _match_rank(op, x, found)
     last = op.constant([-1] if keepdim else -1, torch.int64)
     return tuple(op.Gather(part, last, axis=dim) for part in found)
 
@@ -168,13 +168,13 @@ def kthvalue(x: Tensor, *, k: int, dim: int = -1, keepdim: bool = False) -> tupl
 
 @kthvalue.types
 def _(x, *, k, dim, keepdim):
-    shape = reduced_shape(x.shape, dim, keepdim=keepdim)
+    shape = shape_after_reduction(x.shape, dim, keepdim=keepdim)
     return TensorType(x.dtype, shape), TensorType(torch.int64, shape)
 
 
 @kthvalue.onnx
 def _(op, x, *, k, dim, keepdim):
-    return _at_rank(op, x, k, dim, keepdim=keepdim)
+    return _kth_smallest(op, x, k, dim, keepdim=keepdim)
 
 
 @kthvalue.samples
@@ -193,10 +193,10 @@ def median(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tenso
 
 @median.onnx
 def _(op, x, *, dim, keepdim):
-    return _at_rank(op, x, FloorDiv(_length(op, x, dim) + 1, 2), dim, keepdim=keepdim)
+    return _kth_smallest(op, x, FloorDiv(_dim_size(op, x, dim) + 1, 2), dim, keepdim=keepdim)
 
 
-def _draw_side(*dtypes, unique=False):
+def _dim_sampler(*dtypes, unique=False):
     """Return a sampler for a tensor and one of its dims."""
 
     def sample(draw, s):
@@ -207,10 +207,10 @@ def _draw_side(*dtypes, unique=False):
     return sample
 
 
-median.samples(_draw_side(torch.float32, torch.int64, unique=True))
+median.samples(_dim_sampler(torch.float32, torch.int64, unique=True))
 
 
-@operator(aten.median.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.median.default, quant=SHARED_QPARAMS, error=EXACT)
 def flat_median(x: Tensor) -> Tensor:
     """Return the lower median of all elements."""
     return torch.median(x)
@@ -219,7 +219,7 @@ def flat_median(x: Tensor) -> Tensor:
 @flat_median.onnx
 def _(op, x):
     count, dtype = math.prod(op.shape(x)), op.dtype(x)
-    sortable = SORTED_AS.get(dtype, dtype)
+    sortable = TOPK_DTYPES.get(dtype, dtype)
     of_nothing = op.constant([math.nan if dtype.is_floating_point else torch.iinfo(dtype).min], sortable)
     if not count:
         return op.cast(op.reshape(of_nothing, ()), dtype)
@@ -236,27 +236,27 @@ def _(draw, s):
     return s.call(draw(s.tensor(dtype=(torch.float32, torch.int64))))
 
 
-def _argument(op_type):
+def _arg_min_max_lowering(op_type):
     """Return the lowering of argmax or argmin, with the first of equal elements."""
 
     def lower(op, x, *, dim, keepdim):
         if op.rank(x) == 0:
             return op.constant(0, torch.int64)
         if dim is None:
-            first = _first(op, op_type, op.Reshape(x, op.ints([-1])), 0, keepdim=keepdim)
+            first = _first_index(op, op_type, op.Reshape(x, op.ints([-1])), 0, keepdim=keepdim)
             return op.Reshape(first, op.ints([1] * op.rank(x))) if keepdim and op.rank(x) > 1 else first
-        return _first(op, op_type, x, dim % op.rank(x), keepdim=keepdim)
+        return _first_index(op, op_type, x, dim % op.rank(x), keepdim=keepdim)
 
     return lower
 
 
-def _first(op, op_type, x, dim, *, keepdim):
+def _first_index(op, op_type, x, dim, *, keepdim):
     """Return the first index of the largest or smallest element along ``dim``.
 
     ``dim`` must not be negative: ONNX Runtime does not reduce empty tensors along -1.
     """
     if op.dtype(x) != torch.int64:
-        return op.node(op_type, comparable(op, x), axis=dim, keepdims=keepdim)
+        return op.node(op_type, to_comparable(op, x), axis=dim, keepdims=keepdim)
     # Only ONNX Runtime's TopK compares int64
     _, position = op.TopK(x, op.ints([1]), axis=dim, largest=op_type == "ArgMax", outputs=2)
     position = op.declare(position, torch.int64)
@@ -276,18 +276,18 @@ def argmin(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Tenso
 
 
 def _draw_argument(draw, s):
-    plain = _draw_side(torch.float32, torch.int32, torch.uint8, torch.int64, torch.int16)(draw, s)
+    plain = _dim_sampler(torch.float32, torch.int32, torch.uint8, torch.int64, torch.int16)(draw, s)
     return s.call(*plain.operands, **{**plain.attrs, "dim": draw(s.choice(plain.attrs["dim"], None))})
 
 
 def _position_type(x, *, dim, keepdim):
-    return TensorType(torch.int64, reduced_shape(x.shape, dim, keepdim=keepdim))
+    return TensorType(torch.int64, shape_after_reduction(x.shape, dim, keepdim=keepdim))
 
 
 argmax.types(_position_type)
 argmin.types(_position_type)
-argmax.onnx(_argument("ArgMax"))
-argmin.onnx(_argument("ArgMin"))
+argmax.onnx(_arg_min_max_lowering("ArgMax"))
+argmin.onnx(_arg_min_max_lowering("ArgMin"))
 argmax.samples(_draw_argument)
 argmin.samples(_draw_argument)
 
@@ -304,7 +304,7 @@ def min_(x: Tensor, *, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]
     return torch.min(x, dim, keepdim)
 
 
-def _extreme_and_position(op_type):
+def _value_and_index_lowering(op_type):
     """Return the lowering of max or min along a dim: find the index, then gather the element."""
 
     def lower(op, x, *, dim, keepdim):
@@ -312,16 +312,16 @@ def _extreme_and_position(op_type):
             return op.Identity(x), op.constant(0, torch.int64)
         if 0 in op.result.shape:
             zeros = (op.scalar(0, dtype) for dtype in (op.dtype(x), torch.int64))
-            return tuple(stretch(op, zero, (), op.result.shape) for zero in zeros)
+            return tuple(lower_broadcast(op, zero, (), op.result.shape) for zero in zeros)
         dim %= op.rank(x)
-        position = _first(op, op_type, x, dim, keepdim=True)
+        position = _first_index(op, op_type, x, dim, keepdim=True)
         found = op.GatherElements(x, position, axis=dim), position
         return found if keepdim else tuple(op.Squeeze(part, op.ints([dim])) for part in found)
 
     return lower
 
 
-max_.onnx(_extreme_and_position("ArgMax"))
-min_.onnx(_extreme_and_position("ArgMin"))
-max_.samples(_draw_side(torch.float32, torch.int64, torch.int32, torch.bool))
-min_.samples(_draw_side(torch.float32, torch.int64, torch.uint8, torch.bool))
+max_.onnx(_value_and_index_lowering("ArgMax"))
+min_.onnx(_value_and_index_lowering("ArgMin"))
+max_.samples(_dim_sampler(torch.float32, torch.int64, torch.int32, torch.bool))
+min_.samples(_dim_sampler(torch.float32, torch.int64, torch.uint8, torch.bool))

@@ -11,7 +11,7 @@ from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref_aten.creation import cut_off
+from clika_ref_aten.creation import truncate_to_int
 
 aten = torch.ops.aten
 
@@ -32,37 +32,37 @@ def _(*, start, end, steps, dtype, device):
 @linspace.onnx
 def _(op, *, start, end, steps, dtype, device):
     if is_symbolic((start, end, steps)):
-        return _spaced(op, start, end, steps, op.result.dtype)
+        return _lower_linspace(op, start, end, steps, op.result.dtype)
     return op.constant(torch.linspace(start, end, steps, dtype=dtype), op.result.dtype)
 
 
-def _spaced(op, start, end, steps, dtype):
+def _lower_linspace(op, start, end, steps, dtype):
     """Lower `linspace` from both ends, as eager does, so that both are exact."""
     within = dtype if dtype in (torch.float32, torch.float64) else torch.float64
     if whole := not dtype.is_floating_point:
-        start, end = cut_off(start), cut_off(end)
+        start, end = truncate_to_int(start), truncate_to_int(end)
     first, last, one, gaps = op.promote(start, end, 1, steps - 1, to=within)
     gap = op.Div(op.Sub(last, first), op.Max(gaps, one))
     position = op.cast(op.Range(*op.promote(0, steps, 1, to=torch.int64)), within)
     (half,) = op.promote(FloorDiv(steps, 2), to=within)
-    along = _rounded_once if whole else _along
+    along = _add_steps_fused if whole else _add_steps
     from_first = along(op, first, gap, position)
     from_last = along(op, last, op.Neg(gap), op.Sub(gaps, position))
     return op.cast(op.Where(op.Less(position, op.Max(half, one)), from_first, from_last), dtype)
 
 
-def _along(op, start, gap, position):
+def _add_steps(op, start, gap, position):
     """Return ``start + gap * position``."""
     return op.Add(start, op.Mul(gap, position))
 
 
-def _rounded_once(op, start, gap, position):
-    """Return `_along` with one rounding, like eager's fused multiply-add; the result is truncated afterwards.
+def _add_steps_fused(op, start, gap, position):
+    """Return `_add_steps` with one rounding, like eager's fused multiply-add; the result is truncated afterwards.
 
     ``gap`` is split into two parts. The product of either part is exact up to half a billion positions.
     """
     coarse = op.cast(op.cast(gap, torch.float32), torch.float64)
-    return _along(op, _along(op, start, coarse, position), op.Sub(gap, coarse), position)
+    return _add_steps(op, _add_steps(op, start, coarse, position), op.Sub(gap, coarse), position)
 
 
 @linspace.samples
@@ -95,7 +95,7 @@ def _(*, start, end, steps, base, dtype, device):
 def _(op, *, start, end, steps, base, dtype, device):
     if not is_symbolic((start, end, steps)):
         return op.constant(torch.logspace(start, end, steps, base, dtype=dtype), op.result.dtype)
-    exponent = _spaced(op, start, end, steps, torch.float64)
+    exponent = _lower_linspace(op, start, end, steps, torch.float64)
     return op.cast(op.Pow(op.like(exponent, base), exponent), op.result.dtype)
 
 

@@ -11,13 +11,13 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 
 
-def spread(value: Any, count: int) -> tuple[Any, ...]:
+def expand_per_dim(value: Any, count: int) -> tuple[Any, ...]:
     """Return one entry per spatial dim: ATen accepts a single entry, or a number, for all dims."""
     entries = tuple(value) if isinstance(value, (tuple, list)) else (value,)
     return entries if len(entries) == count else entries * count
 
 
-def batched(sides, lowering):
+def allow_unbatched(sides, lowering):
     """Return a lowering that also accepts an unbatched ``x``, by adding a batch dim of size 1."""
 
     def lower(op, x, *rest, **attrs):
@@ -47,16 +47,16 @@ def ceil_divide(a: Any, b: Any) -> Any:
     return floor_divide(a + b - 1, b)
 
 
-def padded(op: Any, x: Any, before: Any, after: Any) -> Any:
+def pad_zeros(op: Any, x: Any, before: Any, after: Any) -> Any:
     """Pad the last dims of ``x`` with zeros."""
     shape = op.shape(x)
     rest = [0] * (len(shape) - len(before))
     starts, ends = [*rest, *before], [*rest, *after]
     wider = TensorType(op.dtype(x), tuple(a + n + b for a, n, b in zip(starts, shape, ends, strict=True)))
-    return op.declare(enlarged(op, x, starts, ends), wider)
+    return op.declare(pad_all_dims(op, x, starts, ends), wider)
 
 
-def enlarged(op: Any, x: Any, before: Any, after: Any, filling: Any = None, mode: str = "constant") -> Any:
+def pad_all_dims(op: Any, x: Any, before: Any, after: Any, filling: Any = None, mode: str = "constant") -> Any:
     """Pad each dim of ``x`` before and after.
 
     The axes are explicit although all dims are padded. Without axes, ONNX Runtime 1.31 fuses the padding into a

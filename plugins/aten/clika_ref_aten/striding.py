@@ -11,15 +11,15 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
-from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
+from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten import slicing
-from clika_ref_aten.moving import MOVABLE, quotient, same_type, strided, total
+from clika_ref_aten.size_arithmetic import MOVABLE_DTYPES, floor_quotient, make_strided_indices, numel_of, same_type
 
 aten = torch.ops.aten
 
 
-@operator(aten.unfold.default, aten.unfold_copy.default, quant=SAME_SCALE, error=EXACT)
+@operator(aten.unfold.default, aten.unfold_copy.default, quant=SHARED_QPARAMS, error=EXACT)
 def unfold(x: Tensor, *, dimension: int, size: int, step: int) -> Tensor:
     """Sliding windows of ``size`` elements, ``step`` apart, along ``dimension``; the window is a new last dim."""
     return x.unfold(dimension, size, step)
@@ -35,7 +35,7 @@ def _(op, x, *, dimension, size, step):
     if step == size and windows * size == shape[dim]:
         cut = op.reshape(x, (*shape[:dim], windows, size, *shape[dim + 1 :]))
     else:
-        cut = op.Gather(x, strided(op, (windows, size), (step, 1), 0), axis=dim)
+        cut = op.Gather(x, make_strided_indices(op, (windows, size), (step, 1), 0), axis=dim)
     order = [i for i in range(rank + 1) if i != dim + 1]
     return cut if dim == rank - 1 else op.Transpose(cut, perm=[*order, dim + 1])
 
@@ -45,13 +45,13 @@ def _(x, *, dimension, size, step):
     if not x.rank:
         return TensorType(x.dtype, (size,))
     shape = list(x.shape)
-    shape[dimension] = quotient(shape[dimension] - size, step) + 1
+    shape[dimension] = floor_quotient(shape[dimension] - size, step) + 1
     return TensorType(x.dtype, (*shape, size))
 
 
 @unfold.samples
 def _(draw, s):
-    x = draw(s.tensor(side=(2, 6), dtype=MOVABLE))
+    x = draw(s.tensor(side=(2, 6), dtype=MOVABLE_DTYPES))
     dimension = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else 0
     return s.call(x, dimension=dimension, size=draw(s.integers(1, 2)) if x.rank else 1, step=draw(s.integers(1, 3)))
 
@@ -71,7 +71,7 @@ def _(build, base, new, *, dimension, size, step):
     return base
 
 
-@operator(quant=SAME_SCALE, error=EXACT)
+@operator(quant=SHARED_QPARAMS, error=EXACT)
 def as_strided(x: Tensor, *, size: tuple[int, ...], stride: tuple[int, ...], storage_offset: int = 0) -> Tensor:
     """``x.flatten()[storage_offset + i * stride[0] + j * stride[1] + ...]`` at ``[i, j, ...]``, for a shape ``size``.
 
@@ -83,7 +83,7 @@ def as_strided(x: Tensor, *, size: tuple[int, ...], stride: tuple[int, ...], sto
 
 @as_strided.onnx
 def _(op, x, *, size, stride, storage_offset):
-    return op.Gather(_flat(op, x), strided(op, size, stride, storage_offset), axis=0)
+    return op.Gather(_flatten(op, x), make_strided_indices(op, size, stride, storage_offset), axis=0)
 
 
 @as_strided.types
@@ -93,7 +93,7 @@ def _(x, *, size, stride, storage_offset):
 
 @as_strided.samples
 def _(draw, s):
-    x, attrs = _strided_call(draw, s)
+    x, attrs = _draw_strided(draw, s)
     return s.call(x, **attrs)
 
 
@@ -107,7 +107,7 @@ def _(x, size, stride, storage_offset=None):
     return as_strided.call(x, size=tuple(size), stride=tuple(stride), storage_offset=storage_offset or 0)
 
 
-@operator(quant=SHARED_SCALE, error=EXACT)
+@operator(quant=UNIFIED_QPARAMS, error=EXACT)
 def as_strided_scatter(
     x: Tensor, src: Tensor, *, size: tuple[int, ...], stride: tuple[int, ...], storage_offset: int = 0
 ) -> Tensor:
@@ -122,14 +122,14 @@ as_strided_scatter.types(same_type)
 
 @as_strided_scatter.onnx
 def _(op, x, src, *, size, stride, storage_offset):
-    places = op.reshape(strided(op, size, stride, storage_offset), (total(size),))
-    new = op.reshape(op.cast(src, op.dtype(x)), (total(size),))
-    return op.reshape(op.ScatterElements(_flat(op, x), places, new, axis=0), op.shape(x))
+    places = op.reshape(make_strided_indices(op, size, stride, storage_offset), (numel_of(size),))
+    new = op.reshape(op.cast(src, op.dtype(x)), (numel_of(size),))
+    return op.reshape(op.ScatterElements(_flatten(op, x), places, new, axis=0), op.shape(x))
 
 
 @as_strided_scatter.samples
 def _(draw, s):
-    x, attrs = _strided_call(draw, s)
+    x, attrs = _draw_strided(draw, s)
     return s.call(x, draw(s.tensor(shape=attrs["size"], dtype=x.dtype)), **attrs)
 
 
@@ -140,11 +140,11 @@ def _(x, src, size, stride, storage_offset=None):
     )  # fmt: skip
 
 
-def _flat(op: Any, x: Any) -> Any:
-    return op.reshape(x, (total(op.shape(x)),))
+def _flatten(op: Any, x: Any) -> Any:
+    return op.reshape(x, (numel_of(op.shape(x)),))
 
 
-def _strided_call(draw: Any, s: Any) -> tuple[Any, dict[str, Any]]:
+def _draw_strided(draw: Any, s: Any) -> tuple[Any, dict[str, Any]]:
     """Draw a tensor, and attributes of a view without elements that share memory."""
     size = tuple(draw(s.integers(1, 3)) for _ in range(draw(s.integers(0, 3))))
     stride, needed = [], draw(s.integers(1, 2))
@@ -152,5 +152,5 @@ def _strided_call(draw: Any, s: Any) -> tuple[Any, dict[str, Any]]:
         stride.append(needed)
         needed *= n
     storage_offset = draw(s.integers(0, 3))
-    x = s.tensor(shape=(2, math.ceil((storage_offset + needed + 1) / 2)), dtype=MOVABLE)
+    x = s.tensor(shape=(2, math.ceil((storage_offset + needed + 1) / 2)), dtype=MOVABLE_DTYPES)
     return draw(x), {"size": size, "stride": tuple(stride), "storage_offset": storage_offset}

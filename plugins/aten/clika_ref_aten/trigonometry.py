@@ -9,7 +9,16 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import ulp
 from clika_ref.core.operators import operator
-from clika_ref_aten.elementwise import ANY, NUMBERS, SINGLE, VIA_FLOAT32, one, sign_bit, two, unary
+from clika_ref_aten.elementwise import (
+    ALL_DTYPES,
+    DTYPES_VIA_FLOAT32,
+    NUMBERS,
+    VIA_FLOAT32,
+    binary_sampler,
+    sign_bit,
+    unary_lowering,
+    unary_sampler,
+)
 
 aten = torch.ops.aten
 
@@ -20,8 +29,8 @@ def sin(x: Tensor) -> Tensor:
     return torch.sin(x)
 
 
-sin.onnx(unary("Sin"))
-sin.samples(one(dtype=ANY, low=-9, high=9))
+sin.onnx(unary_lowering("Sin"))
+sin.samples(unary_sampler(dtype=ALL_DTYPES, low=-9, high=9))
 
 
 @operator(aten.cos.default, error=ulp(8, 1.0))
@@ -30,29 +39,31 @@ def cos(x: Tensor) -> Tensor:
     return torch.cos(x)
 
 
-cos.onnx(unary("Cos"))
-cos.samples(one(dtype=ANY, low=-9, high=9))
+cos.onnx(unary_lowering("Cos"))
+cos.samples(unary_sampler(dtype=ALL_DTYPES, low=-9, high=9))
 
 
-QUARTERS = tuple(map(float.fromhex, ("0x1.921fb4p+0", "0x1.4442dp-24", "0x1.846988p-48", "0x1.8cc51701b839ap-72")))
+QUARTER_TURN_TERMS = tuple(
+    map(float.fromhex, ("0x1.921fb4p+0", "0x1.4442dp-24", "0x1.846988p-48", "0x1.8cc51701b839ap-72"))
+)
 """``pi / 2`` as a sum: the first three terms have 24 bits, so that their products with integers are exact."""
 
-MOST_QUARTERS = 2**29
+MAX_QUARTER_TURNS = 2**29
 """Limit of multiples of ``pi / 2``: 29 bits and 24 bits fit into the 53 of a float64."""
 
 
-def _tangent_of_doubles(op, x):
+def _lower_float64_tan(op, x):
     """Return the tangent as sine by cosine, which ONNX Runtime has in float64, after a range reduction.
 
     ONNX Runtime's cosine is imprecise near its zeros, where the tangent is large. So multiples of ``pi / 2`` are
     subtracted first, exactly. After an odd number of them the tangent is ``-cos / sin``.
     """
     size = op.Abs(x)
-    is_near = op.Less(size, op.like(x, MOST_QUARTERS))  # beyond, ONNX Runtime's own reduction is exact
+    is_near = op.Less(size, op.like(x, MAX_QUARTER_TURNS))  # beyond, ONNX Runtime's own reduction is exact
     is_turned = op.And(is_near, op.Greater(size, op.like(x, math.pi / 4)))
     quarters = op.Where(is_turned, op.Round(op.Mul(x, op.like(x, 2 / math.pi))), op.like(x, 0))
     rest = x
-    for part in QUARTERS:
+    for part in QUARTER_TURN_TERMS:
         rest = op.Sub(rest, op.Mul(quarters, op.like(x, part)))
     sine, cosine, halves = op.Sin(rest), op.Cos(rest), op.Mul(quarters, op.like(x, 0.5))
     is_even = op.Equal(op.Floor(halves), halves)
@@ -68,10 +79,10 @@ def tan(x: Tensor) -> Tensor:
 @tan.onnx
 def _(op, x):
     (x,) = op.promote(x)
-    return _tangent_of_doubles(op, x) if op.dtype(x) == torch.float64 else op.Tan(x)
+    return _lower_float64_tan(op, x) if op.dtype(x) == torch.float64 else op.Tan(x)
 
 
-tan.samples(one(dtype=ANY, low=-1.2, high=1.2))
+tan.samples(unary_sampler(dtype=ALL_DTYPES, low=-1.2, high=1.2))
 
 
 @operator(aten.asin.default, aten.arcsin.default, error=ulp(8))
@@ -80,8 +91,8 @@ def asin(x: Tensor) -> Tensor:
     return torch.asin(x)
 
 
-asin.onnx(unary("Asin", via=VIA_FLOAT32))
-asin.samples(one(dtype=SINGLE, low=-1, high=1))
+asin.onnx(unary_lowering("Asin", via=VIA_FLOAT32))
+asin.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=-1, high=1))
 
 
 @operator(aten.acos.default, aten.arccos.default, error=ulp(8, 1.0))
@@ -90,8 +101,8 @@ def acos(x: Tensor) -> Tensor:
     return torch.acos(x)
 
 
-acos.onnx(unary("Acos", via=VIA_FLOAT32))
-acos.samples(one(dtype=SINGLE, low=-1, high=1))
+acos.onnx(unary_lowering("Acos", via=VIA_FLOAT32))
+acos.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=-1, high=1))
 
 
 @operator(aten.atan.default, aten.arctan.default, error=ulp(8))
@@ -100,11 +111,11 @@ def atan(x: Tensor) -> Tensor:
     return torch.atan(x)
 
 
-atan.onnx(unary("Atan", via=VIA_FLOAT32))
-atan.samples(one(dtype=SINGLE))
+atan.onnx(unary_lowering("Atan", via=VIA_FLOAT32))
+atan.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
 
 
-def _by_float64(function, x):
+def _compute_in_float64(function, x):
     """Apply a function in float64: its float32 kernel for 32 or more elements overflows as early as ``e**x``.
 
     In PyTorch 2.13 on CPUs with AVX-512, ``torch.full((32,), 89.0).cosh()`` is infinite.
@@ -116,21 +127,21 @@ def _by_float64(function, x):
 @operator(aten.sinh.default, error=ulp(8))
 def sinh(x: Tensor) -> Tensor:
     """``(e**x - e**-x) / 2``, elementwise."""
-    return _by_float64(torch.sinh, x)
+    return _compute_in_float64(torch.sinh, x)
 
 
-sinh.onnx(unary("Sinh", via=VIA_FLOAT32))
-sinh.samples(one(dtype=SINGLE))
+sinh.onnx(unary_lowering("Sinh", via=VIA_FLOAT32))
+sinh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
 
 
 @operator(aten.cosh.default, error=ulp(8))
 def cosh(x: Tensor) -> Tensor:
     """``(e**x + e**-x) / 2``, elementwise."""
-    return _by_float64(torch.cosh, x)
+    return _compute_in_float64(torch.cosh, x)
 
 
-cosh.onnx(unary("Cosh", via=VIA_FLOAT32))
-cosh.samples(one(dtype=SINGLE))
+cosh.onnx(unary_lowering("Cosh", via=VIA_FLOAT32))
+cosh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
 
 
 @operator(aten.asinh.default, aten.arcsinh.default, error=ulp(8))
@@ -139,8 +150,8 @@ def asinh(x: Tensor) -> Tensor:
     return torch.asinh(x)
 
 
-asinh.onnx(unary("Asinh", via=VIA_FLOAT32))
-asinh.samples(one(dtype=SINGLE))
+asinh.onnx(unary_lowering("Asinh", via=VIA_FLOAT32))
+asinh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32))
 
 
 @operator(aten.acosh.default, aten.arccosh.default, error=ulp(8, 1.0))
@@ -149,8 +160,8 @@ def acosh(x: Tensor) -> Tensor:
     return torch.acosh(x)
 
 
-acosh.onnx(unary("Acosh", via=VIA_FLOAT32))
-acosh.samples(one(dtype=SINGLE, low=1, high=9))
+acosh.onnx(unary_lowering("Acosh", via=VIA_FLOAT32))
+acosh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=1, high=9))
 
 
 @operator(aten.atanh.default, aten.arctanh.default, error=ulp(8))
@@ -159,8 +170,8 @@ def atanh(x: Tensor) -> Tensor:
     return torch.atanh(x)
 
 
-atanh.onnx(unary("Atanh", via=VIA_FLOAT32))
-atanh.samples(one(dtype=SINGLE, low=-0.9, high=0.9))
+atanh.onnx(unary_lowering("Atanh", via=VIA_FLOAT32))
+atanh.samples(unary_sampler(dtype=DTYPES_VIA_FLOAT32, low=-0.9, high=0.9))
 
 
 @operator(aten.atan2.default, aten.arctan2.default, error=ulp(8))
@@ -175,12 +186,12 @@ def _(op, y, x):
     height, width = op.Abs(y), op.Abs(x)
     # 0 / 0 is an angle of 0, inf / inf is one of pi / 4: the sign is the tangent of both.
     slope = op.Where(op.Equal(height, width), op.Sign(height), op.Div(height, width))
-    angle = unary("Atan", via=VIA_FLOAT32)(op, slope)
+    angle = unary_lowering("Atan", via=VIA_FLOAT32)(op, slope)
     angle = op.Where(sign_bit(op, x), op.Sub(op.like(x, math.pi), angle), angle)
     return op.Where(sign_bit(op, y), op.Neg(angle), angle)
 
 
-atan2.samples(two(dtype=(torch.float32, torch.float16), number=False))
+atan2.samples(binary_sampler(dtype=(torch.float32, torch.float16), number=False))
 
 
 @operator(aten.deg2rad.default, error=ulp(8))
@@ -195,7 +206,7 @@ def _(op, x):
     return op.Mul(x, op.like(x, math.pi / 180))
 
 
-deg2rad.samples(one(dtype=NUMBERS, low=-99, high=99))
+deg2rad.samples(unary_sampler(dtype=NUMBERS, low=-99, high=99))
 
 
 @operator(aten.rad2deg.default, error=ulp(8))
@@ -210,4 +221,4 @@ def _(op, x):
     return op.Mul(x, op.like(x, 180 / math.pi))
 
 
-rad2deg.samples(one(dtype=NUMBERS))
+rad2deg.samples(unary_sampler(dtype=NUMBERS))

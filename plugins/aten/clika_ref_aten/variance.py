@@ -9,26 +9,26 @@ from torch.types import Number
 from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.core.traits import OWN_SCALE
+from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.elementwise import HALVES
-from clika_ref_aten.reduction import as_sides, axes, draw_sides, mean_of, reduced_count
+from clika_ref_aten.elementwise import HALF_DTYPES
+from clika_ref_aten.reduction import as_dims, axes_operand, count_reduced, draw_dims, mean_of
 
 aten = torch.ops.aten
 
 
 def _moments(op, x, dim, correction, *, keepdim):
     """Return the mean, with reduced dims kept, and the variance."""
-    over, count = axes(op, x, dim), reduced_count(op.shape(x), dim)
+    over, count = axes_operand(op, x, dim), count_reduced(op.shape(x), dim)
     mean = mean_of(op, x, count, over, keepdims=True)
     deviation = op.Sub(x, mean)
     if correction == 0:
         return mean, mean_of(op, op.Pow(deviation, op.like(x, 2)), count, over, keepdims=keepdim)
     squares = op.ReduceSumSquare(deviation, over, keepdims=keepdim)
-    return mean, op.Div(squares, _freedom(op, x, count, correction))
+    return mean, op.Div(squares, _degrees_of_freedom(op, x, count, correction))
 
 
-def _freedom(op, x, count, correction):
+def _degrees_of_freedom(op, x, count, correction):
     """Return ``max(count - correction, 0)``: a sample that is too small gives 0 / 0 or infinity, as in eager."""
     if not is_symbolic(count):
         return op.like(x, max(count - correction, 0))
@@ -36,11 +36,11 @@ def _freedom(op, x, count, correction):
     return op.Max(free, op.like(x, 0))
 
 
-def _mean_of(op, x, mean, dim, *, keepdim):
+def _squeeze_mean(op, x, mean, dim, *, keepdim):
     """Return the mean of `_moments`, without the reduced dims unless ``keepdim``."""
     if keepdim or not op.rank(x):
         return mean
-    return op.Squeeze(mean, axes(op, x, as_sides(dim) or range(op.rank(x))))
+    return op.Squeeze(mean, axes_operand(op, x, as_dims(dim) or range(op.rank(x))))
 
 
 def _lowering(*, root, with_mean):
@@ -48,22 +48,22 @@ def _lowering(*, root, with_mean):
 
     def lower(op, x, *, dim, correction, keepdim):
         dtype = op.dtype(x)
-        if dtype in HALVES:  # they hold neither a large count nor the square of a small deviation
+        if dtype in HALF_DTYPES:  # they hold neither a large count nor the square of a small deviation
             x = op.declare(op.cast(x, torch.float32), TensorType(torch.float32, op.shape(x)))
         mean, result = _moments(op, x, dim, correction, keepdim=keepdim)
         result = op.cast(op.Sqrt(result) if root else result, dtype)
-        return (result, op.cast(_mean_of(op, x, mean, dim, keepdim=keepdim), dtype)) if with_mean else result
+        return (result, op.cast(_squeeze_mean(op, x, mean, dim, keepdim=keepdim), dtype)) if with_mean else result
 
     return lower
 
 
 def _sample(draw, s):
     x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # the error of a mean near 0 would be judged relative to it
-    dim, keepdim = draw_sides(draw, s, x), draw(s.booleans())
+    dim, keepdim = draw_dims(draw, s, x), draw(s.booleans())
     return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
 
 
-def _converters(declared, whole, over_sides, corrected):
+def _declare_converters(declared, whole, over_sides, corrected):
     """Declare ATen's three overloads of a variance as calls with a correction."""
 
     @declared.from_torch(whole)
@@ -72,45 +72,45 @@ def _converters(declared, whole, over_sides, corrected):
 
     @declared.from_torch(over_sides)
     def _(x, dim, unbiased=True, keepdim=False):
-        return declared.call(x, dim=as_sides(dim), correction=int(unbiased), keepdim=keepdim)
+        return declared.call(x, dim=as_dims(dim), correction=int(unbiased), keepdim=keepdim)
 
     @declared.from_torch(corrected)
     def _(x, dim=None, *, correction=None, keepdim=False):
-        return declared.call(x, dim=as_sides(dim), correction=1 if correction is None else correction, keepdim=keepdim)
+        return declared.call(x, dim=as_dims(dim), correction=1 if correction is None else correction, keepdim=keepdim)
 
 
-def _number(correction: Number) -> Number:
+def _check_correction(correction: Number) -> Number:
     if correction != correction:  # noqa: PLR0124 - NaN alone differs from itself
         raise ValueError("the correction of a variance is NaN; give a number")
     return correction
 
 
-@operator(quant=OWN_SCALE, error=NORM)
+@operator(quant=OWN_QPARAMS, error=NORM)
 def var(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
     """``sum((x - mean(x)) ** 2) / max(n - correction, 0)`` over the dims ``dim`` (None: all)."""
-    return torch.var(x, dim, correction=_number(correction), keepdim=keepdim)
+    return torch.var(x, dim, correction=_check_correction(correction), keepdim=keepdim)
 
 
-@operator(quant=OWN_SCALE, error=NORM)
+@operator(quant=OWN_QPARAMS, error=NORM)
 def std(x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False) -> Tensor:
     """``sqrt(var(x))`` over the dims ``dim`` (None: all)."""
-    return torch.std(x, dim, correction=_number(correction), keepdim=keepdim)
+    return torch.std(x, dim, correction=_check_correction(correction), keepdim=keepdim)
 
 
-@operator(quant=OWN_SCALE, error=NORM)
+@operator(quant=OWN_QPARAMS, error=NORM)
 def var_mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """``(var(x), mean(x))`` over the dims ``dim`` (None: all)."""
-    return torch.var_mean(x, dim, correction=_number(correction), keepdim=keepdim)
+    return torch.var_mean(x, dim, correction=_check_correction(correction), keepdim=keepdim)
 
 
-@operator(quant=OWN_SCALE, error=NORM)
+@operator(quant=OWN_QPARAMS, error=NORM)
 def std_mean(
     x: Tensor, *, dim: tuple[int, ...] | None = None, correction: Number = 1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
     """``(std(x), mean(x))`` over the dims ``dim`` (None: all)."""
-    return torch.std_mean(x, dim, correction=_number(correction), keepdim=keepdim)
+    return torch.std_mean(x, dim, correction=_check_correction(correction), keepdim=keepdim)
 
 
 var.onnx(_lowering(root=False, with_mean=False))
@@ -123,7 +123,7 @@ std.samples(_sample)
 var_mean.samples(_sample)
 std_mean.samples(_sample)
 
-_converters(var, aten.var.default, aten.var.dim, aten.var.correction)
-_converters(std, aten.std.default, aten.std.dim, aten.std.correction)
-_converters(var_mean, aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)
-_converters(std_mean, aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)
+_declare_converters(var, aten.var.default, aten.var.dim, aten.var.correction)
+_declare_converters(std, aten.std.default, aten.std.dim, aten.std.correction)
+_declare_converters(var_mean, aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)
+_declare_converters(std_mean, aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)

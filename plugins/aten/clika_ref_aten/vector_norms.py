@@ -9,8 +9,8 @@ from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
-from clika_ref_aten.distance import length
-from clika_ref_aten.reduction import as_sides, draw_sides, reduced_count, reduced_shape
+from clika_ref_aten.distance import vector_norm
+from clika_ref_aten.reduction import as_dims, count_reduced, draw_dims, shape_after_reduction
 
 aten = torch.ops.aten
 
@@ -33,16 +33,16 @@ def linalg_vector_norm(
 
 @linalg_vector_norm.types
 def _(x, *, dim, keepdim, dtype, **_):
-    return TensorType(dtype or x.dtype, reduced_shape(x.shape, dim, keepdim=keepdim))
+    return TensorType(dtype or x.dtype, shape_after_reduction(x.shape, dim, keepdim=keepdim))
 
 
 @linalg_vector_norm.onnx
 def _(op, x, *, ord, dim, keepdim, dtype):
     rank = op.rank(x)
-    if ord and reduced_count(op.shape(x), dim) == 1:  # the rounded exponent 1 / ord would lose digits
+    if ord and count_reduced(op.shape(x), dim) == 1:  # the rounded exponent 1 / ord would lose digits
         return op.reshape(op.Abs(op.cast(x, op.result.dtype)), op.result.shape)
-    sides = [d % rank for d in as_sides(dim) or range(rank)] if rank else None
-    return length(op, op.cast(x, op.result.dtype), ord, sides, keepdims=keepdim)
+    sides = [d % rank for d in as_dims(dim) or range(rank)] if rank else None
+    return vector_norm(op, op.cast(x, op.result.dtype), ord, sides, keepdims=keepdim)
 
 
 @linalg_vector_norm.samples
@@ -50,42 +50,42 @@ def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.float32, torch.float64)))
     order = draw(s.choice(2, 1, 2.0, 3, 0, 0.5, -1.5, float("inf"), float("-inf")))
     dtype = draw(s.choice(None, None, torch.float64))
-    return s.call(x, ord=order, dim=draw_sides(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
+    return s.call(x, ord=order, dim=draw_dims(draw, s, x), keepdim=draw(s.booleans()), dtype=dtype)
 
 
 @linalg_vector_norm.from_torch(
     aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dtype, aten.norm.ScalarOpt_dim_dtype
 )
 def _(x, p=2, dim=None, keepdim=False, *, dtype=None):
-    return linalg_vector_norm.call(x, ord=2 if p is None else p, dim=as_sides(dim), keepdim=keepdim, dtype=dtype)
+    return linalg_vector_norm.call(x, ord=2 if p is None else p, dim=as_dims(dim), keepdim=keepdim, dtype=dtype)
 
 
 @linalg_vector_norm.from_torch(aten.frobenius_norm.dim)
 def _(x, dim, keepdim=False):
-    return linalg_vector_norm.call(x, dim=as_sides(dim), keepdim=keepdim)
+    return linalg_vector_norm.call(x, dim=as_dims(dim), keepdim=keepdim)
 
 
 @linalg_vector_norm.from_torch(aten.linalg_norm.default, aten.linalg_norm.ord_str)
 def _(x, ord=None, dim=None, keepdim=False, *, dtype=None):
     vectors = ord is None or (len(dim) if dim else x.type.rank) == 1
     if not vectors:
-        return _of_matrices(x, ord, dim, keepdim=keepdim, dtype=dtype)
-    return linalg_vector_norm.call(x, ord=2 if ord is None else ord, dim=as_sides(dim), keepdim=keepdim, dtype=dtype)
+        return _frobenius_norm_call(x, ord, dim, keepdim=keepdim, dtype=dtype)
+    return linalg_vector_norm.call(x, ord=2 if ord is None else ord, dim=as_dims(dim), keepdim=keepdim, dtype=dtype)
 
 
 @linalg_vector_norm.from_torch(aten.linalg_matrix_norm.default, aten.linalg_matrix_norm.str_ord)
 def _(x, ord="fro", dim=(-2, -1), keepdim=False, *, dtype=None):
-    return _of_matrices(x, ord, dim, keepdim=keepdim, dtype=dtype)
+    return _frobenius_norm_call(x, ord, dim, keepdim=keepdim, dtype=dtype)
 
 
-def _of_matrices(x, order, dim, **attrs):
+def _frobenius_norm_call(x, order, dim, **attrs):
     if order != "fro":
         msg = (
             f"the matrix norm of order {order!r}: only the Frobenius norm ('fro') can be captured; write the others "
             "as sums and maxima of abs(x)"
         )
         raise ModelError(msg)
-    return linalg_vector_norm.call(x, dim=as_sides(dim), **attrs)
+    return linalg_vector_norm.call(x, dim=as_dims(dim), **attrs)
 
 
 @operator(aten._weight_norm.default, error=COMPOSE)  # noqa: SLF001 - ATen's name

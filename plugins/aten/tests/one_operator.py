@@ -13,13 +13,13 @@ import onnxruntime as ort
 import torch
 
 from clika_ref.core.errors import PassError
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, Descriptions, TensorSample, random_draw, realize
-from clika_ref.core.symbols import named
+from clika_ref.core.symbols import make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
 
 @dataclass
@@ -66,12 +66,12 @@ def draw_case(op: Operator, seed: int) -> Case:
 def types_of(case: Case, operands: list[Any]) -> tuple[TensorType, ...]:
     """Infer the output types; where sizes depend on the data, a lowering must not know any: they become symbols."""
     try:
-        return infer(case.op, operands, case.attrs)
+        return infer_types(case.op, operands, case.attrs)
     except PassError as error:
         if "depends on the data" not in str(error):
             raise
     return tuple(
-        TensorType(r.dtype, tuple(named(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(case.eager())
+        TensorType(r.dtype, tuple(make_symbol(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(case.eager())
     )
 
 

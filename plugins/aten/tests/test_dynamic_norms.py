@@ -28,13 +28,13 @@ from clika_ref_aten import normalization as norms
 from one_operator import run_onnx
 
 from clika_ref.core.execution import interpret
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.symbols import Side, Symbol, named, resolve
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol, resolve
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
-N, M, K = named("n"), named("m"), named("k")
+N, M, K = make_symbol("n"), make_symbol("m"), make_symbol("k")
 SIZES = ({"n": 3, "m": 4, "k": 5}, {"n": 1, "m": 1, "k": 2}, {"n": 6, "m": 2, "k": 7})
 CLASSES = TensorType(torch.int64, (N, M))
 SMOOTH = {"label_smoothing": 0.1}
@@ -88,9 +88,9 @@ def graph_of(op, operands, attrs, low=0):
         values.append(graph.add_input(kind, f"x{len(values)}"))
         for dim, side in enumerate(kind.shape):
             if side in (N, M, K):
-                graph.symbols.setdefault(side.name, Symbol(side.name, low, None, Side(values[-1].name, dim)))
+                graph.symbols.setdefault(side.name, Symbol(side.name, low, None, SymbolSource(values[-1].name, dim)))
     call = op.call(*(values if op.operands else ()), **attrs)
-    for value in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
+    for value in graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs)).outputs:
         graph.add_output(value)
     return graph
 

@@ -23,14 +23,14 @@ from torch.utils._sympy.functions import IntTrueDiv
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
-from clika_ref.core.symbols import Side, Symbol, named, resolve
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol, resolve
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
-N, M, U = named("n"), named("m"), named("u")
+N, M, U = make_symbol("n"), make_symbol("m"), make_symbol("u")
 HALF = IntTrueDiv(N, 2)
 SIZES = ({"n": 3, "m": 5}, {"n": 1, "m": 2}, {"n": 6, "m": 1})
 
@@ -53,10 +53,10 @@ def graph_of(op: Operator, operands: tuple[Any, ...], attrs: dict[str, Any], typ
     graph = Graph(op.name)
     carrier = graph.add_input(floats(N, M), "carrier")
     for dim, symbol in enumerate((N, M)):
-        graph.symbols[symbol.name] = Symbol(symbol.name, 0, None, Side(carrier.name, dim))
+        graph.symbols[symbol.name] = Symbol(symbol.name, 0, None, SymbolSource(carrier.name, dim))
     inputs = [graph.add_input(o, "x") if isinstance(o, TensorType) else o for o in operands]
     call = op.call(*inputs, **attrs)
-    node = graph.insert(Node(op, call.operands, call.attrs), types or infer(op, call.operands, call.attrs))
+    node = graph.insert(Node(op, call.operands, call.attrs), types or infer_types(op, call.operands, call.attrs))
     for value in node.outputs:
         graph.add_output(value)
     return graph
@@ -121,7 +121,11 @@ CALLS: list[tuple[Operator, tuple[Any, ...], dict[str, Any]]] = [
     (cumulative.cummax, (floats(N, 5),), {"dim": 1}),
     (cumulative.diff, (floats(N, M), floats(N, 2), None), {"dim": 1}),
     (counting.histc, (floats(N, M),), {"bins": 4, "min": -1, "max": 1}),
-    (embedding.embedding_bag, (floats(7, 3), TensorType(torch.int64, (N,)), ints(1), None), {"mode": embedding.MEAN}),
+    (
+        embedding.embedding_bag,
+        (floats(7, 3), TensorType(torch.int64, (N,)), ints(1), None),
+        {"mode": embedding.BAG_MEAN},
+    ),
 ]
 
 FOUND = [
@@ -163,9 +167,9 @@ def test_positions_counted_from_the_end_are_not_taken_for_a_slice(start, end, st
     """ONNX Runtime makes a Slice of ``x[:, arange(n - 1, -1, -1)]``, whose end of -1 is another."""
     graph = Graph("reversed")
     x = graph.add_input(floats(N, M), "x")
-    graph.symbols = {s.name: Symbol(s.name, 0, None, Side("x", dim)) for dim, s in enumerate((N, M))}
+    graph.symbols = {s.name: Symbol(s.name, 0, None, SymbolSource("x", dim)) for dim, s in enumerate((N, M))}
     attrs = creation.arange.call(start=start, end=end, step=step).attrs
-    (places,) = graph.insert(Node(creation.arange, (), attrs), infer(creation.arange, (), attrs)).outputs
+    (places,) = graph.insert(Node(creation.arange, (), attrs), infer_types(creation.arange, (), attrs)).outputs
     found = graph.insert(Node(indexing.index, (x, None, places), {}), [floats(N, places.type.shape[0])])
     graph.add_output(found.output)
     compare(graph)

@@ -21,13 +21,13 @@ from clika_ref_aten import (
 )
 from one_operator import run_onnx
 
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
-from clika_ref.core.symbols import Side, Symbol, named, resolve
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol, resolve
 from clika_ref.core.types import TensorType
 
-N, H, W = named("n"), named("h"), named("w")
+N, H, W = make_symbol("n"), make_symbol("h"), make_symbol("w")
 SIZES = ({"n": 1, "h": 6, "w": 7}, {"n": 3, "h": 8, "w": 5}, {"n": 2, "h": 26, "w": 9})
 BATCH = (N, 4, H, W)
 STEP = {"kernel_size": (2,), "stride": (3,), "padding": (1,)}
@@ -101,9 +101,9 @@ def graph_of(op: Operator, shapes: list[Any], call_of: Any) -> tuple[Graph, Any]
     for value in values:
         for dim, side in enumerate(value.type.shape):
             if side in (N, H, W) and side.name not in graph.symbols:
-                graph.symbols[side.name] = Symbol(side.name, 1, None, Side(value.name, dim))
+                graph.symbols[side.name] = Symbol(side.name, 1, None, SymbolSource(value.name, dim))
     call = call_of(*values)
-    node = graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs))
+    node = graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs))
     for value in node.outputs:
         graph.add_output(value)
     return graph, call

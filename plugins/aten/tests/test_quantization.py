@@ -9,7 +9,7 @@ from clika_ref_aten.quantization import dequantize, quantize
 from one_operator import Case, graph_of, run_onnx
 
 from clika_ref.core.errors import ModelError, PassError
-from clika_ref.core.inference import Builder, infer
+from clika_ref.core.inference import Builder, infer_types
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
@@ -117,7 +117,7 @@ def test_signed_codes_without_zero_points_stay_signed_where_something_moves_them
 def test_what_cannot_be_quantized_is_refused(op, operands, attrs, message):
     call = op.call(*operands, **attrs)
     with pytest.raises(PassError, match=message):
-        infer(op, call.operands, call.attrs)
+        infer_types(op, call.operands, call.attrs)
 
 
 def test_eager_refuses_a_range_beyond_the_dtype():

@@ -12,10 +12,10 @@ from clika_ref_aten import distributions, dropout, randomness
 from clika_ref_aten.plugin import clika_ref_operators
 from one_operator import Case, draw_case, graph_of, run_onnx
 
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
 aten = torch.ops.aten
 RANDOM = sorted((op for op in clika_ref_operators() if op.random), key=lambda op: op.name)
@@ -50,7 +50,7 @@ def test_neither_two_calls_nor_two_runs_draw_the_same_numbers(op):
     graph = Graph("draws")
     call = op.call(**({"n": 100} if op is randomness.randperm else {"size": (100,)}))
     for _ in range(2):
-        graph.add_output(graph.insert(Node(op, (), call.attrs), infer(op, (), call.attrs)).output)
+        graph.add_output(graph.insert(Node(op, (), call.attrs), infer_types(op, (), call.attrs)).output)
     session = ort.InferenceSession(ir.to_proto(emit(graph)).SerializeToString(), providers=["CPUExecutionProvider"])
     drawn = {tuple(values) for _ in range(2) for values in session.run(None, {})}
     assert len(drawn) == 4

@@ -54,7 +54,7 @@ def test_a_search_goes_through_rows_and_through_a_sorter():
     check(searching.searchsorted, rows, torch.tensor([[0.0, 3.0], [3.0, 10.0]]), rows.argsort(-1))
 
 
-@pytest.mark.parametrize("mode", [embedding.SUM, embedding.MEAN, embedding.MAX])
+@pytest.mark.parametrize("mode", [embedding.BAG_SUM, embedding.BAG_MEAN, embedding.BAG_MAX])
 @pytest.mark.parametrize("padding_idx", [None, 2, -1])
 @pytest.mark.parametrize("last", [False, True])
 def test_bags_of_several_sizes_become_rows(mode, padding_idx, last):
@@ -63,7 +63,7 @@ def test_bags_of_several_sizes_become_rows(mode, padding_idx, last):
     offsets = torch.tensor([0, 3, 3, 5, 7])
     options = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": last}
     check(embedding.embedding_bag, weight, indices, offsets, None, **options)
-    if mode == embedding.SUM:
+    if mode == embedding.BAG_SUM:
         check(embedding.embedding_bag, weight, indices, offsets, torch.arange(7.0), **options)
 
 

@@ -21,11 +21,11 @@ from clika_ref_aten import (
 )
 from one_operator import Case, run_onnx, types_of
 
-from clika_ref.capture.callables import callee_of
-from clika_ref.capture.capturing import capture
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.capture import capture
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator, by_overload
+from clika_ref.core.operators import Operator, index_by_overload
 from clika_ref.core.registry import Plugin, build_registry
 from clika_ref.core.types import TensorType
 
@@ -43,7 +43,7 @@ FAMILIES = (
     spacing,
     variance,
 )
-OPERATORS = by_overload(o for family in FAMILIES for o in vars(family).values() if isinstance(o, Operator))
+OPERATORS = index_by_overload(o for family in FAMILIES for o in vars(family).values() if isinstance(o, Operator))
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
 V = X[0].sort()[0]
@@ -240,5 +240,5 @@ class Bags(torch.nn.Module):
 
 def test_results_that_nothing_reads_may_be_left_out():
     registry = build_registry([Plugin("aten", "clika-ref-aten", "0", tuple(set(OPERATORS.values())))])
-    found = capture(callee_of(Bags()), [ModelCall((I, BAGS), {})], registry, dynamic=False)
+    found = capture(make_callable(Bags()), [ModelCall((I, BAGS), {})], registry, dynamic=False)
     assert [node.kind for node in found.graph.nodes] == ["embedding_bag"]

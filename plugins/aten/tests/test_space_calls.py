@@ -9,14 +9,14 @@ import torch
 from clika_ref_aten.plugin import clika_ref_operators
 
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.operators import Operator, by_overload
+from clika_ref.core.operators import Operator, index_by_overload
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
 aten = torch.ops.aten
-OPERATORS = by_overload(clika_ref_operators())
+OPERATORS = index_by_overload(clika_ref_operators())
 
 
 def converted(overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> tuple[Operator, Any]:
@@ -77,7 +77,7 @@ def test_a_converted_call_computes_what_aten_computes_and_has_the_types_that_are
     op, call = converted(overload, *args)
     found = op(*(o.data if isinstance(o, Value) else o for o in call.operands), **call.attrs)
     found, expected = ([t] if isinstance(t, torch.Tensor) else [*t] for t in (found, overload(*args)))
-    assert list(infer(op, call.operands, call.attrs)) == [TensorType(t.dtype, tuple(t.shape)) for t in found]
+    assert list(infer_types(op, call.operands, call.attrs)) == [TensorType(t.dtype, tuple(t.shape)) for t in found]
     for a, e in zip(found, expected, strict=True):
         # 1e-6: the same products, summed in another order at most.
         torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
@@ -100,7 +100,7 @@ def test_a_call_that_cannot_be_served_is_refused_with_a_way_out(overload, args, 
 def lowered(op: Operator, *types: TensorType, **attrs: Any) -> None:
     graph = Graph(op.name)
     call = op.call(*(graph.add_input(t, "x") for t in types), **attrs)
-    node = graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs))
+    node = graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs))
     graph.add_output(node.outputs[0])
     emit(graph)
 

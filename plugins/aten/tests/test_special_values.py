@@ -15,7 +15,7 @@ from clika_ref_aten import (
     distributions,
     gating,
     grids,
-    grouping,
+    grouped_matmul,
     indexing,
     layer_normalization,
     linear,
@@ -31,11 +31,11 @@ from clika_ref_aten import normalization as norms
 from one_operator import Case, graph_of, mismatch, run_onnx
 
 from clika_ref.core.errors import PassError, TargetError
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
 SPECIAL = [-math.inf, math.inf, math.nan, 0.0, -0.0, 1.0, -1.0, 60.0, -60.0, 200.0, -200.0, 6e4, -6e4]
 ELEMENTWISE = [
@@ -123,15 +123,17 @@ def test_cosine_similarity_of_zero_and_of_huge_vectors():
 def of_unknown_length(op, *sides, **attrs):
     """Return a graph of one call on a tensor whose first sides are ``n``."""
     graph = Graph(op.name)
-    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    graph.symbols["n"] = Symbol("n", 1, None, SymbolSource("x", 0))
     x = graph.add_input(TensorType(torch.float32, sides), "x")
     call = op.call(x, **attrs)
-    graph.add_output(graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).output)
+    graph.add_output(
+        graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs)).output
+    )
     return graph
 
 
 def test_what_onnx_cannot_do_at_unknown_sizes_says_what_to_do_instead():
-    n = named("n")
+    n = make_symbol("n")
     with pytest.raises(TargetError, match=r"pdist of a number of rows known only at run time \(n\).*use torch.cdist"):
         emit(of_unknown_length(distance.pdist, n, 3))
     drawing = of_unknown_length(distributions.multinomial, n, 5, num_samples=n, replacement=True)
@@ -144,16 +146,18 @@ def graph_with_sides(op, *shapes, **attrs):
     graph = Graph(op.name)
     values = [graph.add_input(TensorType(torch.float32, shape), f"x{i}") for i, shape in enumerate(shapes)]
     for value in values:
-        if named("n") in value.type.shape:
-            graph.symbols["n"] = Symbol("n", 1, None, Side(value.name, value.type.shape.index(named("n"))))
+        if make_symbol("n") in value.type.shape:
+            graph.symbols["n"] = Symbol(
+                "n", 1, None, SymbolSource(value.name, value.type.shape.index(make_symbol("n")))
+            )
     call = op.call(*values, **attrs)
-    node = graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs))
+    node = graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs))
     graph.add_output(node.outputs[0])
     return graph
 
 
 def test_a_number_that_onnx_wants_when_it_is_compiled_is_refused_by_name():
-    n = named("n")
+    n = make_symbol("n")
     shapes = [(5, 2, 3), (1, 2, n), (3 * n, 3), (3 * n, n)]
     options = {"has_biases": False, "num_layers": 1, "bidirectional": False, "batch_first": False}
     with pytest.raises(TargetError, match=r"ONNX's GRU needs a number for hidden_size, not n.*a fixed length"):
@@ -163,25 +167,27 @@ def test_a_number_that_onnx_wants_when_it_is_compiled_is_refused_by_name():
 def test_a_fixed_size_beside_a_factor_is_refused_where_the_size_before_is_unknown():
     options = {"output_size": (4, 7), "scales": (0.5, 1.5)}
     with pytest.raises(TargetError, match=r"from n, known only at run time, to 4 by a factor of 0\.5"):
-        emit(graph_with_sides(resampling.upsample_bicubic2d_aa, (1, 3, named("n"), 5), **options))
+        emit(graph_with_sides(resampling.upsample_bicubic2d_aa, (1, 3, make_symbol("n"), 5), **options))
 
 
 def test_groups_of_unknown_number_are_refused():
-    graph = graph_with_sides(grouping.grouped_mm, (6, 3), (named("n"), 3, 4), (named("n"),))
+    graph = graph_with_sides(grouped_matmul.grouped_mm, (6, 3), (make_symbol("n"), 3, 4), (make_symbol("n"),))
     with pytest.raises(TargetError, match=r"a number of groups known only at run time \(n\).*fix its length"):
         emit(graph)
 
 
 def test_glu_of_an_odd_side_is_refused():
     with pytest.raises(PassError, match=r"glu halves side 1 of float32\[2, 3\], whose length is odd"):
-        infer(gating.glu, (TensorType(torch.float32, (2, 3)),), {"dim": 1})
+        infer_types(gating.glu, (TensorType(torch.float32, (2, 3)),), {"dim": 1})
 
 
 @pytest.mark.parametrize("ends", [(2, -2), (-3, 1), (-1, 3)])
 def test_a_circular_padding_by_more_than_is_left_is_refused_whose_elements_nobody_wrote(ends):
     message = r"circular padding by \d needs as many elements of side 1, of which \d are left"
     with pytest.raises(PassError, match=r"pad\(float32\[2, 3\].*" + message):
-        infer(padding.pad_, (TensorType(torch.float32, (2, 3)),), {"pad": ends, "mode": "circular", "value": None})
+        infer_types(
+            padding.pad_, (TensorType(torch.float32, (2, 3)),), {"pad": ends, "mode": "circular", "value": None}
+        )
     with pytest.raises(ValueError, match=message):
         padding.pad_(torch.rand(2, 3), pad=ends, mode="circular")
 

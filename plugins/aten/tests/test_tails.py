@@ -7,7 +7,7 @@ import torch
 from clika_ref_aten.activation import celu
 from clika_ref_aten.cumulative import diff
 from clika_ref_aten.layer_normalization import rms_norm
-from clika_ref_aten.loss import NONE, binary_cross_entropy, soft_margin_loss
+from clika_ref_aten.loss import REDUCE_NONE, binary_cross_entropy, soft_margin_loss
 from clika_ref_aten.scattering import scatter_reduce
 from clika_ref_aten.trigonometry import cosh, sinh
 from clika_ref_aten.vector_norms import linalg_vector_norm
@@ -47,14 +47,14 @@ def lowered(op, *operands, **attrs):
 def test_a_binary_cross_entropy_of_a_tiny_probability_keeps_its_digits() -> None:
     x, target = torch.tensor([1e-6, 3e-4]), torch.zeros(2)
     expected = -torch.log1p(-x.double())
-    actual = lowered(binary_cross_entropy, x, target, reduction=NONE)
+    actual = lowered(binary_cross_entropy, x, target, reduction=REDUCE_NONE)
     assert ((actual - expected).abs() <= ULPS * expected).all(), actual
 
 
 def test_a_soft_margin_far_on_the_right_side_is_small_but_not_zero() -> None:
     x, target = torch.tensor([20.0, 50.0]), torch.ones(2)
     expected = torch.log1p(torch.exp(-x.double()))
-    actual = lowered(soft_margin_loss, x, target, reduction=NONE)
+    actual = lowered(soft_margin_loss, x, target, reduction=REDUCE_NONE)
     assert ((actual - expected).abs() <= ULPS * expected).all(), actual
 
 

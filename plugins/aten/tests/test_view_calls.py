@@ -14,16 +14,16 @@ from torch.utils._sympy.functions import FloorDiv
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.operators import by_overload
-from clika_ref.core.symbols import Side, Symbol, evaluate, named, resolve
+from clika_ref.core.operators import index_by_overload
+from clika_ref.core.symbols import Symbol, SymbolSource, evaluate, make_symbol, resolve
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.emission import emit
+from clika_ref.onnx_export.emission import emit
 
 aten = torch.ops.aten
-OPERATORS = by_overload(clika_ref_operators())
-n, m = named("n"), named("m")
+OPERATORS = index_by_overload(clika_ref_operators())
+n, m = make_symbol("n"), make_symbol("m")
 HALF = FloorDiv(n, 2)
 FAR = torch.iinfo(torch.int64).max
 SIZES = ({"n": 6, "m": 3}, {"n": 9, "m": 1}, {"n": 4, "m": 5})
@@ -125,10 +125,10 @@ def graph_of_call(overload: Any, shapes: list[tuple[Any, ...]], args: tuple[Any,
         x = graph.add_input(TensorType(torch.float32, shape), f"x{i}")
         for d, side in enumerate(shape):
             if side in (n, m):
-                graph.symbols.setdefault(str(side), Symbol(str(side), 0, None, Side(x.name, d)))
+                graph.symbols.setdefault(str(side), Symbol(str(side), 0, None, SymbolSource(x.name, d)))
     op = OPERATORS[overload]
     call = op.converters[overload](*graph.inputs, *args)
-    node = graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs))
+    node = graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs))
     for value in node.outputs:
         graph.add_output(value)
     return graph
@@ -175,7 +175,7 @@ def test_bfloat16_is_stretched_in_a_dtype_that_runtimes_stretch():
     graph = Graph("stretched")
     x = graph.add_input(TensorType(torch.bfloat16, (1, 3)), "x")
     op = next(o for o in clika_ref_operators() if o.name == "expand")
-    graph.add_output(graph.insert(Node(op, (x,), {"size": (2, 3)}), infer(op, (x,), {"size": (2, 3)})).output)
+    graph.add_output(graph.insert(Node(op, (x,), {"size": (2, 3)}), infer_types(op, (x,), {"size": (2, 3)})).output)
     kinds = [node.op_type for node in emit(graph).graph]
     assert kinds == ["Cast", "Expand", "Cast"]
 
@@ -188,7 +188,7 @@ def test_bfloat16_is_ordered_in_a_dtype_that_onnx_orders(name, attrs):
     x = graph.add_input(TensorType(torch.bfloat16, (4, 3)), "x")
     op = next(o for o in clika_ref_operators() if o.name == name)
     call = op.call(x, **attrs)
-    for value in graph.insert(Node(op, call.operands, call.attrs), infer(op, call.operands, call.attrs)).outputs:
+    for value in graph.insert(Node(op, call.operands, call.attrs), infer_types(op, call.operands, call.attrs)).outputs:
         graph.add_output(value)
     onnx.checker.check_model(ir.to_proto(emit(graph)), full_check=True)
 
@@ -197,5 +197,5 @@ def test_of_no_elements_a_slice_up_to_the_last_one_has_none():
     (op,) = (o for o in clika_ref_operators() if o.name == "slice")
     x = Graph("sliced").add_input(TensorType(torch.float32, (n,)), "x")
     for start in (None, 0):
-        (found,) = infer(op, (x,), {"dim": 0, "start": start, "end": n - 1, "step": 1})
+        (found,) = infer_types(op, (x,), {"dim": 0, "start": start, "end": n - 1, "step": 1})
         assert [evaluate(found.shape[0], {"n": length}) for length in (0, 1, 5)] == [0, 0, 4]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from clika_ref.core.accuracy import DOT, ErrorClass
+from clika_ref.core.deferred_constants import DeferredConstant, transpose_weight
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
-from clika_ref.formulas import Formula, transposed
 
 
 @rule("addmm")
@@ -27,7 +27,9 @@ def addmm_to_linear(node: Node, build: Builder):
     if bias.type != TensorType(weight.type.dtype, weight.type.shape[1:]) or node.output.type.dtype != bias.type.dtype:
         return Skip("what is added is no bias of one element for each column", 2)
     rows = build.constant(
-        Formula(transposed, (weight,)), weight.name, TensorType(weight.type.dtype, weight.type.shape[::-1])
+        DeferredConstant(transpose_weight, (weight,)),
+        weight.name,
+        TensorType(weight.type.dtype, weight.type.shape[::-1]),
     )
     layer = build("linear", x, rows, bias, types=(node.output.type,))
     if not any(use.user is build.graph for use in node.output.uses):  # graph outputs keep their name anyway

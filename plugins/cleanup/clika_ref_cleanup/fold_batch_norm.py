@@ -9,16 +9,16 @@ from typing import Any, ClassVar
 import torch
 
 from clika_ref.core.accuracy import DOT, ErrorClass
+from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
-from clika_ref.formulas import Formula
-from clika_ref.norm_folding import folded_bias, folded_weight, norm_scale
+from clika_ref.quantization.qdq.norm_folding import fold_bias, fold_weight, norm_scale
 
-RANKS = {
+FOLDABLE_RANKS = {
     "linear": 2,
     **{f"conv{sides}d": sides + 2 for sides in (1, 2, 3)},
     **{f"conv_transpose{sides}d": sides + 2 for sides in (1, 2, 3)},
@@ -32,16 +32,16 @@ def fold_batch_norm(node: Node, build: Builder):
 
     With ``s = gamma / sqrt(var + eps)``; computed in float64 and rounded once.
     """
-    _, *statistics = _padded(node.inputs, 5)  # x, weight, bias, mean, variance
+    _, *statistics = _pad_operands(node.inputs, 5)  # x, weight, bias, mean, variance
     if node.attrs["training"] or None in statistics[2:]:
         return Skip("normalizes by the statistics of its own input")
     match node.inputs[0]:
-        case Value(producer=Node() as layer) as middle if layer.kind in RANKS:
+        case Value(producer=Node() as layer) as middle if layer.kind in FOLDABLE_RANKS:
             pass
         case _:
             return Skip("its operand is no convolution or linear layer; into one behind it, padding forbids to fold", 1)
-    x, weight, bias = _padded(layer.inputs, 3)
-    if not middle.type.rank == weight.type.rank == RANKS[layer.kind]:
+    x, weight, bias = _pad_operands(layer.inputs, 3)
+    if not middle.type.rank == weight.type.rank == FOLDABLE_RANKS[layer.kind]:
         return Skip(f"side 1 of what {layer.kind} returns here is not its channels", 2)
     if len(middle.uses) != 1:
         return Skip(f"%{middle.name} is read elsewhere too", 3)
@@ -53,15 +53,15 @@ def fold_batch_norm(node: Node, build: Builder):
     dtype, eps = weight.type.dtype, node.attrs["eps"]
     gamma, beta, mean, var = statistics
     scale, shift = _scale_and_shift(bias, statistics, eps)
-    if not _stays_finite(weight, scale, shift):
+    if not _is_finite_after_folding(weight, scale, shift):
         return Skip("the folded weight overflows", 6)
-    build.origin = layer.origin.through("fold_batch_norm")  # the user knows it by the name of the layer
+    build.origin = layer.origin.with_rule("fold_batch_norm")  # the user knows it by the name of the layer
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
     groups = layer.attrs["groups"] if layer.kind.startswith("conv_transpose") else None
-    made = Formula(folded_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
+    made = DeferredConstant(fold_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
     scaled = build.constant(made, weight.name, weight.type)
-    moved = Formula(
-        folded_bias, (bias, gamma, beta, mean, var), (("eps", eps), ("dtype", dtype)), known=shift.to(dtype)
+    moved = DeferredConstant(
+        fold_bias, (bias, gamma, beta, mean, var), (("eps", eps), ("dtype", dtype)), known=shift.to(dtype)
     )
     shifted = build.constant(moved, bias.name if bias else f"{base}.bias", TensorType(dtype, shift.shape))
     folded = build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
@@ -69,7 +69,7 @@ def fold_batch_norm(node: Node, build: Builder):
     return folded
 
 
-def _padded(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
+def _pad_operands(operands: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     """Return the operands with None for trailing ones that the call omits."""
     return (*operands, *[None] * (count - len(operands)))
 
@@ -83,10 +83,10 @@ def _scale_and_shift(bias: Value | None, statistics: Sequence[Any], eps: float) 
     gamma, beta, mean, var = (v and v.data for v in statistics)
     with torch.no_grad():
         scale = norm_scale(gamma, var, eps=eps)
-        return scale, folded_bias(bias and bias.data, gamma, beta, mean, var, eps=eps, dtype=torch.float64)
+        return scale, fold_bias(bias and bias.data, gamma, beta, mean, var, eps=eps, dtype=torch.float64)
 
 
-def _stays_finite(weight: Value, scale: torch.Tensor, shift: torch.Tensor) -> bool:
+def _is_finite_after_folding(weight: Value, scale: torch.Tensor, shift: torch.Tensor) -> bool:
     """Whether the folded weight cannot overflow. NaN and infinity show up in the minimum or maximum."""
     assert weight.data is not None
     if not weight.data.numel():

@@ -9,23 +9,23 @@ from typing import Any, ClassVar
 import torch
 
 from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.deferred_constants import DeferredConstant, is_deferred
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import erase_dead
+from clika_ref.core.rewriter import erase_dead
 from clika_ref.core.symbols import is_symbolic
-from clika_ref.formulas import Formula, is_deferred
 
 MEBIBYTE = 2**20
 
-PREFIX = "clika."
+CONSTANT_PREFIX = "clika."
 """Prefix of constants that are not part of the user's module."""
 
 
 def is_literal(value: Value) -> bool:
     """Whether a constant is a literal of the code (lifted by torch.export), or was folded from literals."""
     last = value.name.rpartition(".")[2]
-    named = value.name.startswith(PREFIX) and last.startswith(("lifted_tensor", "literal_"))
+    named = value.name.startswith(CONSTANT_PREFIX) and last.startswith(("lifted_tensor", "literal_"))
     return named and not isinstance(value.data, torch.nn.Parameter)
 
 
@@ -48,7 +48,7 @@ class FoldLiterals:
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold literals; the results get names under ``clika.``."""
         _Folding(graph, self.limit_bytes, lambda value: is_literal(value) and value.name not in graph.state).fold(
-            f"{PREFIX}literal_{{}}"
+            f"{CONSTANT_PREFIX}literal_{{}}"
         )
 
 
@@ -83,7 +83,7 @@ class _Folding:
     may_read: Callable[[Value], bool]
     keep: tuple[str, ...] = ()
     states: bool = False
-    """Whether folded constants carry a `Formula`, which training needs if parameters are among their sources."""
+    """Whether folded constants carry a `DeferredConstant`, which training needs if parameters are among their sources."""
     made: dict[Value, Value] = field(default_factory=dict)
     """For each computed value, a constant with its formula."""
     known: dict[Value, torch.Tensor] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Folding:
 
     def fold(self, name: str) -> None:
         """Evaluate nodes in order, add constants for folded values with other readers, and erase unused ones."""
-        data = next((v.data for v in self.graph.constants.values() if v.formula is None), None)
+        data = next((v.data for v in self.graph.constants.values() if v.deferred_data is None), None)
         device = torch.device("cpu") if data is None else data.device
         for node in self.graph.nodes:
             if self._is_foldable(node):
@@ -110,9 +110,9 @@ class _Folding:
             if not value.uses and self.graph.constants.get(value.name) is value:
                 del self.graph.constants[value.name]
 
-    def _data(self, value: Value) -> torch.Tensor | Formula:
-        formula = self.made[value].formula if self.states else None
-        if isinstance(formula, Formula):
+    def _data(self, value: Value) -> torch.Tensor | DeferredConstant:
+        formula = self.made[value].deferred_data if self.states else None
+        if isinstance(formula, DeferredConstant):
             return replace(formula, known=self.known[value])
         return self.known[value].clone()  # a state dict saved to a file must not contain two views of one memory
 
@@ -137,7 +137,7 @@ class _Folding:
     def _compute(self, node: Node, device: torch.device) -> None:
         read = [v for v in node.inputs if isinstance(v, Value)]
         sizes = [_bytes(v) for v in node.outputs]
-        gain = sum(map(self._replaced_by, set(read)))
+        gain = sum(map(self._count_replaced_bytes, set(read)))
         if sum(sizes) > max(self.limit_bytes, gain):
             return
         operands = [self._tensor(v) if isinstance(v, Value) else v for v in node.inputs]
@@ -151,7 +151,7 @@ class _Folding:
             self.known[value] = result.detach().contiguous()
             if self.states:
                 sources = tuple(self.made.get(v, v) if isinstance(v, Value) else v for v in node.inputs)
-                formula = Formula(node.op, sources, tuple(node.attrs.items()), value.index)
+                formula = DeferredConstant(node.op, sources, tuple(node.attrs.items()), value.index)
                 self.made[value] = Value(value.type, value.name, data=formula)
             self.pending[value] = len(value.uses)
             self.replaced[value] = gain // len(sizes) if len(value.uses) == 1 else 0
@@ -164,7 +164,7 @@ class _Folding:
     def _tensor(self, value: Value) -> torch.Tensor:
         return self.known[value] if value.data is None else value.data
 
-    def _replaced_by(self, value: Value) -> int:
+    def _count_replaced_bytes(self, value: Value) -> int:
         if value not in self.replaced:  # a constant, counted if its only reader is folded
             self.replaced[value] = _bytes(value) if len(value.uses) == 1 else 0
         return self.replaced[value]

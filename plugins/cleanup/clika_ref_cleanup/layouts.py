@@ -7,25 +7,25 @@ from typing import Any
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.types import TensorType
 
-Order = tuple[int, ...]
+DimOrder = tuple[int, ...]
 """A permutation as in ``permute``: dim ``i`` of the result is dim ``order[i]`` of the operand."""
 
-_OF_ONE = (
+_UNARY_NAMES = (
     "abs acos acosh asin asinh atan atanh bitwise_not ceil celu clamp cos cosh deg2rad elu erf erfc exp exp2 expm1 "
     "floor frac gelu hardshrink hardsigmoid hardswish hardtanh identity isfinite isinf isnan isneginf isposinf "
     "leaky_relu log log10 log1p log2 log_sigmoid logical_not logit mish nan_to_num neg rad2deg reciprocal relu relu6 "
     "round rsqrt selu sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan tanh threshold to "
     "trunc"
 )
-_OF_SEVERAL = (
+_NARY_NAMES = (
     "add addcdiv addcmul atan2 bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor copysign div "
     "eq float_power fmax fmin fmod ge gt heaviside hypot isclose le lerp logaddexp logaddexp2 logical_and logical_or "
     "logical_xor lt masked_fill maximum minimum mul ne pow remainder sub where xlogy"
 )
-ELEMENTWISE = frozenset(f"{_OF_ONE} {_OF_SEVERAL}".split())
+ELEMENTWISE = frozenset(f"{_UNARY_NAMES} {_NARY_NAMES}".split())
 """Operators with each output element depending only on the input elements at the same index (after broadcasting)."""
 
-ALONG_SIDES = {
+DIM_ATTRIBUTES = {
     **dict.fromkeys(("softmax", "log_softmax", "slice", "cat", "glu", "split_with_sizes"), "dim"),
     **dict.fromkeys(("roll", "flip"), "dims"),
 }
@@ -34,14 +34,14 @@ ALONG_SIDES = {
 REDUCTIONS = frozenset(("sum", "mean", "nansum", "nanmean", "amax", "amin", "logsumexp", "var", "std"))
 """Operators that reduce over the dims ``dim``; with ``keepdim`` they preserve the rank."""
 
-ON_LAST_SIDE = frozenset(("linear", "layer_norm", "rms_norm"))
+LAST_DIM_OPERATORS = frozenset(("linear", "layer_norm", "rms_norm"))
 """Operators along the last dim of the first operand, independent of the index in all others."""
 
-MOVABLE = ON_LAST_SIDE | ELEMENTWISE | REDUCTIONS | ALONG_SIDES.keys()
+LAYOUT_AGNOSTIC = LAST_DIM_OPERATORS | ELEMENTWISE | REDUCTIONS | DIM_ATTRIBUTES.keys()
 """Operators with calls that can be computed in another dim order."""
 
 
-def inverse(order: Order) -> Order:
+def invert_order(order: DimOrder) -> DimOrder:
     """Return the inverse of a permutation.
 
     >>> inverse((1, 2, 0))
@@ -50,12 +50,12 @@ def inverse(order: Order) -> Order:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def after(first: Order, second: Order) -> Order:
+def compose_orders(first: DimOrder, second: DimOrder) -> DimOrder:
     """Return the composed permutation, equal to ``permute(permute(x, first), second)``."""
     return tuple(first[d] for d in second)
 
 
-def order_of(node: Node | None) -> Order | None:
+def order_of(node: Node | None) -> DimOrder | None:
     """Return the permutation that a node applies, or None if it is no permute or the identity."""
     if node is None or node.kind != "permute":
         return None
@@ -63,39 +63,39 @@ def order_of(node: Node | None) -> Order | None:
     return None if order == tuple(range(len(order))) else order
 
 
-def reordered(type: TensorType, order: Order) -> TensorType:
+def permute_type(type: TensorType, order: DimOrder) -> TensorType:
     """Return the type of ``permute(x, order)``."""
     return TensorType(type.dtype, tuple(type.shape[d] for d in order))
 
 
-def sides_of(node: Node) -> tuple[int, ...] | None:
+def dims_of(node: Node) -> tuple[int, ...] | None:
     """Return the dims that the attributes of an operator name, or None if they name all or none."""
-    named: Any = node.attrs[ALONG_SIDES.get(node.kind, "dim")]
+    named: Any = node.attrs[DIM_ATTRIBUTES.get(node.kind, "dim")]
     sides = (named,) if isinstance(named, int) else named
     return tuple(sides) if sides and all(isinstance(d, int) for d in sides) else None
 
 
-def moved_attrs(node: Node, order: Order) -> dict[str, Any]:
+def permute_attrs(node: Node, order: DimOrder) -> dict[str, Any]:
     """Return the attributes that compute on operands ``x`` the same as the node's own on ``permute(x, order)``."""
-    if node.kind not in ALONG_SIDES and node.kind not in REDUCTIONS:
+    if node.kind not in DIM_ATTRIBUTES and node.kind not in REDUCTIONS:
         return node.attrs
-    attribute = ALONG_SIDES.get(node.kind, "dim")
-    sides = tuple(order[d] for d in sides_of(node) or ())
+    attribute = DIM_ATTRIBUTES.get(node.kind, "dim")
+    sides = tuple(order[d] for d in dims_of(node) or ())
     return {**node.attrs, attribute: sides[0] if isinstance(node.attrs[attribute], int) else sides}
 
 
-def carriers(node: Node) -> tuple[int, ...] | None:
+def operands_to_permute(node: Node) -> tuple[int, ...] | None:
     """Return the indices of operands to permute together with the results, or None if the dim order matters."""
-    if node.kind not in MOVABLE:
+    if node.kind not in LAYOUT_AGNOSTIC:
         return None
     outputs = {value.type.rank for value in node.outputs}
     if len(outputs) != 1 or outputs <= {0, 1}:
         return None
-    if node.kind in ON_LAST_SIDE:
+    if node.kind in LAST_DIM_OPERATORS:
         alone = len(node.attrs.get("normalized_shape", (0,))) == 1
         return (0,) if alone and _rank(node.inputs[0]) in outputs else None
-    if node.kind in ALONG_SIDES or node.kind in REDUCTIONS:
-        if sides_of(node) is None or (node.kind in REDUCTIONS and not node.attrs["keepdim"]):
+    if node.kind in DIM_ATTRIBUTES or node.kind in REDUCTIONS:
+        if dims_of(node) is None or (node.kind in REDUCTIONS and not node.attrs["keepdim"]):
             return None
         return tuple(range(len(node.inputs))) if {_rank(v) for v in node.inputs} == outputs else None
     return tuple(range(len(node.inputs)))

@@ -13,27 +13,27 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, apply_rules, rule
 from clika_ref.core.types import TensorType
 
-RESHAPES = ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
+RESHAPE_OPERATORS = ("reshape", "view", "flatten", "unflatten", "squeeze", "unsqueeze")
 """Operators that keep all elements in order, equivalent to a ``reshape`` to the shape of their result."""
 
-INTEGERS = {torch.bool: (0, 1), torch.uint8: (0, 8), torch.int8: (1, 7), torch.int16: (1, 15), torch.int32: (1, 31)}
-INTEGERS[torch.int64] = (1, 63)
+INTEGER_BITS = {torch.bool: (0, 1), torch.uint8: (0, 8), torch.int8: (1, 7), torch.int16: (1, 15), torch.int32: (1, 31)}
+INTEGER_BITS[torch.int64] = (1, 63)
 """Number of sign bits and of value bits of each integer dtype."""
 
-FLOATS = {torch.float16: (5, 11), torch.bfloat16: (8, 8), torch.float32: (8, 24), torch.float64: (11, 53)}
+FLOAT_BITS = {torch.float16: (5, 11), torch.bfloat16: (8, 8), torch.float32: (8, 24), torch.float64: (11, 53)}
 """Bits of exponent and of precision. Source: IEEE 754-2019, table 3.5; bfloat16 is float32 truncated to 16 bits."""
 
 
-@rule(*RESHAPES)
+@rule(*RESHAPE_OPERATORS)
 def merge_reshapes(node: Node, build: Builder):
     """``reshape(reshape(x))`` is one reshape, or ``x`` if the shape is that of ``x``."""
     match node.inputs[0]:
-        case Value(producer=Node(kind=kind, inputs=(Value() as x, *_))) if kind in RESHAPES:
+        case Value(producer=Node(kind=kind, inputs=(Value() as x, *_))) if kind in RESHAPE_OPERATORS:
             views = {node.kind, kind} <= {"squeeze", "unsqueeze"}
-            if views and x.type != node.output.type and _dynamic_sides(node.output) > 1:
+            if views and x.type != node.output.type and _count_dynamic_dims(node.output) > 1:
                 return Skip("two sides are dynamic: computing the shape costs more than the second view", 1)
             return _reshape(build, x, node.output)
     return Skip("its operand is not a reshape")
@@ -58,7 +58,7 @@ def reshape_instead_of_permute(node: Node, build: Builder):
     long = [d for d in dims if shape[d] != 1]
     if long != sorted(long):
         return Skip("moves a side that is longer than 1")
-    if _dynamic_sides(x) > 1:
+    if _count_dynamic_dims(x) > 1:
         return Skip("two sides are dynamic: computing the shape costs more than the permute", 1)
     return _reshape(build, x, node.output)
 
@@ -71,7 +71,7 @@ def squeeze_before_permute(node: Node, build: Builder):
             pass
         case _:
             return Skip("its operand is not a permute")
-    if first.kind not in RESHAPES or len(moved.uses) != 1:
+    if first.kind not in RESHAPE_OPERATORS or len(moved.uses) != 1:
         return Skip("the permute follows no reshape, or is read elsewhere", 1)
     shape, rank = middle.type.shape, len(dims)
     dropped = {dims[d] % rank for d in node.attrs["dims"] if moved.type.shape[d] == 1}
@@ -79,7 +79,7 @@ def squeeze_before_permute(node: Node, build: Builder):
     smaller = TensorType(middle.type.dtype, tuple(shape[d] for d in kept))
     x = first.inputs[0]
     if x.type != smaller:
-        if first.kind != "reshape" and _dynamic_sides(middle) > 1:
+        if first.kind != "reshape" and _count_dynamic_dims(middle) > 1:
             return Skip("two sides are dynamic: computing the shape costs more than the views", 2)
         x = build("reshape", x, shape=smaller.shape, types=(smaller,))
     order = tuple(kept.index(d % rank) for d in dims if d % rank not in dropped)
@@ -101,40 +101,42 @@ def merge_casts(node: Node, build: Builder):
     match node.inputs[0]:
         case Value(producer=Node("to", (Value() as x, *_))) as middle:
             first, last = x.type.dtype, node.output.type.dtype
-            if not merges(first, middle.type.dtype, last):
+            if not is_mergeable_cast(first, middle.type.dtype, last):
                 return Skip(f"{first} -> {middle.type.dtype} -> {last} is not {first} -> {last}", 1)
             return x if first == last else build("to", x, **{**node.attrs, "dtype": last}, types=(node.output.type,))
     return Skip("its operand is not a cast")
 
 
-def embeds(narrow: torch.dtype, wide: torch.dtype) -> bool:
+def is_representable(narrow: torch.dtype, wide: torch.dtype) -> bool:
     """Whether one dtype can represent every element of the other.
 
     >>> embeds(torch.float16, torch.float32), embeds(torch.float16, torch.bfloat16), embeds(torch.int32, torch.float32)
     (True, False, False)
     """
-    if narrow in INTEGERS and wide in INTEGERS:
-        return all(a <= b for a, b in zip(INTEGERS[narrow], INTEGERS[wide], strict=True)) and wide != torch.bool
-    if narrow in INTEGERS and wide in FLOATS:
-        return INTEGERS[narrow][1] <= FLOATS[wide][1]
-    if narrow in FLOATS and wide in FLOATS:
-        return all(a <= b for a, b in zip(FLOATS[narrow], FLOATS[wide], strict=True))
+    if narrow in INTEGER_BITS and wide in INTEGER_BITS:
+        return all(a <= b for a, b in zip(INTEGER_BITS[narrow], INTEGER_BITS[wide], strict=True)) and wide != torch.bool
+    if narrow in INTEGER_BITS and wide in FLOAT_BITS:
+        return INTEGER_BITS[narrow][1] <= FLOAT_BITS[wide][1]
+    if narrow in FLOAT_BITS and wide in FLOAT_BITS:
+        return all(a <= b for a, b in zip(FLOAT_BITS[narrow], FLOAT_BITS[wide], strict=True))
     return False
 
 
-def merges(first: torch.dtype, middle: torch.dtype, last: torch.dtype) -> bool:
+def is_mergeable_cast(first: torch.dtype, middle: torch.dtype, last: torch.dtype) -> bool:
     """Whether casting ``first -> middle -> last`` equals ``first -> last`` for every element.
 
     Besides a lossless first cast, the second must be defined equally on both: a float outside the range of an integer
     dtype converts to any value, while an integer wraps around.
     """
-    if not embeds(first, middle):
+    if not is_representable(first, middle):
         return False
-    one_kind = all(d in INTEGERS for d in (first, middle, last)) or all(d in FLOATS for d in (first, middle, last))
-    return last in (first, torch.bool) or embeds(first, last) or one_kind
+    one_kind = all(d in INTEGER_BITS for d in (first, middle, last)) or all(
+        d in FLOAT_BITS for d in (first, middle, last)
+    )
+    return last in (first, torch.bool) or is_representable(first, last) or one_kind
 
 
-def _dynamic_sides(value: Value) -> int:
+def _count_dynamic_dims(value: Value) -> int:
     return sum(not isinstance(side, int) for side in value.type.shape)
 
 
@@ -144,7 +146,7 @@ def _reshape(build: Builder, x: Value, output: Value):
     return build("reshape", x, shape=output.type.shape, types=(output.type,))
 
 
-RULES = (
+MERGE_RULES = (
     merge_reshapes,
     merge_permutes,
     reshape_instead_of_permute,
@@ -166,4 +168,4 @@ class MergeChains:
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         """Apply the rules until none applies."""
-        apply_rules(graph, RULES, operators)
+        apply_rules(graph, MERGE_RULES, operators)

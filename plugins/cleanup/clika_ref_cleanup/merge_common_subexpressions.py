@@ -13,9 +13,9 @@ from clika_ref.core.accuracy import EXACT, ErrorClass
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import keeps_name, substitute
+from clika_ref.core.rewriter import can_substitute, substitute
 
-PLAIN = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, sympy.Basic)
+LITERAL_TYPES = (bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format, sympy.Basic)
 """Types with interchangeable elements exactly if type and value are equal."""
 
 
@@ -43,7 +43,7 @@ class MergeCommonSubexpressions:
             pairs = list(zip(node.outputs, twin.outputs, strict=True))
             if twin is node or any(old.name in bound for old, _ in pairs):
                 continue
-            if all(keeps_name(graph, old, new) for old, new in pairs):
+            if all(can_substitute(graph, old, new) for old, new in pairs):
                 for old, new in pairs:
                     substitute(graph, old, new)
                 graph.erase(node)
@@ -67,6 +67,6 @@ def literal_key(item: Any) -> Hashable:
         return (tuple, *map(literal_key, item))
     if isinstance(item, float):
         return float, item.hex()
-    if isinstance(item, PLAIN):
+    if isinstance(item, LITERAL_TYPES):
         return type(item), item
     return object()  # unknown, hence unequal to everything

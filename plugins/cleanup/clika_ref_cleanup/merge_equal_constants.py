@@ -10,16 +10,16 @@ from typing import ClassVar
 import torch
 
 from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.deferred_constants import is_deferred
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import keeps_name, substitute
-from clika_ref.formulas import is_deferred
+from clika_ref.core.rewriter import can_substitute, substitute
 
-SAMPLE = 256
+SAMPLE_BYTES = 256
 """Bytes compared before all others."""
 
-PART = 1 << 20
+CHUNK_BYTES = 1 << 20
 """Bytes read at a time."""
 
 
@@ -40,22 +40,22 @@ class MergeEqualConstants:
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Compare elements only within groups of one dtype and shape, and deferred constants by their formula."""
         used = [v for name, v in graph.constants.items() if v.uses and name not in graph.state]
-        for same in _parts([v for v in used if is_deferred(v)], lambda v: v.formula):
+        for same in _group_equal([v for v in used if is_deferred(v)], lambda v: v.deferred_data):
             _merge(graph, same)
         there = [v for v in used if not is_deferred(v) and v.data is not None and v.data.device.type != "meta"]
-        for group in _parts(there, _kind):
-            for alike in _parts(group, _sample):
-                for same in _parts(alike, _digest):
+        for group in _group_equal(there, _type_and_device):
+            for alike in _group_equal(group, _sample):
+                for same in _group_equal(alike, _digest):
                     _merge(graph, same)
 
 
 def _merge(graph: Graph, same: list[Value]) -> None:
     for value in same[1:]:
-        if keeps_name(graph, value, same[0]):
+        if can_substitute(graph, value, same[0]):
             substitute(graph, value, same[0])
 
 
-def _parts(values: list[Value], key: Callable[[Value], Hashable]) -> list[list[Value]]:
+def _group_equal(values: list[Value], key: Callable[[Value], Hashable]) -> list[list[Value]]:
     """Group values by a key, and return groups of two or more. The key of a single value is not computed."""
     found: dict[Hashable, list[Value]] = {}
     for value in values if len(values) > 1 else ():
@@ -63,12 +63,12 @@ def _parts(values: list[Value], key: Callable[[Value], Hashable]) -> list[list[V
     return [part for part in found.values() if len(part) > 1]
 
 
-def _kind(value: Value) -> Hashable:
+def _type_and_device(value: Value) -> Hashable:
     assert value.data is not None
     return value.type, value.data.device
 
 
-def _bits(value: Value) -> torch.Tensor:
+def _as_bytes(value: Value) -> torch.Tensor:
     assert value.data is not None
     flat = value.data.detach().contiguous().reshape(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # view rejects a single element with another stride
@@ -76,17 +76,17 @@ def _bits(value: Value) -> torch.Tensor:
 
 def _sample(value: Value) -> bytes:
     """Return a sample of bytes, which distinguishes most constants: reading all bytes takes seconds for a gigabyte."""
-    bits = _bits(value)
-    return _copy(bits[:: len(bits) // SAMPLE | 1])  # odd steps sample each byte of an element
+    bits = _as_bytes(value)
+    return _copy_to_bytes(bits[:: len(bits) // SAMPLE_BYTES | 1])  # odd steps sample each byte of an element
 
 
 def _digest(value: Value) -> bytes:
     mark = hashlib.sha256()
-    for part in _bits(value).split(PART):
-        mark.update(_copy(part))
+    for part in _as_bytes(value).split(CHUNK_BYTES):
+        mark.update(_copy_to_bytes(part))
     return mark.digest()
 
 
-def _copy(bits: torch.Tensor) -> bytes:
+def _copy_to_bytes(bits: torch.Tensor) -> bytes:
     """Return copied bytes: memory exported to NumPy can never be released, as FSDP does with full weights."""
     return bits.to("cpu", copy=True).numpy().tobytes()

@@ -9,25 +9,25 @@ from typing import ClassVar
 import torch
 
 from clika_ref.core.accuracy import COMPOSE, ErrorClass
+from clika_ref.core.deferred_constants import DeferredConstant, is_deferred
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import Skip, apply_rules, erase_dead, keeps_name, rule, substitute
+from clika_ref.core.rewriter import Skip, apply_rules, can_substitute, erase_dead, rule, substitute
 from clika_ref.core.types import TensorType
-from clika_ref.formulas import Formula, is_deferred
 from clika_ref_cleanup import push_transposes_motifs as regions
 from clika_ref_cleanup.layouts import (
-    ON_LAST_SIDE,
+    LAST_DIM_OPERATORS,
     REDUCTIONS,
-    Order,
-    after,
-    carriers,
-    inverse,
-    moved_attrs,
+    DimOrder,
+    compose_orders,
+    dims_of,
+    invert_order,
+    operands_to_permute,
     order_of,
-    reordered,
-    sides_of,
+    permute_attrs,
+    permute_type,
 )
 
 MEBIBYTE = 2**20
@@ -71,8 +71,8 @@ class PushTransposes:
             apply_rules(graph, [reduce_before_permute], operators)
             kinds = {node.kind for node in graph.nodes}
             if "permute" in kinds:
-                for last_stays in (False, True) if kinds & ON_LAST_SIDE else (False,):
-                    pushing = _Pushing(graph, operators, self.limit_bytes, last_stays)
+                for last_stays in (False, True) if kinds & LAST_DIM_OPERATORS else (False,):
+                    pushing = _RegionRewriter(graph, operators, self.limit_bytes, last_stays)
                     for nodes in pushing.regions():
                         pushing.improve(nodes)
 
@@ -80,7 +80,7 @@ class PushTransposes:
 @rule(*sorted(REDUCTIONS))
 def reduce_before_permute(node: Node, build: Builder):
     """``mean(permute(x), dim)`` is the mean of ``x`` over other dims, if the remaining ones keep their order."""
-    x, sides = node.inputs[0], sides_of(node)
+    x, sides = node.inputs[0], dims_of(node)
     order = order_of(x.producer)
     if order is None or sides is None or node.attrs["keepdim"]:
         return Skip("reduces no permuted operand, or keeps its sides")
@@ -90,11 +90,11 @@ def reduce_before_permute(node: Node, build: Builder):
     rest = [d for d in order if d not in reduced]
     if rest != sorted(rest):
         return Skip("the remaining sides change their order", 2)
-    return build(node.op, x.producer.inputs[0], types=(node.output.type,), **moved_attrs(node, order))
+    return build(node.op, x.producer.inputs[0], types=(node.output.type,), **permute_attrs(node, order))
 
 
 @dataclass
-class _Pushing:
+class _RegionRewriter:
     graph: Graph
     operators: Mapping[str, Operator]
     limit_bytes: int
@@ -115,7 +115,7 @@ class _Pushing:
         for node in self.graph.nodes:
             if node.kind == "permute" and node.inputs[0].producer in parent:
                 beside.append(node.inputs[0].producer)
-            read = self._carried(node)
+            read = self._layout_operands(node)
             if read is None or any(v.name in bound for v in node.outputs):
                 continue
             parent[node] = node
@@ -128,16 +128,16 @@ class _Pushing:
                     parent[_root(parent, node)] = _root(parent, maker)
         wanted = {_root(parent, node) for node in beside}
         if self.last_stays:  # sets without such a node were processed for all orders
-            wanted &= {_root(parent, node) for node in parent if node.kind in ON_LAST_SIDE}
+            wanted &= {_root(parent, node) for node in parent if node.kind in LAST_DIM_OPERATORS}
         found: dict[Node, list[Node]] = {}
         for node in parent:
             if (root := _root(parent, node)) in wanted:
                 found.setdefault(root, []).append(node)
         return list(found.values())
 
-    def _carried(self, node: Node) -> list[Value] | None:
+    def _layout_operands(self, node: Node) -> list[Value] | None:
         """Return the operands of a node that follow its dim order, or None if one of them cannot."""
-        positions = None if node.kind in ON_LAST_SIDE and not self.last_stays else carriers(node)
+        positions = None if node.kind in LAST_DIM_OPERATORS and not self.last_stays else operands_to_permute(node)
         if positions is None:
             return None
         rank = node.outputs[0].type.rank
@@ -152,20 +152,20 @@ class _Pushing:
 
     def improve(self, nodes: list[Node]) -> None:
         """Compute a region in the order that removes the most permutes, if any order removes some."""
-        read = {node: self._carried(node) or [] for node in nodes}
-        saved, cost = self._tally(read)
+        read = {node: self._layout_operands(node) or [] for node in nodes}
+        saved, cost = self._count_permutes(read)
         orders = [order for order in saved if not self.last_stays or order[-1] == len(order) - 1]
         best = max(orders, key=saved.__getitem__, default=None)
         if best is not None and saved[best] > cost:
             self.moved.clear()
-            self._compute_in(best, read)
+            self._rewrite_in_order(best, read)
 
-    def _tally(self, inside: dict[Node, list[Value]]) -> tuple[dict[Order, int], int]:
+    def _count_permutes(self, inside: dict[Node, list[Value]]) -> tuple[dict[DimOrder, int], int]:
         """Return the number of permutes that each order removes, and the number that any order adds.
 
         The first is never too high, the second never too low: the pass terminates as the number of permutes falls.
         """
-        saved: dict[Order, int] = {}
+        saved: dict[DimOrder, int] = {}
         cost = 0
         entries = {v: None for read in inside.values() for v in read if v.producer not in inside}
         for value in entries:
@@ -178,58 +178,58 @@ class _Pushing:
                 cost += 1
         for node in inside:
             for value in node.outputs:
-                vanishing, others = _exits(value, inside, self.graph)
+                vanishing, others = _find_exits(value, inside, self.graph)
                 cost += others
                 for order in vanishing:
                     saved[order] = saved.get(order, 0) + 1
         return saved, cost
 
-    def _compute_in(self, order: Order, inside: dict[Node, list[Value]]) -> None:
+    def _rewrite_in_order(self, order: DimOrder, inside: dict[Node, list[Value]]) -> None:
         for node, carried in inside.items():
-            build = Builder(self.graph, self.operators, node, node.origin.through(PushTransposes.name))
+            build = Builder(self.graph, self.operators, node, node.origin.with_rule(PushTransposes.name))
             follow = set(carried)
             operands = [self._operand(v, order, inside, build) if v in follow else v for v in node.inputs]
-            types = [reordered(value.type, inverse(order)) for value in node.outputs]
-            results = build(node.op, *operands, types=types, **moved_attrs(node, order))
+            types = [permute_type(value.type, invert_order(order)) for value in node.outputs]
+            results = build(node.op, *operands, types=types, **permute_attrs(node, order))
             self.moved.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
         for node in inside:
             for value in node.outputs:
-                self._leave(value, order, inside)
+                self._restore_outside_readers(value, order, inside)
         entries = [v.producer for node in inside for v in node.inputs if isinstance(v, Value) and v.producer]
         for node in reversed(inside):
             self.graph.erase(node)
         erase_dead(self.graph, *entries)
 
-    def _operand(self, value: Value, order: Order, inside: Container[object], build: Builder) -> Value:
+    def _operand(self, value: Value, order: DimOrder, inside: Container[object], build: Builder) -> Value:
         """Return the replacement of an operand in the new order, created on first use."""
         if value not in self.moved:
             self.moved[value] = self._entry(value, order, inside, build)
         return self.moved[value]
 
-    def _entry(self, value: Value, order: Order, inside: Container[object], build: Builder) -> Value:
-        back = inverse(order)
+    def _entry(self, value: Value, order: DimOrder, inside: Container[object], build: Builder) -> Value:
+        back = invert_order(order)
         if self._is_cheap(value) and value.data is not None:
             shape = (1,) * (len(order) - value.type.rank) + tuple(value.data.shape)
-            known = turned(value.data.detach(), shape=shape, dims=back)
-            made = Formula(turned, (value,), (("shape", shape), ("dims", back)), known=known)
+            known = reshape_and_permute(value.data.detach(), shape=shape, dims=back)
+            made = DeferredConstant(reshape_and_permute, (value,), (("shape", shape), ("dims", back)), known=known)
             return build.constant(made, value.name, TensorType(known.dtype, tuple(known.shape)))
         first = order_of(value.producer)
         if first is None or value.producer is None:
-            return build("permute", value, dims=back, types=(reordered(value.type, back),))
+            return build("permute", value, dims=back, types=(permute_type(value.type, back),))
         source = value.producer.inputs[0]
         if source.producer in inside:
-            return _permuted(self.moved[source], after(after(order, first), back), build)
-        return _permuted(source, after(first, back), build)
+            return _add_permute(self.moved[source], compose_orders(compose_orders(order, first), back), build)
+        return _add_permute(source, compose_orders(first, back), build)
 
-    def _leave(self, value: Value, order: Order, inside: Container[object]) -> None:
+    def _restore_outside_readers(self, value: Value, order: DimOrder, inside: Container[object]) -> None:
         """Give readers outside the region their previous operands, through as few permutes as possible."""
         new = self.moved[value]
         for user in [use.user for use in value.uses]:
             second = order_of(user) if isinstance(user, Node) and user not in inside else None
             if second is not None and isinstance(user, Node) and user in self.graph:
-                build = Builder(self.graph, self.operators, user, user.origin.through(PushTransposes.name))
-                result = _permuted(new, after(order, second), build)
-                if result is not new or keeps_name(self.graph, user.output, new):
+                build = Builder(self.graph, self.operators, user, user.origin.with_rule(PushTransposes.name))
+                result = _add_permute(new, compose_orders(order, second), build)
+                if result is not new or can_substitute(self.graph, user.output, new):
                     substitute(self.graph, user.output, result)
                     self.graph.erase(user)
         if any(use.user not in inside for use in value.uses):
@@ -239,7 +239,7 @@ class _Pushing:
             substitute(self.graph, value, back)
 
 
-def turned(x: torch.Tensor, *, shape: tuple[int, ...], dims: Order) -> torch.Tensor:
+def reshape_and_permute(x: torch.Tensor, *, shape: tuple[int, ...], dims: DimOrder) -> torch.Tensor:
     """Return a constant reshaped and permuted."""
     return x.reshape(shape).permute(dims).contiguous()
 
@@ -250,19 +250,19 @@ def _root(parent: dict[Node, Node], node: Node) -> Node:
     return node
 
 
-def _permuted(value: Value, order: Order, build: Builder) -> Value:
+def _add_permute(value: Value, order: DimOrder, build: Builder) -> Value:
     if order == tuple(range(len(order))):
         return value
-    return build("permute", value, dims=order, types=(reordered(value.type, order),))
+    return build("permute", value, dims=order, types=(permute_type(value.type, order),))
 
 
-def _exits(value: Value, inside: Container[object], graph: Graph) -> tuple[list[Order], bool]:
+def _find_exits(value: Value, inside: Container[object], graph: Graph) -> tuple[list[DimOrder], bool]:
     """Return the orders that make a permute outside redundant, and whether anything else reads the value.
 
     A permute that leads only back into the region is redundant in no order. Of redundant ones that the graph returns,
     only one can be removed, since a value has one name.
     """
-    orders: list[Order] = []
+    orders: list[DimOrder] = []
     others = returned = False
     for user in [use.user for use in value.uses if use.user not in inside]:
         if not isinstance(user, Node) or (order := order_of(user)) is None:
@@ -275,6 +275,6 @@ def _exits(value: Value, inside: Container[object], graph: Graph) -> tuple[list[
         if named and returned:
             others = True
         else:
-            orders.append(inverse(order))
+            orders.append(invert_order(order))
         returned = returned or named
     return orders, others

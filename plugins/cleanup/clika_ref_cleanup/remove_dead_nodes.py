@@ -35,17 +35,17 @@ class RemoveDeadNodes:
             bound.setdefault(symbol.side.name, []).append(symbol.name)
         needed = set(_symbols(guard.relation for guard in graph.guards))
         needed.update(_symbols(value.type.shape for value in (*graph.outputs, *graph.state.values())))
-        for node in graph.reversed_nodes():
+        for node in graph.nodes_backward():
             symbols = [name for value in node.outputs for name in bound.get(value.name, ())]
             if any(value.uses for value in node.outputs) or needed.intersection(symbols):
-                needed.update(_mentioned(node))
+                needed.update(_collect_used_symbols(node))
                 continue
             graph.erase(node)
             for name in symbols:
                 del graph.symbols[name]
 
 
-def _mentioned(node: Node) -> Iterator[str]:
+def _collect_used_symbols(node: Node) -> Iterator[str]:
     yield from _symbols(node.attrs.values())
     yield from _symbols(item for item in node.inputs if isinstance(item, sympy.Basic))
     yield from _symbols(value.type.shape for value in node.outputs)

@@ -11,9 +11,9 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Phase
-from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, apply_rules, rule
 
-SAME_TYPE_SAYS_ALL = (
+IDENTITY_IF_SAME_TYPE = (
     *("identity", "alias", "clone", "contiguous", "lift_fresh_copy"),
     *("to", "reshape", "view", "flatten", "unflatten", "expand", "squeeze", "repeat", "tile"),
     # A slice of unchanged length starts at 0 with step 1, and a split into one piece is the whole.
@@ -22,7 +22,7 @@ SAME_TYPE_SAYS_ALL = (
 """Operators that return their operand whenever the result has its type."""
 
 
-@rule(*SAME_TYPE_SAYS_ALL)
+@rule(*IDENTITY_IF_SAME_TYPE)
 def remove_identity(node: Node, build: Builder):
     """A copy, or a reshape or cast to the same shape and dtype."""
     operands = [v for v in node.inputs if isinstance(v, Value)]

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from clika_ref_aten.plugin import clika_ref_operators
 
+from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.inference import Builder
 from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.passes import Pass, Pipeline
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.formulas import Formula
 
 OPERATORS = {op.name: op for op in clika_ref_operators()}
 
@@ -33,11 +33,11 @@ class Sketch:
 
     def input(self, *shape: Any, dtype: torch.dtype = torch.float32, name: str = "x") -> Value:
         """Add an input; a side given as text is a dynamic one."""
-        sides = tuple(named(side) if isinstance(side, str) else side for side in shape)
+        sides = tuple(make_symbol(side) if isinstance(side, str) else side for side in shape)
         value = self.graph.add_input(TensorType(dtype, sides), name)
         for dim, side in enumerate(shape):
             if isinstance(side, str) and side not in self.graph.symbols:
-                self.graph.symbols[side] = Symbol(side, 0, None, Side(value.name, dim))
+                self.graph.symbols[side] = Symbol(side, 0, None, SymbolSource(value.name, dim))
         return value
 
     def constant(self, data: torch.Tensor, name: str = "weight") -> Value:
@@ -77,8 +77,12 @@ class Sketch:
     def _compute_formulas(self) -> None:
         """Check that constants which say how they follow from others do so."""
         for value in self.graph.constants.values():
-            if isinstance(value.formula, Formula) and value.data is not None and value.data.device.type != "meta":
-                found = replace(value.formula, known=None)()
+            if (
+                isinstance(value.deferred_data, DeferredConstant)
+                and value.data is not None
+                and value.data.device.type != "meta"
+            ):
+                found = replace(value.deferred_data, known=None)()
                 assert torch.equal(_bits(found), _bits(value.data)), f"{value.name} does not follow as it says"
 
 

@@ -15,7 +15,7 @@ def product(sketch, *, bias=(5,), dtype=torch.float32, **attrs):
 def test_a_product_with_a_weight_becomes_a_linear_layer_that_turns_the_weight_when_it_is_read(sketch):
     assert sketch.returns(product(sketch)).clean(AddmmToLinear()) == ["relu", "linear"]
     *_, layer = sketch.graph.nodes
-    assert layer.inputs[1].formula is not None, "no copy of the weight is made before it is written"
+    assert layer.inputs[1].deferred_data is not None, "no copy of the weight is made before it is written"
     assert torch.equal(layer.inputs[1].data, torch.arange(20.0).reshape(4, 5).T)
     assert layer.inputs[1].name.startswith("h.weight")
 

@@ -5,10 +5,10 @@ import torch
 from clika_ref_cleanup.fold_batch_norm import FoldBatchNorm, fold_batch_norm
 from clika_ref_cleanup.merge_equal_constants import MergeEqualConstants
 
-from clika_ref import norm_folding
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.registry import load_registry
-from clika_ref.core.rewriting import Misses, apply_rules
+from clika_ref.core.rewriter import MatchStats, apply_rules
+from clika_ref.quantization.qdq import norm_folding
 
 LAYERS = [
     ("conv1d", (2, 4, 9), (6, 4, 3), {}),
@@ -58,7 +58,7 @@ def test_a_layer_keeps_the_name_by_which_people_know_it(sketch):
 def test_the_folded_weights_are_rounded_once(sketch):
     y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
     sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
-    assert sketch.graph.constants["conv.weight_1"].formula, "a second set of weights exists before it is written"
+    assert sketch.graph.constants["conv.weight_1"].deferred_data, "a second set of weights exists before it is written"
     constants = {name: v.data.detach().double() for name, v in sketch.graph.constants.items()}
     gamma, beta, mean, var = (constants[f"bn.{n}"] for n in ("weight", "bias", "running_mean", "running_var"))
     scale = gamma / (var + 1e-5).sqrt()
@@ -87,7 +87,7 @@ def skipped(sketch, y, *more):
     """Return why the pass leaves a graph as it is."""
     before = sketch.returns(y, *more).kinds
     assert sketch.clean(FoldBatchNorm()) == before
-    misses = Misses()
+    misses = MatchStats()
     apply_rules(sketch.graph, [fold_batch_norm], sketch.build.operators, misses)
     return misses.closest["fold-batch-norm"][0].reason
 
@@ -154,14 +154,14 @@ def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
         sketch.returns(normalized(sketch, layer(sketch, case)))
     FoldBatchNorm()(sketch.graph, sketch.build.operators)
     for node in sketch.graph.nodes:
-        assert infer(node.op, node.inputs, node.attrs) == tuple(v.type for v in node.outputs)
+        assert infer_types(node.op, node.inputs, node.attrs) == tuple(v.type for v in node.outputs)
 
 
 @pytest.mark.parametrize("part", [1, 7, 10**6])
 def test_a_product_is_the_same_in_any_number_of_parts(monkeypatch, part):
-    monkeypatch.setattr(norm_folding, "PART", part)
+    monkeypatch.setattr(norm_folding, "ELEMENTS_PER_PART", part)
     weight, factors = torch.randn(6, 4, 3, 3), torch.randn(6, 1, 1, 1, dtype=torch.float64)
-    assert torch.equal(norm_folding.scaled_in_parts(weight, factors), (weight.double() * factors).float())
+    assert torch.equal(norm_folding.scale_in_parts(weight, factors), (weight.double() * factors).float())
 
 
 def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_need_not_compute(sketch, monkeypatch):
@@ -171,7 +171,7 @@ def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_nee
         sketch.returns(sketch("batch_norm", sketch("conv1d", operand, w, None), *statistics))
     operators = load_registry().operators
     with monkeypatch.context() as patch:
-        patch.setattr(norm_folding, "scaled_in_parts", None)
+        patch.setattr(norm_folding, "scale_in_parts", None)
         FoldBatchNorm()(sketch.graph, operators)
         MergeEqualConstants()(sketch.graph, operators)
     one, other = (value.producer for value in sketch.graph.outputs)

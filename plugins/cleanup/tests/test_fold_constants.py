@@ -163,9 +163,9 @@ def test_what_is_folded_of_a_parameter_says_how_it_follows_through_all_that_was_
     sketch.returns(sketch("linear", x, one, None), sketch("linear", x, sketch("neg", other), None))
     assert sketch.clean(FoldConstants()) == ["linear", "linear"]
     for node in sketch.graph.nodes:
-        formula = node.inputs[1].formula
+        formula = node.inputs[1].deferred_data
         while formula.sources[0] is not w:
-            formula = formula.sources[0].formula
+            formula = formula.sources[0].deferred_data
         assert formula.function.name == "mul"
 
 
@@ -175,4 +175,4 @@ def test_literals_that_are_views_of_one_memory_are_copied(sketch):
     sketch.returns(*(sketch("add", x, row) for row in rows)).clean(FoldLiterals())
     one, other = sketch.graph.constants.values()
     assert one.data.untyped_storage().data_ptr() != other.data.untyped_storage().data_ptr()
-    assert one.formula is other.formula is None, "numbers of the stored graph follow from nothing"
+    assert one.deferred_data is other.deferred_data is None, "numbers of the stored graph follow from nothing"

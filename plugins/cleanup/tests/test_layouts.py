@@ -5,23 +5,23 @@ import random
 import pytest
 import torch
 from clika_ref_cleanup.layouts import (
-    ALONG_SIDES,
+    DIM_ATTRIBUTES,
     ELEMENTWISE,
-    ON_LAST_SIDE,
+    LAST_DIM_OPERATORS,
     REDUCTIONS,
-    after,
-    carriers,
-    inverse,
-    moved_attrs,
-    reordered,
+    compose_orders,
+    invert_order,
+    operands_to_permute,
+    permute_attrs,
+    permute_type,
 )
 
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.samples import Descriptions, TensorSample, random_draw, realize
 from clika_ref.core.types import TensorType
 
-LISTED = sorted({*ELEMENTWISE, *ALONG_SIDES, *REDUCTIONS, *ON_LAST_SIDE})
+LISTED = sorted({*ELEMENTWISE, *DIM_ATTRIBUTES, *REDUCTIONS, *LAST_DIM_OPERATORS})
 
 
 def drawn_node(op, seed):
@@ -35,7 +35,7 @@ def drawn_node(op, seed):
     inputs = [
         graph.add_input(TensorType(t.dtype, tuple(t.shape)), "x") if isinstance(t, torch.Tensor) else t for t in tensors
     ]
-    return graph.insert(Node(op, inputs, call.attrs), infer(op, inputs, call.attrs)), tensors
+    return graph.insert(Node(op, inputs, call.attrs), infer_types(op, inputs, call.attrs)), tensors
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -43,19 +43,19 @@ def test_an_order_of_sides_passes_through(operators, name):
     tried = 0
     for seed in range(60):
         node, tensors = drawn_node(operators[name], seed)
-        follow = carriers(node)
+        follow = operands_to_permute(node)
         if follow is None:
             continue
         rank = node.outputs[0].type.rank
         order = list(range(rank))
         random.Random(seed).shuffle(order)
-        order = tuple(order if name not in ON_LAST_SIDE else [d for d in order if d != rank - 1] + [rank - 1])
+        order = tuple(order if name not in LAST_DIM_OPERATORS else [d for d in order if d != rank - 1] + [rank - 1])
         before = list(tensors)
         for i in follow:
             if isinstance(tensors[i], torch.Tensor) and tensors[i].dim():
                 full = tensors[i].reshape((1,) * (rank - tensors[i].dim()) + tuple(tensors[i].shape))
-                before[i] = full.permute(inverse(order)).contiguous()
-        expected, moved = node.op(*tensors, **node.attrs), node.op(*before, **moved_attrs(node, order))
+                before[i] = full.permute(invert_order(order)).contiguous()
+        expected, moved = node.op(*tensors, **node.attrs), node.op(*before, **permute_attrs(node, order))
         for e, m in zip(*((r,) if isinstance(r, torch.Tensor) else r for r in (expected, moved)), strict=True):
             half = e.dtype == torch.float16  # its steps are 1e-3; another order of a sum moves a result by a few
             torch.testing.assert_close(
@@ -68,7 +68,7 @@ def test_an_order_of_sides_passes_through(operators, name):
 def test_orders_compose_and_invert():
     x = torch.randn(2, 3, 4)
     first, second = (1, 2, 0), (0, 2, 1)
-    assert torch.equal(x.permute(first).permute(second), x.permute(after(first, second)))
-    assert torch.equal(x.permute(first).permute(inverse(first)), x)
+    assert torch.equal(x.permute(first).permute(second), x.permute(compose_orders(first, second)))
+    assert torch.equal(x.permute(first).permute(invert_order(first)), x)
     kind = TensorType(x.dtype, tuple(x.shape))
-    assert reordered(kind, first).shape == tuple(x.permute(first).shape)
+    assert permute_type(kind, first).shape == tuple(x.permute(first).shape)

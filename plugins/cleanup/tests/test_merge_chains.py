@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from clika_ref_cleanup.merge_chains import FLOATS, INTEGERS, MergeChains, embeds, merges
+from clika_ref_cleanup.merge_chains import FLOAT_BITS, INTEGER_BITS, MergeChains, is_mergeable_cast, is_representable
 
-DTYPES = (*INTEGERS, *FLOATS)
+DTYPES = (*INTEGER_BITS, *FLOAT_BITS)
 
 
 def chain(sketch, shape, *calls, dtype=torch.float32):
@@ -107,7 +107,7 @@ def test_only_a_cast_that_loses_nothing_goes(sketch, dtypes, goes):
 def extremes(dtype):
     if dtype == torch.bool:
         return torch.tensor([False, True])
-    if dtype in INTEGERS:
+    if dtype in INTEGER_BITS:
         info = torch.iinfo(dtype)
         return torch.tensor([info.min, info.min + 1, 0, 1, info.max - 1, info.max], dtype=dtype)
     info = torch.finfo(dtype)
@@ -155,7 +155,7 @@ def test_a_permute_that_others_read_is_not_made_twice(sketch):
 def test_casts_said_to_merge_agree_on_extreme_elements(first):
     x = extremes(first)
     for middle, last in itertools.product(DTYPES, repeat=2):
-        if embeds(first, middle):
+        if is_representable(first, middle):
             torch.testing.assert_close(x.to(middle).to(first), x, rtol=0, atol=0, equal_nan=True)
-        if merges(first, middle, last):
+        if is_mergeable_cast(first, middle, last):
             torch.testing.assert_close(x.to(middle).to(last), x.to(last), rtol=0, atol=0, equal_nan=True)

@@ -9,7 +9,7 @@ from clika_ref_cleanup.plugin import clika_ref_passes
 from pass_sketches import OPERATORS, Sketch
 
 from clika_ref.core.ir import Value
-from clika_ref.core.passes import Pass, Phase, Pipeline, ordered
+from clika_ref.core.passes import Pass, Phase, Pipeline, sort_passes
 
 PASSES = {p.name: p for p in clika_ref_passes()}
 
@@ -24,7 +24,7 @@ def test_every_pass_says_what_it_is():
 
 
 def test_an_order_respects_all_wishes():
-    names = [p.name for p in ordered(clika_ref_passes())]
+    names = [p.name for p in sort_passes(clika_ref_passes())]
     assert all(names.index(a) < names.index(p.name) for p in clika_ref_passes() for a in p.after)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from clika_ref_cleanup.plugin import clika_ref_passes
-from clika_ref_cleanup.push_transposes import PushTransposes, _Pushing
+from clika_ref_cleanup.push_transposes import PushTransposes, _RegionRewriter
 
 from clika_ref.core.operators import operator
 from clika_ref.core.passes import Phase, Pipeline
@@ -270,14 +270,14 @@ def test_permutes_behind_each_other_are_both_pushed_in_one_run(sketch):
 @pytest.fixture
 def falling(monkeypatch):
     """Fail at the first rewrite that takes no permute away, since with one the pass might never end."""
-    improve = _Pushing.improve
+    improve = _RegionRewriter.improve
 
     def strictly(pushing, nodes):
         count, revision = permutes(pushing.graph), pushing.graph.revision
         improve(pushing, nodes)
         assert pushing.graph.revision == revision or permutes(pushing.graph) < count
 
-    monkeypatch.setattr(_Pushing, "improve", strictly)
+    monkeypatch.setattr(_RegionRewriter, "improve", strictly)
 
 
 def permutes(graph):

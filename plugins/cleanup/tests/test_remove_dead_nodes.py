@@ -7,7 +7,7 @@ from clika_ref_cleanup.remove_dead_nodes import RemoveDeadNodes
 
 from clika_ref.core.ir import Node
 from clika_ref.core.operators import operator
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
 
 
@@ -46,7 +46,7 @@ def element(sketch, name):
     """Add a node whose one element is the symbol of the given name."""
     x = sketch.input(4, name="count_me")
     value = sketch("count_nonzero", x)
-    sketch.graph.symbols[name] = Symbol(name, 0, None, Side(value.name, None))
+    sketch.graph.symbols[name] = Symbol(name, 0, None, SymbolSource(value.name, None))
     return value
 
 
@@ -55,11 +55,11 @@ def test_a_node_stays_whose_symbol_is_needed(sketch, place):
     element(sketch, "n")
     y = sketch.input(3, name="y")
     if place == "attribute":
-        y = sketch("expand", sketch("sum", y), size=(named("n"),))
+        y = sketch("expand", sketch("sum", y), size=(make_symbol("n"),))
     elif place == "operand":
-        y = sketch("mul", y, named("n"))
+        y = sketch("mul", y, make_symbol("n"))
     else:
-        sketch.graph.guards.append(Guard(sympy.Gt(named("n"), 2), ""))
+        sketch.graph.guards.append(Guard(sympy.Gt(make_symbol("n"), 2), ""))
     sketch.returns(y)
     before = sketch.kinds
     RemoveDeadNodes()(sketch.graph, {})
@@ -69,7 +69,7 @@ def test_a_node_stays_whose_symbol_is_needed(sketch, place):
 def test_a_symbol_goes_with_its_node_where_only_dead_nodes_need_it(sketch):
     element(sketch, "n")
     y = sketch.input(3, name="y")
-    unread = Node(sketch.build.operators["expand"], [sketch("sum", y)], {"size": (named("n"),)})
-    sketch.graph.insert(unread, [TensorType(torch.float32, (named("n"),))])
+    unread = Node(sketch.build.operators["expand"], [sketch("sum", y)], {"size": (make_symbol("n"),)})
+    sketch.graph.insert(unread, [TensorType(torch.float32, (make_symbol("n"),))])
     assert sketch.returns(sketch("neg", y)).clean(RemoveDeadNodes()) == ["neg"]
     assert sketch.graph.symbols == {}

@@ -22,11 +22,11 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator, operator
 from clika_ref.core.passes import Pass, Phase
 from clika_ref.core.registry import load_registry
-from clika_ref.core.rewriting import Skip, apply_rules, rule
+from clika_ref.core.rewriter import Skip, apply_rules, rule
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.core.traits import OWN_SCALE
-from clika_ref.saving.graph_format import graph_from_json, graph_to_json
-from clika_ref.storage import write_atomically
+from clika_ref.core.traits import OWN_QPARAMS
+from clika_ref.serialization.atomic_files import write_atomically
+from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 
 CLIKA_REF_API = 1
 
@@ -34,7 +34,7 @@ CLIKA_REF_API = 1
 
 
 @torch.library.custom_op("example::squared_relu", mutates_args=())
-def squared_relu_call(x: Tensor) -> Tensor:
+def call_squared_relu(x: Tensor) -> Tensor:
     """``max(x, 0) ** 2``: what models call, as one call that tracing keeps whole."""
     return F.relu(x).square()
 
@@ -47,7 +47,7 @@ torch.library.register_autograd(
 )
 
 
-@operator(torch.ops.example.squared_relu.default, quant=OWN_SCALE, error=ulp(1))
+@operator(torch.ops.example.squared_relu.default, quant=OWN_QPARAMS, error=ulp(1))
 def squared_relu(x: Tensor) -> Tensor:
     """``max(x, 0) ** 2``, elementwise.
 

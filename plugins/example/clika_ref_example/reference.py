@@ -17,13 +17,15 @@ from clika_ref.core.hooks import hookimpl
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
-from clika_ref.quantization_scheme import Integers, QuantizationScheme
+from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
+from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 CLIKA_REF_API = 1
 
-SCHEME = QuantizationScheme(
-    activations=Integers(), weights=Integers(is_signed=True, is_symmetric=True), layers=frozenset({"conv2d", "linear"})
+REFERENCE_SCHEME = QuantizationScheme(
+    activations=QuantizedType(),
+    weights=QuantizedType(is_signed=True, is_symmetric=True),
+    layers=frozenset({"conv2d", "linear"}),
 )
 
 
@@ -32,7 +34,7 @@ class OnnxReference:
     """The evaluator of the package onnx."""
 
     name: str = "onnx-reference"
-    scheme: QuantizationScheme = SCHEME
+    scheme: QuantizationScheme = REFERENCE_SCHEME
 
     def missing(self) -> str | None:
         """Lack nothing: whoever has clika-ref has onnx."""
@@ -42,7 +44,7 @@ class OnnxReference:
         """Refuse bfloat16, random numbers, of which no two runs have the same, and what has no ONNX form."""
         if any(isinstance(v, Value) and v.type.dtype == torch.bfloat16 for v in (*node.inputs, *node.outputs)):
             return "it computes in bfloat16, which the evaluator does not; compile and export in float32 or float16"
-        return f"{node.op.name} draws random numbers" if node.is_random else onnx_refusal(node)
+        return f"{node.op.name} draws random numbers" if node.is_random else onnx_unsupported_reason(node)
 
     def passes(self) -> Sequence[Pass]:
         """Want no passes but the standard ones."""

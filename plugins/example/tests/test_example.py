@@ -4,19 +4,19 @@ import random
 
 import pytest
 import torch
-from clika_ref_example.plugin import DropRelu, Interpreter, squared_relu, squared_relu_call
+from clika_ref_example.plugin import DropRelu, Interpreter, call_squared_relu, squared_relu
 from torch import nn
 
 import clika_ref
 from clika_ref.core.errors import TargetError
-from clika_ref.core.inference import Builder, infer
+from clika_ref.core.inference import Builder, infer_types
 from clika_ref.core.ir import Graph
 from clika_ref.core.passes import Pipeline
 from clika_ref.core.registry import load_registry
 from clika_ref.core.samples import Descriptions, random_draw, realize
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.settings import deployment_settings_named
+from clika_ref.settings.compile_options import deployment_settings_named
 
 
 class Network(nn.Module):
@@ -46,20 +46,22 @@ def compiled():
 def test_the_call_that_models_make_equals_the_reference_and_its_type(seed):
     sample = squared_relu.sampler(random_draw(random.Random(seed)), Descriptions()).operands[0]
     x = realize(sample, torch.Generator().manual_seed(seed))
-    result = squared_relu_call(x)
+    result = call_squared_relu(x)
     assert torch.equal(result, squared_relu(x))
-    assert infer(squared_relu, [TensorType(x.dtype, tuple(x.shape))], {}) == (TensorType(result.dtype, tuple(x.shape)),)
+    assert infer_types(squared_relu, [TensorType(x.dtype, tuple(x.shape))], {}) == (
+        TensorType(result.dtype, tuple(x.shape)),
+    )
 
 
 def test_the_call_passes_pytorch_s_own_checks_of_custom_operators():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    torch.library.opcheck(squared_relu_call, (x,))
+    torch.library.opcheck(call_squared_relu, (x,))
 
 
 def test_its_gradient_is_that_of_the_reference():
     x = torch.tensor([-2.0, -0.5, 0.5, 3.0])
     by_call, by_reference = (x.clone().requires_grad_() for _ in range(2))
-    squared_relu_call(by_call).sum().backward()
+    call_squared_relu(by_call).sum().backward()
     squared_relu(by_reference).sum().backward()
     assert torch.equal(by_call.grad, by_reference.grad)
 
@@ -67,8 +69,8 @@ def test_its_gradient_is_that_of_the_reference():
 def graph_of(operators, *kinds: str) -> Graph:
     """A chain of operators."""
     graph = Graph()
-    x = graph.add_input(TensorType(torch.float32, (named("n"), 3)), "x")
-    graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    x = graph.add_input(TensorType(torch.float32, (make_symbol("n"), 3)), "x")
+    graph.symbols["n"] = Symbol("n", 0, None, SymbolSource("x", 0))
     for kind in kinds:
         x = Builder(graph, operators)(kind, x)
     graph.add_output(x)
@@ -110,7 +112,7 @@ def test_onnx_runtime_computes_the_lowering(compiled, tmp_path):
 
 def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
     model, x, module = compiled
-    module.clika_configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
+    module._configure_export(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     artifact = module.clika_export(tmp_path / "model.safetensors")
     assert artifact.path.stat().st_size == artifact.facts["bytes"]
     assert torch.equal(Interpreter().load(artifact)([x])[0], model(x))
@@ -119,7 +121,7 @@ def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
 
 def test_the_target_refuses_random_numbers(tmp_path):
     module = clika_ref.clika_compile(lambda x: x + torch.rand_like(x), tracing_inputs=[torch.ones(2)])
-    module.clika_configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
+    module._configure_export(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     with pytest.raises(TargetError, match=r"interpreter cannot run 1 nodes .*\n.*: rand draws random numbers"):
         module.clika_export(tmp_path / "model.safetensors")
     assert not (tmp_path / "model.safetensors").exists()

@@ -11,7 +11,7 @@ import clika_ref
 from clika_ref import QuantizationSettings
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Artifact
-from clika_ref.settings import deployment_settings_named
+from clika_ref.settings.compile_options import deployment_settings_named
 
 LINES = 80
 """Of the file, at most."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from clika_ref import processor
-from clika_ref.arithmetic import FLUSHED_FLOAT32, Arithmetic
+from clika_ref.targets import cpu
+from clika_ref.targets.arithmetic import FLUSHED_FLOAT32, Arithmetic
 
 FLUSHING_EXP = (Arithmetic(torch.float32, compute=FLUSHED_FLOAT32, kinds=("softmax", "compose")),)
 """``Softmax`` flushes ``exp(x)`` to 0 below the smallest normal number; ``Exp`` itself does not.
@@ -17,9 +17,9 @@ not. Attention, of class ``compose``, contains a softmax.
 
 def arithmetic_of(flags: frozenset[str]) -> tuple[Arithmetic, ...]:
     """Return the arithmetic on a processor with these flags."""
-    return () if processor.WIDE_VECTORS in flags else FLUSHING_EXP
+    return () if cpu.AVX512_FLAG in flags else FLUSHING_EXP
 
 
 def arithmetic_here() -> tuple[Arithmetic, ...]:
     """Return the arithmetic on this processor."""
-    return arithmetic_of(processor.flags())
+    return arithmetic_of(cpu.cpu_flags())

@@ -20,30 +20,30 @@ import onnx
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Artifact
-from clika_ref.precisions import FLOAT, FUSED, INTEGERS
+from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 
-BORDERS = ("QuantizeLinear", "DequantizeLinear")
+PAIR_OPERATORS = ("QuantizeLinear", "DequantizeLinear")
 
-BYTES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
+INT8_TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
-CLOSED = frozenset(
+NEEDS_QUANTIZED_OUTPUT = frozenset(
     {"Conv", "Add", "Mul", "Sigmoid", "LeakyRelu", "AveragePool", "GlobalAveragePool", "Concat", "Softmax"}
 )
 """ONNX operators that run in INT8 only if their result is quantized."""
 
-OPEN = frozenset({"MatMul", "Gemm"})
+ALLOWS_FLOAT_OUTPUT = frozenset({"MatMul", "Gemm"})
 """Operators that can return floats."""
 
-KERNELS = ("QLinear", "QGemm", "MatMulInteger", "DynamicQuantize", "ConvInteger")
+INT8_KERNEL_PREFIXES = ("QLinear", "QGemm", "MatMulInteger", "DynamicQuantize", "ConvInteger")
 """Prefixes of the runtime's own INT8 operators."""
 
-ABSORBED = frozenset({"Relu", "Clip"})
+FUSED_ACTIVATIONS = frozenset({"Relu", "Clip"})
 """Operators that are fused into the preceding node."""
 
-TOKEN = re.compile(r"_token_\d+$")
+RECREATED_SUFFIX = re.compile(r"_token_\d+$")
 """Suffix of nodes that the runtime recreates under an existing name."""
 
-MOVES = frozenset(
+MOVING_OPERATORS = frozenset(
     {"Concat", "Expand", "Flatten", "Gather", "Identity", "Pad", "Reshape", "Slice", "Split", "Squeeze"}
     | {"Transpose", "Unsqueeze"}
 )
@@ -56,7 +56,7 @@ class ExplainedArtifact(Artifact):
     @cached_property
     def fused(self) -> OnnxGraph:
         """The graph optimized up to the extended level, where nodes keep their names. Later levels change layouts."""
-        return optimized_graph(self.path, "ORT_ENABLE_EXTENDED")
+        return load_optimized_graph(self.path, "ORT_ENABLE_EXTENDED")
 
     @classmethod
     def of(cls, artifact: Artifact) -> ExplainedArtifact:
@@ -66,8 +66,8 @@ class ExplainedArtifact(Artifact):
         return cls(artifact.path, artifact.target, artifact.input_names, artifact.output_names, artifact.facts)
 
 
-def precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]:
-    """Return the precision of each node: `INTEGERS`, ``int4 weights``, `FLOAT` with a reason, or `FUSED`.
+def read_precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]:
+    """Return the precision of each node: `INT8_PRECISION`, ``int4 weights``, `FLOAT_PRECISION` with a reason, or `FUSED_PRECISION`.
 
     Nodes are identified by their names in the graph, which prefix the names in the file.
 
@@ -77,19 +77,21 @@ def precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]
     """
     written = OnnxGraph.read(artifact.path)
     if not optimize:
-        return {owner: written.in_float(owner, "ONNX Runtime's optimizations are off") for owner in written.owners}
+        return {
+            owner: written.describe_float(owner, "ONNX Runtime's optimizations are off") for owner in written.owners
+        }
     found = artifact.fused
-    lost = found.kernels - optimized_graph(artifact.path, "ORT_ENABLE_ALL").kernels
-    kept = _kept(written, found)
+    lost = found.kernels - load_optimized_graph(artifact.path, "ORT_ENABLE_ALL").kernels
+    kept = _group_by_owner(written, found)
     return {owner: _precision(owner, kept.get(owner, []), written, found, lost) for owner in written.owners}
 
 
-def _kept(written: OnnxGraph, found: OnnxGraph) -> dict[str, list[onnx.NodeProto]]:
+def _group_by_owner(written: OnnxGraph, found: OnnxGraph) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes of an optimized graph by their owner: from the name, or from the outputs for recreated nodes."""
     kept: dict[str, list[onnx.NodeProto]] = {}
     for node in found.nodes:
         owner = written.owner_of(node)
-        if owner is not None and node.op_type not in BORDERS:
+        if owner is not None and node.op_type not in PAIR_OPERATORS:
             kept.setdefault(owner, []).append(node)
     return kept
 
@@ -97,20 +99,22 @@ def _kept(written: OnnxGraph, found: OnnxGraph) -> dict[str, list[onnx.NodeProto
 def _precision(
     owner: str, kept: Sequence[onnx.NodeProto], written: OnnxGraph, found: OnnxGraph, lost: Counter[str]
 ) -> str:
-    computing = [node for node in kept if node.op_type not in MOVES] or kept
-    whole = [node.op_type for node in computing if found.runs_in_integers(node)]
+    computing = [node for node in kept if node.op_type not in MOVING_OPERATORS] or kept
+    whole = [node.op_type for node in computing if found.runs_in_int8(node)]
     dropped = [kind for kind in whole if lost[kind]]
     if dropped:
-        return f"{FLOAT}: with all of its optimizations, ONNX Runtime has {lost[dropped[0]]} {dropped[0]} fewer"
+        return (
+            f"{FLOAT_PRECISION}: with all of its optimizations, ONNX Runtime has {lost[dropped[0]]} {dropped[0]} fewer"
+        )
     if whole:
-        return INTEGERS
+        return INT8_PRECISION
     few = [int(a.i) for node in kept if node.op_type == "MatMulNBits" for a in node.attribute if a.name == "bits"]
     if few:
         return f"int{few[0]} weights"
-    return written.in_float(owner) if kept else FUSED
+    return written.describe_float(owner) if kept else FUSED_PRECISION
 
 
-def optimized_graph(path: Path, level: str) -> OnnxGraph:
+def load_optimized_graph(path: Path, level: str) -> OnnxGraph:
     """Return the graph of a file after the runtime's optimizations.
 
     Raises:
@@ -171,7 +175,7 @@ class OnnxGraph:
         A recreated node is identified by its outputs.
         """
         name = node.name.removeprefix("fused ")
-        name = name if name in self._owner_by_name else TOKEN.sub("", name)
+        name = name if name in self._owner_by_name else RECREATED_SUFFIX.sub("", name)
         while name and name not in self._owner_by_name:
             name = name.rpartition("/")[0]
         if name:
@@ -189,43 +193,49 @@ class OnnxGraph:
     @property
     def kernels(self) -> Counter[str]:
         """Number of nodes of each INT8-only operator."""
-        return Counter(node.op_type for node in self.nodes if node.op_type.startswith(KERNELS))
+        return Counter(node.op_type for node in self.nodes if node.op_type.startswith(INT8_KERNEL_PREFIXES))
 
-    def runs_in_integers(self, node: onnx.NodeProto) -> bool:
+    def runs_in_int8(self, node: onnx.NodeProto) -> bool:
         """Whether a node of an optimized graph reads or returns INT8, except quantize and dequantize nodes.
 
         The runtime writes no types for values between its own reshapes.
         """
         ends = [*node.input[:1], *node.output[:1]]
-        is_border = node.op_type in BORDERS
-        return not is_border and (node.op_type.startswith(KERNELS) or any(self.dtypes.get(n) in BYTES for n in ends))
+        is_border = node.op_type in PAIR_OPERATORS
+        return not is_border and (
+            node.op_type.startswith(INT8_KERNEL_PREFIXES) or any(self.dtypes.get(n) in INT8_TYPES for n in ends)
+        )
 
-    def in_float(self, owner: str, reason: str = "") -> str:
-        """Return `FLOAT`, with the reason if an operand of the node was quantized."""
+    def describe_float(self, owner: str, reason: str = "") -> str:
+        """Return `FLOAT_PRECISION`, with the reason if an operand of the node was quantized."""
         read = (node for node in self.owners[owner] if any(map(self._is_dequantized, node.input)))
-        return next((f"{FLOAT}: {reason or self._reason(node)}" for node in read), FLOAT)
+        return next((f"{FLOAT_PRECISION}: {reason or self._reason(node)}" for node in read), FLOAT_PRECISION)
 
     def _reason(self, node: onnx.NodeProto) -> str:
         kind = node.op_type
-        if kind not in CLOSED | OPEN:
+        if kind not in NEEDS_QUANTIZED_OUTPUT | ALLOWS_FLOAT_OUTPUT:
             return f"ONNX Runtime has no kernel for {kind} in integers"
-        floats = [n for n in node.input[: 2 if kind in OPEN | {"Conv"} else None] if n and not self._is_dequantized(n)]
+        floats = [
+            n
+            for n in node.input[: 2 if kind in ALLOWS_FLOAT_OUTPUT | {"Conv"} else None]
+            if n and not self._is_dequantized(n)
+        ]
         if floats:
             return f"its operand {floats[0]} is not quantized"
-        behind = self._quantized_behind(node)
-        if kind in CLOSED and behind is None:
+        behind = self._find_quantized_result(node)
+        if kind in NEEDS_QUANTIZED_OUTPUT and behind is None:
             return f"ONNX Runtime runs {kind} in integers only where its result is quantized before anything reads it"
         bias = [n for n in node.input[2:] if not self._is_dequantized(n)]
         if kind == "Gemm" and bias and behind is None:
             return "its bias is float, which ONNX Runtime adds in integers only where the result is quantized, too"
-        if behind is not None and self._cuts(node):
+        if behind is not None and self._has_remaining_relu(node):
             return "what is cut off behind it lies in the range of the integers that hold the result"
         return "ONNX Runtime left it so, and no rule that is known here says why"
 
     def _is_dequantized(self, name: str) -> bool:
         return name in self.makers and self.makers[name].op_type == "DequantizeLinear"
 
-    def _cuts(self, node: onnx.NodeProto) -> bool:
+    def _has_remaining_relu(self, node: onnx.NodeProto) -> bool:
         """Whether a relu remains between a node and its quantized result, although the result has negative values."""
         (reader,) = self.readers[node.output[0]]
         if reader.op_type != "Relu":
@@ -234,14 +244,14 @@ class OnnxGraph:
         zero_point = self.numbers.get(quantize.input[2])
         return zero_point is not None and int(zero_point) > np.iinfo(zero_point.dtype).min
 
-    def _quantized_behind(self, node: onnx.NodeProto) -> str | None:
+    def _find_quantized_result(self, node: onnx.NodeProto) -> str | None:
         """Return the quantized result of a node, if its only reader quantizes it, directly or after fused nodes."""
         name = node.output[0]
         while name not in self.outputs and len(self.readers.get(name, [])) == 1:
             (reader,) = self.readers[name]
             if reader.op_type == "QuantizeLinear":
                 return reader.output[0]
-            if reader.op_type not in ABSORBED:
+            if reader.op_type not in FUSED_ACTIVATIONS:
                 break
             name = reader.output[0]
         return None

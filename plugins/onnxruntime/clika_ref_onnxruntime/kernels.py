@@ -17,30 +17,28 @@ import onnx_ir as ir
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Node
-from clika_ref.onnx_emission.builder import OPSET
-from clika_ref.onnx_emission.calls import once_per_call
-from clika_ref.onnx_emission.dtypes import TO_TORCH
-from clika_ref.onnx_emission.emission import emit_alone
+from clika_ref.onnx_export.builder import OPSET
+from clika_ref.onnx_export.call_cache import cache_per_call
+from clika_ref.onnx_export.dtypes import TO_TORCH
+from clika_ref.onnx_export.emission import emit_node
 
-TABLE = Path(__file__).with_name("kernels.toml")
+KERNEL_TABLE_PATH = Path(__file__).with_name("kernels.toml")
 
-UNUSUAL = frozenset({"bfloat16", "complex64", "complex128"})
+UNSUPPORTED_DTYPES = frozenset({"bfloat16", "complex64", "complex128"})
 """Dtypes that the target generally rejects; messages do not suggest them."""
 
-CONVERTED = "convert what goes in, or the model, to one of them"
+CONVERT_ADVICE = "convert what goes in, or the model, to one of them"
 
-QUANTIZED_IN_HALF = (
-    "export without export_fp16, or a float module; where the model itself quantizes, convert what goes in"
-)
+FLOAT16_ADVICE = "export without export_fp16, or a float module; where the model itself quantizes, convert what goes in"
 """Advice for quantization of float16, which the runtime lacks. Usually ``export_fp16`` requested it."""
 
 
-@once_per_call
-def missing_kernel(node: Node) -> str | None:
+@cache_per_call
+def find_missing_kernel(node: Node) -> str | None:
     """Return a description of an ONNX operator in a node's lowering with an unsupported dtype, or None."""
     model = None
     with contextlib.suppress(ClikaError):  # the error of a failing lowering is more specific
-        model = emit_alone(node)
+        model = emit_node(node)
     if model is None:
         return None
     proto = onnx.shape_inference.infer_shapes(ir.to_proto(model))
@@ -48,31 +46,31 @@ def missing_kernel(node: Node) -> str | None:
     for onnx_node in proto.graph.node:
         if onnx_node.domain:
             continue
-        for parameter, name in _typed_operands(onnx_node):
-            taken = _taken(onnx_node, parameter)
+        for parameter, name in _iterate_type_parameters(onnx_node):
+            taken = _list_supported_dtypes(onnx_node, parameter)
             if name in dtypes and taken and dtypes[name] not in taken:
-                shown = ", ".join(t for t in taken if t not in UNUSUAL)
+                shown = ", ".join(t for t in taken if t not in UNSUPPORTED_DTYPES)
                 is_of_half = node.kind == "quantize" and dtypes[name] == "float16"
                 return (
                     f"it computes {onnx_node.op_type} in {dtypes[name]}, of which ONNX Runtime's CPU kernels take "
-                    f"{shown}; {QUANTIZED_IN_HALF if is_of_half else CONVERTED}"
+                    f"{shown}; {FLOAT16_ADVICE if is_of_half else CONVERT_ADVICE}"
                 )
     return None
 
 
 def _dtypes(graph: onnx.GraphProto) -> dict[str, str]:
-    found = {t.name: _name(t.data_type) for t in graph.initializer}
+    found = {t.name: _dtype_name(t.data_type) for t in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
-        found[value.name] = _name(value.type.tensor_type.elem_type)
+        found[value.name] = _dtype_name(value.type.tensor_type.elem_type)
     return {name: dtype for name, dtype in found.items() if dtype}
 
 
-def _name(element: int) -> str:
+def _dtype_name(element: int) -> str:
     dtype = TO_TORCH.get(ir.DataType(element))
     return str(dtype).removeprefix("torch.") if dtype else ""
 
 
-def _typed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+def _iterate_type_parameters(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
     """Yield the type parameter and the name of each operand and result; the last operand may be variadic."""
     schema = _schema(node.op_type)
     for declared, names in ((schema.inputs, node.input), (schema.outputs, node.output)):
@@ -81,17 +79,17 @@ def _typed_operands(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
                 yield declared[min(position, len(declared) - 1)].type_str, name
 
 
-def _taken(node: onnx.NodeProto, parameter: str) -> list[str]:
+def _list_supported_dtypes(node: onnx.NodeProto, parameter: str) -> list[str]:
     """Return the supported dtypes of a type parameter; empty if it is fixed or no tensor."""
-    without = {*_missing(_installed()).get(node.op_type, {}).get(parameter, ())}
+    without = {*_list_missing_dtypes(_runtime_version()).get(node.op_type, {}).get(parameter, ())}
     given = {a.name: _value(a) for a in (*_defaults(node.op_type), *node.attribute)}
-    for entry in _table()["failing"]:
-        if node.op_type in entry["operators"] and parameter == entry["parameter"] and _has(given, entry):
+    for entry in _load_table()["failing"]:
+        if node.op_type in entry["operators"] and parameter == entry["parameter"] and _is_matching(given, entry):
             without.update(entry["dtypes"])
-    return [name for name in _allowed(node.op_type, parameter) if name not in without]
+    return [name for name in _list_schema_dtypes(node.op_type, parameter) if name not in without]
 
 
-def _has(given: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
+def _is_matching(given: Mapping[str, Any], entry: Mapping[str, Any]) -> bool:
     return all(given[name] == value for name, value in entry.get("where", {}).items())
 
 
@@ -106,7 +104,7 @@ def _defaults(op_type: str) -> tuple[onnx.AttributeProto, ...]:
 
 
 @cache
-def _allowed(op_type: str, parameter: str) -> tuple[str, ...]:
+def _list_schema_dtypes(op_type: str, parameter: str) -> tuple[str, ...]:
     (constraint,) = [c for c in _schema(op_type).type_constraints if c.type_param_str == parameter] or [None]
     allowed = constraint.allowed_type_strs if constraint else ()
     elements = {f"tensor({data.name.lower()})": dtype for data, dtype in TO_TORCH.items()}
@@ -119,11 +117,11 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
 
 
 @cache
-def _missing(version: tuple[int, ...]) -> Mapping[str, Mapping[str, set[str]]]:
+def _list_missing_dtypes(version: tuple[int, ...]) -> Mapping[str, Mapping[str, set[str]]]:
     """Return the dtypes that a version of the runtime lacks, by operator and type parameter."""
-    found = {op: {p: {*names} for p, names in row.items()} for op, row in _table()["missing"].items()}
-    for entry in _table()["added"]:
-        if version < _numbers(entry["version"]):
+    found = {op: {p: {*names} for p, names in row.items()} for op, row in _load_table()["missing"].items()}
+    for entry in _load_table()["added"]:
+        if version < _parse_version(entry["version"]):
             for op, row in entry["missing"].items():
                 for parameter, names in row.items():
                     found.setdefault(op, {}).setdefault(parameter, set()).update(names)
@@ -131,17 +129,17 @@ def _missing(version: tuple[int, ...]) -> Mapping[str, Mapping[str, set[str]]]:
 
 
 @cache
-def _installed() -> tuple[int, ...]:
+def _runtime_version() -> tuple[int, ...]:
     """Return the version of the installed runtime, or the highest number if there is none."""
     if find_spec("onnxruntime") is None:
         return (sys.maxsize,)
-    return _numbers(importlib.import_module("onnxruntime").__version__)
+    return _parse_version(importlib.import_module("onnxruntime").__version__)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")[:2]))
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+def _load_table() -> dict[str, Any]:
+    return tomllib.loads(KERNEL_TABLE_PATH.read_text(encoding="utf-8"))

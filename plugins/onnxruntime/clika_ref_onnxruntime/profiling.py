@@ -8,18 +8,18 @@ from pathlib import Path
 
 import onnx
 
-from clika_ref_onnxruntime.explaining import TOKEN, OnnxGraph
+from clika_ref_onnxruntime.explaining import RECREATED_SUFFIX, OnnxGraph
 
-KERNEL = "_kernel_time"
+KERNEL_TIME_SUFFIX = "_kernel_time"
 """Suffix of profile events that report the compute time of a node."""
 
-BLOCKED = "_nchwc"
+NCHWC_SUFFIX = "_nchwc"
 """Suffix of nodes in the blocked NCHWc layout; the prefix is the name of their output."""
 
-LAYOUTS = frozenset({"ReorderInput", "ReorderOutput"})
+REORDER_OPERATORS = frozenset({"ReorderInput", "ReorderOutput"})
 """Layout changes that the runtime inserts. They may have the name of the tensor."""
 
-CALLS = 12
+PROFILED_CALLS = 12
 """Number of profiled calls: enough for a median that ignores the first ones, which allocate."""
 
 
@@ -34,11 +34,13 @@ def seconds_of_nodes(written: OnnxGraph, fused: OnnxGraph, optimized: Path, prof
     """
     taken: dict[str, list[float]] = {}
     for event in json.loads(profile.read_text(encoding="utf-8")):
-        if event.get("cat") == "Node" and event["name"].endswith(KERNEL):
-            taken.setdefault(event["name"].removesuffix(KERNEL), []).append(event["dur"] * 1e-6)  # from microseconds
+        if event.get("cat") == "Node" and event["name"].endswith(KERNEL_TIME_SUFFIX):
+            taken.setdefault(event["name"].removesuffix(KERNEL_TIME_SUFFIX), []).append(
+                event["dur"] * 1e-6
+            )  # from microseconds
     makers = {name: written.owner_of(node) for node in fused.nodes for name in node.output}
-    nodes = [node for node in OnnxGraph.read(optimized).nodes if node.op_type not in LAYOUTS]
-    owners = {node.name: makers.get(blocked(node)) or written.owner_of(node) or "" for node in nodes}
+    nodes = [node for node in OnnxGraph.read(optimized).nodes if node.op_type not in REORDER_OPERATORS]
+    owners = {node.name: makers.get(nchwc_output(node)) or written.owner_of(node) or "" for node in nodes}
     found: dict[str, float] = {}
     for name, seconds in taken.items():
         owner = owners.get(name, "")
@@ -46,7 +48,7 @@ def seconds_of_nodes(written: OnnxGraph, fused: OnnxGraph, optimized: Path, prof
     return found
 
 
-def blocked(node: onnx.NodeProto) -> str:
+def nchwc_output(node: onnx.NodeProto) -> str:
     """Return the output that a node in the blocked layout is named after; empty for other nodes."""
-    name = TOKEN.sub("", node.name)
-    return name.removesuffix(BLOCKED) if name.endswith(BLOCKED) else ""
+    name = RECREATED_SUFFIX.sub("", node.name)
+    return name.removesuffix(NCHWC_SUFFIX) if name.endswith(NCHWC_SUFFIX) else ""

@@ -11,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST = 2
+MAX_MODE = 2
 """`embedding_bag` mode ``max``; 0 is ``sum``, 1 ``mean``."""
 
-NEAREST = 1
+NEAREST_MODE = 1
 """`grid_sampler` mode ``nearest``; 0 is ``bilinear``, 2 ``bicubic``."""
 
-BORDER = 1
+BORDER_PADDING = 1
 """`grid_sampler` padding ``border``; 0 is ``zeros``, 2 ``reflection``."""
 
-LIMITS = {torch.int64: 2.0**63, torch.int32: 2.0**31}
+INTEGER_LIMITS = {torch.int64: 2.0**63, torch.int32: 2.0**31}
 """The first number out of range of each dtype for sums and products."""
 
 
@@ -37,31 +37,31 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     return torch.where(x == 0, x, torch.prelu(x, weight))
 
 
-def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+def saturate(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Round float64 to integers, saturating at the limits of the dtype."""
-    limit, info = LIMITS[dtype], torch.iinfo(dtype)
+    limit, info = INTEGER_LIMITS[dtype], torch.iinfo(dtype)
     inside = x.clamp(-limit, limit - 1).to(dtype)
     return torch.where(x >= limit, info.max, torch.where(x < -limit, info.min, inside)).to(dtype)
 
 
-def product_of_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+def multiply_integers(x: Tensor, *, dim: int | None, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
     """Multiply integers in float64, with saturation."""
     result = torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
-    if result.dtype not in LIMITS:
+    if result.dtype not in INTEGER_LIMITS:
         return result
     wide = x.to(result.dtype).double()
-    return saturated(torch.prod(wide) if dim is None else torch.prod(wide, dim, keepdim), result.dtype)
+    return saturate(torch.prod(wide) if dim is None else torch.prod(wide, dim, keepdim), result.dtype)
 
 
-def power_of_integers(x: Tensor | int, y: Tensor | int) -> Tensor:
+def raise_integers(x: Tensor | int, y: Tensor | int) -> Tensor:
     """Compute integer powers in float64; out of range becomes the minimum. A constant exponent above 1 multiplies."""
     result = torch.pow(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
     if result.is_floating_point() or (isinstance(y, int) and y > 1):
         return result
-    wide = result.dtype if result.dtype in LIMITS else torch.int64
+    wide = result.dtype if result.dtype in INTEGER_LIMITS else torch.int64
     bases, exponents = torch.broadcast_tensors(*(torch.as_tensor(v, dtype=torch.float64) for v in (x, y)))
     raised = bases.clone().map_(exponents, _power)
-    inside = raised.abs() < LIMITS[wide]
+    inside = raised.abs() < INTEGER_LIMITS[wide]
     least = torch.iinfo(wide).min
     return torch.where(inside, raised, 0.0).to(wide).where(inside, least).to(result.dtype)
 
@@ -74,12 +74,12 @@ def _power(x: float, y: float) -> float:
         return math.inf
 
 
-def extremes(*operands: Any, **attrs: Any) -> Tensor:
+def scatter_or_bag_extremes(*operands: Any, **attrs: Any) -> Tensor:
     """Scatter with ``amax``/``amin``, or take the maximum of bags. Both handle NaN the same way."""
-    return (largest_of_bags if "mode" in attrs else scattered_extremes)(*operands, **attrs)
+    return (max_of_bags if "mode" in attrs else scatter_extremes)(*operands, **attrs)
 
 
-def largest_of_bags(
+def max_of_bags(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
@@ -91,7 +91,7 @@ def largest_of_bags(
     **others: bool,
 ) -> Tensor:
     """Let a later number of a bag replace a NaN before it; sums and means are those of eager."""
-    if mode != LARGEST or not weight.numel():
+    if mode != MAX_MODE or not weight.numel():
         counted = {"mode": mode, "include_last_offset": include_last_offset, "padding_idx": padding_idx, **others}
         bag = torch.ops.aten.embedding_bag.padding_idx
         return bag(weight, indices, offsets, per_sample_weights=per_sample_weights, **counted)[0]
@@ -101,12 +101,12 @@ def largest_of_bags(
         indices, bags = indices[counts], bags[counts]
     start = torch.full((len(offsets) - include_last_offset, weight.shape[1]), -math.inf, dtype=weight.dtype)
     places = bags[:, None].expand(-1, weight.shape[1])
-    found = scattered_extremes(start, places, weight[indices], dim=0, reduce="amax", include_self=True)
+    found = scatter_extremes(start, places, weight[indices], dim=0, reduce="amax", include_self=True)
     is_empty = bags.bincount(minlength=len(start)) == 0
     return found.masked_fill(is_empty[:, None], 0)
 
 
-def scattered_extremes(
+def scatter_extremes(
     x: Tensor, index: Tensor, src: Tensor | float, *, dim: int, reduce: str, include_self: bool
 ) -> Tensor:
     """Keep an element only if it compares larger than the new one. NaN never does, so a later number replaces it."""
@@ -130,7 +130,7 @@ def scattered_extremes(
 def _through_float64(pool: Callable[..., Any]) -> Callable[..., Any]:
     """Return a pooling of integers that computes in float64."""
 
-    def pooled(
+    def pool_in_float64(
         x: Tensor,
         *,
         kernel_size: tuple[int, ...],
@@ -144,7 +144,7 @@ def _through_float64(pool: Callable[..., Any]) -> Callable[..., Any]:
             return found.to(x.dtype)
         return found[0].to(x.dtype), found[1]
 
-    return pooled
+    return pool_in_float64
 
 
 max_pool2d = _through_float64(torch.max_pool2d)
@@ -158,20 +158,20 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
     In eager, such a point is NaN, skipped, or one of the borders, and neighbors beyond are skipped. Here 0 * Inf
     is NaN.
     """
-    if padding_mode == BORDER:  # as the lowering does
+    if padding_mode == BORDER_PADDING:  # as the lowering does
         grid = grid.clamp(-2, 2)
     pairs = zip(grid.flip(-1).unbind(-1), x.shape[2:], strict=True)
-    lines = [torch.where(_places(p, side, align_corners=align_corners).isfinite(), p, -1) for p, side in pairs]
+    lines = [torch.where(_to_positions(p, side, align_corners=align_corners).isfinite(), p, -1) for p, side in pairs]
     grid = torch.stack(lines[::-1], -1)
     eager = torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     if not x.numel():
         return eager
-    if interpolation_mode == NEAREST and padding_mode > BORDER:
+    if interpolation_mode == NEAREST_MODE and padding_mode > BORDER_PADDING:
         return _nearest(x, lines, align_corners=align_corners)
     if interpolation_mode or not padding_mode:
         return eager
     sides = [
-        _neighbours(points, side, reflects=padding_mode > BORDER, align_corners=align_corners)
+        _neighbours(points, side, reflects=padding_mode > BORDER_PADDING, align_corners=align_corners)
         for points, side in zip(lines, x.shape[2:], strict=True)
     ]
     total = torch.zeros_like(eager)
@@ -181,7 +181,7 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
         for (weights, places), end in zip(sides, corner, strict=True):
             weight = weight * weights[end]
             at.append(places[end])
-        total = total + _picked(x, at) * weight[:, None]
+        total = total + _gather_elements(x, at) * weight[:, None]
     return torch.where(total.isfinite() & eager.isfinite(), eager, total)
 
 
@@ -190,12 +190,12 @@ def _nearest(x: Tensor, lines: Sequence[Tensor], *, align_corners: bool) -> Tens
     at: list[Tensor] = []
     for points, side in zip(lines, x.shape[2:], strict=True):
         wide = points.float() if points.dtype == torch.float16 else points  # as the lowering does
-        nearest = _places(wide, side, align_corners=align_corners).round()
-        at.append(_brought_back(nearest, side, align_corners=align_corners).clamp(0, side - 1).long())
-    return _picked(x, at)
+        nearest = _to_positions(wide, side, align_corners=align_corners).round()
+        at.append(_reflect_positions(nearest, side, align_corners=align_corners).clamp(0, side - 1).long())
+    return _gather_elements(x, at)
 
 
-def _picked(x: Tensor, at: Sequence[Tensor]) -> Tensor:
+def _gather_elements(x: Tensor, at: Sequence[Tensor]) -> Tensor:
     """Return the elements of each image at an index, given as one tensor per dim."""
     return torch.stack([image[(slice(None), *(a[n] for a in at))] for n, image in enumerate(x)])
 
@@ -204,20 +204,20 @@ def _neighbours(
     points: Tensor, side: int, *, reflects: bool, align_corners: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the weights and the indices of the two neighbors of each point along a dim."""
-    at = _places(points, side, align_corners=align_corners)
+    at = _to_positions(points, side, align_corners=align_corners)
     before = at.floor()
     share = at - before
-    ends = [_brought_back(p, side, align_corners=align_corners) if reflects else p for p in (before, before + 1)]
+    ends = [_reflect_positions(p, side, align_corners=align_corners) if reflects else p for p in (before, before + 1)]
     first, second = (end.clamp(0, side - 1).long() for end in ends)
     return (1 - share, share), (first, second)
 
 
-def _places(points: Tensor, side: int, *, align_corners: bool) -> Tensor:
+def _to_positions(points: Tensor, side: int, *, align_corners: bool) -> Tensor:
     """Return the positions of points in [-1, 1] along a dim; its first element is at 0."""
     return (points + 1) * (side - 1) / 2 if align_corners else ((points + 1) * side - 1) / 2
 
 
-def _brought_back(at: Tensor, side: int, *, align_corners: bool) -> Tensor:
+def _reflect_positions(at: Tensor, side: int, *, align_corners: bool) -> Tensor:
     """Reflect positions at the ends of a dim until they are inside."""
     low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
     if high <= low:

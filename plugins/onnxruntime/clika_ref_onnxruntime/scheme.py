@@ -8,37 +8,43 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref import processor
-from clika_ref.quantization_scheme import CONVOLUTIONS, PRODUCTS, Integers, QuantizationScheme, WeightsOnly
+from clika_ref.targets import cpu
+from clika_ref.targets.quantization_scheme import (
+    CONVOLUTIONS,
+    MATRIX_PRODUCTS,
+    QuantizationScheme,
+    QuantizedType,
+    WeightOnlyScheme,
+)
 
 X86 = QuantizationScheme(
-    activations=Integers(),
-    weights=Integers(is_signed=True, is_symmetric=True, is_narrow=True),
-    layers=CONVOLUTIONS | PRODUCTS,
+    activations=QuantizedType(),
+    weights=QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True),
+    layers=CONVOLUTIONS | MATRIX_PRODUCTS,
     closed=CONVOLUTIONS,
-    absorbed={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
+    fused={"relu": {}, "relu6": {}, "hardtanh": {"min_val": 0}},
     elementwise=frozenset({"add", "mul", "cat", "sigmoid", "leaky_relu", "avg_pool2d", "adaptive_avg_pool2d"}),
-    moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
-    one_scale=frozenset({"matmul"}),
-    integer_bias=CONVOLUTIONS | {"linear"},
-    flat_bias=frozenset({"linear"}),
-    weights_only=WeightsOnly(layers=PRODUCTS, rounds_inputs=True),
+    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "max_pool2d"}),
+    per_tensor_weights=frozenset({"matmul"}),
+    int32_bias=CONVOLUTIONS | {"linear"},
+    int32_bias_2d_or_static=frozenset({"linear"}),
+    weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, rounds_inputs=True),
 )
 """Unsigned activations and signed weights, which VNNI instructions accumulate in 32 bits."""
 
 X86_WITHOUT_VNNI = replace(X86, weights=replace(X86.weights, bits=7))
 """Older instructions add pairs of products in 16 bits, which may overflow; 7-bit weights never do."""
 
-ARM = replace(X86, activations=Integers(is_signed=True))
+ARM = replace(X86, activations=QuantizedType(is_signed=True))
 
 
 def scheme_of(flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
     """Return the scheme for a processor with these flags; without any, one that never overflows."""
     if is_arm:
         return ARM
-    return X86 if flags & processor.WIDE_SUMS else X86_WITHOUT_VNNI
+    return X86 if flags & cpu.INT32_ACCUMULATION_FLAGS else X86_WITHOUT_VNNI
 
 
 def scheme_here() -> QuantizationScheme:
     """Return the scheme for this processor."""
-    return scheme_of(processor.flags(), is_arm=processor.is_arm())
+    return scheme_of(cpu.cpu_flags(), is_arm=cpu.is_arm())

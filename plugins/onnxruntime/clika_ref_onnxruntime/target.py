@@ -11,27 +11,27 @@ from typing import Any, ClassVar
 
 import torch
 
-from clika_ref.arithmetic import Arithmetic
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact
-from clika_ref.core.traits import SAME_SCALE, SHARED_SCALE
-from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
-from clika_ref.quantization_scheme import QuantizationScheme
+from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
+from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
+from clika_ref.targets.arithmetic import Arithmetic
+from clika_ref.targets.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
-from clika_ref_onnxruntime.explaining import ExplainedArtifact, OnnxGraph, precisions
-from clika_ref_onnxruntime.kept_apart import keep_apart
-from clika_ref_onnxruntime.kernels import missing_kernel
-from clika_ref_onnxruntime.profiling import CALLS, seconds_of_nodes
+from clika_ref_onnxruntime.explaining import ExplainedArtifact, OnnxGraph, read_precisions
+from clika_ref_onnxruntime.fusion_barriers import prevent_fusion
+from clika_ref_onnxruntime.kernels import find_missing_kernel
+from clika_ref_onnxruntime.profiling import PROFILED_CALLS, seconds_of_nodes
 from clika_ref_onnxruntime.scheme import scheme_here
 
 PROVIDERS = ["CPUExecutionProvider"]
 
-MOVING = (SAME_SCALE, SHARED_SCALE)
+COPYING_TRAITS = (SHARED_QPARAMS, UNIFIED_QPARAMS)
 """Traits of operators that copy elements of any dtype."""
 
-NO_BFLOAT16 = (
+NO_BFLOAT16_MESSAGE = (
     "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32, not export_bf16"
 )
 
@@ -53,14 +53,14 @@ class OnnxRuntime:
 
     def refusal(self, node: Node) -> str | None:
         """Return why a node is unsupported: it has no ONNX form, or no kernel. All operators have float32 kernels."""
-        if (reason := onnx_refusal(node)) is not None:
+        if (reason := onnx_unsupported_reason(node)) is not None:
             return reason
         dtypes = {v.type.dtype for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
-        if torch.bfloat16 in dtypes and node.op.trait not in MOVING and node.op.name not in ("to", "detach"):
-            return NO_BFLOAT16
-        if self.optimize and (reason := _scaled_otherwise(node)):
+        if torch.bfloat16 in dtypes and node.op.trait not in COPYING_TRAITS and node.op.name not in ("to", "detach"):
+            return NO_BFLOAT16_MESSAGE
+        if self.optimize and (reason := _scale_axis_problem(node)):
             return reason
-        return missing_kernel(node) if dtypes - {torch.float32} else None
+        return find_missing_kernel(node) if dtypes - {torch.float32} else None
 
     def passes(self) -> Sequence[Pass]:
         """Return no passes: the standard ones suffice for ONNX Runtime's fusions."""
@@ -68,7 +68,7 @@ class OnnxRuntime:
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
-        rewrite = keep_apart if self.optimize else None
+        rewrite = prevent_fusion if self.optimize else None
         external_data = options.get("external_data", False)
         written = write_artifact(graph, path, self.name, external_data=external_data, rewrite=rewrite)
         return ExplainedArtifact.of(written)
@@ -93,10 +93,10 @@ class OnnxRuntime:
         problem = self.missing()
         if problem is not None:
             raise TargetError(problem)
-        return precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
+        return read_precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
-        """Return the seconds of each node in a call, from the runtime's own profile of `CALLS` calls: see `profiling`.
+        """Return the seconds of each node in a call, from the runtime's own profile of `PROFILED_CALLS` calls: see `profiling`.
 
         Raises:
             TargetError: the runtime is missing, rejects the file, or fails.
@@ -107,7 +107,7 @@ class OnnxRuntime:
         with tempfile.TemporaryDirectory() as folder:
             optimized = Path(folder) / "optimized.onnx"
             runner = OnnxRuntimeRunner(artifact, optimize=self.optimize, profiled=optimized)
-            for _ in range(CALLS):
+            for _ in range(PROFILED_CALLS):
                 runner(inputs)
             written = OnnxGraph.read(artifact.path)
             fused = ExplainedArtifact.of(artifact).fused if self.optimize else written
@@ -121,16 +121,16 @@ It is not an installed target: ``clika-ref conformance run --target clika_ref_on
 """
 
 
-def _scaled_otherwise(node: Node) -> str | None:
+def _scale_axis_problem(node: Node) -> str | None:
     """Reject quantized weights with scales along an input dim: the runtime's fusion reads them along the output dim.
 
     ONNX Runtime 1.31 does so silently in MatMul and Gemm of two dequantized operands. It fails if the weight is a stack
     of matrices with more than one scale.
     """
     position, axis = node.op.trait.weight, node.op.trait.axis
-    if position is None or axis is None or position >= len(node.inputs) or not _dequantized(node.inputs[0]):
+    if position is None or axis is None or position >= len(node.inputs) or not _find_dequantize(node.inputs[0]):
         return None
-    made, rank = _dequantized(node.inputs[position]), node.inputs[position].type.rank
+    made, rank = _find_dequantize(node.inputs[position]), node.inputs[position].type.rank
     if made is None or made.attrs["axis"] is None:
         return None
     if axis < 0 and rank > 2 and made.inputs[1].type.shape != (1,):
@@ -146,7 +146,7 @@ def _scaled_otherwise(node: Node) -> str | None:
     )
 
 
-def _dequantized(value: object) -> Node | None:
+def _find_dequantize(value: object) -> Node | None:
     made = value.producer if isinstance(value, Value) else None
     return made if made is not None and made.op.name == "dequantize" else None
 

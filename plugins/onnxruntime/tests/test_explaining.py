@@ -111,8 +111,10 @@ def test_without_optimizations_nothing_runs_in_integers(tmp_path):
 
 def test_what_the_runtime_makes_of_a_file_before_layouts_change_is_found_out_once(tmp_path, monkeypatch):
     levels = []
-    whole = explaining.optimized_graph
-    monkeypatch.setattr(explaining, "optimized_graph", lambda path, level: levels.append(level) or whole(path, level))
+    whole = explaining.load_optimized_graph
+    monkeypatch.setattr(
+        explaining, "load_optimized_graph", lambda path, level: levels.append(level) or whole(path, level)
+    )
     graph, target = Graph("relu"), OnnxRuntime()
     build = Builder(graph, OPERATORS)
     graph.add_output(build("relu", graph.add_input(TensorType(torch.float32, (2, 4)), "x")))

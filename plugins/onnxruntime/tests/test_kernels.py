@@ -4,7 +4,7 @@ import onnx.defs
 import pytest
 import torch
 from clika_ref_onnxruntime import kernels
-from clika_ref_onnxruntime.kernels import _installed, _missing
+from clika_ref_onnxruntime.kernels import _list_missing_dtypes, _runtime_version
 from clika_ref_onnxruntime.target import OnnxRuntime
 from onnxruntime.capi import _pybind_state as runtime
 from torch import nn
@@ -15,7 +15,7 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_emission.builder import OPSET
+from clika_ref.onnx_export.builder import OPSET
 
 OPERATORS = load_registry().operators
 
@@ -50,11 +50,13 @@ def registered():
 
 
 def test_the_list_is_what_the_installed_runtime_does_not_register():
-    assert _missing(_installed()) == registered(), "write what the runtime registers into kernels.toml"
+    assert _list_missing_dtypes(_runtime_version()) == registered(), (
+        "write what the runtime registers into kernels.toml"
+    )
 
 
 def test_an_older_runtime_lacks_what_later_ones_added():
-    newest, older = _missing((1, 31)), _missing((1, 30))
+    newest, older = _list_missing_dtypes((1, 31)), _list_missing_dtypes((1, 30))
     beyond = {op: {*names["T"]} - {*newest.get(op, {}).get("T", ())} for op, names in older.items() if "T" in names}
     assert {op: names for op, names in beyond.items() if names} == {"Where": {"int8", "uint32"}}
 
@@ -110,8 +112,8 @@ def test_a_call_that_has_its_kernels_is_not(node):
 
 def test_a_call_is_lowered_once_however_often_it_is_asked_of(monkeypatch):
     lowered = []
-    emit = kernels.emit_alone
-    monkeypatch.setattr(kernels, "emit_alone", lambda node: lowered.append(node.kind) or emit(node))
+    emit = kernels.emit_node
+    monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.kind) or emit(node))
     for attrs in ({"negative_slope": 0.3}, {"negative_slope": 0.3}, {"negative_slope": 0.7}):
         assert OnnxRuntime().refusal(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
     assert lowered == ["leaky_relu"] * 2

@@ -64,7 +64,7 @@ def test_integers_beyond_float64_become_what_the_replica_says(tmp_path, replica,
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
 def test_products_to_other_dtypes_are_those_of_eager(dtype):
     x = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
-    assert replicas.product_of_integers(x, dim=None, keepdim=False, dtype=dtype).item() == 24
+    assert replicas.multiply_integers(x, dim=None, keepdim=False, dtype=dtype).item() == 24
 
 
 def test_an_infinite_weight_of_a_group_norm_stays_infinite(tmp_path):
@@ -92,7 +92,7 @@ def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce
     src = torch.tensor([[5.0, math.nan, 0.5, math.nan]])
     call = Call("scatter_reduce", x, index, src, dim=1, reduce=reduce, include_self=include_self)
     (actual,) = run(tmp_path, call)
-    expected = replicas.scattered_extremes(*call.operands, **call.attrs)
+    expected = replicas.scatter_extremes(*call.operands, **call.attrs)
     assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7)), (actual, expected)
     eager = OPERATORS["scatter_reduce"](*call.operands, **call.attrs)
     assert torch.equal(expected.isnan(), eager.isnan()) is (reduce == "sum")
@@ -107,10 +107,10 @@ def test_the_largest_of_a_bag_loses_nan_to_numbers_that_come_later(tmp_path, mod
     attrs = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": last}
     call = Call("embedding_bag", weight, indices, offsets, None, **attrs)
     (actual,) = run(tmp_path, call)
-    expected = replicas.extremes(*call.operands, **call.attrs)
+    expected = replicas.scatter_or_bag_extremes(*call.operands, **call.attrs)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     eager = OPERATORS["embedding_bag"](*call.operands, **call.attrs)
-    assert torch.equal(expected.isnan(), eager.isnan()) is (mode != replicas.LARGEST)
+    assert torch.equal(expected.isnan(), eager.isnan()) is (mode != replicas.MAX_MODE)
 
 
 @pytest.mark.parametrize("align_corners", [False, True])
@@ -162,4 +162,4 @@ def test_a_point_that_is_not_finite_lies_at_the_first_border(
 
 @pytest.mark.parametrize(("x", "y"), [(torch.tensor([3, 2]), 40), (torch.tensor([3, 2]), torch.tensor([0.5, 2.0]))])
 def test_powers_that_need_no_float64_are_those_of_eager(x, y):
-    assert torch.equal(replicas.power_of_integers(x, y), torch.pow(x, y))
+    assert torch.equal(replicas.raise_integers(x, y), torch.pow(x, y))

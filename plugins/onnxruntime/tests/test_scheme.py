@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
-from clika_ref.exporting.export import lower
-from clika_ref.quantization.calibration import Calibration
-from clika_ref.quantization.placement import place
-from clika_ref.quantization.planning import Planner
-from clika_ref.quantization.quantizing import quantize_graph
+from clika_ref.export.export import lower
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.qdq.insertion import quantize_graph
+from clika_ref.quantization.qdq.placement import choose_placement
+from clika_ref.quantization.qdq.planning import Planner
 
 REGISTRY = load_registry()
 TARGET = REGISTRY.targets["onnxruntime"]
@@ -41,7 +41,7 @@ def quantized(module, x, folder, scheme=TARGET.scheme):
     calibration = Calibration(graph)
     calibration.add([x])
     values = calibration.table.values
-    placement = place(graph, scheme, lambda v: v.name in values and not values[v.name].is_unbounded, {})
+    placement = choose_placement(graph, scheme, lambda v: v.name in values and not values[v.name].is_unbounded, {})
     plan = Planner(calibration.table, scheme).plan(placement, "min-max")
     quantize_graph(graph, plan, REGISTRY.operators)
     graph.drop_unused_constants()

@@ -10,10 +10,10 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.core.types import TensorType
-from clika_ref.exporting.export import refuse
+from clika_ref.export.export import check_supported
 
 OPERATORS = load_registry().operators
 
@@ -21,8 +21,8 @@ OPERATORS = load_registry().operators
 def graph_of(kind="identity", dtype=torch.float32, **attrs):
     """Return one operator on x[n, 3]."""
     g = Graph("one")
-    x = g.add_input(TensorType(dtype, (named("n"), 3)), "x")
-    g.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    x = g.add_input(TensorType(dtype, (make_symbol("n"), 3)), "x")
+    g.symbols["n"] = Symbol("n", 0, None, SymbolSource("x", 0))
     g.add_output(Builder(g, OPERATORS)(kind, x, **attrs))
     return g
 
@@ -63,7 +63,7 @@ def test_a_tensor_that_is_not_contiguous_is_read_as_it_is_indexed(tmp_path):
 
 def test_the_artifact_states_names_size_nodes_and_guards(tmp_path):
     g = graph_of("relu")
-    g.guards = [Guard(named("n") <= 8, "model.py:3")]
+    g.guards = [Guard(make_symbol("n") <= 8, "model.py:3")]
     artifact = OnnxRuntime().compile(g, tmp_path / "m.onnx")
     assert (artifact.input_names, artifact.output_names) == (("x",), ("relu",))
     assert artifact.facts["bytes"] == (tmp_path / "m.onnx").stat().st_size
@@ -133,10 +133,10 @@ def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
 def test_a_refusal_says_whether_keeping_a_node_float_helps(monkeypatch):
     graph = quantized_product("matmul", 0)
     with pytest.raises(TargetError, match=r"along axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):
-        refuse(graph, OnnxRuntime())
+        check_supported(graph, OnnxRuntime())
     monkeypatch.setattr(OPERATORS["matmul"], "lowering", None)
     with pytest.raises(TargetError, match=r"has no ONNX lowering.*; keeping it float does not help"):
-        refuse(graph, OnnxRuntime())
+        check_supported(graph, OnnxRuntime())
 
 
 def test_a_file_that_is_no_model_is_an_error_with_its_path(tmp_path):

@@ -6,31 +6,31 @@ import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from clika_ref.precisions import FLOAT, FUSED, INTEGERS
+from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 
-BYTES = frozenset({"u8", "i8"})
+INT8_TYPES = frozenset({"u8", "i8"})
 
-FEW_BITS = {"u8": 8, "i8": 8, "u4": 4, "i4": 4}
+WEIGHT_TYPE_BITS = {"u8": 8, "i8": 8, "u4": 4, "i4": 4}
 """Weight types of products with float activations, with their bits."""
 
-BORDERS = ("quantize", "dequantize")
+PAIR_PREFIXES = ("quantize", "dequantize")
 """Prefixes of quantize and dequantize nodes, which are no layers."""
 
-NO_LAYERS = frozenset({"Const", "Input", "Output", "Reorder", "FakeQuantize"})
+NON_LAYER_TYPES = frozenset({"Const", "Input", "Output", "Reorder", "FakeQuantize"})
 """Node types that the runtime inserts, or that quantize."""
 
-PRODUCT, OF_PRODUCTS = "MatMul", "FullyConnected"
+MATMUL_TYPE, FULLY_CONNECTED_TYPE = "MatMul", "FullyConnected"
 """The type of a matrix product in a file and after compilation, which may rename it."""
 
-LAYERS = frozenset({"Convolution", "Deconvolution", OF_PRODUCTS, PRODUCT})
+LAYER_TYPES = frozenset({"Convolution", "Deconvolution", FULLY_CONNECTED_TYPE, MATMUL_TYPE})
 """Executed node types that compute products. Their precision is that of their owner, whatever else belongs to it."""
 
-MOVED = "_original"
+ORIGINAL_SUFFIX = "_original"
 """Suffix that the runtime appends to an INT8 node if it adds a node that dequantizes its result."""
 
 
-def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
-    """Return the precision of each graph node: `INTEGERS`, ``int4 weights``, `FLOAT` with its type, or `FUSED`.
+def read_precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
+    """Return the precision of each graph node: `INT8_PRECISION`, ``int4 weights``, `FLOAT_PRECISION` with its type, or `FUSED_PRECISION`.
 
     Args:
         executed: the runtime's own graph, from ``CompiledModel.get_runtime_model()``.
@@ -38,17 +38,17 @@ def precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, st
         outputs: names of outputs; the nodes that produce them have these names alone.
     """
     owners, found = _Owners(read, outputs), dict[str, tuple[int, str]]()
-    quantized = _quantized(executed, owners)
+    quantized = _find_quantized_nodes(executed, owners)
     for node in executed.get_ordered_ops():
         facts = node.get_rt_info()
         owner = owners.of(facts)
         if owner is None:
             continue
-        weight = 2 if _said(facts, "layerType") in LAYERS else int(not owners.is_exact(node))
+        weight = 2 if _runtime_info(facts, "layerType") in LAYER_TYPES else int(not owners.is_exact(node))
         before = found.get(owner, (0, ""))
-        if weight > before[0] or (weight == before[0] and before[1] != INTEGERS):
+        if weight > before[0] or (weight == before[0] and before[1] != INT8_PRECISION):
             found[owner] = weight, _precision(node, facts, quantized)
-    return {name: found.get(name, (0, FUSED))[1] for name in owners.names}
+    return {name: found.get(name, (0, FUSED_PRECISION))[1] for name in owners.names}
 
 
 def seconds_of_nodes(
@@ -57,9 +57,9 @@ def seconds_of_nodes(
     """Return the seconds of each graph node in a call; ``""`` is the time that belongs to no node.
 
     Args:
-        executed: as for `precisions`.
-        read: as for `precisions`.
-        outputs: as for `precisions`.
+        executed: as for `read_precisions`.
+        read: as for `read_precisions`.
+        outputs: as for `read_precisions`.
         counts: for each call, the seconds of executed nodes.
     """
     owners, found = _Owners(read, outputs), dict[str, float]()
@@ -80,62 +80,62 @@ class _Owners:
 
     def of(self, facts: Any) -> str | None:
         """Return the name of the graph node that an executed node computes, or None."""
-        if _said(facts, "layerType") in NO_LAYERS:
+        if _runtime_info(facts, "layerType") in NON_LAYER_TYPES:
             return None
-        firsts = [name.partition("/")[0] for name in _names(facts, self._originals)]
-        known = (name if name in self.names else name.removesuffix(MOVED) for name in firsts)
-        return next((name for name in known if name in self.names and not name.startswith(BORDERS)), None)
+        firsts = [name.partition("/")[0] for name in _original_names(facts, self._originals)]
+        known = (name if name in self.names else name.removesuffix(ORIGINAL_SUFFIX) for name in firsts)
+        return next((name for name in known if name in self.names and not name.startswith(PAIR_PREFIXES)), None)
 
     def is_exact(self, node: Any) -> bool:
         """Return whether the result of an executed node is boolean or integer in the file, rather than quantized."""
         original = self._originals.get(node.get_friendly_name())
         made = original.outputs()[0].get_element_type() if original is not None and original.outputs() else None
-        return made is not None and not made.is_real() and made.get_type_name() not in BYTES
+        return made is not None and not made.is_real() and made.get_type_name() not in INT8_TYPES
 
 
-def _quantized(executed: Any, owners: _Owners) -> set[str]:
+def _find_quantized_nodes(executed: Any, owners: _Owners) -> set[str]:
     """Return the names of executed nodes with quantized results. Booleans are u8, too, but not quantized."""
     found = set[str]()
     for node in executed.get_ordered_ops():
         types = [output.get_element_type().get_type_name() for output in node.outputs()]
-        if BYTES.isdisjoint(types) or owners.is_exact(node):
+        if INT8_TYPES.isdisjoint(types) or owners.is_exact(node):
             continue
         operands = [operand.get_source_output() for operand in node.inputs()]
-        is_weight = _said(node.get_rt_info(), "layerType") == "Const" and "i8" in types
-        if is_weight or any(o.get_element_type().is_real() or _maker(o) in found for o in operands):
+        is_weight = _runtime_info(node.get_rt_info(), "layerType") == "Const" and "i8" in types
+        if is_weight or any(o.get_element_type().is_real() or _producer_name(o) in found for o in operands):
             found.add(node.get_friendly_name())
     return found
 
 
-def _maker(output: Any) -> str:
+def _producer_name(output: Any) -> str:
     return output.get_node().get_friendly_name()
 
 
 def _precision(node: Any, facts: Any, quantized: Collection[str]) -> str:
-    kind, precision = _said(facts, "layerType"), _said(facts, "runtimePrecision")
+    kind, precision = _runtime_info(facts, "layerType"), _runtime_info(facts, "runtimePrecision")
     operands = [operand.get_source_output() for operand in node.inputs()]
-    if kind == OF_PRODUCTS and operands[0].get_element_type().get_type_name() not in BYTES:
-        bits = FEW_BITS.get(operands[1].get_element_type().get_type_name())
+    if kind == FULLY_CONNECTED_TYPE and operands[0].get_element_type().get_type_name() not in INT8_TYPES:
+        bits = WEIGHT_TYPE_BITS.get(operands[1].get_element_type().get_type_name())
         if bits is not None:
             return f"int{bits} weights"
-    if precision in BYTES:
-        if kind in LAYERS or any(_maker(operand) in quantized for operand in operands):
-            return INTEGERS
+    if precision in INT8_TYPES:
+        if kind in LAYER_TYPES or any(_producer_name(operand) in quantized for operand in operands):
+            return INT8_PRECISION
         precision = node.outputs()[0].get_element_type().get_type_name()  # a reader of a mask also has precision u8
-    return f"{FLOAT}: OpenVINO runs it as {kind} in {precision}"
+    return f"{FLOAT_PRECISION}: OpenVINO runs it as {kind} in {precision}"
 
 
-def _names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:
+def _original_names(facts: Any, originals: Mapping[str, Any]) -> Iterator[str]:
     """Yield the names of the nodes that an executed node was fused from, the computed one first."""
-    names = _said(facts, "originalLayersNames").split(",")
-    if _said(facts, "layerType") == OF_PRODUCTS:
+    names = _runtime_info(facts, "originalLayersNames").split(",")
+    if _runtime_info(facts, "layerType") == FULLY_CONNECTED_TYPE:
         added = originals.get(names[0])
         for operand in added.input_values() if added is not None else ():
-            if operand.get_node().get_type_name() == PRODUCT:
+            if operand.get_node().get_type_name() == MATMUL_TYPE:
                 yield operand.get_node().get_friendly_name()
     yield from names
 
 
-def _said(facts: Any, key: str) -> str:
+def _runtime_info(facts: Any, key: str) -> str:
     """Return an entry of a node's runtime information as text; empty if absent."""
     return str(facts[key].astype(str)) if key in facts else ""

@@ -8,27 +8,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref import processor
-from clika_ref.quantization_scheme import (
+from clika_ref.targets import cpu
+from clika_ref.targets.quantization_scheme import (
     CONVOLUTIONS,
-    PRODUCTS,
-    TRANSPOSED,
-    Integers,
+    MATRIX_PRODUCTS,
+    TRANSPOSED_CONVOLUTIONS,
+    FusedSums,
     QuantizationScheme,
-    Sums,
-    WeightsOnly,
+    QuantizedType,
+    WeightOnlyScheme,
 )
 
-MIXED = QuantizationScheme(
-    activations=Integers(),
-    weights=Integers(is_signed=True, is_symmetric=True, is_narrow=True),
-    layers=CONVOLUTIONS | TRANSPOSED | PRODUCTS,
-    moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
-    moves_integers=True,
-    sums=Sums(CONVOLUTIONS, of_two_rounded=True),
-    from_zero=TRANSPOSED,
-    undivided=TRANSPOSED,
-    weights_only=WeightsOnly(layers=PRODUCTS),
+MIXED_SCHEME = QuantizationScheme(
+    activations=QuantizedType(),
+    weights=QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True),
+    layers=CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | MATRIX_PRODUCTS,
+    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
+    quantizes_before_moves=True,
+    sums=FusedSums(CONVOLUTIONS, rounds_layer_result=True),
+    needs_zero_point_0=TRANSPOSED_CONVOLUTIONS,
+    needs_single_group=TRANSPOSED_CONVOLUTIONS,
+    weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS),
 )
 """The output of a layer needs no quantization itself: the next layer quantizes it, and operators in between are fused.
 
@@ -36,16 +36,20 @@ Residuals are added by the preceding convolution if both operands are quantized,
 """
 
 
-def without_overflow(scheme: QuantizationScheme, flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
+def avoid_overflow(scheme: QuantizationScheme, flags: frozenset[str], *, is_arm: bool) -> QuantizationScheme:
     """Return a scheme for a processor with these flags: without VNNI, sums of 16 bits require 7-bit weights."""
-    return scheme if is_arm or flags & processor.WIDE_SUMS else replace(scheme, weights=replace(scheme.weights, bits=7))
+    return (
+        scheme
+        if is_arm or flags & cpu.INT32_ACCUMULATION_FLAGS
+        else replace(scheme, weights=replace(scheme.weights, bits=7))
+    )
 
 
-def symmetric(scheme: QuantizationScheme) -> QuantizationScheme:
+def make_symmetric(scheme: QuantizationScheme) -> QuantizationScheme:
     """Return the scheme of OpenVINO's performance preset: symmetric activations, with no zero points to compensate."""
     return replace(scheme, activations=replace(scheme.activations, is_symmetric=True))
 
 
 def scheme_here() -> QuantizationScheme:
     """Return the scheme for this processor."""
-    return without_overflow(MIXED, processor.flags(), is_arm=processor.is_arm())
+    return avoid_overflow(MIXED_SCHEME, cpu.cpu_flags(), is_arm=cpu.is_arm())

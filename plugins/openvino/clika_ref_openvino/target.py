@@ -15,22 +15,22 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact
-from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
-from clika_ref.opened_files import OpenedFile
-from clika_ref.quantization_scheme import QuantizationScheme
-from clika_ref.settings import BaseDeploymentSettings
+from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
+from clika_ref.settings.compile_options import BaseDeploymentSettings
+from clika_ref.targets.opened_files import OpenedFile
+from clika_ref.targets.quantization_scheme import QuantizationScheme
 from clika_ref_openvino.core import core
-from clika_ref_openvino.explaining import precisions, seconds_of_nodes
-from clika_ref_openvino.opening import opened
-from clika_ref_openvino.scheme import scheme_here, symmetric
+from clika_ref_openvino.explaining import read_precisions, seconds_of_nodes
+from clika_ref_openvino.own_files import open_own_file
+from clika_ref_openvino.scheme import make_symmetric, scheme_here
 
-OWN_FORM = ".xml"
+OWN_SUFFIX = ".xml"
 """Suffix of OpenVINO's own files; the weights are next to them in ``.bin``."""
 
-CALLS = 12
+PROFILED_CALLS = 12
 """Number of timed calls: enough for a median that ignores the first ones, which allocate."""
 
-COMPARABLE: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+FILE_PRECISION_OPTIONS: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 """Compute in the types of the file: some processors default to bfloat16, and quantize the inputs of low-bit weights."""
 
 
@@ -39,14 +39,14 @@ class OpenVino:
     """OpenVINO on the CPU."""
 
     runtime: ClassVar[str] = "openvino"
-    suffixes: ClassVar[tuple[str, ...]] = (".onnx", OWN_FORM)
+    suffixes: ClassVar[tuple[str, ...]] = (".onnx", OWN_SUFFIX)
     name: str = "openvino"
     scheme: QuantizationScheme = field(default_factory=scheme_here)
 
-    def configured(self, settings: BaseDeploymentSettings) -> OpenVino:
+    def configure(self, settings: BaseDeploymentSettings) -> OpenVino:
         """Return the target with the preset of the settings."""
         is_symmetric = getattr(settings, "preset", "mixed") == "performance"
-        return replace(self, scheme=symmetric(self.scheme)) if is_symmetric else self
+        return replace(self, scheme=make_symmetric(self.scheme)) if is_symmetric else self
 
     def missing(self) -> str | None:
         """Return why the runtime is unavailable, or None."""
@@ -54,7 +54,7 @@ class OpenVino:
 
     def refusal(self, node: Node) -> str | None:
         """Return why a node cannot be written as ONNX, or None."""
-        return onnx_refusal(node)
+        return onnx_unsupported_reason(node)
 
     def passes(self) -> Sequence[Pass]:
         """Return no passes: the standard ones suffice for OpenVINO's fusions."""
@@ -67,8 +67,8 @@ class OpenVino:
             TargetError: the suffix is ``.xml`` in upper case, or the runtime that writes it is missing or rejects the
                 graph.
         """
-        if path.suffix != OWN_FORM:
-            _refuse_other_case(path)
+        if path.suffix != OWN_SUFFIX:
+            _check_suffix_case(path)
             return write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
         ov = self._runtime()
         with tempfile.TemporaryDirectory() as folder:
@@ -97,15 +97,15 @@ class OpenVino:
         """
         ov = self._runtime()
         executed = OpenVinoRunner(artifact, ov).model.get_runtime_model()
-        return precisions(executed, core().read_model(str(artifact.path)), artifact.output_names)
+        return read_precisions(executed, core().read_model(str(artifact.path)), artifact.output_names)
 
-    def opened(self, path: Path, folder: Path) -> OpenedFile:
+    def open_file(self, path: Path, folder: Path) -> OpenedFile:
         """Open a file in OpenVINO's own format from any source: see `opening`.
 
         Raises:
             TargetError: the runtime is missing or cannot read the file.
         """
-        return opened(path, folder, self._runtime())
+        return open_own_file(path, folder, self._runtime())
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
         """Return the seconds of each node in a call, from the runtime's performance counters: see `explaining`.
@@ -115,7 +115,7 @@ class OpenVino:
         """
         ov = self._runtime()
         runner, counts = OpenVinoRunner(artifact, ov, counts=True), list[Mapping[str, float]]()
-        for _ in range(CALLS):
+        for _ in range(PROFILED_CALLS):
             runner(inputs)
             counts.append({told.node_name: told.real_time.total_seconds() for told in runner.request.profiling_info})
         read, executed = core().read_model(str(artifact.path)), runner.model.get_runtime_model()
@@ -130,9 +130,11 @@ class OpenVino:
         return openvino
 
 
-def _refuse_other_case(path: Path) -> None:
-    if path.suffix.lower() == OWN_FORM:
-        msg = f"OpenVINO's own files end in {OWN_FORM!r} and {path.name} in {path.suffix!r}; write it in small letters"
+def _check_suffix_case(path: Path) -> None:
+    if path.suffix.lower() == OWN_SUFFIX:
+        msg = (
+            f"OpenVINO's own files end in {OWN_SUFFIX!r} and {path.name} in {path.suffix!r}; write it in small letters"
+        )
         raise TargetError(msg)
 
 
@@ -141,7 +143,7 @@ class OpenVinoRunner:
 
     def __init__(self, artifact: Artifact, ov: Any, *, counts: bool = False) -> None:
         """Load an artifact; ``counts`` enables the runtime's performance counters."""
-        options = {**COMPARABLE, "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": counts}
+        options = {**FILE_PRECISION_OPTIONS, "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERF_COUNT": counts}
         try:
             self.model: Any = core().compile_model(str(artifact.path), "CPU", options)
         except RuntimeError as error:
@@ -155,22 +157,22 @@ class OpenVinoRunner:
         Raises:
             TargetError: the runtime fails.
         """
-        feed = {n: self._given(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
+        feed = {n: self._to_openvino(t) for n, t in zip(self.artifact.input_names, inputs, strict=True)}
         try:
             results = self.request.infer(feed)
         except RuntimeError as error:
             msg = f"OpenVINO failed on {self.artifact.path.name}: {error}"
             raise TargetError(msg) from error
-        return [self._taken(name, results[name]) for name in self.artifact.output_names]
+        return [self._from_openvino(name, results[name]) for name in self.artifact.output_names]
 
-    def _given(self, tensor: torch.Tensor) -> Any:
+    def _to_openvino(self, tensor: torch.Tensor) -> Any:
         """Convert a tensor to OpenVINO; bfloat16, which NumPy lacks, is passed as bytes with its type."""
         plain = tensor.detach().cpu().contiguous()
         if plain.dtype != torch.bfloat16:
             return plain.numpy()
         return self._ov.Tensor(plain.view(torch.int16).numpy(), list(plain.shape), self._ov.Type.bf16)
 
-    def _taken(self, name: str, result: Any) -> torch.Tensor:
+    def _from_openvino(self, name: str, result: Any) -> torch.Tensor:
         """Return a copy of a result. OpenVINO reports bfloat16 data as float16."""
         copy = torch.from_numpy(result.copy())
         is_bfloat16 = self.model.output(name).get_element_type() == self._ov.Type.bf16

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from clika_ref_openvino.scheme import MIXED, without_overflow
+from clika_ref_openvino.scheme import MIXED_SCHEME, avoid_overflow
 from clika_ref_openvino.target import OpenVino
 from torch import nn
 from torch.nn import functional as F
@@ -143,9 +143,9 @@ def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_flo
 
 def test_the_processor_decides_how_wide_weights_are():
     flags = frozenset({"avx2", "avx512f"})
-    assert without_overflow(MIXED, flags | {"avx_vnni"}, is_arm=False).weights.bits == 8
-    assert without_overflow(MIXED, flags, is_arm=False).weights.bits == 7
-    assert without_overflow(MIXED, frozenset(), is_arm=True).weights.bits == 8
+    assert avoid_overflow(MIXED_SCHEME, flags | {"avx_vnni"}, is_arm=False).weights.bits == 8
+    assert avoid_overflow(MIXED_SCHEME, flags, is_arm=False).weights.bits == 7
+    assert avoid_overflow(MIXED_SCHEME, frozenset(), is_arm=True).weights.bits == 8
 
 
 def test_the_preset_for_performance_has_the_middle_as_zero_point_and_runs_in_integers_alike():

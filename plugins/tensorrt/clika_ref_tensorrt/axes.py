@@ -6,18 +6,18 @@ import math
 
 import onnx
 
-from clika_ref_tensorrt.onnx_file import NOTHING, OnnxFile
+from clika_ref_tensorrt.onnx_file import IDENTITY_OPERATORS, OnnxFile
 
-PICKED = -1
+REMOVED_AXIS = -1
 """Position of an axis after Gather selected from it: it is no axis any more."""
 
 
-def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
+def track_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
     """Return the position of a dequantizer's scale axis in a value moved from its result.
 
-    None if unknown, `PICKED` if it is no axis of that value.
+    None if unknown, `REMOVED_AXIS` if it is no axis of that value.
     """
-    known, path = file.once(_axes), list[tuple[onnx.NodeProto, str]]()
+    known, path = file.compute_once(_axis_cache), list[tuple[onnx.NodeProto, str]]()
     while name not in made.output and name not in known:
         node = file.makers[name]  # exists, as the value was moved from that result
         path.append((node, name))
@@ -28,16 +28,16 @@ def moved_axis(file: OnnxFile, name: str, made: onnx.NodeProto) -> int | None:
         known[name] = axis if axis in range(rank or 0) else None  # another rule reports it
     axis = known[name]
     for node, result in reversed(path):
-        axis = known[result] = _behind(file, node, result, axis) if axis is not None else None
+        axis = known[result] = _axis_after(file, node, result, axis) if axis is not None else None
     return axis
 
 
-def _axes(_: OnnxFile) -> dict[str, int | None]:
-    """Return a cache for the results of `moved_axis` in a graph."""
+def _axis_cache(_: OnnxFile) -> dict[str, int | None]:
+    """Return a cache for the results of `track_axis` in a graph."""
     return {}
 
 
-def kept_sides(equation: str, position: int) -> list[int]:
+def find_kept_axes(equation: str, position: int) -> list[int]:
     """Return the axes of an Einsum operand that are also axes of its result; empty if it has an ellipsis."""
     operands, arrow, result = equation.replace(" ", "").partition("->")
     own = "".join(operands.split(",")[position : position + 1])
@@ -45,26 +45,26 @@ def kept_sides(equation: str, position: int) -> list[int]:
     return [] if "." in own else [side for side, label in enumerate(own) if label in result]
 
 
-def _behind(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
+def _axis_after(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
     """Return the position of an axis after a node."""
-    if axis == PICKED:
-        return PICKED
+    if axis == REMOVED_AXIS:
+        return REMOVED_AXIS
     match node.op_type:
         case "Transpose":
             rank = file.rank(name) or 0
             order = [*file.attribute(node, "perm", [*range(rank)][::-1])]
             return order.index(axis) if axis in order else None
         case "Unsqueeze" | "Squeeze":
-            return _beside(file, node, name, axis)
+            return _axis_after_unit_axes(file, node, name, axis)
         case "Reshape" | "Flatten":
-            return _reshaped(file, node.input[0], name, axis)
+            return _axis_after_reshape(file, node.input[0], name, axis)
         case "Gather":
-            return _gathered(file, node, axis)
+            return _axis_after_gather(file, node, axis)
         case kind:
-            return axis if kind in {*NOTHING, "Cast"} else None
+            return axis if kind in {*IDENTITY_OPERATORS, "Cast"} else None
 
 
-def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
+def _axis_after_unit_axes(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
     """Return the position of an axis after axes of size 1 are inserted or removed."""
     stated = file.constant(node.input[1]) if len(node.input) > 1 else None
     axes = file.attribute(node, "axes", None) if stated is None else stated.flatten().tolist()
@@ -78,7 +78,7 @@ def _beside(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int |
     return left[axis] if axis < len(left) else None
 
 
-def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
+def _axis_after_reshape(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
     """Return the axis with the same size and the same number of elements before it."""
     old, new = file.shape(before), file.shape(after)
     if old is None or new is None or axis >= len(old):
@@ -87,12 +87,12 @@ def _reshaped(file: OnnxFile, before: str, after: str, axis: int) -> int | None:
     return next((i for i, side in enumerate(new) if side == old[axis] and math.prod(new[:i]) == leading), None)
 
 
-def _gathered(file: OnnxFile, node: onnx.NodeProto, axis: int) -> int | None:
+def _axis_after_gather(file: OnnxFile, node: onnx.NodeProto, axis: int) -> int | None:
     """Return the position of an axis after Gather, which replaces its own axis by the axes of the indices."""
     rank, places = file.rank(node.input[0]), file.rank(node.input[1])
     if rank is None or places is None:
         return None
     picked = int(file.attribute(node, "axis", 0)) % max(rank, 1)
     if axis == picked:
-        return PICKED
+        return REMOVED_AXIS
     return axis if axis < picked else axis + places - 1

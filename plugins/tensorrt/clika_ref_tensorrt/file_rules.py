@@ -6,16 +6,16 @@ from collections.abc import MutableMapping
 
 import numpy as np
 
-from clika_ref_tensorrt.form import misshapen
+from clika_ref_tensorrt.node_schemas import find_malformed_nodes
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.outline import complaint, malformed
-from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, READ, is_known
-from clika_ref_tensorrt.rule_book import Found, rule
+from clika_ref_tensorrt.outline import find_malformed_constants, validation_error
+from clika_ref_tensorrt.own_operators import CHECKED_DOMAINS, ONNX_DOMAINS, is_known
+from clika_ref_tensorrt.rule_book import Violations, rule
 
-OPSETS = range(9, 26)
-MOST_TOP = 3840
+SUPPORTED_OPSETS = range(9, 26)
+MAX_TOP_K = 3840
 
-NOT_IMPORTED = frozenset(
+UNSUPPORTED_OPERATORS = frozenset(
     {
         "AffineGrid", "Bernoulli", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "CenterCropPad",
         "Col2Im", "Compress", "ConcatFromSequence", "DFT", "Det", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
@@ -27,125 +27,128 @@ NOT_IMPORTED = frozenset(
 )  # fmt: skip
 """Operators that the parser lacks. Source: docs/operators.md of onnx-tensorrt, of TensorRT 10.15."""
 
-OF_INTEGERS = frozenset(
+INTEGER_OPERATORS = frozenset(
     {"QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger", "DynamicQuantizeLinear", "QGemm", "QLinearAdd"}
 )
 """Integer operators, which the parser also lacks."""
 
-COUNTING = ("NonZero", "NonMaxSuppression")
+DATA_DEPENDENT_OPERATORS = ("NonZero", "NonMaxSuppression")
 """Operators with an output size that depends on the elements of their input."""
 
-SHAPED = ("Reshape", "Expand", "ConstantOfShape")
+SHAPE_OPERAND_OPERATORS = ("Reshape", "Expand", "ConstantOfShape")
 """Operators with an output rank equal to the number of elements of their last operand."""
 
-FORM = "form"
+FORM_RULE = "form"
 """The rule that all rules on nodes depend on."""
 
 
 @rule("empty", of_file=True)
-def _(file: OnnxFile) -> Found:
+def _(file: OnnxFile) -> Violations:
     if not file.graph.node:
         yield None, "it has no nodes: there is nothing to build; is it what was exported?"
 
 
 @rule("opset", of_file=True)
-def _(file: OnnxFile) -> Found:
+def _(file: OnnxFile) -> Violations:
     if not file.opset:
         yield None, "it states no opset of ONNX's operators; is it all of what was exported?"
-    elif file.opset not in OPSETS:
-        yield None, f"opset {file.opset} is outside {OPSETS.start} to {OPSETS.stop - 1}; export with one of these"
+    elif file.opset not in SUPPORTED_OPSETS:
+        yield (
+            None,
+            f"opset {file.opset} is outside {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}; export with one of these",
+        )
 
 
-@rule(FORM, of_file=True)
-def _(file: OnnxFile) -> Found:
-    yield from _misshapen(file)
+@rule(FORM_RULE, of_file=True)
+def _(file: OnnxFile) -> Violations:
+    yield from _check_form(file)
 
 
-def _misshapen(file: OnnxFile) -> Found:
-    return misshapen((node for node in file.everywhere if node.domain in READ), file.opset)
+def _check_form(file: OnnxFile) -> Violations:
+    return find_malformed_nodes((node for node in file.all_nodes if node.domain in CHECKED_DOMAINS), file.opset)
 
 
 @rule("valid-onnx", of_file=True)
-def _(file: OnnxFile) -> Found:
-    if any(_misshapen(file)):
+def _(file: OnnxFile) -> Violations:
+    if any(_check_form(file)):
         return
-    for reason in malformed(file.model):
+    for reason in find_malformed_constants(file.model):
         yield None, reason
-    if reason := complaint(file.outline) or file.inference[1]:
+    if reason := validation_error(file.outline) or file.inference[1]:
         yield None, f"ONNX refuses it: {reason}"
 
 
 @rule("static-rank", of_file=True)
-def _(file: OnnxFile) -> Found:
+def _(file: OnnxFile) -> Violations:
     for value in file.graph.input:
         if not value.type.tensor_type.HasField("shape"):
             yield None, f"the input {value.name!r} has no rank; sides may be dynamic, ranks may not"
 
 
 @rule("known-operators", of_file=True)
-def _(file: OnnxFile) -> Found:
+def _(file: OnnxFile) -> Violations:
     functions = {(function.domain, function.name) for function in file.model.functions}  # ONNX rejects these
-    for node in file.everywhere:
-        if node.op_type in NOT_IMPORTED and node.domain in ONNX_DOMAINS:
+    for node in file.all_nodes:
+        if node.op_type in UNSUPPORTED_OPERATORS and node.domain in ONNX_DOMAINS:
             yield node, f"{node.op_type} is not imported; write it in other operators, or as a plugin of TensorRT's"
-        elif node.op_type in OF_INTEGERS:
+        elif node.op_type in INTEGER_OPERATORS:
             yield node, f"{node.op_type} is not imported; write float operators between QuantizeLinear and its inverse"
         elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions and not is_known(node):
             yield node, f"{node.domain}.{node.op_type} is no operator of ONNX; it needs a plugin of TensorRT's"
 
 
 @rule("static-rank")
-def _(file: OnnxFile) -> Found:
-    given = file.once(_given)
-    for node in file.of_kind(*SHAPED):
+def _(file: OnnxFile) -> Violations:
+    given = file.compute_once(_data_dependent_values)
+    for node in file.nodes_of_type(*SHAPE_OPERAND_OPERATORS):
         if file.sides(node.input[-1]) == [None] and node.input[-1] in given:
             sizes = node.input[-1]
             yield node, f"its result has as many sides as {sizes!r} has elements, whose number must be fixed"
-    dynamic = file.once(_dynamic)
-    for node in file.of_kind("Squeeze"):
+    dynamic = file.compute_once(_dynamic_values)
+    for node in file.nodes_of_type("Squeeze"):
         is_told = any(node.input[1:]) or file.attribute(node, "axes", None) is not None
         if not is_told and node.input[0] in dynamic and None in (file.sides(node.input[0]) or []):
             yield node, "has no axes, and sides that may or may not be 1 when it runs; say which axes it takes away"
 
 
-def _given(file: OnnxFile) -> MutableMapping[str, bool]:
+def _data_dependent_values(file: OnnxFile) -> MutableMapping[str, bool]:
     """Return the values computed from an unknown number of elements, given as input or found in data."""
     own = {v.name: True for v in file.graph.input if v.name not in file.initializers and file.sides(v.name) == [None]}
-    found = file.on_top(own, _given)
+    found = file.extend_enclosing(own, _data_dependent_values)
     for node in file.nodes:
         is_counted = node.op_type in ("Shape", "Size")
-        if node.op_type in COUNTING or (not is_counted and any(name in found for name in node.input)):
+        if node.op_type in DATA_DEPENDENT_OPERATORS or (not is_counted and any(name in found for name in node.input)):
             found.update(dict.fromkeys(node.output, True))
     return found
 
 
-def _dynamic(file: OnnxFile) -> MutableMapping[str, bool]:
+def _dynamic_values(file: OnnxFile) -> MutableMapping[str, bool]:
     """Return the values computed from inputs with dynamic dims, or from elements found in data."""
     own = {v.name: True for v in file.graph.input if file.shape(v.name) is None}
-    found = file.on_top(own, _dynamic)
+    found = file.extend_enclosing(own, _dynamic_values)
     for node in file.nodes:
-        if node.op_type in COUNTING or any(name in found for name in node.input):
+        if node.op_type in DATA_DEPENDENT_OPERATORS or any(name in found for name in node.input):
             found.update(dict.fromkeys(node.output, True))
     return found
 
 
 @rule("top-k")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind("TopK"):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type("TopK"):
         is_operand = len(node.input) > 1  # since opset 10
         count = file.constant(node.input[1]) if is_operand else np.asarray(file.attribute(node, "k", 0))
-        if count is not None and count.size and int(count.flat[0]) > MOST_TOP:
+        if count is not None and count.size and int(count.flat[0]) > MAX_TOP_K:
             most = int(count.flat[0])
-            yield node, f"TopK finds the {most:,} largest, of which TensorRT takes {MOST_TOP:,} at most; ask for fewer"
+            yield node, f"TopK finds the {most:,} largest, of which TensorRT takes {MAX_TOP_K:,} at most; ask for fewer"
 
 
 @rule("branches")
-def _(file: OnnxFile) -> Found:
+def _(file: OnnxFile) -> Violations:
     ranks = dict[str, dict[str, list[int | None]]]()
     for node, name, branch in file.branches:
         if node.op_type == "If":
             ranks.setdefault(node.output[0], {})[name] = [branch.rank(value.name) for value in branch.graph.output]
-    for node in file.of_kind("If"):
+    for node in file.nodes_of_type("If"):
         then, otherwise = (ranks.get(node.output[0], {}).get(f"{name}_branch", []) for name in ("then", "else"))
         if any(a != b for a, b in zip(then, otherwise, strict=False) if a is not None and b is not None):
             yield node, f"its branches return tensors of the ranks {then} and {otherwise}; they must be alike"

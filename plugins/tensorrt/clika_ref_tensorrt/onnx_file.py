@@ -11,33 +11,33 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.outline import converted, elements, inferred, outline, repeated
+from clika_ref_tensorrt.outline import convert_elements, expand_elements, infer_types, make_outline, read_elements
 from clika_ref_tensorrt.own_operators import (
+    CHECKED_DOMAINS,
     DEQUANTIZE,
-    INTEGERS,
     ONNX_DOMAINS,
     QUANTIZE,
-    READ,
+    QUANTIZED_TYPE_ATTRIBUTE,
     graphs_of,
 )
 
-Found = TypeVar("Found")
+T = TypeVar("Found")
 
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+FLOAT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
-NOTHING = frozenset({"Identity", "Dropout"})
+IDENTITY_OPERATORS = frozenset({"Identity", "Dropout"})
 """Operators without effect in inference."""
 
-MOVING = NOTHING | {
+MOVING_OPERATORS = IDENTITY_OPERATORS | {
     "Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "MaxPool", "Slice", "Gather", "GatherElements",
     "GatherND", "Expand", "Tile", "ReverseSequence", "Split", "DepthToSpace", "SpaceToDepth", "Pad", "Cast",
 }  # fmt: skip
 """Operators that TensorRT can swap with a QuantizeLinear after them, and with a DequantizeLinear before them."""
 
-KEEPING = NOTHING | {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
+ORDER_KEEPING_OPERATORS = IDENTITY_OPERATORS | {"Cast", "Reshape", "Squeeze", "Unsqueeze", "Flatten", "Expand"}
 """Operators that keep the elements of a constant in order."""
 
-HOLDING = KEEPING | {"Transpose"}
+WEIGHT_KEEPING_OPERATORS = ORDER_KEEPING_OPERATORS | {"Transpose"}
 """Operators that keep a weight a weight."""
 
 
@@ -54,13 +54,15 @@ class OnnxFile:
     ) -> None:
         """Wrap a whole file, or a branch given by its graph, the inferred graph, and the enclosing one."""
         self.model, self.folder, self.has_weights_alone = model, folder, has_weights_alone
-        self.graph, self.around = (model.graph, None) if branch is None else (branch[0], branch[2])
+        self.graph, self.enclosing = (model.graph, None) if branch is None else (branch[0], branch[2])
         self._inferred = None if branch is None else branch[1]
-        self.nodes = [node for node in self.graph.node if node.domain in READ]
-        self.makers = self._seen({name: node for node in self.nodes for name in node.output if name}, "makers")
-        self.initializers = self._seen({t.name: t for t in self.graph.initializer}, "initializers")
+        self.nodes = [node for node in self.graph.node if node.domain in CHECKED_DOMAINS]
+        self.makers = self._chain_with_enclosing(
+            {name: node for node in self.nodes for name in node.output if name}, "makers"
+        )
+        self.initializers = self._chain_with_enclosing({t.name: t for t in self.graph.initializer}, "initializers")
         self.readers: dict[str, list[onnx.NodeProto]] = {}
-        for node in self.everywhere:
+        for node in self.all_nodes:
             for name in node.input:
                 self.readers.setdefault(name, []).append(node)
         self.outputs = frozenset(v.name for v in self.graph.output)
@@ -68,31 +70,31 @@ class OnnxFile:
         self._constants: dict[str, np.ndarray[Any, Any] | None] = {}
         self._found: dict[object, object] = {}
 
-    def _seen(self, own: dict[str, Found], what: str) -> Mapping[str, Found]:
+    def _chain_with_enclosing(self, own: dict[str, T], what: str) -> Mapping[str, T]:
         """Return a graph's own entries, chained with those visible from enclosing graphs."""
-        return own if self.around is None else ChainMap(own, getattr(self.around, what))
+        return own if self.enclosing is None else ChainMap(own, getattr(self.enclosing, what))
 
-    def once(self, look: Callable[[OnnxFile], Found]) -> Found:
+    def compute_once(self, look: Callable[[OnnxFile], T]) -> T:
         """Return the cached result of a function on the graph."""
         if look not in self._found:
             self._found[look] = look(self)
         return cast("Found", self._found[look])
 
-    def on_top(
-        self, own: dict[str, Found], look: Callable[[OnnxFile], MutableMapping[str, Found]]
-    ) -> MutableMapping[str, Found]:
+    def extend_enclosing(
+        self, own: dict[str, T], look: Callable[[OnnxFile], MutableMapping[str, T]]
+    ) -> MutableMapping[str, T]:
         """Return a mapping with a graph's own entries, on top of the function's result for the enclosing graph."""
-        return own if self.around is None else ChainMap(own, self.around.once(look))
+        return own if self.enclosing is None else ChainMap(own, self.enclosing.compute_once(look))
 
     @cached_property
     def outline(self) -> onnx.ModelProto:
         """The file without its weights."""
-        return outline(self.model, self.folder)
+        return make_outline(self.model, self.folder)
 
     @cached_property
     def inference(self) -> tuple[onnx.GraphProto, str]:
         """The main graph with inferred types, and the reason if ONNX rejects them."""
-        return inferred(self.outline)
+        return infer_types(self.outline)
 
     @cached_property
     def inferred(self) -> onnx.GraphProto:
@@ -106,13 +108,13 @@ class OnnxFile:
             (node, name, OnnxFile(
                 self.model, folder=self.folder, has_weights_alone=self.has_weights_alone, branch=(own, typed, self)
             ))
-            for (node, name, own), (_, _, typed) in zip(_inner(self.graph), _inner(self.inferred), strict=True)
+            for (node, name, own), (_, _, typed) in zip(_iterate_inner_graphs(self.graph), _iterate_inner_graphs(self.inferred), strict=True)
         ]  # fmt: skip
 
     @cached_property
-    def within(self) -> Sequence[OnnxFile]:
+    def inner_graphs(self) -> Sequence[OnnxFile]:
         """All nested graphs, recursively."""
-        return [file for _, _, one in self.branches for file in (one, *one.within)]
+        return [file for _, _, one in self.branches for file in (one, *one.inner_graphs)]
 
     @cached_property
     def opset(self) -> int:
@@ -122,13 +124,13 @@ class OnnxFile:
     @cached_property
     def values(self) -> Mapping[str, onnx.TypeProto.Tensor]:
         """The types of values, as far as declared or inferred."""
-        return self._seen({v.name: v.type.tensor_type for v in _typed(self.inferred)}, "values")
+        return self._chain_with_enclosing({v.name: v.type.tensor_type for v in _all_values(self.inferred)}, "values")
 
     @cached_property
     def types(self) -> Mapping[str, int]:
         """The element types of values; 0 if unknown."""
-        known = {v.name: int(v.type.tensor_type.elem_type) for v in _typed(self.inferred)}
-        return self._seen(known | {t.name: int(t.data_type) for t in self.graph.initializer}, "types")
+        known = {v.name: int(v.type.tensor_type.elem_type) for v in _all_values(self.inferred)}
+        return self._chain_with_enclosing(known | {t.name: int(t.data_type) for t in self.graph.initializer}, "types")
 
     def sides(self, name: str) -> list[int | None] | None:
         """Return the dims of a value, None for each dynamic one; None if the rank is unknown."""
@@ -156,67 +158,70 @@ class OnnxFile:
             TargetError: the elements are in another file, which cannot be read.
         """
         if name not in self._constants:
-            self._constants[name] = self._decoded(name)
+            self._constants[name] = self._decode_constant(name)
         return self._constants[name]
 
-    def _decoded(self, name: str) -> np.ndarray[Any, Any] | None:
-        made = self.source(name, KEEPING)
+    def _decode_constant(self, name: str) -> np.ndarray[Any, Any] | None:
+        made = self.source(name, ORDER_KEEPING_OPERATORS)
         if made is None or made.op_type != DEQUANTIZE:  # scales of blocks may be quantized themselves
-            return self._kept(name, self._stored(self.origin(name, KEEPING)))
-        found, scale = (self._kept(one, self._stored(self.origin(one, KEEPING))) for one in made.input[:2])
+            return self._apply_moves(name, self._read_stored(self.origin(name, ORDER_KEEPING_OPERATORS)))
+        found, scale = (
+            self._apply_moves(one, self._read_stored(self.origin(one, ORDER_KEEPING_OPERATORS)))
+            for one in made.input[:2]
+        )
         if found is None or scale is None or scale.size != 1:
             return None
-        return self._kept(name, found.astype(np.float32) * scale)
+        return self._apply_moves(name, found.astype(np.float32) * scale)
 
-    def _kept(self, name: str, found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
+    def _apply_moves(self, name: str, found: np.ndarray[Any, Any] | None) -> np.ndarray[Any, Any] | None:
         """Apply the casts and expansions between the origin of a value and the value itself."""
-        for result in [*self.way_back(name, KEEPING)][-2::-1]:
+        for result in [*self.trace_back(name, ORDER_KEEPING_OPERATORS)][-2::-1]:
             node = self.makers[result]
             if found is not None and node.op_type == "Cast":
-                found = converted(found, self.attribute(node, "to", 0))
+                found = convert_elements(found, self.attribute(node, "to", 0))
             elif found is not None and node.op_type == "Expand":
-                found = repeated(found, self.shape(result))
+                found = expand_elements(found, self.shape(result))
         return found
 
-    def _stored(self, name: str) -> np.ndarray[Any, Any] | None:
+    def _read_stored(self, name: str) -> np.ndarray[Any, Any] | None:
         """Return the numbers stored in the file or in external data."""
         node, found = self.makers.get(name), None
         if name in self.initializers:
-            found = elements(self.initializers[name], self.folder)
+            found = read_elements(self.initializers[name], self.folder)
         elif node is not None and node.op_type == "Constant" and node.attribute:
             stated = onnx.helper.get_attribute_value(node.attribute[0])
             is_tensor = isinstance(stated, onnx.TensorProto)
-            found = elements(stated, self.folder) if is_tensor else np.asarray(stated)
+            found = read_elements(stated, self.folder) if is_tensor else np.asarray(stated)
         return found if found is not None and found.dtype.kind not in "OSU" else None
 
     @cached_property
     def constants(self) -> Container[str]:
         """The values computed only from constants, by operators that move elements."""
         found = dict.fromkeys((t.name for t in self.graph.initializer), True)
-        seen = self._seen(found, "constants")
+        seen = self._chain_with_enclosing(found, "constants")
         for node in self.nodes:
-            if node.op_type in MOVING | {"Constant"} and all(name in seen for name in node.input if name):
+            if node.op_type in MOVING_OPERATORS | {"Constant"} and all(name in seen for name in node.input if name):
                 found.update(dict.fromkeys(node.output, True))
         return seen
 
     def is_weight(self, quantizer: onnx.NodeProto) -> bool:
         """Whether a node quantizes or dequantizes a constant."""
         source = quantizer.input[0]
-        made = self.source(source, HOLDING)
+        made = self.source(source, WEIGHT_KEEPING_OPERATORS)
         if quantizer.op_type == DEQUANTIZE and made is not None and made.op_type == QUANTIZE:
             source = made.input[0]
         return source in self.constants
 
-    def moves(self, node: onnx.NodeProto, over: frozenset[str] = MOVING) -> bool:
+    def is_moving(self, node: onnx.NodeProto, over: frozenset[str] = MOVING_OPERATORS) -> bool:
         """Whether a node only moves elements of its first operand; Pad may only add zeros.
 
         A Cast between floats counts, too; for constants, any Cast does.
         """
         if node.op_type not in over or node.domain not in ONNX_DOMAINS:
             return False
-        if node.op_type == "Cast" and over is MOVING:
+        if node.op_type == "Cast" and over is MOVING_OPERATORS:
             kinds = self.types.get(node.input[0], 0), int(self.attribute(node, "to", 0))
-            return kinds[0] in (0, *FLOATS) and kinds[1] in FLOATS
+            return kinds[0] in (0, *FLOAT_TYPES) and kinds[1] in FLOAT_TYPES
         if node.op_type != "Pad" or self.attribute(node, "mode", b"constant") != b"constant":
             return True
         if len(node.input) > 2 and node.input[2]:
@@ -224,20 +229,20 @@ class OnnxFile:
             return filler is not None and not np.any(filler != 0)
         return float(self.attribute(node, "value", 0)) == 0  # before opset 11
 
-    def origin(self, name: str, over: frozenset[str] = MOVING) -> str:
+    def origin(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> str:
         """Return the name of a value before it was moved."""
         known, path = self._origins.setdefault(over, {}), list[str]()
         while name not in known:
             known[name] = name  # also terminates a cycle
             path.append(name)
             node = self.makers.get(name)
-            if name in self.initializers or node is None or not self.moves(node, over):
+            if name in self.initializers or node is None or not self.is_moving(node, over):
                 break
             name = node.input[0]
         known.update(dict.fromkeys(path, known[name]))
         return known[name]
 
-    def way_back(self, name: str, over: frozenset[str] = MOVING) -> Iterator[str]:
+    def trace_back(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> Iterator[str]:
         """Yield a value and its predecessors, up to its origin."""
         yield name
         for _ in self.nodes:  # a longer path would be a cycle
@@ -246,7 +251,7 @@ class OnnxFile:
             name = self.makers[name].input[0]
             yield name
 
-    def source(self, name: str, over: frozenset[str] = MOVING) -> onnx.NodeProto | None:
+    def source(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> onnx.NodeProto | None:
         """Return the node that produced a value before it was moved."""
         return self.makers.get(self.origin(name, over))
 
@@ -255,26 +260,26 @@ class OnnxFile:
         node = self.source(name)
         return node if node is not None and node.op_type == DEQUANTIZE else None
 
-    def sinks(self, name: str, over: frozenset[str] = MOVING) -> Iterator[onnx.NodeProto]:
+    def sinks(self, name: str, over: frozenset[str] = MOVING_OPERATORS) -> Iterator[onnx.NodeProto]:
         """Yield the readers of a value, passing through nodes that only move it."""
         waiting, seen = [name], {name}
         while waiting:
             name = waiting.pop()
             for node in self.readers.get(name, []):
-                if node.input[0] == name and self.moves(node, over):
+                if node.input[0] == name and self.is_moving(node, over):
                     waiting += [result for result in node.output if result and result not in seen]
                     seen.update(node.output)
                 else:
                     yield node
 
-    def inverses(self, integers: str) -> list[onnx.NodeProto]:
+    def dequantizers_of(self, integers: str) -> list[onnx.NodeProto]:
         """Return the dequantizers of a quantized value."""
         readers = self.readers.get(integers, [])
-        return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in READ]
+        return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in CHECKED_DOMAINS]
 
-    def behind_pairs(self, integers: str) -> list[onnx.NodeProto]:
+    def readers_after_pairs(self, integers: str) -> list[onnx.NodeProto]:
         """Return the readers of a quantized value after its dequantizers."""
-        return [reader for node in self.inverses(integers) for reader in self.sinks(node.output[0])]
+        return [reader for node in self.dequantizers_of(integers) for reader in self.sinks(node.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """Return an attribute of a node."""
@@ -299,7 +304,7 @@ class OnnxFile:
 
     def integer_type(self, node: onnx.NodeProto) -> int:
         """Return the quantized type of a quantizer or dequantizer; uint8 by default."""
-        if told := int(self.attribute(node, INTEGERS, 0)):
+        if told := int(self.attribute(node, QUANTIZED_TYPE_ATTRIBUTE, 0)):
             return told
         if len(node.input) > 2 and node.input[2]:
             return self.types.get(node.input[2], 0)
@@ -308,20 +313,20 @@ class OnnxFile:
         return int(self.attribute(node, "output_dtype", 0)) or onnx.TensorProto.UINT8
 
     @cached_property
-    def everywhere(self) -> Sequence[onnx.NodeProto]:
+    def all_nodes(self) -> Sequence[onnx.NodeProto]:
         """The nodes of the graph and of all nested graphs."""
         return [node for graph in graphs_of(self.graph) for node in graph.node]
 
-    def of_kind(self, *kinds: str) -> Sequence[onnx.NodeProto]:
+    def nodes_of_type(self, *kinds: str) -> Sequence[onnx.NodeProto]:
         """Return the nodes of the given op types."""
         return [node for node in self.nodes if node.op_type in kinds]
 
 
-def _typed(graph: onnx.GraphProto) -> Iterator[Any]:
+def _all_values(graph: onnx.GraphProto) -> Iterator[Any]:
     return iter((*graph.input, *graph.value_info, *graph.output))
 
 
-def _inner(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, onnx.GraphProto]]:
+def _iterate_inner_graphs(graph: onnx.GraphProto) -> Iterator[tuple[onnx.NodeProto, str, onnx.GraphProto]]:
     """Yield the nested graphs of a graph's nodes."""
     for node in graph.node:
         for attribute in node.attribute:

@@ -13,25 +13,25 @@ import onnx.inliner
 
 from clika_ref.core.errors import TargetError
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16
-from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, graphs_of, stated_types
+from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, graphs_of, output_types
 
-SMALL = 1024
+MAX_KEPT_ELEMENTS = 1024
 """Maximum elements of a constant that shapes may depend on."""
 
-TENSORS = onnx.TensorProto
+TENSOR_PROTO = onnx.TensorProto
 
 
-def inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a file with local functions inlined, where its opset allows."""
     if not model.functions:
         return model
     try:
-        return onnx.inliner.inline_local_functions(_of_one_opset(model))
-    except Exception:  # noqa: BLE001 - such as recursive functions, which `complaint` reports
+        return onnx.inliner.inline_local_functions(_unify_opsets(model))
+    except Exception:  # noqa: BLE001 - such as recursive functions, which `validation_error` reports
         return model
 
 
-def _of_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
+def _unify_opsets(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a file with functions at its own opset if their operators are equal there; ONNX rejects others."""
     versions = {opset.domain: opset.version for opset in model.opset_import if opset.domain in ONNX_DOMAINS}
     whole = onnx.ModelProto()
@@ -41,17 +41,17 @@ def _of_one_opset(model: onnx.ModelProto) -> onnx.ModelProto:
         kinds = {node.op_type for graph in graphs for node in graph.node if node.domain in ONNX_DOMAINS}
         for opset in function.opset_import:
             own, wanted = opset.version, versions.get(opset.domain, 0)
-            if wanted and all(_declared(kind, own) == _declared(kind, wanted) for kind in kinds):
+            if wanted and all(_schema_version(kind, own) == _schema_version(kind, wanted) for kind in kinds):
                 opset.version = wanted
     return whole
 
 
-def _declared(operator: str, opset: int) -> int | None:
+def _schema_version(operator: str, opset: int) -> int | None:
     """Return the version that introduced an operator's schema at an opset, or None if the opset lacks it."""
     return onnx.defs.get_schema(operator, opset).since_version if onnx.defs.has(operator, opset) else None
 
 
-def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any]:
+def read_elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any]:
     """Return the elements of a constant, possibly from a file in ``folder``; none if it is malformed.
 
     Raises:
@@ -60,14 +60,14 @@ def elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, A
     try:
         return np.asarray(onnx.numpy_helper.to_array(tensor, base_dir=str(folder or "")))
     except Exception as error:
-        if tensor.data_location != TENSORS.EXTERNAL:
-            return np.zeros(0, np.float32)  # `malformed` reports it
+        if tensor.data_location != TENSOR_PROTO.EXTERNAL:
+            return np.zeros(0, np.float32)  # `find_malformed_constants` reports it
         reason = str(error).rstrip(".")
         msg = f"the elements of {tensor.name!r} cannot be read: {reason}; put the file beside what it refers to"
         raise TargetError(msg) from error
 
 
-def converted(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
+def convert_elements(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | None:
     """Return the elements in another type, or None if NumPy lacks it."""
     if kind not in onnx.helper.get_all_tensor_dtypes():
         return None
@@ -76,7 +76,7 @@ def converted(found: np.ndarray[Any, Any], kind: int) -> np.ndarray[Any, Any] | 
         return None if dtype.kind in "OSU" else found.astype(dtype)
 
 
-def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.ndarray[Any, Any] | None:
+def expand_elements(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.ndarray[Any, Any] | None:
     """Expand a single element to a shape; None for several elements, or an unknown shape."""
     if shape is None:
         return None
@@ -85,17 +85,17 @@ def repeated(found: np.ndarray[Any, Any], shape: Sequence[int] | None) -> np.nda
     return found if found.size in (0, math.prod(shape)) else None
 
 
-def malformed(model: onnx.ModelProto) -> Iterator[str]:
+def find_malformed_constants(model: onnx.ModelProto) -> Iterator[str]:
     """Yield a message for each constant with unreadable elements; those in other files may be missing."""
     for graph in graphs_of(model.graph):
         for name, tensor in _constants(graph):
-            if reason := _fault(tensor):
+            if reason := _unreadable_reason(tensor):
                 yield f"the elements of {name!r} cannot be read: {reason}; export it anew"
 
 
-def _fault(tensor: onnx.TensorProto) -> str:
+def _unreadable_reason(tensor: onnx.TensorProto) -> str:
     """Return why the elements of a constant cannot be read; empty if they can, or are in another file."""
-    if tensor.data_location == TENSORS.EXTERNAL:
+    if tensor.data_location == TENSOR_PROTO.EXTERNAL:
         return ""
     try:
         onnx.numpy_helper.to_array(tensor)
@@ -113,7 +113,7 @@ def _constants(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]
             yield from ((node.output[0], a.t) for a in node.attribute if a.HasField("t"))
 
 
-def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
+def make_outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
     """Return a copy of a file with large or unreadable constants replaced by inputs.
 
     Declared types of computed values are kept only if they cannot be inferred: others may predate changes to the model,
@@ -122,14 +122,14 @@ def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
     whole = model.graph
     graph = onnx.GraphProto(
         name=whole.name, node=whole.node, input=whole.input, output=whole.output, value_info=whole.value_info,
-        initializer=map(_head, whole.initializer), sparse_initializer=whole.sparse_initializer,
+        initializer=map(_drop_elements, whole.initializer), sparse_initializer=whole.sparse_initializer,
     )  # fmt: skip
     known = {value.name for value in graph.input}
     for number, inner in enumerate(graphs_of(graph)):
-        _keep_untold(inner)
+        _drop_inferable_types(inner)
         names = dict[str, str]()
-        for tensor in _lying_apart(inner):
-            if (sizes := _sizes(tensor, folder)) is not None:
+        for tensor in _pop_large_constants(inner):
+            if (sizes := _read_sizes(tensor, folder)) is not None:
                 inner.initializer.append(onnx.numpy_helper.from_array(sizes, tensor.name))
                 continue
             # Another branch may have a different constant of this name.
@@ -144,10 +144,10 @@ def outline(model: onnx.ModelProto, folder: Path | None) -> onnx.ModelProto:
     )
 
 
-def _keep_untold(graph: onnx.GraphProto) -> None:
+def _drop_inferable_types(graph: onnx.GraphProto) -> None:
     """Drop declared types of values, except outputs of operators unknown to ONNX."""
     foreign = [node for node in graph.node if node.domain not in ONNX_DOMAINS]
-    types = {name: kind for node in foreign for name, kind in stated_types(node).items()}
+    types = {name: kind for node in foreign for name, kind in output_types(node).items()}
     made = {name for node in foreign for name in node.output} - types.keys()
     kept = [value for value in graph.value_info if value.name in made]
     del graph.value_info[:]
@@ -167,44 +167,50 @@ def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     graph.node.extend(onnx.helper.make_node("Identity", [names[name]], [name]) for name in returned)
 
 
-def _sizes(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any] | None:
+def _read_sizes(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[Any, Any] | None:
     """Return the elements of a constant that may be sizes, if readable."""
-    if tensor.data_type not in (TENSORS.INT64, TENSORS.INT32) or math.prod(tensor.dims) > SMALL or _fault(tensor):
+    if (
+        tensor.data_type not in (TENSOR_PROTO.INT64, TENSOR_PROTO.INT32)
+        or math.prod(tensor.dims) > MAX_KEPT_ELEMENTS
+        or _unreadable_reason(tensor)
+    ):
         return None
     try:
-        return elements(tensor, folder)
+        return read_elements(tensor, folder)
     except TargetError:
         return None  # it may be a bias; a rule that needs it reads it itself
 
 
-def _head(tensor: onnx.TensorProto) -> onnx.TensorProto:
+def _drop_elements(tensor: onnx.TensorProto) -> onnx.TensorProto:
     """Return a constant, without its elements if there are many."""
-    if tensor.data_location == TENSORS.EXTERNAL or math.prod(tensor.dims) <= SMALL:
+    if tensor.data_location == TENSOR_PROTO.EXTERNAL or math.prod(tensor.dims) <= MAX_KEPT_ELEMENTS:
         return tensor
-    return TENSORS(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TENSORS.EXTERNAL)
+    return TENSOR_PROTO(
+        name=tensor.name, data_type=tensor.data_type, dims=tensor.dims, data_location=TENSOR_PROTO.EXTERNAL
+    )
 
 
-def _lying_apart(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+def _pop_large_constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     """Remove large or unreadable constants from a graph, and return them."""
     held = graph.initializer
-    places = [place for place, tensor in enumerate(held) if _is_apart(tensor)]
+    places = [place for place, tensor in enumerate(held) if _is_large_or_unreadable(tensor)]
     found = [held.pop(place) for place in reversed(places)]
     for place in reversed(range(len(graph.node))):
         node = graph.node[place]
-        if node.op_type == "Constant" and any(a.HasField("t") and _is_apart(a.t) for a in node.attribute):
+        if node.op_type == "Constant" and any(a.HasField("t") and _is_large_or_unreadable(a.t) for a in node.attribute):
             found.append(node.attribute[0].t)
             found[-1].name = node.output[0]
             graph.node.pop(place)
     return found
 
 
-def _is_apart(tensor: onnx.TensorProto) -> bool:
+def _is_large_or_unreadable(tensor: onnx.TensorProto) -> bool:
     """Whether the elements of a constant are many, in another file, or invalid for its type."""
-    is_elsewhere = tensor.data_location == TENSORS.EXTERNAL
-    return is_elsewhere or math.prod(tensor.dims) > SMALL or bool(_fault(tensor))
+    is_elsewhere = tensor.data_location == TENSOR_PROTO.EXTERNAL
+    return is_elsewhere or math.prod(tensor.dims) > MAX_KEPT_ELEMENTS or bool(_unreadable_reason(tensor))
 
 
-def inferred(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
+def infer_types(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
     """Return a graph with inferred types, and the reason if ONNX rejects it, otherwise an empty string.
 
     Inference time is quadratic in the number of branches, so a valid file is inferred only once.
@@ -227,7 +233,7 @@ def inferred(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
     return typed, refusal
 
 
-def complaint(model: onnx.ModelProto) -> str:
+def validation_error(model: onnx.ModelProto) -> str:
     """Return why an outline is invalid ONNX, apart from types and undeclared ranks; empty if it is valid."""
     ranked = onnx.ModelProto()
     ranked.CopyFrom(model)

@@ -12,37 +12,37 @@ import onnx
 ONNX_DOMAINS = ("", "ai.onnx")
 """Names of the domain of ONNX's own operators."""
 
-DOMAIN = "trt"
+TENSORRT_DOMAIN = "trt"
 """Domain that exporters use for TensorRT's own operators."""
 
-READ = (*ONNX_DOMAINS, DOMAIN)
+CHECKED_DOMAINS = (*ONNX_DOMAINS, TENSORRT_DOMAIN)
 """Domains of nodes that the rules cover."""
 
 QUANTIZE, DEQUANTIZE = "QuantizeLinear", "DequantizeLinear"
 
 TYPES = onnx.TensorProto
 
-MXFP8 = 32
+MXFP8_BLOCK_SIZE = 32
 """Number of 8-bit floats that share an exponent-only scale."""
 
-INTEGERS = "integers"
-"""Attribute for the quantized type that `told_apart` reads from an operator's name."""
+QUANTIZED_TYPE_ATTRIBUTE = "integers"
+"""Attribute for the quantized type that `separate_own_operators` reads from an operator's name."""
 
-TYPED: Mapping[str, tuple[str, int]] = {
+TYPED_PAIR_OPERATORS: Mapping[str, tuple[str, int]] = {
     f"TRT_{name}{kind}": (kind, integers)
     for name, integers in (("FP8", TYPES.FLOAT8E4M3FN), ("MXFP8", TYPES.FLOAT8E4M3FN), ("INT4", TYPES.INT4))
     for kind in (QUANTIZE, DEQUANTIZE)
 }
 """Variants of an ONNX operator with a fixed quantized type: the ONNX operator, and the type."""
 
-DYNAMIC: Mapping[str, tuple[int, int]] = {
+DYNAMIC_QUANTIZERS: Mapping[str, tuple[int, int]] = {
     "TRT_FP4DynamicQuantize": (TYPES.FLOAT4E2M1, TYPES.FLOAT8E4M3FN),
     "TRT_MXFP8DynamicQuantize": (TYPES.FLOAT8E4M3FN, TYPES.FLOAT8E8M0),
     "TRT_DynamicQuantize": (0, 0),
 }
 """Operators that return a quantized value and its scales: the types of both, 0 if set by attributes."""
 
-OTHERS = frozenset(
+OTHER_OPERATORS = frozenset(
     {
         "TRT_Attention", "TRT_AveragePool", "TRT_BlockDequantize", "TRT_BlockQuantize", "TRT_Conv", "TRT_Deconv",
         "TRT_FloorDiv", "TRT_Gather", "TRT_KVCacheUpdate", "TRT_MatMul", "TRT_MaxAverageBlendPool", "TRT_MaxPool",
@@ -52,7 +52,7 @@ OTHERS = frozenset(
 )  # fmt: skip
 """Other operators of the parser."""
 
-PLUGINS = frozenset(
+PLUGIN_OPERATORS = frozenset(
     {
         "BatchTilePlugin_TRT", "BatchedNMSDynamic_TRT", "BatchedNMS_TRT", "Clip_TRT", "CoordConvAC", "CropAndResize",
         "CropAndResizeDynamic", "CustomEmbLayerNormPluginDynamic", "CustomFCPluginDynamic", "CustomGeluPluginDynamic",
@@ -68,12 +68,14 @@ PLUGINS = frozenset(
 )  # fmt: skip
 """The plugins included in TensorRT."""
 
-KNOWN = frozenset({*TYPED, *DYNAMIC, *OTHERS, *PLUGINS})
+KNOWN_OPERATORS = frozenset({*TYPED_PAIR_OPERATORS, *DYNAMIC_QUANTIZERS, *OTHER_OPERATORS, *PLUGIN_OPERATORS})
 
 
 def is_known(node: onnx.NodeProto) -> bool:
     """Whether TensorRT recognizes a node that is no ONNX operator."""
-    return node.op_type in KNOWN or (node.domain == DOMAIN and node.op_type in (QUANTIZE, DEQUANTIZE))
+    return node.op_type in KNOWN_OPERATORS or (
+        node.domain == TENSORRT_DOMAIN and node.op_type in (QUANTIZE, DEQUANTIZE)
+    )
 
 
 def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -85,43 +87,43 @@ def graphs_of(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from graphs_of(attribute.g)
 
 
-def told_apart(model: onnx.ModelProto) -> onnx.ModelProto:
+def separate_own_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return a file with TensorRT's own operators moved to a domain of their own.
 
     Variants of ONNX operators get the ONNX name there, with their type in an attribute.
     """
-    if not any(node.op_type in KNOWN for graph in graphs_of(model.graph) for node in graph.node):
+    if not any(node.op_type in KNOWN_OPERATORS for graph in graphs_of(model.graph) for node in graph.node):
         return model
     told = onnx.ModelProto()
     told.CopyFrom(model)
     for graph in graphs_of(told.graph):
         for node in graph.node:
-            if node.op_type in KNOWN:
-                _tell(node)
-    if all(opset.domain != DOMAIN for opset in told.opset_import):
-        told.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+            if node.op_type in KNOWN_OPERATORS:
+                _move_to_own_domain(node)
+    if all(opset.domain != TENSORRT_DOMAIN for opset in told.opset_import):
+        told.opset_import.append(onnx.helper.make_opsetid(TENSORRT_DOMAIN, 1))
     return told
 
 
-def _tell(node: onnx.NodeProto) -> None:
-    node.domain = DOMAIN
+def _move_to_own_domain(node: onnx.NodeProto) -> None:
+    node.domain = TENSORRT_DOMAIN
     if node.op_type.startswith("TRT_MXFP8") and all(a.name != "block_size" for a in node.attribute):
-        node.attribute.append(onnx.helper.make_attribute("block_size", MXFP8))
-    if node.op_type in TYPED:
-        node.op_type, integers = TYPED[node.op_type]
-        node.attribute.append(onnx.helper.make_attribute(INTEGERS, integers))
+        node.attribute.append(onnx.helper.make_attribute("block_size", MXFP8_BLOCK_SIZE))
+    if node.op_type in TYPED_PAIR_OPERATORS:
+        node.op_type, integers = TYPED_PAIR_OPERATORS[node.op_type]
+        node.attribute.append(onnx.helper.make_attribute(QUANTIZED_TYPE_ATTRIBUTE, integers))
 
 
-def stated_types(node: onnx.NodeProto) -> dict[str, int]:
+def output_types(node: onnx.NodeProto) -> dict[str, int]:
     """Return the element types of the outputs of a TensorRT operator, as far as it determines them."""
     stated = {a.name: a.i for a in node.attribute}
-    if node.domain != DOMAIN:
+    if node.domain != TENSORRT_DOMAIN:
         return {}
-    if node.op_type in DYNAMIC:
-        kinds = DYNAMIC[node.op_type]
+    if node.op_type in DYNAMIC_QUANTIZERS:
+        kinds = DYNAMIC_QUANTIZERS[node.op_type]
         wanted = [kind or stated.get(name, 0) for kind, name in zip(kinds, ("output_type", "scale_type"), strict=True)]
     elif node.op_type == QUANTIZE:
-        wanted = [stated.get(INTEGERS, 0) or stated.get("output_dtype", 0)]
+        wanted = [stated.get(QUANTIZED_TYPE_ATTRIBUTE, 0) or stated.get("output_dtype", 0)]
     else:
         wanted = [stated.get("output_dtype", 0)]
     return {name: kind for name, kind in zip(node.output, wanted, strict=False) if name and kind}

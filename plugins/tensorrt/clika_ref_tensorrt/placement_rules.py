@@ -7,38 +7,40 @@ from collections.abc import MutableMapping, Sequence
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.onnx_file import NOTHING, OnnxFile
-from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, QUANTIZE
+from clika_ref_tensorrt.onnx_file import IDENTITY_OPERATORS, OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC_QUANTIZERS, QUANTIZE
 from clika_ref_tensorrt.rule_book import (
-    COMPUTED,
-    CONVOLUTIONS,
-    FEW_BITS,
-    LAYERS,
-    POINTWISE,
-    PRODUCTS,
-    SCALING,
-    WEIGHTED,
-    Found,
-    multiplied,
+    CONVOLUTION_OPERATORS,
+    FUSED_WITH_CONSTANT,
+    LAYER_OPERATORS,
+    LOW_BIT_TYPES,
+    MATMUL_OPERATORS,
+    POINTWISE_OPERATORS,
+    QUANTIZED_TYPES,
+    WEIGHTED_OPERATORS,
+    Violations,
+    factors_of,
     rule,
     type_name,
 )
 
 
 @rule("all-inputs")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(*LAYERS):
-        found = [file.dequantizer(name) for name in multiplied(node)]
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(*LAYER_OPERATORS):
+        found = [file.dequantizer(name) for name in factors_of(node)]
         kinds = [file.integer_type(made) for made in found if made is not None]
-        few = [place for place, made in enumerate(found) if made is not None and file.integer_type(made) in FEW_BITS]
+        few = [
+            place for place, made in enumerate(found) if made is not None and file.integer_type(made) in LOW_BIT_TYPES
+        ]
         is_weight_alone = all(made is None or file.is_weight(made) for made in found)
-        is_taken_alone = file.has_weights_alone and node.op_type in PRODUCTS and is_weight_alone
+        is_taken_alone = file.has_weights_alone and node.op_type in MATMUL_OPERATORS and is_weight_alone
         if len({*kinds}) > 1 and few:
-            yield node, _mixed(file, node, few[0])
-        elif len({*kinds} & COMPUTED) > 1:
+            yield node, _describe_mixed_types(file, node, few[0])
+        elif len({*kinds} & QUANTIZED_TYPES) > 1:
             yield node, f"its operands are {' and '.join(map(type_name, kinds))}; give both the same integers"
         elif 0 < len(kinds) < len(found) and not few and not is_taken_alone:
-            lacking = _operand(file, node, found.index(None))
+            lacking = _operand_name(file, node, found.index(None))
             quantized = "the other is" if len(found) == 2 else "others are"
             yield (
                 node,
@@ -46,45 +48,47 @@ def _(file: OnnxFile) -> Found:
             )
 
 
-def _mixed(file: OnnxFile, node: onnx.NodeProto, place: int) -> str:
+def _describe_mixed_types(file: OnnxFile, node: onnx.NodeProto, place: int) -> str:
     """Return the message for a layer with one low-bit operand and another type for the other."""
-    made, what = file.dequantizer(node.input[place]), _operand(file, node, place)
+    made, what = file.dequantizer(node.input[place]), _operand_name(file, node, place)
     kind = type_name(file.integer_type(made)).lower() if made is not None else ""
-    if node.op_type not in PRODUCTS:
+    if node.op_type not in MATMUL_OPERATORS:
         return f"its {what} is {kind}, which only matrix products read; give it int8, or leave it float"
     if made is None or not file.is_weight(made):
-        return f"its {what} is {kind}, and its {_operand(file, node, 1 - place)} is not; give both the same integers"
-    other = _operand(file, node, 1 - place)
+        return (
+            f"its {what} is {kind}, and its {_operand_name(file, node, 1 - place)} is not; give both the same integers"
+        )
+    other = _operand_name(file, node, 1 - place)
     return f"its {what} is {kind}, and its {other} is quantized; such weights are multiplied with floats"
 
 
-def _operand(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
+def _operand_name(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
     """Return the name of a layer's operand: ``weight`` for the one stored in the file, in either order."""
     match node.op_type:
         case "Attention":
             return ("query", "key", "value")[position]
         case "Conv" | "ConvTranspose":
             return ("input", "weight")[position]
-        case kind if kind in PRODUCTS:
-            held = [_is_held(file, name) for name in multiplied(node)]
+        case kind if kind in MATMUL_OPERATORS:
+            held = [_is_stored(file, name) for name in factors_of(node)]
             return f"operand {position}" if sum(held) != 1 else "weight" if held[position] else "input"
         case _:
             return f"operand {position}"
 
 
-def _is_held(file: OnnxFile, name: str) -> bool:
+def _is_stored(file: OnnxFile, name: str) -> bool:
     """Whether a value is stored in the file, in float or quantized."""
     made = file.dequantizer(name)
     return name in file.constants if made is None else file.is_weight(made)
 
 
 @rule("before-fusion")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE):
-        made = file.source(node.input[0], NOTHING)
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE):
+        made = file.source(node.input[0], IDENTITY_OPERATORS)
         if made is None or (made.op_type != "BatchNormalization" and layer_of(file, made) is None):
             continue
-        readers = file.behind_pairs(node.output[0])
+        readers = file.readers_after_pairs(node.output[0])
         if readers and all(_is_fused(file, reader) for reader in readers):
             kinds = " and ".join(dict.fromkeys(reader.op_type for reader in readers))
             yield node, f"lies between {made.op_type} and {kinds}, which do not fuse then; put it behind"
@@ -95,41 +99,41 @@ def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
 
     The part may be an elementwise product of a value with a function of it, as in SiLU.
     """
-    roots = file.once(_roots)
-    computed = {roots.get(name, name) for name in _computed(file, node)}
-    return node.op_type == "BatchNormalization" or (node.op_type in POINTWISE and len(computed) == 1)
+    roots = file.compute_once(_elementwise_roots)
+    computed = {roots.get(name, name) for name in _variable_operands(file, node)}
+    return node.op_type == "BatchNormalization" or (node.op_type in POINTWISE_OPERATORS and len(computed) == 1)
 
 
-def _roots(file: OnnxFile) -> MutableMapping[str, str]:
+def _elementwise_roots(file: OnnxFile) -> MutableMapping[str, str]:
     """Return the single value that each value depends on elementwise, through pairs and constants, if there is one."""
-    found = file.on_top({}, _roots)
+    found = file.extend_enclosing({}, _elementwise_roots)
     for node in file.nodes:
-        computed = {found.get(name, name) for name in _computed(file, node)}
-        if node.op_type in {QUANTIZE, DEQUANTIZE, *NOTHING, *POINTWISE} and len(computed) == 1:
+        computed = {found.get(name, name) for name in _variable_operands(file, node)}
+        if node.op_type in {QUANTIZE, DEQUANTIZE, *IDENTITY_OPERATORS, *POINTWISE_OPERATORS} and len(computed) == 1:
             found[node.output[0]] = computed.pop()
     return found
 
 
-def _computed(file: OnnxFile, node: onnx.NodeProto) -> Sequence[str]:
+def _variable_operands(file: OnnxFile, node: onnx.NodeProto) -> Sequence[str]:
     """Return the operands of a node that are not constant."""
     return [name for name in node.input if name and name not in file.constants]
 
 
 def layer_of(
-    file: OnnxFile, node: onnx.NodeProto | None, layers: Sequence[str] | frozenset[str] = WEIGHTED
+    file: OnnxFile, node: onnx.NodeProto | None, layers: Sequence[str] | frozenset[str] = WEIGHTED_OPERATORS
 ) -> onnx.NodeProto | None:
     """Return the layer that a node is or is fused into before the activation, as a bias or a norm."""
-    layer = file.once(_layers).get(node.output[0]) if node is not None else None
+    layer = file.compute_once(_layers_by_output).get(node.output[0]) if node is not None else None
     return layer if layer is not None and layer.op_type in layers else None
 
 
-def _layers(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
+def _layers_by_output(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
     """Return the layers by their outputs, including outputs of fused nodes."""
-    found = file.on_top({}, _layers)
+    found = file.extend_enclosing({}, _layers_by_output)
     for node in file.nodes:
-        if node.op_type in WEIGHTED:
+        if node.op_type in WEIGHTED_OPERATORS:
             found[node.output[0]] = node
-        elif node.op_type in ("BatchNormalization", *SCALING):
+        elif node.op_type in ("BatchNormalization", *FUSED_WITH_CONSTANT):
             computed = [name for name in node.input if name not in file.constants]
             is_inverse = node.op_type == "Div" and computed != [node.input[0]]
             source = file.source(computed[0]) if len(computed) == 1 and not is_inverse else None
@@ -139,43 +143,45 @@ def _layers(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
 
 
 @rule("residual")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind("Add"):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type("Add"):
         if any(name in file.constants for name in node.input):
             continue  # a bias
-        sources = [_behind_quantizer(file, name) for name in node.input]
-        if not any(layer_of(file, source, CONVOLUTIONS) for source in sources):
-            if _adds_float_of(file, node):
+        sources = [_quantizer_source(file, name) for name in node.input]
+        if not any(layer_of(file, source, CONVOLUTION_OPERATORS) for source in sources):
+            if _is_float_residual(file, node):
                 yield node, "adds a float to a convolution in integers, which is quantized for others; let it read that"
             continue
         floats = [file.source(name) for name, source in zip(node.input, sources, strict=True) if source is None]
         pairs = [made for name in node.input if (made := file.dequantizer(name)) is not None]
         if not floats:
             yield node, "both branches are quantized; quantize only the one that does not come from the convolution"
-        elif not layer_of(file, floats[0], CONVOLUTIONS) and not any(serves_layers(file, made) for made in pairs):
+        elif not layer_of(file, floats[0], CONVOLUTION_OPERATORS) and not any(
+            is_read_by_layers(file, made) for made in pairs
+        ):
             yield node, "the branch that comes from the convolution is quantized; quantize only the other one"
 
 
-def _adds_float_of(file: OnnxFile, node: onnx.NodeProto) -> bool:
+def _is_float_residual(file: OnnxFile, node: onnx.NodeProto) -> bool:
     """Whether a node adds a float to a quantized convolution, although the float or its origin is also quantized."""
     for branch, identity in (node.input, node.input[::-1]):
-        layer = layer_of(file, file.source(branch), CONVOLUTIONS)
+        layer = layer_of(file, file.source(branch), CONVOLUTION_OPERATORS)
         if layer is not None and all(file.dequantizer(name) is not None for name in layer.input[:2]):
-            other = layer_of(file, file.source(identity), CONVOLUTIONS)
-            return other is None and identity in file.once(_moved_from_rounded)
+            other = layer_of(file, file.source(identity), CONVOLUTION_OPERATORS)
+            return other is None and identity in file.compute_once(_values_from_quantized)
     return False
 
 
-def _moved_from_rounded(file: OnnxFile) -> set[str]:
+def _values_from_quantized(file: OnnxFile) -> set[str]:
     """Return the quantized values, and values moved from them."""
-    found = {file.origin(node.input[0], NOTHING) for node in file.of_kind(QUANTIZE)}
+    found = {file.origin(node.input[0], IDENTITY_OPERATORS) for node in file.nodes_of_type(QUANTIZE)}
     for node in file.nodes:
-        if file.moves(node) and node.input[0] in found:
+        if file.is_moving(node) and node.input[0] in found:
             found.update(node.output)
     return found
 
 
-def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
+def _quantizer_source(file: OnnxFile, name: str) -> onnx.NodeProto | None:
     """Return the producer of a value before its quantization, or the quantizer itself for a graph input."""
     made = file.dequantizer(name)
     quantizer = file.makers.get(made.input[0]) if made is not None else None
@@ -184,70 +190,70 @@ def _behind_quantizer(file: OnnxFile, name: str) -> onnx.NodeProto | None:
     return file.source(quantizer.input[0]) or quantizer
 
 
-def serves_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
+def is_read_by_layers(file: OnnxFile, made: onnx.NodeProto) -> bool:
     """Whether a layer reads the result of a dequantizer, or of another one with the same input."""
     around: OnnxFile | None = file
     while around is not None:
-        if made.input[0] in around.once(_served):
+        if made.input[0] in around.compute_once(_layer_inputs):
             return True
-        around = around.around
+        around = around.enclosing
     return False
 
 
-def _served(file: OnnxFile) -> set[str]:
+def _layer_inputs(file: OnnxFile) -> set[str]:
     """Return the quantized values that layers of a graph and of its branches read."""
-    found = set[str]().union(*(branch.once(_served) for _, _, branch in file.branches))
-    for node in file.of_kind(*LAYERS):
-        made = [file.dequantizer(name) for name in multiplied(node)]
+    found = set[str]().union(*(branch.compute_once(_layer_inputs) for _, _, branch in file.branches))
+    for node in file.nodes_of_type(*LAYER_OPERATORS):
+        made = [file.dequantizer(name) for name in factors_of(node)]
         found.update(one.input[0] for one in made if one is not None)
     return found
 
 
 @rule("one-quantizer")
-def _(file: OnnxFile) -> Found:
-    around = file.around.once(_quantized) if file.around is not None else {}
+def _(file: OnnxFile) -> Violations:
+    around = file.enclosing.compute_once(_find_first_quantizers) if file.enclosing is not None else {}
     first = dict[str, onnx.NodeProto]()
-    for node in file.of_kind(QUANTIZE):
-        name = file.origin(node.input[0], NOTHING)
+    for node in file.nodes_of_type(QUANTIZE):
+        name = file.origin(node.input[0], IDENTITY_OPERATORS)
         if file.is_weight(node):
             continue  # each reader may have it quantized along its own channels
         if (other := around.get(name) or first.get(name)) is not None:
             yield node, f"quantizes {name!r}, as {other.name!r} does; let one serve all"
         first.setdefault(name, node)
-        made = file.source(node.input[0], NOTHING)
+        made = file.source(node.input[0], IDENTITY_OPERATORS)
         if made is not None and made.op_type == DEQUANTIZE and _is_inverse(file, node, made):
             yield node, f"quantizes what {made.name!r} has just dequantized; read that"
 
 
 def _is_inverse(file: OnnxFile, node: onnx.NodeProto, made: onnx.NodeProto) -> bool:
     """Whether a quantizer restores the quantized value that a dequantizer reads."""
-    return file.integer_type(node) == file.integer_type(made) and not _differing(file, node, made)
+    return file.integer_type(node) == file.integer_type(made) and not _scale_difference(file, node, made)
 
 
-def _quantized(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
+def _find_first_quantizers(file: OnnxFile) -> MutableMapping[str, onnx.NodeProto]:
     """Return the quantized values of a graph and its enclosing graphs, each with its first quantizer."""
-    found = file.on_top({}, _quantized)
-    for node in file.of_kind(QUANTIZE):
-        found.setdefault(file.origin(node.input[0], NOTHING), node)
+    found = file.extend_enclosing({}, _find_first_quantizers)
+    for node in file.nodes_of_type(QUANTIZE):
+        found.setdefault(file.origin(node.input[0], IDENTITY_OPERATORS), node)
     return found
 
 
 @rule("pair")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE):
-        for inverse in file.inverses(node.output[0]):
-            if differing := _differing(file, node, inverse):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE):
+        for inverse in file.dequantizers_of(node.output[0]):
+            if differing := _scale_difference(file, node, inverse):
                 yield node, f"has {differing} than its inverse, {inverse.name!r}; give both the same"
         for reader in file.readers.get(node.output[0], []):
-            if reader.op_type != DEQUANTIZE and not file.moves(reader):
+            if reader.op_type != DEQUANTIZE and not file.is_moving(reader):
                 yield reader, f"reads the integers of {node.name!r} itself; a DequantizeLinear must come between"
     for value in file.graph.output:
         source = file.source(value.name)
         if source is not None and source.op_type == QUANTIZE:
             yield source, "its integers are an output; return floats, behind a DequantizeLinear"
-    for node in file.of_kind(DEQUANTIZE):
+    for node in file.nodes_of_type(DEQUANTIZE):
         made = file.source(node.input[0])
-        is_quantizer = made is not None and made.op_type in (QUANTIZE, *DYNAMIC)
+        is_quantizer = made is not None and made.op_type in (QUANTIZE, *DYNAMIC_QUANTIZERS)
         if made is not None and not is_quantizer and node.input[0] not in file.constants:
             yield (
                 node,
@@ -255,7 +261,7 @@ def _(file: OnnxFile) -> Found:
             )
 
 
-def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:
+def _scale_difference(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:
     """Return the difference between a quantizer's and a dequantizer's scales as text; empty if they agree."""
     ours, theirs = (file.constant(one.input[1]) for one in (node, inverse))
     if ours is None or theirs is None or not (ours.size and theirs.size):
@@ -271,7 +277,7 @@ def _differing(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) ->
 
 
 @rule("scalar")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         if file.rank(node.input[0]) == 0:
             yield node, f"{'quantizes' if node.op_type == QUANTIZE else 'dequantizes'} a scalar; leave it float"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from clika_ref.core.hooks import hookimpl
 from clika_ref.core.targets import Target
-from clika_ref_tensorrt.scheme import OF_WEIGHTS
+from clika_ref_tensorrt.scheme import WEIGHT_ONLY_SCHEME
 from clika_ref_tensorrt.target import TensorRt
 
 CLIKA_REF_API = 1
@@ -15,4 +15,4 @@ CLIKA_REF_API = 1
 @hookimpl
 def clika_ref_targets() -> Sequence[Target]:
     """Return TensorRT, and TensorRT-LLM, which uses weight-only quantization."""
-    return [TensorRt(), TensorRt("tensorrt-llm", OF_WEIGHTS)]
+    return [TensorRt(), TensorRt("tensorrt-llm", WEIGHT_ONLY_SCHEME)]

@@ -11,36 +11,36 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref.core.errors import TargetError
+from clika_ref.core.guards import is_met
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.symbols import Guard, Symbol, evaluate, is_symbolic
 from clika_ref.core.types import Dim
-from clika_ref.input_checks import is_met
-from clika_ref.sizes_seen import Sizes
+from clika_ref.targets.size_statistics import SymbolSizes
 
-SEPARATORS = frozenset(",:")
+TRTEXEC_SEPARATORS = frozenset(",:")
 """Separators of ``trtexec`` between inputs and their sizes."""
 
-PARTS = ("minShapes", "optShapes", "maxShapes")
+SHAPE_FLAGS = ("minShapes", "optShapes", "maxShapes")
 """The ``trtexec`` flags for the three sizes of a profile."""
 
-LEAST, USUAL, LARGEST = range(3)
-"""Indices into `PARTS` and into the chosen sizes of a dim."""
+MIN_PART, USUAL_PART, MAX_PART = range(3)
+"""Indices into `SHAPE_FLAGS` and into the chosen sizes of a dim."""
 
-TYPED = "--stronglyTyped"
+STRONGLY_TYPED_FLAG = "--stronglyTyped"
 """Use the types of the file: required by TensorRT 10; TensorRT 11 always does and accepts the flag.
 
 Source: NVIDIA's guide to the migration from weak to strong typing.
 """
 
-CUTTING = frozenset({"slice", "slice_scatter", "roll"})
+SLICING_OPERATORS = frozenset({"slice", "slice_scatter", "roll"})
 """Operators with numbers that become operands of a Slice. The engine needs their range even if no dim uses them."""
 
-Chosen = Mapping[str, tuple[int, int, int]]
+ChosenSizes = Mapping[str, tuple[int, int, int]]
 """Minimum, usual and maximum size by symbol name, overriding observed sizes."""
 
 
 @dataclass(frozen=True)
-class Profile:
+class OptimizationProfile:
     """Sizes of all dynamic dims by symbol name: minimum, usual and maximum."""
 
     least: Mapping[str, int]
@@ -50,7 +50,7 @@ class Profile:
     """Observed sizes outside the profile, with the reason; empty if there are none."""
 
 
-def profile_of(graph: Graph, observed: Mapping[Sizes, int], chosen: Chosen) -> Profile:
+def choose_profile(graph: Graph, observed: Mapping[SymbolSizes, int], chosen: ChosenSizes) -> OptimizationProfile:
     """Return the profile of an engine.
 
     The usual sizes are the most frequent combination. The minimum is that of each dim, and the maximum likewise. If a
@@ -64,82 +64,91 @@ def profile_of(graph: Graph, observed: Mapping[Sizes, int], chosen: Chosen) -> P
     Raises:
         TargetError: a chosen range is for an unknown symbol, outside the traced range, or contradicts a guard.
     """
-    symbols = _symbols(graph)
-    _refuse_unknown(graph, symbols, chosen)
+    symbols = _input_symbols(graph)
+    _check_known(graph, symbols, chosen)
     for name, sizes in chosen.items():
-        _refuse_untraced(symbols[name], sizes)
-    limits, calls = _Limits(graph.guards, _profiled(graph)), _calls(symbols, observed, chosen)
-    usual = _together(_most_frequent(calls), chosen, USUAL)
-    if fault := limits.fault(usual, usual, USUAL):
-        raise _refused(fault)
-    (least, why), (largest, why_not) = (_end(limits, calls, usual, chosen, part) for part in (LEAST, LARGEST))
-    return Profile(least, usual, largest, _left_out(calls, least, largest, why or why_not))
+        _check_traced(symbols[name], sizes)
+    limits, calls = (
+        _ProfileConstraints(graph.guards, _dynamic_input_shapes(graph)),
+        _count_calls(symbols, observed, chosen),
+    )
+    usual = _merge_sizes(_most_frequent(calls), chosen, USUAL_PART)
+    if fault := limits.fault(usual, usual, USUAL_PART):
+        raise _shapes_error(fault)
+    (least, why), (largest, why_not) = (
+        _extreme_sizes(limits, calls, usual, chosen, part) for part in (MIN_PART, MAX_PART)
+    )
+    return OptimizationProfile(least, usual, largest, _describe_omissions(calls, least, largest, why or why_not))
 
 
-def command(graph: Graph, file: Path, profile: Profile) -> str:
+def trtexec_command(graph: Graph, file: Path, profile: OptimizationProfile) -> str:
     """Return the ``trtexec`` command line for the file of a graph.
 
     Raises:
         TargetError: the name of an input contains a separator.
     """
-    profiled = _profiled(graph)
-    odd = [name for name in profiled if SEPARATORS & {*name}]
+    profiled = _dynamic_input_shapes(graph)
+    odd = [name for name in profiled if TRTEXEC_SEPARATORS & {*name}]
     if odd:
         msg = f"trtexec separates by ',' and ':', which the input {odd[0]!r} has in its name; give other input_names"
         raise TargetError(msg)
     shapes = [
         f"--{flag}="
         + ",".join(f"{name}:{'x'.join(str(evaluate(s, part)) for s in of)}" for name, of in profiled.items())
-        for flag, part in zip(PARTS, (profile.least, profile.usual, profile.largest), strict=True)
+        for flag, part in zip(SHAPE_FLAGS, (profile.least, profile.usual, profile.largest), strict=True)
     ]
-    files = [f"--onnx={file.name}", f"--saveEngine={beside(file, '.engine').name}"]
-    return shlex.join(["trtexec", *files, TYPED, *(shapes if profiled else [])])
+    files = [f"--onnx={file.name}", f"--saveEngine={companion_path(file, '.engine').name}"]
+    return shlex.join(["trtexec", *files, STRONGLY_TYPED_FLAG, *(shapes if profiled else [])])
 
 
-def script_of(line: str, profile: Profile) -> str:
+def build_script(line: str, profile: OptimizationProfile) -> str:
     """Return a script that runs a command line in its own folder, with a comment on sizes that the engine omits."""
     note = f"# {' '.join(profile.left_out.split())}\n" if profile.left_out else ""
     return f'#!/bin/sh\n{note}cd "$(dirname "$0")" || exit\n{line}\n'
 
 
-def beside(file: Path, suffix: str) -> Path:
+def companion_path(file: Path, suffix: str) -> Path:
     """Return the path of a file that belongs to an ONNX file, unique for each."""
     return file.with_name(f"{file.name}{suffix}")
 
 
-def _symbols(graph: Graph) -> dict[str, Symbol]:
+def _input_symbols(graph: Graph) -> dict[str, Symbol]:
     """Return the symbols defined by inputs; others depend on data and are not part of a profile."""
     inputs = {value.name for value in graph.inputs}
     return {name: symbol for name, symbol in graph.symbols.items() if symbol.side.name in inputs}
 
 
-def _profiled(graph: Graph) -> dict[str, tuple[Dim, ...]]:
+def _dynamic_input_shapes(graph: Graph) -> dict[str, tuple[Dim, ...]]:
     """Return the shapes of inputs with dynamic dims.
 
     For an input with an element that is a length or a slice bound, ``trtexec`` takes its value in place of a shape.
     """
-    lengths = {name for node in graph.nodes for name in _lengths(node, graph)}
-    numbers = [s for s in _symbols(graph).values() if s.side.dim is None and s.name in lengths]
+    lengths = {name for node in graph.nodes for name in _length_symbols(node, graph)}
+    numbers = [s for s in _input_symbols(graph).values() if s.side.dim is None and s.name in lengths]
     dynamic = {v.name: v.type.shape for v in graph.inputs if not v.type.is_static}
     return dynamic | {symbol.side.name: (symbol.expr,) for symbol in numbers}
 
 
-def _lengths(node: Node, graph: Graph) -> set[str]:
+def _length_symbols(node: Node, graph: Graph) -> set[str]:
     """Return the symbols that the output shapes of a node contain or depend on."""
-    made = {name for value in node.outputs for name in _names(value.type.shape)}
+    made = {name for value in node.outputs for name in _symbol_names(value.type.shape)}
     outputs = {value.name for value in node.outputs}
     makes_own = any(graph.symbols[name].side.name in outputs for name in made & graph.symbols.keys())
-    return made | _names((*node.inputs, *node.attrs.values())) if makes_own or node.kind in CUTTING else made
+    return (
+        made | _symbol_names((*node.inputs, *node.attrs.values()))
+        if makes_own or node.kind in SLICING_OPERATORS
+        else made
+    )
 
 
-def _names(item: Any) -> set[str]:
+def _symbol_names(item: Any) -> set[str]:
     """Return the names of symbols in a dim or number, or in a tuple of them."""
     if isinstance(item, tuple):
-        return {name for part in item for name in _names(part)}
+        return {name for part in item for name in _symbol_names(part)}
     return {str(symbol) for symbol in item.free_symbols} if is_symbolic(item) else set()
 
 
-def _refuse_unknown(graph: Graph, symbols: Mapping[str, Symbol], chosen: Chosen) -> None:
+def _check_known(graph: Graph, symbols: Mapping[str, Symbol], chosen: ChosenSizes) -> None:
     """Reject chosen sizes for symbols that the inputs of the graph lack."""
     for name in chosen:
         if name not in symbols:
@@ -148,7 +157,7 @@ def _refuse_unknown(graph: Graph, symbols: Mapping[str, Symbol], chosen: Chosen)
             raise TargetError(msg)
 
 
-def _refuse_untraced(symbol: Symbol, sizes: tuple[int, int, int]) -> None:
+def _check_traced(symbol: Symbol, sizes: tuple[int, int, int]) -> None:
     low, _, high = sizes
     if (symbol.low is not None and low < symbol.low) or (symbol.high is not None and high > symbol.high):
         msg = (
@@ -158,17 +167,19 @@ def _refuse_untraced(symbol: Symbol, sizes: tuple[int, int, int]) -> None:
         raise TargetError(msg)
 
 
-def _calls(symbols: Mapping[str, Symbol], observed: Mapping[Sizes, int], chosen: Chosen) -> Counter[Sizes]:
+def _count_calls(
+    symbols: Mapping[str, Symbol], observed: Mapping[SymbolSizes, int], chosen: ChosenSizes
+) -> Counter[SymbolSizes]:
     """Return the number of calls by their sizes, without chosen dims; one call of legal sizes if none were observed."""
     legal = {s.name: s.example or max(s.low or 1, 1) for s in symbols.values()}
-    found = Counter[Sizes]()
+    found = Counter[SymbolSizes]()
     for sizes, count in (observed or {(): 1}).items():
         known = legal | dict(sizes)
         found[tuple((name, known[name]) for name in sorted(symbols) if name not in chosen)] += count
     return found
 
 
-def _most_frequent(calls: Counter[Sizes]) -> Sizes:
+def _most_frequent(calls: Counter[SymbolSizes]) -> SymbolSizes:
     """Return the most frequent combination of sizes; ties are broken by the frequency of each size."""
     alone = Counter[tuple[str, int]]()
     for call, count in calls.items():
@@ -176,12 +187,12 @@ def _most_frequent(calls: Counter[Sizes]) -> Sizes:
     return max(sorted(calls), key=lambda call: (calls[call], sum(alone[side] for side in call)))
 
 
-def _together(call: Sizes, chosen: Chosen, part: int) -> dict[str, int]:
+def _merge_sizes(call: SymbolSizes, chosen: ChosenSizes, part: int) -> dict[str, int]:
     return dict(call) | {name: sizes[part] for name, sizes in chosen.items()}
 
 
 @dataclass(frozen=True)
-class _Limits:
+class _ProfileConstraints:
     """Constraints on the sizes of a profile: the guards of a graph, and input dims that grow with the sizes."""
 
     guards: Sequence[Guard]
@@ -196,13 +207,13 @@ class _Limits:
         for name, side in ((name, side) for name, sides in self.profiled.items() for side in sides):
             length, wanted = (_length(side, of) for of in (sizes, usual))
             is_impossible = length < 0 and not getattr(side, "is_Symbol", False)  # numbers may be negative
-            if is_impossible or (part == LEAST and length > wanted) or (part == LARGEST and length < wanted):
+            if is_impossible or (part == MIN_PART and length > wanted) or (part == MAX_PART and length < wanted):
                 return f"with {dict(sizes)} a side {side} of {name!r} is {length}, and usually {wanted}"
         return ""
 
 
-def _end(
-    limits: _Limits, calls: Counter[Sizes], usual: Mapping[str, int], chosen: Chosen, part: int
+def _extreme_sizes(
+    limits: _ProfileConstraints, calls: Counter[SymbolSizes], usual: Mapping[str, int], chosen: ChosenSizes, part: int
 ) -> tuple[Mapping[str, int], str]:
     """Return the minimum or maximum sizes, and why they are not the extreme of each dim.
 
@@ -211,20 +222,20 @@ def _end(
     Raises:
         TargetError: no call is compatible with the chosen sizes.
     """
-    by_size = sorted(calls, key=lambda call: (math.prod(size for _, size in call), call), reverse=part == LARGEST)
+    by_size = sorted(calls, key=lambda call: (math.prod(size for _, size in call), call), reverse=part == MAX_PART)
     first = ""
-    for call in (_corner([*calls], part), *by_size):
-        sizes = _together(call, chosen, part)
+    for call in (_extreme_of_each_dim([*calls], part), *by_size):
+        sizes = _merge_sizes(call, chosen, part)
         fault = limits.fault(sizes, usual, part)
         if not fault:
             return sizes, first
         first = first or fault
-    raise _refused(first)
+    raise _shapes_error(first)
 
 
-def _corner(calls: Sequence[Sizes], part: int) -> Sizes:
+def _extreme_of_each_dim(calls: Sequence[SymbolSizes], part: int) -> SymbolSizes:
     """Return the minimum or maximum size of each dim, regardless of their combination."""
-    return tuple(min(sides) if part == LEAST else max(sides) for sides in zip(*calls, strict=True))
+    return tuple(min(sides) if part == MIN_PART else max(sides) for sides in zip(*calls, strict=True))
 
 
 def _length(side: Dim, sizes: Mapping[str, int]) -> int:
@@ -234,11 +245,13 @@ def _length(side: Dim, sizes: Mapping[str, int]) -> int:
         return -1  # no dim has this size
 
 
-def _refused(fault: str) -> TargetError:
+def _shapes_error(fault: str) -> TargetError:
     return TargetError(f"shapes: {fault}; choose others")
 
 
-def _left_out(calls: Counter[Sizes], least: Mapping[str, int], largest: Mapping[str, int], fault: str) -> str:
+def _describe_omissions(
+    calls: Counter[SymbolSizes], least: Mapping[str, int], largest: Mapping[str, int], fault: str
+) -> str:
     """Return the observed sizes outside a profile, with the reason, as text."""
     if not fault:
         return ""

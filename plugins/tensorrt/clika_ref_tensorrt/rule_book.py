@@ -8,36 +8,36 @@ import onnx
 
 from clika_ref_tensorrt.onnx_file import OnnxFile
 
-Found = Iterator[tuple[onnx.NodeProto | None, str]]
+Violations = Iterator[tuple[onnx.NodeProto | None, str]]
 """Violations of a rule: the node, or None for the file, and the message."""
 
-Check = Callable[[OnnxFile], Found]
+Check = Callable[[OnnxFile], Violations]
 
-RULES: dict[str, Check] = {}
+GRAPH_RULES: dict[str, Check] = {}
 """Rules on each graph, by name."""
 
-RULES_OF_FILES: dict[str, Check] = {}
+FILE_RULES: dict[str, Check] = {}
 """Rules on a whole file, by name. They make no assumptions."""
 
-PRODUCTS = ("MatMul", "Gemm")
+MATMUL_OPERATORS = ("MatMul", "Gemm")
 
-CONVOLUTIONS = ("Conv", "ConvTranspose")
+CONVOLUTION_OPERATORS = ("Conv", "ConvTranspose")
 
-WEIGHTED = frozenset({*CONVOLUTIONS, *PRODUCTS, "Einsum"})
+WEIGHTED_OPERATORS = frozenset({*CONVOLUTION_OPERATORS, *MATMUL_OPERATORS, "Einsum"})
 """Operators that multiply with weights."""
 
-LAYERS = WEIGHTED | {"Attention"}
+LAYER_OPERATORS = WEIGHTED_OPERATORS | {"Attention"}
 """Operators that run in INT8 if all factors are quantized."""
 
-FUSED_BEHIND = frozenset({"BatchNormalization", "Relu", "Clip"})
+FUSED_OPERATORS = frozenset({"BatchNormalization", "Relu", "Clip"})
 """Operators that are fused into a preceding layer."""
 
-SCALING = ("Add", "Mul", "Sub", "Div")
+FUSED_WITH_CONSTANT = ("Add", "Mul", "Sub", "Div")
 """Operators that are fused into a preceding layer if one operand is constant, such as biases and norms."""
 
-POINTWISE = frozenset(
+POINTWISE_OPERATORS = frozenset(
     {
-        *SCALING, "Abs", "Cast", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
+        *FUSED_WITH_CONSTANT, "Abs", "Cast", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
         "Log", "Max", "Min", "Mish", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus",
         "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu",
     }
@@ -46,14 +46,14 @@ POINTWISE = frozenset(
 
 TYPES = onnx.TensorProto
 
-FEW_BITS = (TYPES.INT4, TYPES.FLOAT4E2M1)
+LOW_BIT_TYPES = (TYPES.INT4, TYPES.FLOAT4E2M1)
 """Weight types of layers that compute in float."""
 
-COMPUTED = frozenset({TYPES.INT8, TYPES.FLOAT8E4M3FN, *FEW_BITS})
+QUANTIZED_TYPES = frozenset({TYPES.INT8, TYPES.FLOAT8E4M3FN, *LOW_BIT_TYPES})
 """Quantized types."""
 
 
-def multiplied(node: onnx.NodeProto) -> Sequence[str]:
+def factors_of(node: onnx.NodeProto) -> Sequence[str]:
     """Return the factors of a layer: input and weight, or query, key and value of attention."""
     match node.op_type:
         case "Einsum":
@@ -73,7 +73,7 @@ def rule(name: str, *, of_file: bool = False) -> Callable[[Check], Check]:
     """Declare a rule on each graph, or on the file as a whole."""
 
     def declare(check: Check) -> Check:
-        (RULES_OF_FILES if of_file else RULES)[name] = check
+        (FILE_RULES if of_file else GRAPH_RULES)[name] = check
         return check
 
     return declare

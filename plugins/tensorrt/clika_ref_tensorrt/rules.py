@@ -13,21 +13,28 @@ from pathlib import Path
 
 import onnx
 
-from clika_ref.violations import Violation
-from clika_ref_tensorrt import file_rules, number_rules, placement_rules, scale_rules, unweighted_rules, value_rules
+from clika_ref.core.violations import Violation
+from clika_ref_tensorrt import (
+    file_rules,
+    placement_rules,
+    quantized_type_rules,
+    scale_rules,
+    unweighted_rules,
+    value_type_rules,
+)
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.outline import inlined
-from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, told_apart
-from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES, Check
+from clika_ref_tensorrt.outline import inline_functions
+from clika_ref_tensorrt.own_operators import ONNX_DOMAINS, separate_own_operators
+from clika_ref_tensorrt.rule_book import FILE_RULES, GRAPH_RULES, Check
 
-DECLARING = (file_rules, number_rules, placement_rules, scale_rules, unweighted_rules, value_rules)
+RULE_MODULES = (file_rules, quantized_type_rules, placement_rules, scale_rules, unweighted_rules, value_type_rules)
 """Modules that declare rules on import."""
 
-OF_NODES = ("known-operators", "data-type", "top-k")
+NODE_RULES = ("known-operators", "data-type", "top-k")
 """Rules on single nodes, independent of their context."""
 
 
-def violations(
+def find_violations(
     model: onnx.ModelProto, *, folder: Path | None = None, has_weights_alone: bool = False
 ) -> list[Violation]:
     """Return all violations in a file, ordered by rule.
@@ -40,31 +47,31 @@ def violations(
     Raises:
         TargetError: scales, zero points or sizes are in another file, which cannot be read.
     """
-    file = OnnxFile(told_apart(inlined(model)), folder=folder, has_weights_alone=has_weights_alone)
-    found = [*_broken(RULES_OF_FILES, [file])]
-    if any(one.rule == file_rules.FORM for one in found):
+    file = OnnxFile(separate_own_operators(inline_functions(model)), folder=folder, has_weights_alone=has_weights_alone)
+    found = [*_run_rules(FILE_RULES, [file])]
+    if any(one.rule == file_rules.FORM_RULE for one in found):
         return found  # the other rules assume well-formed nodes
-    return [*found, *_broken(RULES, [file, *file.within])]
+    return [*found, *_run_rules(GRAPH_RULES, [file, *file.inner_graphs])]
 
 
-def fault_of_nodes(model: onnx.ModelProto) -> str | None:
+def find_node_fault(model: onnx.ModelProto) -> str | None:
     """Return why TensorRT cannot build an engine of ONNX nodes in any context, or None if it may.
 
     Operators outside of ONNX are accepted, since the building machine may have a plugin for them.
     """
-    file = OnnxFile(told_apart(inlined(model)))
-    checks = [check for name, check in (RULES_OF_FILES | RULES).items() if name in OF_NODES]
+    file = OnnxFile(separate_own_operators(inline_functions(model)))
+    checks = [check for name, check in (FILE_RULES | GRAPH_RULES).items() if name in NODE_RULES]
     found = (broken for check in checks for broken in check(file))
     return next((message for node, message in found if node is not None and node.domain in ONNX_DOMAINS), None)
 
 
-def _broken(rules: Mapping[str, Check], graphs: Sequence[OnnxFile]) -> Iterator[Violation]:
+def _run_rules(rules: Mapping[str, Check], graphs: Sequence[OnnxFile]) -> Iterator[Violation]:
     for name, check in rules.items():
         for graph in graphs:
             for node, message in check(graph):
-                yield Violation(name, _name(node), message)
+                yield Violation(name, _node_name(node), message)
 
 
-def _name(node: onnx.NodeProto | None) -> str:
+def _node_name(node: onnx.NodeProto | None) -> str:
     """Return the name of a node, or else of its output."""
     return "" if node is None else node.name or next(iter(node.output), node.op_type)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 import onnx
 
-from clika_ref_tensorrt.axes import PICKED, kept_sides, moved_axis
-from clika_ref_tensorrt.onnx_file import KEEPING, OnnxFile
-from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC, QUANTIZE, TYPES
-from clika_ref_tensorrt.rule_book import CONVOLUTIONS, WEIGHTED, Found, multiplied, rule
+from clika_ref_tensorrt.axes import REMOVED_AXIS, find_kept_axes, track_axis
+from clika_ref_tensorrt.onnx_file import ORDER_KEEPING_OPERATORS, OnnxFile
+from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC_QUANTIZERS, QUANTIZE, TYPES
+from clika_ref_tensorrt.rule_book import CONVOLUTION_OPERATORS, WEIGHTED_OPERATORS, Violations, factors_of, rule
 
 
 @rule("zero-point")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         if len(node.input) > 2 and node.input[2]:
             zero = file.constant(node.input[2])
             if zero is None:
@@ -25,8 +25,8 @@ def _(file: OnnxFile) -> Found:
 
 
 @rule("scale")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         scale = file.constant(node.input[1])
         if scale is None:
             if not _is_dynamic(file, node):
@@ -39,26 +39,26 @@ def _(file: OnnxFile) -> Found:
 
 def _is_dynamic(file: OnnxFile, node: onnx.NodeProto) -> bool:
     """Whether the input and its block scales, possibly quantized themselves, come from one dynamic quantizer."""
-    made = [file.source(name, KEEPING) for name in node.input[:2]]
+    made = [file.source(name, ORDER_KEEPING_OPERATORS) for name in node.input[:2]]
     if made[1] is not None and made[1].op_type == DEQUANTIZE:
-        made[1] = file.source(made[1].input[0], KEEPING)
-    return made[0] is not None and made[0] is made[1] and made[0].op_type in DYNAMIC
+        made[1] = file.source(made[1].input[0], ORDER_KEEPING_OPERATORS)
+    return made[0] is not None and made[0] is made[1] and made[0].op_type in DYNAMIC_QUANTIZERS
 
 
 @rule("scale-shape")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         scale, data = file.shape(node.input[1]), file.sides(node.input[0])
         zero = file.shape(node.input[2]) if len(node.input) > 2 else None
         if scale is None:
             continue
-        if fault := _misshapen(file, node, scale, data):
+        if fault := _shape_fault(file, node, scale, data):
             yield node, fault
         if zero is not None and zero != scale and (len(zero) > 1 or {*zero, *scale} != {1}):
             yield node, f"its zero point has the shape {zero}, and its scale {scale}; give both the same"
 
 
-def _misshapen(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Sequence[int | None] | None) -> str:
+def _shape_fault(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Sequence[int | None] | None) -> str:
     """Return why the shape of the scales does not fit the data; empty if it does."""
     block = file.block(node)
     if not block and len(scale) > 1:
@@ -76,31 +76,31 @@ def _misshapen(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Seq
 
 
 @rule("activation-per-tensor")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(QUANTIZE, DEQUANTIZE):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         scale = file.constant(node.input[1])
         if scale is not None and scale.size > 1 and not file.is_weight(node):
             yield node, f"{scale.size} scales of a value that is computed; give it one for the whole tensor"
 
 
 @rule("weight-axis")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind(*WEIGHTED):
-        for position in range(1 if node.op_type in CONVOLUTIONS else 0, len(multiplied(node))):
-            yield from _misplaced_scales(file, node, position)
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type(*WEIGHTED_OPERATORS):
+        for position in range(1 if node.op_type in CONVOLUTION_OPERATORS else 0, len(factors_of(node))):
+            yield from _check_scale_axis(file, node, position)
 
 
-def _misplaced_scales(file: OnnxFile, node: onnx.NodeProto, position: int) -> Found:
+def _check_scale_axis(file: OnnxFile, node: onnx.NodeProto, position: int) -> Violations:
     made = file.dequantizer(node.input[position])
     scale = file.constant(made.input[1]) if made is not None and file.is_weight(made) else None
     if made is None or scale is None or scale.size <= 1 or file.block(made):
         return
-    axis = moved_axis(file, node.input[position], made)
+    axis = track_axis(file, node.input[position], made)
     rank = file.rank(node.input[position])
     wanted = None if rank is None else _channel_axis(file, node, rank, position, axis)
     if None not in (axis, wanted) and axis != wanted:
         own = int(file.attribute(made, "axis", 1))
-        moved = "from which Gather picks" if axis == PICKED else f"which becomes {axis}"
+        moved = "from which Gather picks" if axis == REMOVED_AXIS else f"which becomes {axis}"
         where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, {moved}"
         yield made, f"the scales of a weight of {node.op_type} lie along {where}; its output channels lie on {wanted}"
 
@@ -116,15 +116,15 @@ def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int
             is_turned = file.attribute(node, "transB" if position else "transA", 0)
             return int(bool(is_turned) != bool(position))
         case "Einsum":
-            kept = kept_sides(file.attribute(node, "equation", b"").decode(), position)
+            kept = find_kept_axes(file.attribute(node, "equation", b"").decode(), position)
             return axis if axis in kept else next(iter(kept), None)
         case _:
             return rank - 1 if position else max(rank - 2, 0)
 
 
 @rule("transposed-groups")
-def _(file: OnnxFile) -> Found:
-    for node in file.of_kind("ConvTranspose"):
+def _(file: OnnxFile) -> Violations:
+    for node in file.nodes_of_type("ConvTranspose"):
         made = file.dequantizer(node.input[1])
         if made is not None and int(file.attribute(node, "group", 1)) > 1:
             scale = file.constant(made.input[1])

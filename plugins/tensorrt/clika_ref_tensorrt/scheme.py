@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref.quantization_scheme import (
+from clika_ref.targets.quantization_scheme import (
     CONVOLUTIONS,
-    PRODUCTS,
-    TRANSPOSED,
-    Integers,
+    MATRIX_PRODUCTS,
+    TRANSPOSED_CONVOLUTIONS,
+    FusedSums,
     QuantizationScheme,
-    Sums,
-    WeightsOnly,
+    QuantizedType,
+    WeightOnlyScheme,
 )
 
-SIGNED = Integers(is_signed=True, is_symmetric=True)
+SIGNED_SYMMETRIC = QuantizedType(is_signed=True, is_symmetric=True)
 
-EXPLICIT = QuantizationScheme(
-    activations=SIGNED,
-    weights=SIGNED,
-    layers=CONVOLUTIONS | TRANSPOSED | PRODUCTS,
-    moving=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
-    sums=Sums(CONVOLUTIONS, of_two_rounded=False),
-    joined=frozenset({"cat"}),
-    one_scale=TRANSPOSED,
-    is_all_or_none=True,
-    weights_only=WeightsOnly(layers=PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
+EXPLICIT_SCHEME = QuantizationScheme(
+    activations=SIGNED_SYMMETRIC,
+    weights=SIGNED_SYMMETRIC,
+    layers=CONVOLUTIONS | TRANSPOSED_CONVOLUTIONS | MATRIX_PRODUCTS,
+    data_movement=frozenset({"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "max_pool2d"}),
+    sums=FusedSums(CONVOLUTIONS, rounds_layer_result=False),
+    joins=frozenset({"cat"}),
+    per_tensor_weights=TRANSPOSED_CONVOLUTIONS,
+    is_all_or_none_quantized=True,
+    weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, bits=frozenset({4}), blocks={4: frozenset({64, 128})}),
 )
 """Quantize only the inputs of layers; for a residual, only the operand that is added to a convolution's result."""
 
-OF_WEIGHTS = replace(EXPLICIT, weights_only=WeightsOnly(layers=PRODUCTS, is_default=True))
+WEIGHT_ONLY_SCHEME = replace(EXPLICIT_SCHEME, weights_only=WeightOnlyScheme(layers=MATRIX_PRODUCTS, is_default=True))
 """TensorRT-LLM also supports 8-bit weight-only quantization, and quantizes only weights by default."""

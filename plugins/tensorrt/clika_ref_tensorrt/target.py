@@ -18,16 +18,16 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.passes import Pass
 from clika_ref.core.targets import Artifact, Runner
-from clika_ref.onnx_emission.artifact import onnx_refusal, write_artifact
-from clika_ref.quantization_scheme import QuantizationScheme
-from clika_ref.settings import BaseDeploymentSettings
-from clika_ref.violations import Violation
-from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, rounding_to_bfloat16
-from clika_ref_tensorrt.explaining import precisions
-from clika_ref_tensorrt.profiles import beside, command, profile_of, script_of
-from clika_ref_tensorrt.refusing import unbuildable
-from clika_ref_tensorrt.rules import violations
-from clika_ref_tensorrt.scheme import EXPLICIT
+from clika_ref.core.violations import Violation
+from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
+from clika_ref.settings.compile_options import BaseDeploymentSettings
+from clika_ref.targets.quantization_scheme import QuantizationScheme
+from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, emulate_bfloat16
+from clika_ref_tensorrt.explaining import predict_precisions
+from clika_ref_tensorrt.profiles import build_script, choose_profile, companion_path, trtexec_command
+from clika_ref_tensorrt.rules import find_violations
+from clika_ref_tensorrt.scheme import EXPLICIT_SCHEME
+from clika_ref_tensorrt.unsupported_calls import unbuildable_reason
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class TensorRt:
 
     suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
     name: str = "tensorrt"
-    scheme: QuantizationScheme = EXPLICIT
+    scheme: QuantizationScheme = EXPLICIT_SCHEME
     shapes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
     """Minimum, usual and maximum size of dynamic dims, overriding those of tracing."""
     emulated_by: str = "ONNX Runtime"
 
-    def configured(self, settings: BaseDeploymentSettings) -> TensorRt:
+    def configure(self, settings: BaseDeploymentSettings) -> TensorRt:
         """Return the target with the shapes of the settings."""
         return replace(self, shapes=getattr(settings, "shapes", {}))
 
@@ -52,7 +52,7 @@ class TensorRt:
 
     def refusal(self, node: Node) -> str | None:
         """Return why a node is unsupported: it has no ONNX form, or TensorRT lacks the operator or its types."""
-        return onnx_refusal(node) or unbuildable(node)
+        return onnx_unsupported_reason(node) or unbuildable_reason(node)
 
     def passes(self) -> Sequence[Pass]:
         """Return no passes: the standard ones suffice for TensorRT's fusions."""
@@ -67,11 +67,11 @@ class TensorRt:
             TargetError: the chosen or observed sizes do not fit the graph.
         """
         observed = options.get("observed")
-        profile = profile_of(graph, observed or {}, self.shapes if observed is not None else {})
-        line = command(graph, path, profile)
+        profile = choose_profile(graph, observed or {}, self.shapes if observed is not None else {})
+        line = trtexec_command(graph, path, profile)
         artifact = write_artifact(graph, path, self.name, external_data=options.get("external_data", False))
-        script = beside(path, ".trtexec.sh")
-        script.write_text(script_of(line, profile), encoding="utf-8")
+        script = companion_path(path, ".trtexec.sh")
+        script.write_text(build_script(line, profile), encoding="utf-8")
         script.chmod(script.stat().st_mode | 0o111)  # executable for all who may read it
         told = {"warnings": (profile.left_out,)} if profile.left_out else {}
         return replace(artifact, facts={**artifact.facts, "trtexec": line, **told})
@@ -85,17 +85,19 @@ class TensorRt:
         problem = self.missing()
         if problem is not None:
             raise TargetError(problem)
-        model = _read(artifact.path, external=False)
+        model = _load_model(artifact.path, external=False)
         if not computes_in_bfloat16(model):
             return OnnxRuntimeRunner(artifact, optimize=False)
         with TemporaryDirectory() as folder:
             path = Path(folder) / artifact.path.name
-            onnx.save(rounding_to_bfloat16(_read(artifact.path, external=True)), str(path), save_as_external_data=False)
+            onnx.save(
+                emulate_bfloat16(_load_model(artifact.path, external=True)), str(path), save_as_external_data=False
+            )
             return OnnxRuntimeRunner(replace(artifact, path=path), optimize=False)
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the predicted precision of each node, from the rules on the file."""
-        return precisions(artifact.path, has_weights_alone=self._has_weights_alone)
+        return predict_precisions(artifact.path, has_weights_alone=self._has_weights_alone)
 
     def check(self, path: Path) -> Sequence[Violation]:
         """Return the rules that an ONNX file from any exporter violates.
@@ -103,8 +105,8 @@ class TensorRt:
         Raises:
             TargetError: it is no ONNX file, or scales, zero points or sizes in another file cannot be read.
         """
-        model = _read(path, external=False)
-        return violations(model, folder=path.parent, has_weights_alone=self._has_weights_alone)
+        model = _load_model(path, external=False)
+        return find_violations(model, folder=path.parent, has_weights_alone=self._has_weights_alone)
 
     @property
     def _has_weights_alone(self) -> bool:
@@ -113,7 +115,7 @@ class TensorRt:
         return few is not None and 8 in few.bits
 
 
-def _read(path: Path, *, external: bool) -> onnx.ModelProto:
+def _load_model(path: Path, *, external: bool) -> onnx.ModelProto:
     """Load a file with or without external data."""
     try:
         return onnx.load(str(path), load_external_data=external)

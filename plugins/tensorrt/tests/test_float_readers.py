@@ -3,7 +3,7 @@
 import onnx
 import pytest
 import torch
-from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.rules import find_violations
 from torch import nn
 from torch.nn import functional as F
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -75,7 +75,7 @@ def test_a_layer_that_is_skipped_reads_floats_and_so_does_what_multiplies_comput
     only = {skipped: LayerQuantizationSettings(skip_quantization=True)}
     module = quantized(Siblings(), data, layer_quantization_settings=only)
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
-    assert violations(onnx.load(artifact.path)) == []
+    assert find_violations(onnx.load(artifact.path)) == []
     for twin in (module, loaded(module)):
         wanted = twin(data[0])
         torch.testing.assert_close(twin.train()(data[0]), wanted)  # whose fakes read the same
@@ -87,7 +87,7 @@ def test_what_is_joined_in_float_is_read_in_float(tmp_path):
     module = quantized(Ghosts(), batches(3, 8, 8))
     artifact = module.clika_export(tmp_path / "net.onnx")
     model = onnx.load(artifact.path)
-    assert violations(model) == []
+    assert find_violations(model) == []
     makers = {name: node.op_type for node in model.graph.node for name in node.output}
     read = [[makers[name] for name in node.input] for node in model.graph.node if node.op_type == "Concat"]
     assert read == [["DequantizeLinear"] * 2, ["Relu"] * 2]
@@ -105,7 +105,7 @@ def test_experts_are_layers_in_float_which_read_floats_and_are_counted(tmp_path)
     data = [{"input_ids": torch.randint(50, (4, 8), generator=torch.Generator().manual_seed(i))} for i in range(4)]
     module = quantized(model, data)
     artifact = module.clika_export(tmp_path / "net.onnx")
-    assert violations(onnx.load(artifact.path)) == []
+    assert find_violations(onnx.load(artifact.path)) == []
     explained = module.clika_explain()
     experts = [node for node in explained.nodes if node.operator == "grouped_mm"]
     assert [node.products for node in experts] == [rows * chosen * width * 2 * inner, rows * chosen * inner * width]

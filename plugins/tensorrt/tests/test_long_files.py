@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.rules import find_violations
 from onnx import TensorProto as Kind
 from onnx import helper
 from sketches import IMAGE, Sketch, node
@@ -103,7 +103,7 @@ def calls(model):
 
     sys.setprofile(see)
     try:
-        violations(model)
+        find_violations(model)
     finally:
         sys.setprofile(None)
     return count

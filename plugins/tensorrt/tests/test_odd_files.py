@@ -4,9 +4,9 @@ import numpy as np
 import onnx
 import pytest
 from clika_ref_tensorrt import onnx_file
-from clika_ref_tensorrt.explaining import precisions
+from clika_ref_tensorrt.explaining import predict_precisions
 from clika_ref_tensorrt.onnx_file import OnnxFile
-from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.rules import find_violations
 from clika_ref_tensorrt.target import TensorRt
 from further_planted import in_a_function
 from onnx import TensorProto as Kind
@@ -15,11 +15,11 @@ from planting import between, constant_nodes, fed, find, given, reading
 from sketches import IMAGE, Sketch, branches, concatenation, convolution, node
 
 from clika_ref.core.errors import TargetError
-from clika_ref.onnx_emission.writing import SMALL
+from clika_ref.onnx_export.writing import MAX_INLINE_BYTES
 
 
 def told(model):
-    return [str(violation) for violation in violations(model)]
+    return [str(violation) for violation in find_violations(model)]
 
 
 def cut(model, name, field, kept=0):
@@ -68,7 +68,7 @@ def test_of_an_empty_file_is_told_that_it_is_empty(tmp_path):
 
 def test_a_file_whose_inputs_have_no_rank_is_checked_all_the_same():
     model = given(fed(convolution(), "x", Kind.FLOAT, None), "x_zero", 1, Kind.INT8)
-    assert {violation.rule for violation in violations(model)} == {"static-rank", "zero-point"}
+    assert {violation.rule for violation in find_violations(model)} == {"static-rank", "zero-point"}
 
 
 def test_a_function_that_calls_itself_is_told():
@@ -103,7 +103,7 @@ def test_a_weight_may_be_moved_often():
     model = sketch.model(sketch.node("MatMul", "out", sketch.quantized(sketch.input("x", 4, 32)), w))
     assert told(model) == []
     find(model, "turned3000").attribute[0].ints[:] = [0, 1]
-    assert [violation.rule for violation in violations(model)] == ["weight-axis"]
+    assert [violation.rule for violation in find_violations(model)] == ["weight-axis"]
 
 
 @pytest.mark.parametrize(
@@ -145,14 +145,14 @@ def apart(model, folder, size_threshold=0):
 def test_scales_may_lie_beside_a_file_in_another_folder(model, tmp_path):
     path = apart(model(), tmp_path)
     assert TensorRt().check(path) == []
-    assert precisions(path)
+    assert predict_precisions(path)
     path = apart(given(model(), "w_scale", 0, shape=[16]), tmp_path)
     assert [violation.rule for violation in TensorRt().check(path)] == ["scale", "scale"]
 
 
 def test_weights_beside_a_file_are_not_read(tmp_path):
     model = given(convolution(), "table", 1, Kind.INT64, [40, 40])
-    path = apart(model, tmp_path, SMALL)
+    path = apart(model, tmp_path, MAX_INLINE_BYTES)
     (tmp_path / "net.bin").unlink()
     assert TensorRt().check(path) == []
 
@@ -210,7 +210,7 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
     held = [*(a.t for n in model.graph.node for a in n.attribute if a.HasField("t")), *model.graph.initializer]
     tensor = next(one for one in held if one.data_type == Kind.FLOAT and not one.dims)
     tensor.CopyFrom(onnx.TensorProto(name=tensor.name, data_type=Kind.FLOAT, raw_data=b"\0\0"))
-    found = violations(model)
+    found = find_violations(model)
     assert {violation.rule for violation in found} == {"valid-onnx", "zero-point"}
     assert [violation.rule for violation in found].count("valid-onnx") == 1
     message = "the elements of 'x_scale' cannot be read: buffer size must be a multiple of element size; export it anew"
@@ -220,7 +220,7 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
 def test_a_malformed_scale_is_not_compared_with_that_of_the_inverse():
     model = reading(convolution(), "x_Q", "x other x_zero")
     model.graph.initializer.append(onnx.TensorProto(name="other", data_type=Kind.FLOAT, raw_data=b"\0\0"))
-    assert [violation.rule for violation in violations(model)] == ["valid-onnx"]
+    assert [violation.rule for violation in find_violations(model)] == ["valid-onnx"]
 
 
 def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path):
@@ -244,9 +244,9 @@ def joined_in_turn(times):
 
 def test_what_is_joined_in_turn_is_looked_at_once(monkeypatch):
     seen = []
-    look, read = OnnxFile.dequantizer, onnx_file.elements
+    look, read = OnnxFile.dequantizer, onnx_file.read_elements
     monkeypatch.setattr(OnnxFile, "dequantizer", lambda file, name: (seen.append(name), look(file, name))[1])
-    monkeypatch.setattr(onnx_file, "elements", lambda tensor, _: (seen.append(tensor.name), read(tensor, _))[1])
+    monkeypatch.setattr(onnx_file, "read_elements", lambda tensor, _: (seen.append(tensor.name), read(tensor, _))[1])
     counts = []
     for times in (20, 40):
         seen.clear()
@@ -263,8 +263,8 @@ def test_functions_of_another_opset_are_looked_into():
         return model
 
     assert told(at_opset(13)) == []
-    assert {violation.rule for violation in violations(at_opset(13, 1))} == {"zero-point"}
-    found = [violation.message for violation in violations(at_opset(19)) if violation.rule != "all-inputs"]
+    assert {violation.rule for violation in find_violations(at_opset(13, 1))} == {"zero-point"}
+    found = [violation.message for violation in find_violations(at_opset(19)) if violation.rule != "all-inputs"]
     assert len(found) == 1
     assert "FunctionOp imports version 19 whereas model imports version 17" in found[0]
 
@@ -276,7 +276,7 @@ def test_a_malformed_constant_of_a_branch_is_told_once(is_node):
     model = branches(*first, node("Reshape", "x odd", "end"))
     graph = find(model, "out").attribute[0].g
     graph.initializer.extend([] if is_node else [odd])
-    found = violations(model)
+    found = find_violations(model)
     assert [violation.rule for violation in found] == ["valid-onnx"]
     assert "the elements of 'odd' cannot be read" in found[0].message
 
@@ -335,4 +335,4 @@ def test_a_layer_whose_weight_alone_is_integers_runs_in_float_although_these_are
     ends = [[helper.make_tensor_value_info(name, Kind.FLOAT, [2, 3, 4])] for name in ("x", "y")]
     graph = helper.make_graph(nodes, "linear", *ends, held)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), tmp_path / "net.onnx")
-    assert precisions(tmp_path / "net.onnx")["linear"].startswith("float: its input is not quantized")
+    assert predict_precisions(tmp_path / "net.onnx")["linear"].startswith("float: its input is not quantized")

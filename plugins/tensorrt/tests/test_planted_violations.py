@@ -6,8 +6,8 @@ from functools import partial
 import onnx
 import pytest
 from clean import CLEAN
-from clika_ref_tensorrt.rule_book import RULES, RULES_OF_FILES
-from clika_ref_tensorrt.rules import violations
+from clika_ref_tensorrt.rule_book import FILE_RULES, GRAPH_RULES
+from clika_ref_tensorrt.rules import find_violations
 from further_planted import FURTHER, NEAR, few_bits_first, float_convolution
 from newer_planted import NEAR_NEWER, NEWER, UNKNOWN_TO_ONNX
 from newer_sketches import quantized_in_blocks
@@ -23,19 +23,19 @@ PLANTED = {**FAULTS, **FURTHER, **NEWER, **REVIEWED}
 @pytest.mark.parametrize("graph", CORRECT.values(), ids=CORRECT.keys())
 def test_a_clean_graph_breaks_no_rule(graph):
     onnx.checker.check_model(graph(), full_check=True)
-    assert violations(graph()) == []
+    assert find_violations(graph()) == []
 
 
 @pytest.mark.parametrize("graph", UNKNOWN_TO_ONNX.values(), ids=UNKNOWN_TO_ONNX.keys())
 def test_what_onnx_refuses_and_tensorrt_takes_breaks_no_rule(graph):
     with pytest.raises((onnx.checker.ValidationError, onnx.shape_inference.InferenceError)):
         onnx.checker.check_model(graph(), full_check=True)
-    assert violations(graph()) == []
+    assert find_violations(graph()) == []
 
 
 @pytest.mark.parametrize(("planted", "rules", "names"), PLANTED.values(), ids=PLANTED.keys())
 def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, rules, names):
-    found = violations(planted())
+    found = find_violations(planted())
     assert {violation.rule for violation in found} == {*rules.split()}
     assert {violation.node for violation in found} <= {name.replace("FILE", "") for name in names.split()}
 
@@ -127,16 +127,16 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
 )
 def test_a_violation_says_what_is_wrong_and_what_to_do(name, message):
     planted, *_ = PLANTED[name]
-    assert any(re.search(message, violation.message) for violation in violations(planted()))
+    assert any(re.search(message, violation.message) for violation in find_violations(planted()))
 
 
 def test_blocks_are_told_of_both_of_a_pair():
-    assert [violation.node for violation in violations(quantized_in_blocks(32))] == ["w_Q", "w_DQ"]
+    assert [violation.node for violation in find_violations(quantized_in_blocks(32))] == ["w_Q", "w_DQ"]
 
 
 def test_each_rule_has_a_violation_that_is_planted_here_or_among_odd_files():
     broken = {rule for _, rules, _ in PLANTED.values() for rule in rules.split()}
-    assert broken | {"empty", "form"} == {*RULES, *RULES_OF_FILES}
+    assert broken | {"empty", "form"} == {*GRAPH_RULES, *FILE_RULES}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_each_rule_has_a_violation_that_is_planted_here_or_among_odd_files():
     ],
 )
 def test_weights_alone_are_excused_where_products_read_them_and_nowhere_else(model, rules):
-    assert sorted({violation.rule for violation in violations(model(), has_weights_alone=True)}) == rules
+    assert sorted({violation.rule for violation in find_violations(model(), has_weights_alone=True)}) == rules
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_weights_alone_are_excused_where_products_read_them_and_nowhere_else(mod
 )
 def test_an_operand_is_called_what_it_is(name, message):
     planted, *_ = PLANTED[name]
-    assert any(str(violation).startswith(message) for violation in violations(planted()))
+    assert any(str(violation).startswith(message) for violation in find_violations(planted()))

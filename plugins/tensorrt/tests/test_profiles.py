@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import sympy
 import torch
-from clika_ref_tensorrt.profiles import command, profile_of
+from clika_ref_tensorrt.profiles import choose_profile, trtexec_command
 from networks import compiled
 from torch import nn
 from torch.utils._sympy.functions import OpaqueUnaryFn_sqrt
@@ -22,9 +22,9 @@ from clika_ref import (
 )
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph
-from clika_ref.core.symbols import Guard, Side, Symbol, named
+from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
-from clika_ref.quantization.calibration import Reservoir
+from clika_ref.quantization.calibration.calibrator import Reservoir
 
 
 def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
@@ -129,9 +129,12 @@ def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
 def two_sides(*guards, sides=()):
     """A graph of an input with two sides, and another one with sides that follow from these."""
     graph = Graph("two")
-    graph.add_output(graph.add_input(TensorType(torch.float32, (named("n"), named("m"))), "x"))
-    graph.add_output(graph.add_input(TensorType(torch.float32, sides or (named("n"), named("m"))), "y"))
-    graph.symbols = {"n": Symbol("n", 0, None, Side("x", 0), 4), "m": Symbol("m", 0, None, Side("x", 1), 5)}
+    graph.add_output(graph.add_input(TensorType(torch.float32, (make_symbol("n"), make_symbol("m"))), "x"))
+    graph.add_output(graph.add_input(TensorType(torch.float32, sides or (make_symbol("n"), make_symbol("m"))), "y"))
+    graph.symbols = {
+        "n": Symbol("n", 0, None, SymbolSource("x", 0), 4),
+        "m": Symbol("m", 0, None, SymbolSource("x", 1), 5),
+    }
     graph.guards = [Guard(guard, "model.py:1") for guard in guards]
     return graph
 
@@ -142,31 +145,31 @@ def calls(sizes):
 
 
 def line_of(graph, seen=None, **chosen):
-    return command(graph, Path("net.onnx"), profile_of(graph, seen or {}, chosen))
+    return trtexec_command(graph, Path("net.onnx"), choose_profile(graph, seen or {}, chosen))
 
 
 def test_the_usual_sizes_are_those_that_were_seen_together_most_often():
     seen = calls({(1, 5): 1, (1, 6): 1, (1, 7): 1, (2, 9): 2})  # most often n is 1, and m is 9, but never both
-    profile = profile_of(two_sides(), seen, {})
+    profile = choose_profile(two_sides(), seen, {})
     assert (profile.least, profile.usual, profile.largest) == ({"n": 1, "m": 5}, {"n": 2, "m": 9}, {"n": 2, "m": 9})
     assert profile.left_out == ""
     assert "--minShapes=x:1x5,y:1x5 --optShapes=x:2x9,y:2x9 --maxShapes=x:2x9,y:2x9" in line_of(two_sides(), seen)
 
 
 def test_of_sizes_that_are_as_frequent_together_those_are_usual_that_are_frequent_alone():
-    assert profile_of(two_sides(), calls({(1, 5): 1, (1, 6): 1, (2, 6): 1}), {}).usual == {"n": 1, "m": 6}
+    assert choose_profile(two_sides(), calls({(1, 5): 1, (1, 6): 1, (2, 6): 1}), {}).usual == {"n": 1, "m": 6}
 
 
 def test_sizes_that_a_guard_forbids_together_are_no_end_of_a_profile_which_says_what_it_leaves_out():
-    graph = two_sides(sympy.Ne(named("n"), named("m")))
-    profile = profile_of(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
+    graph = two_sides(sympy.Ne(make_symbol("n"), make_symbol("m")))
+    profile = choose_profile(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
     assert (profile.least, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
     assert re.search(r"outside of which lie 1 of 5 calls that were seen: \{.*\} contradict Ne\(", profile.left_out)
 
 
 def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
-    graph = two_sides(sides=(named("n"), 10 - named("m")))
-    profile = profile_of(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
+    graph = two_sides(sides=(make_symbol("n"), 10 - make_symbol("m")))
+    profile = choose_profile(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
     assert profile.least == profile.usual == profile.largest == {"n": 1, "m": 6}
     assert "2 of 5 calls that were seen: with {'m': 2, 'n': 1} a side 10 - m of 'y' is 8, and usually 4" in (
         profile.left_out
@@ -176,35 +179,40 @@ def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
 @pytest.mark.parametrize(
     ("guard", "seen", "chosen", "message"),
     [
-        (sympy.Le(named("n"), named("m")), {(4, 6): 1}, {"n": (1, 4, 8)}, r"\{'m': 6, 'n': 8\} contradict n <= m"),
-        (sympy.Eq(named("n"), named("m")), {}, {}, r"\{'m': 5, 'n': 4\} contradict Eq\("),
-        (sympy.Ne(named("m"), 1), {(4, 6): 1}, {"m": (1, 4, 8)}, r"\{'n': 4, 'm': 1\} contradict Ne\(m, 1\)"),
+        (
+            sympy.Le(make_symbol("n"), make_symbol("m")),
+            {(4, 6): 1},
+            {"n": (1, 4, 8)},
+            r"\{'m': 6, 'n': 8\} contradict n <= m",
+        ),
+        (sympy.Eq(make_symbol("n"), make_symbol("m")), {}, {}, r"\{'m': 5, 'n': 4\} contradict Eq\("),
+        (sympy.Ne(make_symbol("m"), 1), {(4, 6): 1}, {"m": (1, 4, 8)}, r"\{'n': 4, 'm': 1\} contradict Ne\(m, 1\)"),
     ],
 )
 def test_sizes_that_no_guard_allows_are_refused(guard, seen, chosen, message):
     with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced; choose others"):
-        profile_of(two_sides(guard), calls(seen), chosen)
+        choose_profile(two_sides(guard), calls(seen), chosen)
 
 
 def test_a_range_beyond_that_of_a_side_is_refused():
     graph = two_sides()
-    graph.symbols["n"] = Symbol("n", 2, 8, Side("x", 0), 4)
+    graph.symbols["n"] = Symbol("n", 2, 8, SymbolSource("x", 0), 4)
     with pytest.raises(TargetError, match=r"shapes: 'n' is to be from 1 to 4, but the model was traced for 2\.\.8"):
-        profile_of(graph, {}, {"n": (1, 2, 4)})
+        choose_profile(graph, {}, {"n": (1, 2, 4)})
 
 
 def test_a_range_that_is_chosen_for_one_side_goes_with_what_was_seen_of_others():
-    graph = two_sides(sympy.Le(named("n"), named("m")))
-    profile = profile_of(graph, calls({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
+    graph = two_sides(sympy.Le(make_symbol("n"), make_symbol("m")))
+    profile = choose_profile(graph, calls({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
     assert (profile.least, profile.usual, profile.largest) == ({"m": 6, "n": 1}, {"m": 6, "n": 4}, {"m": 9, "n": 8})
 
 
 def test_sides_that_follow_from_data_are_in_no_profile():
-    graph = two_sides(sympy.Le(named("found"), named("n")))
-    graph.symbols["found"] = Symbol("found", 0, None, Side("positions", 0))
-    assert profile_of(graph, calls({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
+    graph = two_sides(sympy.Le(make_symbol("found"), make_symbol("n")))
+    graph.symbols["found"] = Symbol("found", 0, None, SymbolSource("positions", 0))
+    assert choose_profile(graph, calls({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
     with pytest.raises(TargetError, match="'found' is no dynamic side of two, which has 'n', 'm'"):
-        profile_of(graph, {}, {"found": (1, 1, 1)})
+        choose_profile(graph, {}, {"found": (1, 1, 1)})
 
 
 def test_an_export_warns_of_calls_that_an_engine_does_not_serve(tmp_path):
@@ -224,12 +232,12 @@ def test_an_export_warns_of_calls_that_an_engine_does_not_serve(tmp_path):
 
 def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_traced_and_what_is_static_has_none():
     graph = Graph("tied")
-    n = named("n")
+    n = make_symbol("n")
     graph.add_output(graph.add_input(TensorType(torch.float32, (n, 3)), "x"))
-    graph.symbols["n"] = Symbol("n", 1, None, Side("x", 0))
+    graph.symbols["n"] = Symbol("n", 1, None, SymbolSource("x", 0))
     seen = {(("n", 8),): 2, (("n", 4),): 2, (("n", 2),): 1}
     assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in line_of(graph, seen)
-    graph.symbols["n"] = Symbol("n", 1, 16, Side("x", 0))
+    graph.symbols["n"] = Symbol("n", 1, 16, SymbolSource("x", 0))
     with pytest.raises(TargetError, match=r"'n' is to be from 1 to 17, but the model was traced for 1\.\.16"):
         line_of(graph, n=(1, 4, 17))
     static = Graph("static")
@@ -279,16 +287,16 @@ def test_integers_that_are_data_have_no_range(model, tmp_path):
 @pytest.mark.parametrize(
     "relation",
     [
-        sympy.Eq(sympy.Mod(8, named("n")), 0),
-        OpaqueUnaryFn_sqrt(named("n") - 1) >= 0,
-        sympy.sqrt(named("n") - 1) >= 0,
+        sympy.Eq(sympy.Mod(8, make_symbol("n")), 0),
+        OpaqueUnaryFn_sqrt(make_symbol("n") - 1) >= 0,
+        sympy.sqrt(make_symbol("n") - 1) >= 0,
     ],
 )
 def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
     graph = Graph("divided")
-    n = named("n")
+    n = make_symbol("n")
     graph.add_output(graph.add_input(TensorType(torch.float32, (n,)), "x"))
-    graph.symbols["n"] = Symbol("n", 0, None, Side("x", 0))
+    graph.symbols["n"] = Symbol("n", 0, None, SymbolSource("x", 0))
     graph.guards = [Guard(relation, "model.py:1")]
     with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
         line_of(graph, n=(0, 4, 8))

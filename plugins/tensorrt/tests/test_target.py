@@ -7,8 +7,8 @@ from functools import partial
 import onnx
 import pytest
 import torch
-from clika_ref_tensorrt.rules import fault_of_nodes, violations
-from clika_ref_tensorrt.scheme import OF_WEIGHTS
+from clika_ref_tensorrt.rules import find_node_fault, find_violations
+from clika_ref_tensorrt.scheme import WEIGHT_ONLY_SCHEME
 from clika_ref_tensorrt.target import TensorRt
 from networks import Net, compiled, images
 from onnx.reference import ReferenceEvaluator
@@ -23,16 +23,16 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.compress.target_comparison import TargetComparison
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
-from clika_ref.target_comparison import TargetComparison
-from clika_ref.wanted import Wanted
+from clika_ref.quantization.request import QuantizationRequest
 
 
 def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_sizes_that_were_seen(tmp_path):
     module = compiled()
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
-    assert violations(onnx.load(artifact.path)) == []
+    assert find_violations(onnx.load(artifact.path)) == []
     assert (tmp_path / "net.onnx.trtexec.sh").read_text() == (
         '#!/bin/sh\ncd "$(dirname "$0")" || exit\n'
         "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped --minShapes=x:1x3x16x16 "
@@ -71,7 +71,7 @@ def test_a_transposed_convolution_of_several_groups_is_integers_of_one_scale(tmp
     )
     artifact = module.clika_export(tmp_path / "up.onnx")  # which compares it with the module
     model = onnx.load(artifact.path)
-    assert violations(model) == []
+    assert find_violations(model) == []
     (layer,) = [node for node in model.graph.node if node.op_type == "ConvTranspose"]
     (weight,) = [node for node in model.graph.node if node.output[0] == layer.input[1]]
     assert [tuple(t.dims) for t in model.graph.initializer if t.name == weight.input[1]] == [scales]
@@ -107,7 +107,7 @@ def test_constants_that_are_joined_with_integers_are_integers_of_their_scale(tmp
         module = loaded
     deployment = DeploymentSettings_TensorRT_ONNX()
     artifact = module.clika_export(tmp_path / "net.onnx", data[0], deployment_settings=deployment)
-    assert violations(onnx.load(artifact.path)) == []
+    assert find_violations(onnx.load(artifact.path)) == []
 
 
 class SharedByJoins(nn.Module):
@@ -135,7 +135,7 @@ def test_what_several_joins_share_a_scale_of_covers_the_largest_of_them(tmp_path
     with torch.no_grad():
         found, wanted = module(data[0])[0], SharedByJoins().eval()(data[0])[0]
     assert (found - wanted).square().sum() < 0.001 * wanted.square().sum()
-    assert violations(onnx.load(module.clika_export(tmp_path / "net.onnx").path)) == []
+    assert find_violations(onnx.load(module.clika_export(tmp_path / "net.onnx").path)) == []
 
 
 def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rules_are_told(tmp_path):
@@ -200,7 +200,7 @@ def test_operators_that_a_plugin_may_bring_are_refused_by_no_node():
     nodes = [onnx.helper.make_node("Mine", ["x"], ["y"], domain="local")]
     opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("local", 1)]
     graph = onnx.helper.make_graph(nodes, "mine", [value("x")], [value("y")])
-    assert fault_of_nodes(onnx.helper.make_model(graph, opset_imports=opsets)) is None
+    assert find_node_fault(onnx.helper.make_model(graph, opset_imports=opsets)) is None
 
 
 def test_numbers_of_64_bits_are_refused(tmp_path):
@@ -243,7 +243,7 @@ def test_weights_alone_are_held_in_few_bits(deployment, bits, block, tmp_path):
     assert len(held) == 2
     assert load_registry().targets[deployment.target].check(artifact.path) == []
     assert [n.runs for n in module.clika_explain().nodes if n.products] == [f"int{bits} weights"] * 2
-    assert [v.rule for v in violations(model)] == ([] if bits == 4 else ["all-inputs"] * 2)
+    assert [v.rule for v in find_violations(model)] == ([] if bits == 4 else ["all-inputs"] * 2)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_tensorrt_llm_quantizes_weights_alone_unless_its_user_wants_more(deploym
 def test_bits_of_values_that_stay_float_are_refused():
     message = r"prefer_weights_only_quantization leaves values between layers float, and activations_num_bits=4"
     with pytest.raises(ModelError, match=message):
-        Wanted(TensorRt("tensorrt-llm", OF_WEIGHTS), QuantizationSettings(activations_num_bits=4))
+        QuantizationRequest(TensorRt("tensorrt-llm", WEIGHT_ONLY_SCHEME), QuantizationSettings(activations_num_bits=4))
 
 
 def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
@@ -289,7 +289,7 @@ def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
     model = onnx.helper.make_model(
         graph, opset_imports=[*map(onnx.helper.make_opsetid, ["", "com.microsoft"], [18, 1])]
     )
-    assert [(v.rule, v.node) for v in violations(model)] == [("known-operators", "Odd")]
+    assert [(v.rule, v.node) for v in find_violations(model)] == [("known-operators", "Odd")]
 
 
 def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
@@ -298,7 +298,7 @@ def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
     assert "not measured: emulated" in str(TargetComparison([row]))
     message = "optimize_for='latency' times layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
     with pytest.raises(TargetError, match=message):
-        Wanted(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
+        QuantizationRequest(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
 
 
 def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_says_what_to_install(
@@ -309,7 +309,7 @@ def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_s
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed
     message = "tensorrt is emulated by ONNX Runtime here, and onnxruntime is not installed; pip install onnxruntime"
     artifact = module.clika_export(tmp_path / "net.onnx")
-    assert violations(onnx.load(artifact.path)) == []
+    assert find_violations(onnx.load(artifact.path)) == []
     assert f"not compared: {message}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert module.clika_explain().share() == 1.0
     (row,) = module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows

@@ -13,32 +13,32 @@ from typing import Any
 import torch
 
 from clika_ref.core.operators import Operator
-from clika_ref.core.samples import Call, Choice, Floats, Integers, TensorDescription, TensorSample
-from clika_ref_conformance.drawing.calls.drawn import DrawnCall
-from clika_ref_conformance.drawing.calls.dtypes import DtypeAxis, choices_count, shows
-from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedError, sampled
+from clika_ref.core.samples import Call, Choice, FloatRange, IntegerRange, TensorDescription, TensorSample
+from clika_ref_conformance.drawing.calls.drawn_call import DrawnCall
+from clika_ref_conformance.drawing.calls.dtypes import DtypeSelector, has_dtype, has_dtype_choices
+from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedDtypeError, draw_call
 
-MOST_OPTIONS = 8
+MAX_OPTIONS_PER_CHOICE = 8
 """Maximum number of options of one choice; a longer list is thinned out, keeping its ends."""
 
-EQUAL = (1, 1, 1)
+EQUAL_WEIGHTS = (1, 1, 1)
 """Weights of three equally frequent options; ranks have other weights, as low ranks show few faults."""
 
-SQUARE = 1 / 4
+SQUARE_SHARE = 1 / 4
 """Share of tensors with two equal last dims; some faults, such as a transposed mask, need this."""
 
-EMPTY_ROWS = 10
+EMPTY_DIM_ROWS = 10
 """Number of calls drawn with a dim of size 0; the simplest may have rank 0 or no free shape."""
 
-ZERO_ROWS = 3
+ZERO_NUMBER_ROWS = 3
 """Number of calls drawn with each number as 0; most numbers occur on every path, or are not lengths."""
 
-IDLE_ROWS = 4
+MAX_IDLE_ROWS = 4
 """Consecutive rows without a new pair that end the cover; a sampler's paths are only found by running it."""
 
 
 @dataclass
-class Cover:
+class PairCoverage:
     """Combinations of options that have occurred; a decision is identified by its position in the sampler's code."""
 
     random: random.Random
@@ -73,7 +73,9 @@ class Cover:
 class CoveringDraw:
     """The ``draw`` argument of a sampler for one row, which favours options missing from the cover."""
 
-    def __init__(self, cover: Cover, axis: DtypeAxis, *, empty: int | None = None, zero: int | None = None) -> None:
+    def __init__(
+        self, cover: PairCoverage, axis: DtypeSelector, *, empty: int | None = None, zero: int | None = None
+    ) -> None:
         self.cover = cover
         self.axis = axis
         self.empty = empty
@@ -99,28 +101,28 @@ class CoveringDraw:
                 return 0
         match description:
             case Choice(options):
-                shown = _few(options)
+                shown = _distinct_options(options)
                 return shown[self._pick(key, [weight for _, weight in shown])][0]
-            case Integers(low, high):
-                return self._within(key, low, high)
-            case Floats(low, high):
+            case IntegerRange(low, high):
+                return self._draw_integer(key, low, high)
+            case FloatRange(low, high):
                 options = (low + (high - low) * 0.5, low, high) if high > low else (low,)
-                return options[self._pick(key, EQUAL[: len(options)])]
+                return options[self._pick(key, EQUAL_WEIGHTS[: len(options)])]
             case TensorDescription():
-                return self._tensor(key, description)
+                return self._draw_tensor(key, description)
             case _:
                 msg = f"draw() takes a description made by `s`, not {description!r}"
                 raise TypeError(msg)
 
-    def _tensor(self, key: Any, d: TensorDescription) -> TensorSample:
+    def _draw_tensor(self, key: Any, d: TensorDescription) -> TensorSample:
         dtypes = tuple(dict.fromkeys(d.dtypes))
         dtype = dtypes[self._pick((*key, "dtype"), [1] * len(dtypes))]
         shape = d.shape
         if shape is None:
-            rank = self._within((*key, "rank"), *d.rank, weights=(2, 1, 2))
+            rank = self._draw_integer((*key, "rank"), *d.rank, weights=(2, 1, 2))
             sides = [self.cover.random.randint(*d.side) for _ in range(rank)]
             low = d.side[0]
-            if rank > 1 and self.cover.random.random() < SQUARE:
+            if rank > 1 and self.cover.random.random() < SQUARE_SHARE:
                 sides[-2] = sides[-1]
             if rank and low <= 1 and self._pick((*key, "one"), (2, 1)):
                 sides[self.cover.random.randrange(rank)] = max(low, 1)
@@ -130,7 +132,7 @@ class CoveringDraw:
             shape = tuple(sides)
         return d.decided(dtype, shape)
 
-    def _within(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL) -> int:
+    def _draw_integer(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL_WEIGHTS) -> int:
         """Decide an integer of ``[low, high]``: a middle one, the lowest or the highest, with these weights.
 
         Raises:
@@ -154,7 +156,7 @@ class CoveringDraw:
 def _is_positive(description: Any) -> bool:
     """Return whether a description only allows positive integers."""
     match description:
-        case Integers(low, _):
+        case IntegerRange(low, _):
             return low > 0
         case Choice(options):
             return all(type(option) is int and option > 0 for option in options)
@@ -162,36 +164,36 @@ def _is_positive(description: Any) -> bool:
             return False
 
 
-def _few(options: Sequence[Any]) -> list[tuple[Any, int]]:
-    """Return the distinct options, at most `MOST_OPTIONS`, and the number of times that each is listed."""
+def _distinct_options(options: Sequence[Any]) -> list[tuple[Any, int]]:
+    """Return the distinct options, at most `MAX_OPTIONS_PER_CHOICE`, and the number of times that each is listed."""
     kinds = [(type(o), repr(o)) for o in options]
     counts = Counter(kinds)
     different = list({kind: (o, counts[kind]) for kind, o in zip(kinds, options, strict=True)}.values())
-    if len(different) <= MOST_OPTIONS:
+    if len(different) <= MAX_OPTIONS_PER_CHOICE:
         return different
-    return [different[i * (len(different) - 1) // (MOST_OPTIONS - 1)] for i in range(MOST_OPTIONS)]
+    return [different[i * (len(different) - 1) // (MAX_OPTIONS_PER_CHOICE - 1)] for i in range(MAX_OPTIONS_PER_CHOICE)]
 
 
-def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16) -> list[DrawnCall]:
+def draw_covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16) -> list[DrawnCall]:
     """Return at most ``limit`` calls that use ``dtype``, the simplest first.
 
     Raises:
         UnjudgedError: all calls drawn have dtypes that are not judged.
         SampleError: the sampler raises.
     """
-    cover, rows, idle = _cover(op, dtype, seed), list[DrawnCall](), 0
-    problem: UnjudgedError | None = None
-    while len(rows) < limit and idle < IDLE_ROWS:
-        axis = DtypeAxis(dtype, choices=bool(choices_count(op, dtype)))
+    cover, rows, idle = _new_coverage(op, dtype, seed), list[DrawnCall](), 0
+    problem: UnjudgedDtypeError | None = None
+    while len(rows) < limit and idle < MAX_IDLE_ROWS:
+        axis = DtypeSelector(dtype, choices=bool(has_dtype_choices(op, dtype)))
         draw = CoveringDraw(cover, axis)
         try:
-            call = sampled(op, draw)
-        except UnjudgedError as error:
+            call = draw_call(op, draw)
+        except UnjudgedDtypeError as error:
             call, problem = None, error
         new = cover.add(draw.row)
         idle = 0 if new else idle + 1
-        if call and (new or not rows) and (shows(call, dtype) or choices_count(op, dtype) is None):
-            rows.append(DrawnCall(call, beyond=axis.beyond))
+        if call and (new or not rows) and (has_dtype(call, dtype) or has_dtype_choices(op, dtype) is None):
+            rows.append(DrawnCall(call, has_unlisted_dtype=axis.has_unlisted_dtype))
         if not draw.row:
             break
     if problem is not None and not rows:
@@ -199,7 +201,7 @@ def covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int = 16)
     return rows
 
 
-def empty_calls(
+def draw_empty_calls(
     op: Operator, dtype: torch.dtype, seed: int, results: Callable[[Call], Sequence[torch.Tensor] | None]
 ) -> list[DrawnCall]:
     """Return calls with a dim of size 0, as far as the sampler and eager accept them.
@@ -212,60 +214,63 @@ def empty_calls(
     found: dict[Any, DrawnCall] = {}
     numbers = 0
 
-    def keep(draw: CoveringDraw, call: Call, place: object) -> None:
-        made = results(call) if _empty_places(call) and shows(call, dtype) else None
+    def keep_call(draw: CoveringDraw, call: Call, place: object) -> None:
+        made = results(call) if _empty_dim_positions(call) and has_dtype(call, dtype) else None
         if made is not None:
-            found.setdefault((place, _fate(call, made), _tensors(call)), DrawnCall(call, beyond=draw.axis.beyond))
+            found.setdefault(
+                (place, _empty_dim_effect(call, made), _tensor_operands(call)),
+                DrawnCall(call, has_unlisted_dtype=draw.axis.has_unlisted_dtype),
+            )
 
-    free = _cover(op, dtype, seed, "free")
+    free = _new_coverage(op, dtype, seed, "free")
     for side in (0, 1, 3):
-        for draw, call in _rows(op, dtype, free, EMPTY_ROWS, empty=side):
+        for draw, call in _draw_rows(op, dtype, free, EMPTY_DIM_ROWS, empty=side):
             numbers = max(numbers, draw.numbers)
             if call is not None:
-                keep(draw, call, side)
+                keep_call(draw, call, side)
     for number in range(numbers):
-        for draw, call in _rows(op, dtype, _cover(op, dtype, seed, number), ZERO_ROWS, zero=number):
+        for draw, call in _draw_rows(op, dtype, _new_coverage(op, dtype, seed, number), ZERO_NUMBER_ROWS, zero=number):
             if call is not None:
-                keep(draw, call, (_empty_places(call), repr(call.attrs)))
+                keep_call(draw, call, (_empty_dim_positions(call), repr(call.attrs)))
     return list({repr(row.call): row for row in found.values()}.values())
 
 
-def _cover(op: Operator, dtype: torch.dtype, *names: object) -> Cover:
-    return Cover(random.Random("/".join(map(str, (op.name, dtype, *names)))))  # noqa: S311 - no secret
+def _new_coverage(op: Operator, dtype: torch.dtype, *names: object) -> PairCoverage:
+    return PairCoverage(random.Random("/".join(map(str, (op.name, dtype, *names)))))  # noqa: S311 - no secret
 
 
-def _rows(
-    op: Operator, dtype: torch.dtype, cover: Cover, count: int, **which: int
+def _draw_rows(
+    op: Operator, dtype: torch.dtype, cover: PairCoverage, count: int, **which: int
 ) -> Iterator[tuple[CoveringDraw, Call | None]]:
     """Yield drawn calls, or None where the samples cannot make one, such as when only length 0 was offered."""
     for _ in range(count):
-        draw = CoveringDraw(cover, DtypeAxis(dtype, choices=bool(choices_count(op, dtype))), **which)
+        draw = CoveringDraw(cover, DtypeSelector(dtype, choices=bool(has_dtype_choices(op, dtype))), **which)
         try:
-            call = sampled(op, draw)
+            call = draw_call(op, draw)
         except SampleError:
             call = None
         cover.add(draw.row)
         yield draw, call
 
 
-def _empty_places(call: Call) -> tuple[tuple[int, int], ...]:
+def _empty_dim_positions(call: Call) -> tuple[tuple[int, int], ...]:
     """Return the operand index and the dim of each dim of size 0."""
     samples = [(i, o) for i, o in enumerate(call.operands) if isinstance(o, TensorSample)]
-    return tuple((i, dim) for i, o in samples for dim in _empty_sides(o.shape))
+    return tuple((i, dim) for i, o in samples for dim in _empty_dims(o.shape))
 
 
-def _tensors(call: Call) -> tuple[Any, ...]:
+def _tensor_operands(call: Call) -> tuple[Any, ...]:
     """Return the dtype of each tensor operand, and whether it is a vector."""
     return tuple((o.dtype, o.rank == 1) if isinstance(o, TensorSample) else None for o in call.operands)
 
 
-def _fate(call: Call, results: Sequence[torch.Tensor]) -> str:
+def _empty_dim_effect(call: Call, results: Sequence[torch.Tensor]) -> str:
     """Return the effect of a call on its dims of size 0; a mean gives NaN where a sum gives 0."""
-    places = [_empty_sides(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
+    places = [_empty_dims(o.shape) for o in call.operands if isinstance(o, TensorSample) and 0 in o.shape]
     if all(0 not in result.shape for result in results):
         return "gone, NaN" if any(result.isnan().any() for result in results) else "gone"
-    return "kept" if any(_empty_sides(result.shape) in places for result in results) else "elsewhere"
+    return "kept" if any(_empty_dims(result.shape) in places for result in results) else "elsewhere"
 
 
-def _empty_sides(shape: Sequence[int]) -> list[int]:
+def _empty_dims(shape: Sequence[int]) -> list[int]:
     return [i for i, side in enumerate(shape) if side == 0]

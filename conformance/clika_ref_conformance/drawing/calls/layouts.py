@@ -12,17 +12,23 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, TensorSample
 from clika_ref_conformance.cases import Run
 
-DIMENSIONS = frozenset(
+DIM_ATTRIBUTES = frozenset(
     {"dim", "dims", "axis", "dim0", "dim1", "dim1_", "dim2", "start_dim", "end_dim", "axis0", "axis1"}
 )
 """Attributes that name dims of the first operand and may be negative."""
 
-OF_FLOATS = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "beyond-single": 2**24 + 1}
-OF_HALVES = {"beyond-half": 70000.0, "below-half": 1e-8}
-OF_INTEGERS = {"inf": math.inf, "fraction": -2.5, "32-bits": 2**31, "beyond-double": 2**53 + 1, "40-bits": -(2**40) - 1}
+FLOAT_EDGE_NUMBERS = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "beyond-single": 2**24 + 1}
+HALF_EDGE_NUMBERS = {"beyond-half": 70000.0, "below-half": 1e-8}
+INTEGER_EDGE_NUMBERS = {
+    "inf": math.inf,
+    "fraction": -2.5,
+    "32-bits": 2**31,
+    "beyond-double": 2**53 + 1,
+    "40-bits": -(2**40) - 1,
+}
 
 
-def laid_out(typical: Run, operands: Sequence[Any]) -> list[Run]:
+def make_layout_runs(typical: Run, operands: Sequence[Any]) -> list[Run]:
     """Return the inputs of a run in other memory layouts: ``strided``, ``offset``, ``channels-last``, ``expanded``.
 
     The first three have the same elements. ``expanded`` repeats a slice along a dim of stride 0, where ties are legal.
@@ -30,19 +36,19 @@ def laid_out(typical: Run, operands: Sequence[Any]) -> list[Run]:
     tensors = [o for o in operands if isinstance(o, TensorSample | torch.Tensor)]
     apart = [isinstance(o, torch.Tensor) or o.unique for o in tensors]
     forms = {
-        "strided": tuple(map(_strided, typical.inputs)),
-        "offset": tuple(map(_offset, typical.inputs)),
-        "channels-last": tuple(map(_channels_last, typical.inputs)),
-        "expanded": tuple(t if keep else _expanded(t) for t, keep in zip(typical.inputs, apart, strict=True)),
+        "strided": tuple(map(_make_strided, typical.inputs)),
+        "offset": tuple(map(_make_offset, typical.inputs)),
+        "channels-last": tuple(map(_make_channels_last, typical.inputs)),
+        "expanded": tuple(t if keep else _expand_first_slice(t) for t, keep in zip(typical.inputs, apart, strict=True)),
     }
-    return [Run(name, inputs) for name, inputs in forms.items() if _is_new(inputs, typical.inputs)]
+    return [Run(name, inputs) for name, inputs in forms.items() if _is_layout_changed(inputs, typical.inputs)]
 
 
-def _is_new(inputs: tuple[torch.Tensor, ...], plain: tuple[torch.Tensor, ...]) -> bool:
+def _is_layout_changed(inputs: tuple[torch.Tensor, ...], plain: tuple[torch.Tensor, ...]) -> bool:
     return any(a.stride() != b.stride() or a.storage_offset() for a, b in zip(inputs, plain, strict=True))
 
 
-def _strided(tensor: torch.Tensor) -> torch.Tensor:
+def _make_strided(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with reversed dim order in memory, where every second element is unused."""
     if not tensor.ndim:
         return tensor
@@ -52,21 +58,21 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
     return room[..., ::2].permute(*reversed(range(tensor.ndim)))
 
 
-def _offset(tensor: torch.Tensor) -> torch.Tensor:
+def _make_offset(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with a storage offset of three elements and further elements after it."""
     room = tensor.new_ones(tensor.numel() + 5)
     room[3 : 3 + tensor.numel()] = tensor.reshape(-1)
     return room[3 : 3 + tensor.numel()].view(tensor.shape)
 
 
-def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+def _make_channels_last(tensor: torch.Tensor) -> torch.Tensor:
     """Return 4-D and 5-D tensors in channels-last format, others unchanged."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     form = formats.get(tensor.ndim)
     return tensor if form is None else tensor.contiguous(memory_format=form)
 
 
-def _expanded(tensor: torch.Tensor) -> torch.Tensor:
+def _expand_first_slice(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with stride 0 along its first dim longer than 1, so that all slices are the first one."""
     for side, length in enumerate(tensor.shape):
         if length > 1:
@@ -85,33 +91,33 @@ def literal_variants(op: Operator, call: Call, dtype: torch.dtype) -> Iterator[t
     notes = op.reference.__annotations__
     rank = next((o.rank for o in call.operands if isinstance(o, TensorSample)), 0)
     for name, value in call.attrs.items():
-        forms = _sides(value, rank) if name in DIMENSIONS else _numbers(value, str(notes.get(name)), dtype)
+        forms = _dim_forms(value, rank) if name in DIM_ATTRIBUTES else _number_forms(value, str(notes.get(name)), dtype)
         for form, other in forms:
             yield f"{name}-{form}", Call(call.operands, {**call.attrs, name: other})
     for index, (value, parameter) in enumerate(zip(call.operands, op.operands, strict=False)):
-        for form, other in _numbers(value, str(notes.get(parameter.name)), dtype):
+        for form, other in _number_forms(value, str(notes.get(parameter.name)), dtype):
             yield f"x{index}-{form}", Call((*call.operands[:index], other, *call.operands[index + 1 :]), call.attrs)
 
 
-def _sides(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
+def _dim_forms(value: Any, rank: int) -> Iterator[tuple[str, Any]]:
     values = value if isinstance(value, tuple) else (value,)
     if values and all(type(v) is int and -rank <= v < rank for v in values):
         turned = tuple(v - rank if v >= 0 else v + rank for v in values)
         yield "other-end", turned if isinstance(value, tuple) else turned[0]
 
 
-def _telling(dtype: torch.dtype) -> dict[str, float]:
+def _edge_numbers(dtype: torch.dtype) -> dict[str, float]:
     """Return numbers that narrower dtypes cannot represent or represent differently, to combine with a dtype."""
     if not dtype.is_floating_point:
-        return OF_INTEGERS
-    return OF_FLOATS | (OF_HALVES if dtype.itemsize < torch.float32.itemsize else {})
+        return INTEGER_EDGE_NUMBERS
+    return FLOAT_EDGE_NUMBERS | (HALF_EDGE_NUMBERS if dtype.itemsize < torch.float32.itemsize else {})
 
 
-def _numbers(value: Any, annotation: str, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
+def _number_forms(value: Any, annotation: str, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
     if type(value) is float and value.is_integer():
         yield "integer", int(value)
     elif type(value) is int and ("float" in annotation or "Number" in annotation):
         yield "float", float(value)
     if type(value) in (int, float) and ("bool" in annotation or "Number" in annotation):
         yield "boolean", True
-        yield from ((form, number) for form, number in _telling(dtype).items() if repr(number) != repr(value))
+        yield from ((form, number) for form, number in _edge_numbers(dtype).items() if repr(number) != repr(value))

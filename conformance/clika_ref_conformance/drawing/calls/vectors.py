@@ -12,23 +12,23 @@ import torch
 from clika_ref.core.samples import TensorSample, realize
 from clika_ref_conformance.cases import Run
 
-SPECIAL = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero": -0.0}
+SPECIAL_VALUES = {"nan": math.nan, "inf": math.inf, "minus-inf": -math.inf, "minus-zero": -0.0}
 """Values put into one element of one operand at a time, as two of them in one tensor would mask each other."""
 
-AROUND = "around"
+NEAR_NUMBERS = "around"
 """The vector of elements close to the numbers among operands and attributes."""
 
 Fill = Callable[[TensorSample, torch.Generator], torch.Tensor]
 
 
-def typical_run(operands: Sequence[Any], seed: int) -> Run:
+def make_typical_run(operands: Sequence[Any], seed: int) -> Run:
     """Return the run of a call on typical elements."""
     tensors = enumerate(o for o in operands if isinstance(o, TensorSample | torch.Tensor))
     elements = (o if isinstance(o, torch.Tensor) else realize(o, _generator(seed, i)) for i, o in tensors)
     return Run("typical", tuple(elements))
 
 
-def runs_of(
+def make_runs(
     operands: Sequence[Any],
     seed: int,
     row: int = 0,
@@ -40,24 +40,24 @@ def runs_of(
     """Return the runs of a call: one on typical elements, and one for each legal vector.
 
     A tensor that the sampler made itself is the same in all runs. Special values come first or last in one operand.
-    ``row`` selects the position, so that consecutive rows of a cover alternate and `slots` of them cover all positions.
+    ``row`` selects the position, so that consecutive rows of a cover alternate and `count_special_positions` of them cover all positions.
     With ``every_magnitude``, squares and products of the elements leave the range of the dtype in every other row; an
     operator with an elementwise bound must not overflow in between. Numbers among ``attributes`` count as numbers of
-    the call for the vector `AROUND`. ``only`` selects at most one vector.
+    the call for the vector `NEAR_NUMBERS`. ``only`` selects at most one vector.
     """
     samples = _samples(operands)
-    changes = _changes(samples, row, _vast if every_magnitude and row % 2 else _wide)
-    vectors = [(n, c) for n, c in (*changes, (AROUND, _around(samples, operands, attributes))) if c]
+    changes = _vector_fills(samples, row, _fill_vast if every_magnitude and row % 2 else _fill_wide)
+    vectors = [(n, c) for n, c in (*changes, (NEAR_NUMBERS, _near_number_fills(samples, operands, attributes))) if c]
     if only is not None:
         chosen = only % (len(vectors) + 1)
         vectors = vectors[chosen - 1 : chosen] if chosen else []
-    return _runs(operands, seed, vectors)
+    return _make_vector_runs(operands, seed, vectors)
 
 
-def runs_around(operands: Sequence[Any], seed: int, attributes: Iterable[Any] = ()) -> list[Run]:
+def make_runs_near_numbers(operands: Sequence[Any], seed: int, attributes: Iterable[Any] = ()) -> list[Run]:
     """Return the runs of a call that depends on its numbers: typical elements, and elements near the numbers."""
-    around = _around(_samples(operands), operands, attributes)
-    return _runs(operands, seed, [(AROUND, around)] if around else [])
+    around = _near_number_fills(_samples(operands), operands, attributes)
+    return _make_vector_runs(operands, seed, [(NEAR_NUMBERS, around)] if around else [])
 
 
 def _samples(operands: Sequence[Any]) -> dict[int, TensorSample]:
@@ -66,8 +66,10 @@ def _samples(operands: Sequence[Any]) -> dict[int, TensorSample]:
     return {i: o for i, o in enumerate(tensors) if isinstance(o, TensorSample)}
 
 
-def _runs(operands: Sequence[Any], seed: int, vectors: Sequence[tuple[str, Mapping[int, Fill]]]) -> list[Run]:
-    samples, typical = _samples(operands), typical_run(operands, seed)
+def _make_vector_runs(
+    operands: Sequence[Any], seed: int, vectors: Sequence[tuple[str, Mapping[int, Fill]]]
+) -> list[Run]:
+    samples, typical = _samples(operands), make_typical_run(operands, seed)
     runs = [typical]
     for name, changed in vectors:
         filled = {i: fill(samples[i], _generator(seed, i)) for i, fill in changed.items()}
@@ -75,7 +77,7 @@ def _runs(operands: Sequence[Any], seed: int, vectors: Sequence[tuple[str, Mappi
     return runs
 
 
-def slots(operands: Sequence[Any]) -> int:
+def count_special_positions(operands: Sequence[Any]) -> int:
     """Return the number of rows that put special values first and last into every float operand."""
     return 2 * sum(isinstance(o, TensorSample) and o.dtype.is_floating_point for o in operands)
 
@@ -85,42 +87,46 @@ def _generator(seed: int, index: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed * 97 + index)
 
 
-def _changes(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Iterator[tuple[str, dict[int, Fill]]]:
+def _vector_fills(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> Iterator[tuple[str, dict[int, Fill]]]:
     """Yield the name of each vector and its fills by operand index; the fills are empty if it is illegal."""
     floats = [i for i, s in samples.items() if s.dtype.is_floating_point and math.prod(s.shape)]
     integers = [i for i, s in samples.items() if _is_integer(s) and math.prod(s.shape)]
     masks = [i for i, s in samples.items() if s.dtype == torch.bool and math.prod(s.shape)]
-    for name, value in SPECIAL.items() if floats else ():
+    for name, value in SPECIAL_VALUES.items() if floats else ():
         at, position = floats[row // 2 % len(floats)], row.bit_count() % 2  # bit_count: attributes alternate by row
         legal = _is_legal(samples[at], value)
-        yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _placed(value, -position)} if legal else {}
+        yield f"{name}-{('first', 'last')[position]}:x{at}", {at: _fill_with_special(value, -position)} if legal else {}
     crossed = [i for i in floats if not samples[i].unique]
     if len(crossed) > 1:
-        yield "crossed", {i: _crossed(number, row) for number, i in enumerate(crossed)}
-    wide_integers = [i for i in integers if samples[i].domain is None and _limits(samples[i])[1] > ODD]
+        yield "crossed", {i: _fill_combinations(number, row) for number, i in enumerate(crossed)}
+    wide_integers = [
+        i for i in integers if samples[i].domain is None and _dtype_limits(samples[i])[1] > ODD_NUMBERS_CENTER
+    ]
     mixed = [*crossed, *wide_integers]
     if len({samples[i].dtype for i in mixed}) > 1:
-        yield "rounded alike", dict.fromkeys(mixed, _odd if wide_integers else _tenths)
-    for name, fill in {"wide": wide, **_MAGNITUDES}.items() if floats else ():
+        yield "rounded alike", dict.fromkeys(mixed, _fill_odd_numbers if wide_integers else _fill_tenths)
+    for name, fill in {"wide": wide, **_MAGNITUDE_FILLS}.items() if floats else ():
         yield name, {i: fill for i in floats if not (samples[i].unique and name == "ties")}
     if floats:
         shift = (30.0, -50.0)[row % 2]
-        yield f"offset{shift:+g}", {i: _shifted(shift) for i in floats if _spans(samples[i], shift)}
+        yield f"offset{shift:+g}", {i: _fill_far_from_zero(shift) for i in floats if _is_shift_legal(samples[i], shift)}
     free = [i for i in integers if samples[i].domain is None]
-    for name, fill in _WHOLE.items() if free else ():
+    for name, fill in _INTEGER_FILLS.items() if free else ():
         at = free[row % len(free)]
-        yield f"{name}:x{at}", {at: fill} if _differs(samples[at], name) else {}
+        yield f"{name}:x{at}", {at: fill} if _is_useful(samples[at], name) else {}
     exact = [i for i in free if samples[i].dtype == torch.int64]
     if exact:
-        yield "nearly equal", dict.fromkeys(exact, _nearly_equal)
+        yield "nearly equal", dict.fromkeys(exact, _fill_nearly_equal)
     bounded = [i for i in integers if samples[i].domain is not None and not samples[i].unique]
-    for name, choose in _BOUNDED.items() if bounded else ():
-        yield name, {i: _constant(choose(samples[i].domain)) for i in bounded if _legal_index(samples[i], name)}
-    for name, fill in _MASKS.items() if masks else ():
+    for name, choose in _INDEX_VALUES.items() if bounded else ():
+        yield name, {i: _fill_constant(choose(samples[i].domain)) for i in bounded if _is_legal_index(samples[i], name)}
+    for name, fill in _MASK_FILLS.items() if masks else ():
         yield name, dict.fromkeys(masks, fill)
 
 
-def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any], attributes: Iterable[Any]) -> dict[int, Fill]:
+def _near_number_fills(
+    samples: Mapping[int, TensorSample], operands: Sequence[Any], attributes: Iterable[Any]
+) -> dict[int, Fill]:
     """Return fills with the numbers of a call, and the adjacent values of each.
 
     Integer zeros among the attributes are skipped. They are defaults, and runtimes treat the values next to them as 0.
@@ -128,7 +134,7 @@ def _around(samples: Mapping[int, TensorSample], operands: Sequence[Any], attrib
     numbers = [*_numbers(operands), *(n for n in _numbers(attributes) if n or type(n) is float)]
     numbers = [n for n in dict.fromkeys(numbers) if math.isfinite(n)]
     free = [i for i, s in samples.items() if s.domain is None and not s.unique and s.dtype != torch.bool]
-    return {i: _near(numbers) for i in free if numbers and math.prod(samples[i].shape)}
+    return {i: _fill_near(numbers) for i in free if numbers and math.prod(samples[i].shape)}
 
 
 def _numbers(items: Iterable[Any]) -> Iterator[float]:
@@ -140,17 +146,17 @@ def _numbers(items: Iterable[Any]) -> Iterator[float]:
             yield item
 
 
-def _near(numbers: Sequence[float]) -> Fill:
+def _fill_near(numbers: Sequence[float]) -> Fill:
     def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
         first = int(torch.randint(len(numbers), (), generator=generator))  # a tensor may have too few elements for all
-        found = [near for number in (*numbers[first:], *numbers[:first]) for near in _neighbours(number, sample)]
+        found = [near for number in (*numbers[first:], *numbers[:first]) for near in _adjacent_values(number, sample)]
         places = torch.arange(math.prod(sample.shape)) % len(found)
         return torch.stack(found)[places].reshape(sample.shape)
 
     return fill
 
 
-def _neighbours(number: float, sample: TensorSample) -> list[torch.Tensor]:
+def _adjacent_values(number: float, sample: TensorSample) -> list[torch.Tensor]:
     """Return a number in a dtype, its negation and the adjacent values; integers are clamped to the dtype.
 
     Floats include three times the number, which rounds differently. Quotients are then integers, or nearly so.
@@ -159,7 +165,7 @@ def _neighbours(number: float, sample: TensorSample) -> list[torch.Tensor]:
         held, thrice = torch.tensor([number, 3 * number], dtype=sample.dtype)
         ends = torch.tensor([-math.inf, math.inf], dtype=sample.dtype)
         return [held, -held, *held.nextafter(ends), thrice]
-    low, high = _limits(sample)
+    low, high = _dtype_limits(sample)
     whole = (int(number), -int(number), int(number) - 1, int(number) + 1)
     return [torch.tensor(min(max(n, low), high), dtype=sample.dtype) for n in whole]
 
@@ -177,7 +183,7 @@ def _is_legal(sample: TensorSample, value: float) -> bool:
     return sample.domain is None or sample.domain[0] <= value <= sample.domain[1]
 
 
-def _placed(value: float, position: int) -> Fill:
+def _fill_with_special(value: float, position: int) -> Fill:
     """Return a fill with typical elements and ``value`` at a flat index."""
 
     def fill(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
@@ -188,14 +194,14 @@ def _placed(value: float, position: int) -> Fill:
     return fill
 
 
-def _within(sample: TensorSample, values: torch.Tensor) -> torch.Tensor:
+def _clamp_to_domain(sample: TensorSample, values: torch.Tensor) -> torch.Tensor:
     """Return values in the dtype of a sample, clamped to its domain."""
     if sample.domain is not None:
         values = values.clamp(*sample.domain)
     return values.to(sample.dtype)
 
 
-def _crossed(number: int, row: int) -> Fill:
+def _fill_combinations(number: int, row: int) -> Fill:
     """Return a fill that combines special values and ones of several operands at equal indices.
 
     In the first round all operands have the same value at an index; after that, other combinations, which change with
@@ -203,7 +209,7 @@ def _crossed(number: int, row: int) -> Fill:
     """
 
     def fill(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
-        values = [v for v in (*SPECIAL.values(), 0.0, 1.0, -1.0) if _is_legal(sample, v)]
+        values = [v for v in (*SPECIAL_VALUES.values(), 0.0, 1.0, -1.0) if _is_legal(sample, v)]
         if not values:
             return torch.full(sample.shape, sample.low, dtype=sample.dtype)
         places = torch.arange(math.prod(sample.shape))
@@ -214,41 +220,43 @@ def _crossed(number: int, row: int) -> Fill:
     return fill
 
 
-def _tenths(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+def _fill_tenths(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
     """Fill all operands with the same tenths, which round differently in each dtype and are equal in the coarsest."""
-    return _within(sample, (torch.arange(math.prod(sample.shape)).double() * 0.3 + 0.1).reshape(sample.shape))
+    return _clamp_to_domain(sample, (torch.arange(math.prod(sample.shape)).double() * 0.3 + 0.1).reshape(sample.shape))
 
 
-ODD = 2**13
+ODD_NUMBERS_CENTER = 2**13
 """Odd numbers around it are rounded in FP16 and BF16 and in no other dtype."""
 
 
-def _odd(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+def _fill_odd_numbers(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
     """Fill all operands with the same odd numbers; FP16 and BF16 may be compared with integer operands, too."""
-    return _within(sample, (torch.arange(math.prod(sample.shape)).double() * 2 + ODD - 2001).reshape(sample.shape))
+    return _clamp_to_domain(
+        sample, (torch.arange(math.prod(sample.shape)).double() * 2 + ODD_NUMBERS_CENTER - 2001).reshape(sample.shape)
+    )
 
 
-def _magnitudes(sample: TensorSample, generator: torch.Generator, reach: float) -> torch.Tensor:
+def _fill_magnitudes(sample: TensorSample, generator: torch.Generator, reach: float) -> torch.Tensor:
     """Fill with magnitudes from ``2^-reach`` to ``2^reach`` of either sign."""
     exponents = reach * (2 * torch.rand(sample.shape, generator=generator, dtype=torch.float64) - 1)
     signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
-    return _within(sample, signs * 2**exponents)
+    return _clamp_to_domain(sample, signs * 2**exponents)
 
 
-def _wide(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
-    return _magnitudes(sample, generator, 8)
+def _fill_wide(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+    return _fill_magnitudes(sample, generator, 8)
 
 
-def _vast(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_vast(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with three quarters of the exponent range: squares overflow or underflow, elements do not.
 
     Float64 has a smaller range, as no wider dtype can show whether eager or the target lost the digits.
     """
     reach = 8 if sample.dtype == torch.float64 else 0.75 * math.log2(torch.finfo(sample.dtype).max)
-    return _magnitudes(sample, generator, reach)
+    return _fill_magnitudes(sample, generator, reach)
 
 
-def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with multiples up to ten of 1/2, 1/4, 1/8 and 5, to get rounding ties, integers and equal elements.
 
     Many of their products with powers of ten, and of their quotients, are halfway between two integers, too.
@@ -256,85 +264,91 @@ def _ties(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     low = 0 if sample.domain is not None and sample.domain[0] >= 0 else -10
     units = torch.tensor([0.5, 0.25, 0.125, 5.0], dtype=torch.float64)
     chosen = units[torch.randint(0, len(units), sample.shape, generator=generator)]
-    return _within(sample, chosen * torch.randint(low, 11, sample.shape, generator=generator))
+    return _clamp_to_domain(sample, chosen * torch.randint(low, 11, sample.shape, generator=generator))
 
 
-def _tiny(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_tiny(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with a thousandth of typical elements."""
-    return _within(sample, realize(replace(sample, dtype=torch.float64), generator) * 1e-3)
+    return _clamp_to_domain(sample, realize(replace(sample, dtype=torch.float64), generator) * 1e-3)
 
 
-def _shifted(shift: float) -> Fill:
+def _fill_far_from_zero(shift: float) -> Fill:
     """Return a fill with typical elements far from 0: variances and sums that cancel show their rounding."""
-    return lambda sample, generator: _within(
+    return lambda sample, generator: _clamp_to_domain(
         sample, realize(replace(sample, dtype=torch.float64), generator) / 3 + shift
     )
 
 
-def _spans(sample: TensorSample, shift: float) -> bool:
+def _is_shift_legal(sample: TensorSample, shift: float) -> bool:
     return sample.domain is None or sample.domain[0] <= shift - 1 < shift + 1 <= sample.domain[1]
 
 
-_MAGNITUDES: dict[str, Fill] = {"ties": _ties, "tiny": _tiny}
+_MAGNITUDE_FILLS: dict[str, Fill] = {"ties": _fill_ties, "tiny": _fill_tiny}
 
 
 # Integers
 
 
-def _limits(sample: TensorSample) -> tuple[int, int]:
+def _dtype_limits(sample: TensorSample) -> tuple[int, int]:
     info = torch.iinfo(sample.dtype)
     return info.min, info.max
 
 
-def _small(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_small(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with 0, 1 and, in a signed dtype, -1."""
-    low = max(-1, _limits(sample)[0])
+    low = max(-1, _dtype_limits(sample)[0])
     return torch.randint(low, 2, sample.shape, generator=generator).to(sample.dtype)
 
 
-def _extremes(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_extremes(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with typical elements, with the dtype's minimum first and its maximum last."""
     tensor = realize(sample, generator).contiguous()
-    tensor.view(-1)[0], tensor.view(-1)[-1] = _limits(sample)
+    tensor.view(-1)[0], tensor.view(-1)[-1] = _dtype_limits(sample)
     return tensor
 
 
-def _large(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_large(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with elements close to the int32 maximum, or to that of a narrower dtype, so that sums overflow."""
-    top = min(_limits(sample)[1], 2**31 - 1)
+    top = min(_dtype_limits(sample)[1], 2**31 - 1)
     return torch.randint(top - top // 3, top, sample.shape, generator=generator).to(sample.dtype)
 
 
-def _signed(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_nonzero(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with elements of either sign without 0: dividends and divisors in all sign combinations."""
     signs = torch.randint(0, 2, sample.shape, generator=generator) * 2 - 1
     return (signs * torch.randint(1, 10, sample.shape, generator=generator)).to(sample.dtype)
 
 
-def _far(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_beyond_32_bits(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with elements around 2^40 and 2^31 in turn, which neither int32 nor the fraction of float32 can hold."""
     places = torch.arange(math.prod(sample.shape)).reshape(sample.shape)
     return torch.where(places % 2 == 0, 2**40, 2**31) + torch.randint(-4, 5, sample.shape, generator=generator)
 
 
-def _nearly_equal(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
+def _fill_nearly_equal(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:
     """Fill with elements around 2^60, which are all the same number in float64."""
     count = math.prod(sample.shape)
     apart = torch.randperm(count, generator=generator)
     return 2**60 + (apart if sample.unique else apart % 9).reshape(sample.shape)
 
 
-_WHOLE: dict[str, Fill] = {"small": _small, "extremes": _extremes, "large": _large, "signed": _signed, "far": _far}
+_INTEGER_FILLS: dict[str, Fill] = {
+    "small": _fill_small,
+    "extremes": _fill_extremes,
+    "large": _fill_large,
+    "signed": _fill_nonzero,
+    "far": _fill_beyond_32_bits,
+}
 
 
-def _differs(sample: TensorSample, name: str) -> bool:
+def _is_useful(sample: TensorSample, name: str) -> bool:
     """Return whether an integer vector is useful for a dtype and keeps elements distinct where required."""
     if sample.unique and name != "extremes":
         return False
-    return {"signed": _limits(sample)[0] < 0, "far": sample.dtype == torch.int64}.get(name, True)
+    return {"signed": _dtype_limits(sample)[0] < 0, "far": sample.dtype == torch.int64}.get(name, True)
 
 
-_BOUNDED: dict[str, Callable[[Any], float]] = {
+_INDEX_VALUES: dict[str, Callable[[Any], float]] = {
     "lowest": lambda domain: domain[0],
     "highest": lambda domain: domain[1],
     "minus-one": lambda _: -1,
@@ -342,27 +356,29 @@ _BOUNDED: dict[str, Callable[[Any], float]] = {
 """Fills of index tensors: all elements at one bound of the domain, or -1, which also makes them duplicates."""
 
 
-def _legal_index(sample: TensorSample, name: str) -> bool:
+def _is_legal_index(sample: TensorSample, name: str) -> bool:
     assert sample.domain is not None
-    value = _BOUNDED[name](sample.domain)
-    return sample.domain[0] <= value <= sample.domain[1] and _limits(sample)[0] <= value <= _limits(sample)[1]
+    value = _INDEX_VALUES[name](sample.domain)
+    return (
+        sample.domain[0] <= value <= sample.domain[1] and _dtype_limits(sample)[0] <= value <= _dtype_limits(sample)[1]
+    )
 
 
-def _constant(value: float) -> Fill:
+def _fill_constant(value: float) -> Fill:
     return lambda sample, _: torch.full(sample.shape, int(value), dtype=sample.dtype)
 
 
 # Masks
 
 
-def _false_row(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
+def _fill_false_row(sample: TensorSample, _: torch.Generator) -> torch.Tensor:
     """Fill with True, except for the first row along the last dim; a mask with one row is all False."""
     mask = torch.ones(sample.shape, dtype=torch.bool)
     mask.view(-1, sample.shape[-1] if sample.shape else 1)[0] = False
     return mask
 
 
-_MASKS: dict[str, Fill] = {
+_MASK_FILLS: dict[str, Fill] = {
     "all-true": lambda sample, _: torch.ones(sample.shape, dtype=torch.bool),
-    "false-row": _false_row,
+    "false-row": _fill_false_row,
 }

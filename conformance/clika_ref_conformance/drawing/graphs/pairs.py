@@ -13,29 +13,29 @@ from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Call, random_draw
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.graphs.drawing import GraphDrawing, PlacedSample
-from clika_ref_conformance.drawing.graphs.growth import case_of
+from clika_ref_conformance.drawing.graphs.graph_generator import GraphGenerator, ValueSample
+from clika_ref_conformance.drawing.graphs.random_graphs import make_case
 
-CHAIN, TAPPED, FORKED = "{}->{}", "{}->{}, tapped", "{}, {}"
-ATTEMPTS = 24
+CHAIN_NAME, TAPPED_CHAIN_NAME, FORK_NAME = "{}->{}", "{}->{}, tapped", "{}, {}"
+MAX_PAIR_DRAWS = 24
 """Maximum number of draws for a pair of matching calls; most match at the first, 1 in 20 never does."""
-STARTS = 12
+FIRST_CALL_COUNT = 12
 """Number of first calls to try, with different ranks and attributes."""
-DTYPES = (torch.float32,)
+PAIR_DTYPES = (torch.float32,)
 
 
-class Pairing:
+class OperatorPairs:
     """One operator, paired with those that may follow it."""
 
     def __init__(self, first: Operator, seed: int) -> None:
         self.first = first
         self.seed = seed
-        self.starts = list(self._drawn_starts())
+        self.first_calls = list(self._draw_first_calls())
 
-    def _drawn_starts(self) -> Iterator[tuple[int, Call]]:
-        for index in range(STARTS):
+    def _draw_first_calls(self) -> Iterator[tuple[int, Call]]:
+        for index in range(FIRST_CALL_COUNT):
             seed = zlib.crc32(f"{self.first.name}-{self.seed}-{index}".encode())
-            drawing = GraphDrawing(random_draw(Random(seed)), dtypes=DTYPES, seed=seed)  # noqa: S311 - no secret
+            drawing = GraphGenerator(random_draw(Random(seed)), dtypes=PAIR_DTYPES, seed=seed)  # noqa: S311 - no secret
             call = drawing.drawn(self.first)
             if drawing.take(self.first, call) is not None:
                 yield seed, call
@@ -46,39 +46,39 @@ class Pairing:
         A pair is left out if no result of the first operator fits an operand of the second.
         """
         names = self.first.name, second.name
-        found = self._joined(second, forked=False)
+        found = self._draw_pair(second, forked=False)
         if found is not None:
             drawing, one, two = found
-            case = _returning(drawing, two.outputs, CHAIN.format(*names), self.seed)
+            case = _make_case(drawing, two.outputs, CHAIN_NAME.format(*names), self.seed)
             graph = case.graph.clone()
             for value in next(graph.nodes).outputs:
                 graph.add_output(value)
-            yield replace(case, name=TAPPED.format(*names), graph=graph)
+            yield replace(case, name=TAPPED_CHAIN_NAME.format(*names), graph=graph)
             yield case
-        found = self._joined(second, forked=True) if fork else None
+        found = self._draw_pair(second, forked=True) if fork else None
         if found is not None:
             drawing, one, two = found
-            yield _returning(drawing, (*one.outputs, *two.outputs), FORKED.format(*names), self.seed)
+            yield _make_case(drawing, (*one.outputs, *two.outputs), FORK_NAME.format(*names), self.seed)
 
-    def _joined(self, second: Operator, *, forked: bool) -> tuple[GraphDrawing, Node, Node] | None:
+    def _draw_pair(self, second: Operator, *, forked: bool) -> tuple[GraphGenerator, Node, Node] | None:
         """Draw calls until the second reads a result of the first, or, if ``forked``, one of its operands."""
         random = Random(f"{self.first.name}-{second.name}-{forked}-{self.seed}")  # noqa: S311 - draws keep no secret
-        for attempt in range(ATTEMPTS if self.starts else 0):
-            seed, start = self.starts[attempt % len(self.starts)]
-            drawing = GraphDrawing(random_draw(random), dtypes=DTYPES, seed=seed)
+        for attempt in range(MAX_PAIR_DRAWS if self.first_calls else 0):
+            seed, start = self.first_calls[attempt % len(self.first_calls)]
+            drawing = GraphGenerator(random_draw(random), dtypes=PAIR_DTYPES, seed=seed)
             one = drawing.take(self.first, start)
             if one is None:
                 return None
             for source in [v for v in (one.inputs if forked else one.outputs) if isinstance(v, Value)]:
                 call = drawing.drawn(second, source)
-                if any(isinstance(o, PlacedSample) and o.value is source for o in call.operands):
+                if any(isinstance(o, ValueSample) and o.value is source for o in call.operands):
                     two = drawing.take(second, call)
                     if two is not None:
                         return drawing, one, two
         return None
 
 
-def _returning(drawing: GraphDrawing, outputs: Iterable[Value], name: str, seed: int) -> Case:
+def _make_case(drawing: GraphGenerator, outputs: Iterable[Value], name: str, seed: int) -> Case:
     for value in outputs:
-        drawing.growth.graph.add_output(value)
-    return case_of(drawing, name, Random(seed))  # noqa: S311 - draws keep no secret
+        drawing.builder.graph.add_output(value)
+    return make_case(drawing, name, Random(seed))  # noqa: S311 - draws keep no secret

@@ -13,12 +13,12 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.eager_values import eager_values
+from clika_ref_conformance.drawing.eager_values import compute_eager_values
 
 Operators = Mapping[str, Operator]
 
 
-def variant_of(case: Case, kind: str, operators: Operators, random: Random) -> Case | None:
+def make_variant(case: Case, kind: str, operators: Operators, random: Random) -> Case | None:
     """Return a case with an equivalent graph of this kind, or None if it does not apply.
 
     Eager must return the same for every run, bit for bit except for the sign of zeros.
@@ -32,7 +32,10 @@ def variant_of(case: Case, kind: str, operators: Operators, random: Random) -> C
 def _is_equal(case: Case, changed: Case) -> bool:
     try:
         for old, new in zip(case.runs, changed.runs, strict=False):  # a variant may keep the first run only
-            before, after = eager_values(case.graph, old.inputs), eager_values(changed.graph, new.inputs)
+            before, after = (
+                compute_eager_values(case.graph, old.inputs),
+                compute_eager_values(changed.graph, new.inputs),
+            )
             for a, b in zip(case.graph.outputs, changed.graph.outputs, strict=False):
                 if not torch.equal(before[a].nan_to_num(nan=0.5), after[b].nan_to_num(nan=0.5)):
                     return False
@@ -41,7 +44,7 @@ def _is_equal(case: Case, changed: Case) -> bool:
     return True
 
 
-def _uses(graph: Graph, random: Random, *, floating: bool = False) -> list[tuple[Value, Use]]:
+def _shuffle_uses(graph: Graph, random: Random, *, floating: bool = False) -> list[tuple[Value, Use]]:
     """Return every use of a value by a node, in random order."""
     values = [*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]
     found = [
@@ -58,9 +61,9 @@ def _uses(graph: Graph, random: Random, *, floating: bool = False) -> list[tuple
 Rewrite = Callable[[Builder, Value], Value]
 
 
-def _rewritten(case: Case, operators: Operators, random: Random, rewrite: Rewrite, rank: int = 0) -> Case | None:
+def _rewrite_use(case: Case, operators: Operators, random: Random, rewrite: Rewrite, rank: int = 0) -> Case | None:
     """Replace a value by the result of ``rewrite`` for one of its readers."""
-    for value, use in _uses(case.graph, random, floating=True):
+    for value, use in _shuffle_uses(case.graph, random, floating=True):
         if value.type.rank >= rank and isinstance(use.user, Node):
             made = rewrite(Builder(case.graph, operators, use.user), value)
             case.graph.set_input(use.user, int(use.position), made)
@@ -68,26 +71,26 @@ def _rewritten(case: Case, operators: Operators, random: Random, rewrite: Rewrit
     return None
 
 
-def _identity_reshape(case: Case, operators: Operators, random: Random) -> Case | None:
-    return _rewritten(case, operators, random, lambda build, v: build("reshape", v, shape=v.type.shape))
+def _insert_identity_reshape(case: Case, operators: Operators, random: Random) -> Case | None:
+    return _rewrite_use(case, operators, random, lambda build, v: build("reshape", v, shape=v.type.shape))
 
 
-def _double_transpose(case: Case, operators: Operators, random: Random) -> Case | None:
+def _insert_double_transpose(case: Case, operators: Operators, random: Random) -> Case | None:
     def rewrite(build: Builder, value: Value) -> Value:
         order = list(range(value.type.rank))
         random.shuffle(order)
         there = build("permute", value, dims=tuple(order))
         return build("permute", there, dims=tuple(order.index(i) for i in range(len(order))))
 
-    return _rewritten(case, operators, random, rewrite, rank=2)
+    return _rewrite_use(case, operators, random, rewrite, rank=2)
 
 
-def _added_zero(case: Case, operators: Operators, random: Random) -> Case | None:
-    return _rewritten(case, operators, random, lambda build, v: build("add", v, 0))
+def _add_zero(case: Case, operators: Operators, random: Random) -> Case | None:
+    return _rewrite_use(case, operators, random, lambda build, v: build("add", v, 0))
 
 
-def _dead_code(case: Case, operators: Operators, random: Random) -> Case | None:
-    for value, use in _uses(case.graph, random, floating=True):
+def _insert_dead_code(case: Case, operators: Operators, random: Random) -> Case | None:
+    for value, use in _shuffle_uses(case.graph, random, floating=True):
         if isinstance(use.user, Node):
             build = Builder(case.graph, operators, use.user)
             build("mul", build("neg", value), value)
@@ -95,7 +98,7 @@ def _dead_code(case: Case, operators: Operators, random: Random) -> Case | None:
     return None
 
 
-def _constant_as_input(case: Case, _: Operators, random: Random) -> Case | None:
+def _turn_constant_into_input(case: Case, _: Operators, random: Random) -> Case | None:
     graph = case.graph
     constants = [v for v in graph.constants.values() if v.uses]
     if not constants:
@@ -109,7 +112,7 @@ def _constant_as_input(case: Case, _: Operators, random: Random) -> Case | None:
     return replace(case, runs=[replace(run, inputs=(*run.inputs, data)) for run in case.runs])
 
 
-def _input_as_constant(case: Case, _: Operators, random: Random) -> Case | None:
+def _turn_input_into_constant(case: Case, _: Operators, random: Random) -> Case | None:
     graph, run = case.graph, case.runs[0]
     if len(graph.inputs) < 2:
         return None
@@ -120,14 +123,14 @@ def _input_as_constant(case: Case, _: Operators, random: Random) -> Case | None:
     return replace(case, runs=[Run(run.name, inputs)])
 
 
-def _output_twice(case: Case, _: Operators, random: Random) -> Case | None:
+def _duplicate_output(case: Case, _: Operators, random: Random) -> Case | None:
     if not case.graph.outputs:  # the target rejected all drawn calls
         return None
     case.graph.add_output(random.choice(case.graph.outputs))
     return case
 
 
-def _batch_split(case: Case, operators: Operators, random: Random) -> Case | None:
+def _split_batch(case: Case, operators: Operators, random: Random) -> Case | None:
     """Compute one node in two halves of its first dim, if eager confirms that it is independent along it."""
     nodes = [n for n in case.graph.nodes if len(n.outputs) == 1 and n.output.uses]
     random.shuffle(nodes)
@@ -142,7 +145,7 @@ def _batch_split(case: Case, operators: Operators, random: Random) -> Case | Non
         twin = next(n for n in trial.nodes if n.name == node.name)
         changed = replace(case, graph=trial)
         try:
-            _split(trial, twin, operators, random.randrange(1, length))
+            _split_node(trial, twin, operators, random.randrange(1, length))
         except ClikaError:
             continue
         if _is_equal(case, changed):
@@ -150,7 +153,7 @@ def _batch_split(case: Case, operators: Operators, random: Random) -> Case | Non
     return None
 
 
-def _split(graph: Graph, node: Node, operators: Operators, place: int) -> None:
+def _split_node(graph: Graph, node: Node, operators: Operators, place: int) -> None:
     build = Builder(graph, operators, node)
     halves = [(0, place), (place, None)]
     parts = [
@@ -163,12 +166,12 @@ def _split(graph: Graph, node: Node, operators: Operators, place: int) -> None:
 
 
 VARIANTS: Mapping[str, Callable[[Case, Operators, Random], Case | None]] = {
-    "dead code": _dead_code,
-    "identity reshape": _identity_reshape,
-    "double transpose": _double_transpose,
-    "added zero": _added_zero,
-    "constant as input": _constant_as_input,
-    "input as constant": _input_as_constant,
-    "output twice": _output_twice,
-    "batch split": _batch_split,
+    "dead code": _insert_dead_code,
+    "identity reshape": _insert_identity_reshape,
+    "double transpose": _insert_double_transpose,
+    "added zero": _add_zero,
+    "constant as input": _turn_constant_into_input,
+    "input as constant": _turn_input_into_constant,
+    "output twice": _duplicate_output,
+    "batch split": _split_batch,
 }

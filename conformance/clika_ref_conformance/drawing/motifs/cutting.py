@@ -10,28 +10,28 @@ from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref_conformance.cases import Case, Run
 
 
-def smallest(case: Case, wanted: Callable[[Case], bool]) -> Case:
+def shrink_motif(case: Case, wanted: Callable[[Case], bool]) -> Case:
     """Remove nodes and outputs from a case while ``wanted`` holds; results of a removed node become inputs."""
     again = True
     while again:
         again = False
-        for smaller in _smaller(case):
+        for smaller in _smaller_cases(case):
             if wanted(smaller):
                 case, again = smaller, True
                 break
     return case
 
 
-def _smaller(case: Case) -> Iterator[Case]:
+def _smaller_cases(case: Case) -> Iterator[Case]:
     if len(case.graph.outputs) > 1:
         for position in range(len(case.graph.outputs)):
-            yield cut(case, None, drop=position)
+            yield cut_case(case, None, drop=position)
     if len(case.graph) > 1:
         for position in range(len(case.graph)):
-            yield cut(case, position)
+            yield cut_case(case, position)
 
 
-def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
+def cut_case(case: Case, position: int | None, drop: int | None = None) -> Case:
     """Return a case without the node at a position, so that its results become inputs, and without one output."""
     (run, *_) = case.runs
     graph = case.graph.clone()
@@ -43,10 +43,10 @@ def cut(case: Case, position: int | None, drop: int | None = None) -> Case:
             if any(isinstance(use.user, Node) for use in value.uses):
                 graph.replace(value, graph.add_input(value.type, f"cut_{value.name}"))
                 inputs.append(case.tensors[old])
-    return _copied(case.name, graph, inputs, gone, drop)
+    return _copy_needed(case.name, graph, inputs, gone, drop)
 
 
-def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
+def _copy_needed(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node | None, drop: int | None) -> Case:
     """Copy the needed part of a graph without a node and an output.
 
     If no computed output is left, all unread results become outputs.
@@ -55,7 +55,7 @@ def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node
     held = dict(zip(graph.inputs, tensors, strict=True))
     mapping: dict[Value, Value] = {}
     feeds: list[torch.Tensor] = []
-    idle = set[Node]() if drop is None else _read_for(graph, drop)
+    idle = set[Node]() if drop is None else _exclusive_nodes(graph, drop)
     nodes = [n for n in graph.nodes if n is not gone and n not in idle]
     read = {v for n in nodes for v in n.inputs if isinstance(v, Value)}
     for value in graph.inputs:
@@ -81,7 +81,7 @@ def _copied(name: str, graph: Graph, tensors: Sequence[torch.Tensor], gone: Node
     return Case(name, left, [Run("typical", tuple(feeds))])
 
 
-def _read_for(graph: Graph, output: int) -> set[Node]:
+def _exclusive_nodes(graph: Graph, output: int) -> set[Node]:
     """Return the nodes that only one output needs.
 
     They are removed with it, so that a pass does not fire on nodes without a visible effect.

@@ -8,49 +8,49 @@ from random import Random
 from clika_ref.core.ir import Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.motifs.drawing import Drawing
-from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
+from clika_ref_conformance.drawing.motifs.call_generator import CallGenerator
+from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 
-NODES = (1, 4)
+NODE_COUNT_RANGE = (1, 4)
 """Minimum and maximum number of nodes drawn before a motif and after it."""
 
-POOL = 6
+POOL_SIZE = 6
 """Number of most recent values to choose operands from."""
 
 
-def host(
+def embed_motif(
     random: Random, motif: Case, operators: Mapping[str, Operator], groups: Sequence[Sequence[str]]
 ) -> Case | None:
     """Draw nodes, add a motif that reads them where types match, and draw more nodes; None if that is illegal."""
-    new = Rebuilding.of(motif)
-    drawing = Drawing(random, new.growth, 0.7, random.choice((0.1, 0.5)))
+    new = CaseRebuilder.of(motif)
+    drawing = CallGenerator(random, new.builder, 0.7, random.choice((0.1, 0.5)))
     swarm = [random.choice(random.choice(groups) if groups else sorted(operators)) for _ in range(2)]
     swarm += random.choices(sorted(operators), k=3)
     pool: list[Value] = []
-    _draw(random, drawing, pool, swarm, operators)
+    _draw_nodes(random, drawing, pool, swarm, operators)
     own: list[Value] = []
-    new.take_leaves()
+    new.add_leaves()
     for value in motif.graph.inputs:
         alike = [v for v in pool if v.type == value.type]
         if alike and random.random() < 3 / 4:
             new.mapping[value] = random.choice(alike)
-    if not new.take_nodes():
+    if not new.add_nodes():
         return None
     own = [v for node in motif.graph.nodes for v in map(new.now, node.outputs)]
     returned = [new.now(v) for v in motif.graph.outputs if random.random() < 1 / 2]
     pool = [*pool[-2:], *own]
-    _draw(random, drawing, pool, swarm, operators)
-    unread = [v for node in new.growth.graph.nodes for v in node.outputs if not v.uses]
+    _draw_nodes(random, drawing, pool, swarm, operators)
+    unread = [v for node in new.builder.graph.nodes for v in node.outputs if not v.uses]
     dead = {v for v in unread if len(unread) > 1 and random.random() < 1 / 10}
     outputs = [v for v in dict.fromkeys([*returned, *unread]) if v not in dead or v in returned]
-    return new.growth.finish(f"around {motif.name}", outputs)
+    return new.builder.finish(f"around {motif.name}", outputs)
 
 
-def _draw(
-    random: Random, drawing: Drawing, pool: list[Value], swarm: Sequence[str], operators: Mapping[str, Operator]
+def _draw_nodes(
+    random: Random, drawing: CallGenerator, pool: list[Value], swarm: Sequence[str], operators: Mapping[str, Operator]
 ) -> None:
-    for _ in range(random.randint(*NODES)):
+    for _ in range(random.randint(*NODE_COUNT_RANGE)):
         node = drawing.call(operators[random.choice(swarm)], pool)
         if node is not None:
             pool.extend(node.outputs)
-            del pool[:-POOL]
+            del pool[:-POOL_SIZE]

@@ -9,36 +9,38 @@ import torch
 
 from clika_ref.core.ir import Node, Value
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.growing import Leaf
-from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
+from clika_ref_conformance.drawing.eager_builder import LeafTensor
+from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS
 from clika_ref_conformance.drawing.motifs.near_misses import Operators
-from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
+from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 
 
-def operand_given_or_taken(case: Case, _: Operators) -> Iterator[Case | None]:
+def change_optional_operands(case: Case, _: Operators) -> Iterator[Case | None]:
     """Omit each operand, and add a constant for each missing one, where eager accepts the call."""
     for position, node in enumerate(case.graph.nodes):
-        for index, item in enumerate(node.inputs) if node.kind not in UNCHECKED else ():
+        for index, item in enumerate(node.inputs) if node.kind not in UNSAFE_OPERATORS else ():
             name = f"{node.kind} {position}: operand {index}"
             if isinstance(item, Value):
-                yield _with_operand(case, node, index, None, f"{name} left out")
+                yield _replace_operand(case, node, index, None, f"{name} left out")
             elif item is None:
-                fitting = (_with_operand(case, node, index, leaf, f"{name} given") for leaf in _leaves(node))
+                fitting = (
+                    _replace_operand(case, node, index, leaf, f"{name} given") for leaf in _constant_candidates(node)
+                )
                 yield next(filter(None, fitting), None)
 
 
-def _leaves(node: Node) -> Iterator[Leaf]:
+def _constant_candidates(node: Node) -> Iterator[LeafTensor]:
     """Yield constants with the lengths of the dims of the result and operands, to fit along one of them."""
     values = [*node.outputs, *(v for v in node.inputs if isinstance(v, Value))]
     lengths = dict.fromkeys(int(side) for v in values for side in v.type.shape if isinstance(side, int))
     dtype = node.outputs[0].type.dtype
-    yield from (Leaf((torch.arange(n) % 5 - 1).to(dtype), constant=True, name="given") for n in lengths)
+    yield from (LeafTensor((torch.arange(n) % 5 - 1).to(dtype), constant=True, name="given") for n in lengths)
 
 
-def _with_operand(case: Case, node: Node, index: int, operand: Leaf | None, name: str) -> Case | None:
-    new = Rebuilding.of(case)
-    new.take_leaves()
+def _replace_operand(case: Case, node: Node, index: int, operand: LeafTensor | None, name: str) -> Case | None:
+    new = CaseRebuilder.of(case)
+    new.add_leaves()
     inputs: list[Any] = list(node.inputs)
-    inputs[index] = None if operand is None else new.growth.leaf(operand)
+    inputs[index] = None if operand is None else new.builder.leaf(operand)
     legal = all(new.take(n, inputs) if n is node else new.take(n) for n in case.graph.nodes)
     return new.done(name, new.unread) if legal else None

@@ -13,8 +13,8 @@ from clika_ref.core.accuracy import EXACT
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import operator
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.growing import Growth, Leaf
-from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED
+from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder, LeafTensor
+from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS
 
 
 @operator(error=EXACT)
@@ -29,27 +29,27 @@ def conformance_step(x: Tensor) -> Tensor:
     return ~x if x.dtype == torch.bool else x + 1
 
 
-OWN_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
+SUITE_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
 """Operators of the suite, which no plugin provides and which reproducers may contain."""
 
 
-def is_checked(case: Case) -> bool:
+def is_safe(case: Case) -> bool:
     """Return whether PyTorch rejects every illegal form of a case instead of corrupting memory."""
-    return UNCHECKED.isdisjoint(node.kind for node in case.graph.nodes)
+    return UNSAFE_OPERATORS.isdisjoint(node.kind for node in case.graph.nodes)
 
 
 @dataclass
-class Rebuilding:
+class CaseRebuilder:
     """Rebuilds a case call by call, with changes."""
 
     case: Case
-    growth: Growth
+    builder: EagerGraphBuilder
     mapping: dict[Value, Any]
 
     @classmethod
-    def of(cls, case: Case) -> Rebuilding:
+    def of(cls, case: Case) -> CaseRebuilder:
         """Start from an empty graph."""
-        return cls(case, Growth(), {})
+        return cls(case, EagerGraphBuilder(), {})
 
     @property
     def leaves(self) -> list[tuple[Value, Tensor]]:
@@ -58,11 +58,11 @@ class Rebuilding:
         constants = [v for v in graph.constants.values() if v.data is not None]
         return [(v, self.case.tensors[v]) for v in (*graph.inputs, *constants)]
 
-    def take_leaves(self, change: Callable[[Value, Leaf], Leaf] = lambda _, leaf: leaf) -> None:
+    def add_leaves(self, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf) -> None:
         """Add every leaf, after applying ``change``."""
         for value, tensor in self.leaves:
-            leaf = change(value, Leaf(tensor, value.is_constant, name=value.name))
-            self.mapping[value] = self.growth.leaf(leaf)
+            leaf = change(value, LeafTensor(tensor, value.is_constant, name=value.name))
+            self.mapping[value] = self.builder.leaf(leaf)
 
     def take(self, node: Node, inputs: Sequence[Any] | None = None, attrs: Mapping[str, Any] | None = None) -> bool:
         """Add a node, with other operands or attributes if given; return whether that is legal."""
@@ -70,9 +70,9 @@ class Rebuilding:
         attrs = node.attrs if attrs is None else attrs
         if inputs is None and attrs is node.attrs and self._is_known(node):
             types, results = [v.type for v in node.outputs], [self.case.tensors[v] for v in node.outputs]
-            new = self.growth.add(Node(node.op, operands, dict(attrs)), types, results)
+            new = self.builder.add(Node(node.op, operands, dict(attrs)), types, results)
         else:
-            new = self.growth.place(node.op, operands, attrs)
+            new = self.builder.place(node.op, operands, attrs)
         if new is None or len(new.outputs) != len(node.outputs):
             return False
         self.mapping.update(zip(node.outputs, new.outputs, strict=True))
@@ -82,11 +82,11 @@ class Rebuilding:
         """Return whether a node has the same operands as in the case, so that its results are known."""
         known, twins = self.case.tensors, [(v, self.mapping.get(v)) for v in node.inputs if isinstance(v, Value)]
         return known.keys() >= {*node.outputs} and all(
-            isinstance(twin, Value) and twin.type == v.type and self.growth.tensors[twin] is known[v]
+            isinstance(twin, Value) and twin.type == v.type and self.builder.tensors[twin] is known[v]
             for v, twin in twins
         )
 
-    def take_nodes(self) -> bool:
+    def add_nodes(self) -> bool:
         """Add every node unchanged; return whether that is legal."""
         return all(self.take(node) for node in self.case.graph.nodes)
 
@@ -109,8 +109,8 @@ class Rebuilding:
         """
         own = [self.now(v) for v in self.case.graph.outputs]
         outputs = [*extra, *own] if first else [*own, *extra]
-        return self.growth.finish(name, [self._tapped(v) for v in outputs] if tapped else outputs)
+        return self.builder.finish(name, [self._tap(v) for v in outputs] if tapped else outputs)
 
-    def _tapped(self, value: Value) -> Value:
+    def _tap(self, value: Value) -> Value:
         tap = Node(conformance_tap, [value], {})
-        return self.growth.add(tap, [value.type], [self.growth.tensors[value].clone()]).output
+        return self.builder.add(tap, [value.type], [self.builder.tensors[value].clone()]).output

@@ -10,130 +10,132 @@ from typing import Any
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref_conformance.cases import Case
-from clika_ref_conformance.drawing.growing import Leaf
-from clika_ref_conformance.drawing.motifs.drawing import UNCHECKED, Drawing
-from clika_ref_conformance.drawing.motifs.near_misses import Operators, sampled_attrs
-from clika_ref_conformance.drawing.motifs.rebuilding import Rebuilding
+from clika_ref_conformance.drawing.eager_builder import LeafTensor
+from clika_ref_conformance.drawing.motifs.call_generator import UNSAFE_OPERATORS, CallGenerator
+from clika_ref_conformance.drawing.motifs.near_misses import Operators, sample_attributes
+from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 
-DRAWS = 8
+DRAWS_PER_NODE = 8
 """Number of calls drawn for each node in search of a motif."""
 
-NEAR_DRAWS = 3
+NEAR_MISS_DRAWS_PER_NODE = 3
 """Number of calls drawn for each node of a motif, whether or not they match its pattern."""
 
-FORMS = 3
+MAX_ATTRIBUTE_SETS = 3
 """Number of distinct attribute sets tried for another operator on the existing operands."""
 
-RANDOM = 6
+MAX_RANDOM_OPERATORS = 6
 """Maximum number of random operators tried in place of each node."""
 
-NEUTRAL = (0, 1)
+NEUTRAL_NUMBERS = (0, 1)
 """Numbers that are neutral in some operators."""
 
-Call = tuple[Operator, Sequence[Any], Mapping[str, Any]]
+CallSpec = tuple[Operator, Sequence[Any], Mapping[str, Any]]
 """Operator, operands and attributes; values among the operands belong to a motif."""
 
 
-def other_kind(
+def substitute_operator(
     random: Random, motif: Case, operators: Operators, group: Sequence[str], kind: str, *, kin: bool
 ) -> Iterator[Case]:
     """Yield the motif with an operator of a group in place of each node inside the group, or outside of it."""
     for position, node in enumerate(motif.graph.nodes):
-        if kind not in UNCHECKED and kind != node.kind and (node.kind in group) is kin:
-            yield from (_finished(new, motif) for new in _ways(random, motif, position, operators[kind]))
+        if kind not in UNSAFE_OPERATORS and kind != node.kind and (node.kind in group) is kin:
+            yield from (_finish(new, motif) for new in _substitutions(random, motif, position, operators[kind]))
 
 
-def same_kinds(random: Random, motif: Case) -> Iterator[Iterator[Case]]:
+def redraw_each_call(random: Random, motif: Case) -> Iterator[Iterator[Case]]:
     """Yield, for each node, the variants of the motif with that call redrawn."""
     for position, node in enumerate(motif.graph.nodes):
-        yield (_finished(new, motif) for new in _redrawn(random, motif, position, node.op))
+        yield (_finish(new, motif) for new in _redraw_node(random, motif, position, node.op))
 
 
-def _finished(new: Rebuilding, motif: Case) -> Case:
-    return new.growth.finish("varied", [*(new.now(v) for v in motif.graph.outputs), *new.unread])
+def _finish(new: CaseRebuilder, motif: Case) -> Case:
+    return new.builder.finish("varied", [*(new.now(v) for v in motif.graph.outputs), *new.unread])
 
 
-def call_redrawn(case: Case, _: Operators, *, draws: int = NEAR_DRAWS) -> Iterator[Case | None]:
+def redraw_call(case: Case, _: Operators, *, draws: int = NEAR_MISS_DRAWS_PER_NODE) -> Iterator[Case | None]:
     """Redraw each call: with operands of other ranks and sizes, and other attributes that fit them."""
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
-        for new in _redrawn(random, case, position, node.op, draws=draws):
+        for new in _redraw_node(random, case, position, node.op, draws=draws):
             yield new.done(f"{node.kind} {position} drawn anew", new.unread)
 
 
-def _ways(random: Random, motif: Case, position: int, op: Operator) -> Iterator[Rebuilding]:
+def _substitutions(random: Random, motif: Case, position: int, op: Operator) -> Iterator[CaseRebuilder]:
     node = list(motif.graph.nodes)[position]
-    for operands in _with_neutral(node.inputs):
-        for attrs in _sampled_attrs(op):
-            yield from _with_call(random, motif, position, (op, operands, attrs))
-    yield from _redrawn(random, motif, position, op)
+    for operands in _insert_neutral_numbers(node.inputs):
+        for attrs in _distinct_attributes(op):
+            yield from _replace_call(random, motif, position, (op, operands, attrs))
+    yield from _redraw_node(random, motif, position, op)
 
 
-def _with_neutral(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
+def _insert_neutral_numbers(operands: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Yield the operands unchanged, and with each number replaced by arithmetically neutral ones."""
     yield operands
     for i, item in enumerate(operands):
         if isinstance(item, int | float):
-            yield from ([*operands[:i], number, *operands[i + 1 :]] for number in NEUTRAL)
+            yield from ([*operands[:i], number, *operands[i + 1 :]] for number in NEUTRAL_NUMBERS)
 
 
-def _sampled_attrs(op: Operator) -> list[Mapping[str, Any]]:
+def _distinct_attributes(op: Operator) -> list[Mapping[str, Any]]:
     """Return the attributes of the first sampled calls that differ in them."""
-    found = {repr(attrs): attrs for attrs in reversed(sampled_attrs(op))}
-    return [*reversed(found.values())][:FORMS]
+    found = {repr(attrs): attrs for attrs in reversed(sample_attributes(op))}
+    return [*reversed(found.values())][:MAX_ATTRIBUTE_SETS]
 
 
-def _redrawn(random: Random, motif: Case, position: int, op: Operator, *, draws: int = DRAWS) -> Iterator[Rebuilding]:
+def _redraw_node(
+    random: Random, motif: Case, position: int, op: Operator, *, draws: int = DRAWS_PER_NODE
+) -> Iterator[CaseRebuilder]:
     """Yield the motif with redrawn calls of an operator at a node, on results of other nodes and new leaves.
 
     Each call comes as drawn, with all attributes of the motif's call, and with each single one of them.
     """
     node = list(motif.graph.nodes)[position]
-    for _ in range(draws if op.name not in UNCHECKED else 0):
-        new = _until(motif, position)
-        drawn = new and Drawing(random, new.growth, 1.0).call(op, _made(random, new, node))
+    for _ in range(draws if op.name not in UNSAFE_OPERATORS else 0):
+        new = _rebuild_until(motif, position)
+        drawn = new and CallGenerator(random, new.builder, 1.0).call(op, _operand_pool(random, new, node))
         if not new or drawn is None:
             continue
-        operands = _operands(new, node, drawn)
-        for attrs in _carried(node.attrs, drawn.attrs):
-            yield from _with_call(random, motif, position, (op, operands, attrs))
+        operands = _map_operands(new, node, drawn)
+        for attrs in _merge_attributes(node.attrs, drawn.attrs):
+            yield from _replace_call(random, motif, position, (op, operands, attrs))
 
 
-def _until(motif: Case, position: int) -> Rebuilding | None:
+def _rebuild_until(motif: Case, position: int) -> CaseRebuilder | None:
     """Rebuild the motif up to a node, excluding it."""
-    new = Rebuilding.of(motif)
-    new.take_leaves()
+    new = CaseRebuilder.of(motif)
+    new.add_leaves()
     return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
 
 
-def _made(random: Random, new: Rebuilding, node: Node) -> list[Value]:
+def _operand_pool(random: Random, new: CaseRebuilder, node: Node) -> list[Value]:
     """Return the new values for computed operands of a node, and half of the time also for those with other readers."""
     readers = 1 if random.random() < 1 / 2 else math.inf
     values = [v for v in node.inputs if isinstance(v, Value)]
     return [new.now(v) for v in values if v.producer is not None or len(v.uses) > readers]
 
 
-def _operands(new: Rebuilding, old: Node, drawn: Node) -> list[Any]:
+def _map_operands(new: CaseRebuilder, old: Node, drawn: Node) -> list[Any]:
     """Return the operands of a drawn call as values of the motif or as leaves, keeping inputs as inputs."""
     known = {twin: value for value, twin in new.mapping.items()}
     inputs = {i for i, v in enumerate(old.inputs) if isinstance(v, Value) and not v.is_constant and v.producer is None}
     return [
-        known.get(v) or Leaf(new.growth.tensors[v], i not in inputs) if isinstance(v, Value) else v
+        known.get(v) or LeafTensor(new.builder.tensors[v], i not in inputs) if isinstance(v, Value) else v
         for i, v in enumerate(drawn.inputs)
     ]
 
 
-def _carried(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def _merge_attributes(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the drawn attributes, those with all old values, and those with each single old value that differs."""
     yield new
-    carried = {name: _as_long(old[name], value) for name, value in new.items() if name in old}
+    carried = {name: _match_length(old[name], value) for name, value in new.items() if name in old}
     different = [name for name in carried if repr(carried[name]) != repr(new[name])]
     if len(different) > 1:
         yield {**new, **carried}
     yield from ({**new, name: carried[name]} for name in different)
 
 
-def _as_long(old: Any, new: Any) -> Any:
+def _match_length(old: Any, new: Any) -> Any:
     """Return an old value, or one of the new length for a tuple: constant or ascending, if the old one was."""
     if not (isinstance(old, tuple) and isinstance(new, tuple)) or len(old) == len(new):
         return old
@@ -142,58 +144,64 @@ def _as_long(old: Any, new: Any) -> Any:
     return tuple(range(len(new))) if old == tuple(range(len(old))) else new
 
 
-def _with_call(random: Random, motif: Case, position: int, call: Call) -> Iterator[Rebuilding]:
+def _replace_call(random: Random, motif: Case, position: int, call: CallSpec) -> Iterator[CaseRebuilder]:
     """Yield the motif with another call at a node, if it is legal.
 
     If a later node does not accept the new result, its other operands are redrawn.
     """
     op, operands, attrs = call
-    new = _until(motif, position)
-    placed = new and new.growth.place(op, [new.now(v) for v in operands], attrs)
-    if new and placed and _stands(new, list(motif.graph.nodes)[position:], placed, random):
+    new = _rebuild_until(motif, position)
+    placed = new and new.builder.place(op, [new.now(v) for v in operands], attrs)
+    if new and placed and _substitute_node(new, list(motif.graph.nodes)[position:], placed, random):
         yield new
 
 
-def _stands(new: Rebuilding, nodes: Sequence[Node], placed: Node, random: Random) -> bool:
+def _substitute_node(new: CaseRebuilder, nodes: Sequence[Node], placed: Node, random: Random) -> bool:
     """Use a call in place of the first of some nodes, and add the others; return whether that is legal."""
     first, *rest = nodes
     if len(placed.outputs) != len(first.outputs):
         return False
     new.mapping.update(zip(first.outputs, placed.outputs, strict=True))
     return all(
-        (random.random() < 1 / 2 and _follows(random, new, node, keep=False))
+        (random.random() < 1 / 2 and _add_follower(random, new, node, keep=False))
         or new.take(node)
-        or _follows(random, new, node, keep=True)
+        or _add_follower(random, new, node, keep=True)
         for node in rest
     )
 
 
-def _follows(random: Random, new: Rebuilding, node: Node, *, keep: bool) -> bool:
+def _add_follower(random: Random, new: CaseRebuilder, node: Node, *, keep: bool) -> bool:
     """Add a node on operands that match its inputs, keeping its attributes if asked and legal."""
-    for _ in range(DRAWS // 2 if node.kind not in UNCHECKED else 0):
-        drawn = Drawing(random, new.growth, 1.0, 1.0).call(node.op, _made(random, new, node))
+    for _ in range(DRAWS_PER_NODE // 2 if node.kind not in UNSAFE_OPERATORS else 0):
+        drawn = CallGenerator(random, new.builder, 1.0, 1.0).call(node.op, _operand_pool(random, new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
-            kept = new.growth.place(node.op, drawn.inputs, node.attrs) if keep else None
+            kept = new.builder.place(node.op, drawn.inputs, node.attrs) if keep else None
             if kept is not None and len(kept.outputs) == len(node.outputs):
                 chosen, spare = kept, drawn
             else:
                 chosen, spare = drawn, kept
             if spare is not None:
-                new.growth.graph.erase(spare)
+                new.builder.graph.erase(spare)
             new.mapping.update(zip(node.outputs, chosen.outputs, strict=True))
             return True
     return False
 
 
-def random_instead(case: Case, operators: Operators) -> Iterator[Case | None]:
+def substitute_random_operators(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Replace each node by random operators on the same operands."""
     random = Random(case.name)  # noqa: S311 - no secret
-    drawing = [op for name, op in sorted(operators.items()) if op.random and op.sampler and name not in UNCHECKED]
+    drawing = [
+        op for name, op in sorted(operators.items()) if op.random and op.sampler and name not in UNSAFE_OPERATORS
+    ]
     nodes = list(case.graph.nodes)
     for position, node in enumerate(nodes):
         tensors = [v for v in node.inputs if isinstance(v, Value)]
-        for op in random.sample(drawing, min(RANDOM, len(drawing))) if tensors and node.kind not in UNCHECKED else ():
-            new = _until(case, position)
-            placed = new and Drawing(random, new.growth, 1.0, 1.0).call(op, [new.now(v) for v in tensors])
-            if new and placed and _stands(new, nodes[position:], placed, random):
+        for op in (
+            random.sample(drawing, min(MAX_RANDOM_OPERATORS, len(drawing)))
+            if tensors and node.kind not in UNSAFE_OPERATORS
+            else ()
+        ):
+            new = _rebuild_until(case, position)
+            placed = new and CallGenerator(random, new.builder, 1.0, 1.0).call(op, [new.now(v) for v in tensors])
+            if new and placed and _substitute_node(new, nodes[position:], placed, random):
                 yield new.done(f"{op.name} at {position}", new.unread)

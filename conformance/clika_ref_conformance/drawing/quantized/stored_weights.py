@@ -17,13 +17,13 @@ from clika_ref.core.registry import Registry
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 
-ROWS = 3
+INPUT_ROWS = 3
 """Number of rows of the matrix that is multiplied with a weight."""
 
-LARGEST = 127
-"""Largest element of that matrix, at the start of every `BLOCK` of a row."""
+MAX_INPUT = 127
+"""Largest element of that matrix, at the start of every `MIN_BLOCK_SIZE` of a row."""
 
-BLOCK = 16
+MIN_BLOCK_SIZE = 16
 """Minimum block size of block-wise quantization in a runtime."""
 
 
@@ -56,7 +56,7 @@ STORED_WEIGHTS = (
 )
 
 
-def stored_weight_case(weight: StoredWeight, registry: Registry, seed: int) -> tuple[Case, dict[str, np.ndarray]]:
+def make_stored_weight_case(weight: StoredWeight, registry: Registry, seed: int) -> tuple[Case, dict[str, np.ndarray]]:
     """Return a graph that reads a stored weight as a case, and the exact result for each run."""
     random = np.random.default_rng(seed)
     end = 2 ** (weight.bits - 1)
@@ -64,20 +64,20 @@ def stored_weight_case(weight: StoredWeight, registry: Registry, seed: int) -> t
     blocks = weight.inputs // weight.block_size if weight.block_size else 1
     scales = np.exp2(random.integers(-8, -3, (blocks, weight.outputs)))
     values = codes * scales.repeat(weight.inputs // blocks, 0)
-    x = random.integers(-LARGEST, LARGEST + 1, (ROWS, weight.inputs))
-    x[:, ::BLOCK] = LARGEST
-    graph = _graph(weight, registry, codes.astype(np.int8), scales.astype(np.float32))
+    x = random.integers(-MAX_INPUT, MAX_INPUT + 1, (INPUT_ROWS, weight.inputs))
+    x[:, ::MIN_BLOCK_SIZE] = MAX_INPUT
+    graph = _build_graph(weight, registry, codes.astype(np.int8), scales.astype(np.float32))
     runs = [Run("drawn", (torch.from_numpy(x.astype(np.float32)),)), Run("zeros", (torch.zeros(x.shape),))]
-    of_zeros = np.zeros((ROWS, weight.outputs)) if weight.is_multiplied else values
+    of_zeros = np.zeros((INPUT_ROWS, weight.outputs)) if weight.is_multiplied else values
     expected = {"drawn": x @ values if weight.is_multiplied else values, "zeros": of_zeros}
     return Case(weight.name, graph, runs, {"weight": weight.name}), {
         k: v.astype(np.float32) for k, v in expected.items()
     }
 
 
-def _graph(weight: StoredWeight, registry: Registry, codes: np.ndarray, scales: np.ndarray) -> Graph:
+def _build_graph(weight: StoredWeight, registry: Registry, codes: np.ndarray, scales: np.ndarray) -> Graph:
     graph = Graph("stored_weight")
-    x = graph.add_input(TensorType(torch.float32, (ROWS, weight.inputs)), "x")
+    x = graph.add_input(TensorType(torch.float32, (INPUT_ROWS, weight.inputs)), "x")
     build = Builder(graph, registry.operators)
     stored = graph.add_constant(torch.from_numpy(codes), "w")
     in_blocks = weight.block_size is not None

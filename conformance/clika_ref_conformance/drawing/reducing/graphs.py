@@ -14,14 +14,14 @@ from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.eager_values import eager_values
-from clika_ref_conformance.drawing.reducing.sides import fewer_symbols
+from clika_ref_conformance.drawing.eager_values import compute_eager_values
+from clika_ref_conformance.drawing.reducing.dims import reduce_symbols
 
-Fails = Callable[[Case], bool]
+FailurePredicate = Callable[[Case], bool]
 """Returns whether a case still fails in the same way; an exception counts as False."""
 
 
-def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
+def reduce_case(case: Case, fails: FailurePredicate, seconds: float) -> Case:
     """Return the smallest case found within the time limit that still fails, or the case itself.
 
     First, all runs but one failing run are removed, then outputs, then nodes. Values computed by removed nodes become
@@ -35,24 +35,24 @@ def reduce_case(case: Case, fails: Fails, seconds: float) -> Case:
         seconds: wall-clock limit, after which the best case so far is returned.
 
     """
-    search = _Search(fails, time.monotonic() + seconds)
+    search = _ReductionSearch(fails, time.monotonic() + seconds)
     single = next((c for run in case.runs if search.accepts(c := replace(case, runs=[run]))), None)
     if single is None:
-        return _fewer_runs(case, search)
+        return _remove_runs(case, search)
     try:
-        values = eager_values(single.graph, single.runs[0].inputs)
+        values = compute_eager_values(single.graph, single.runs[0].inputs)
     except ClikaError:
         return single  # eager fails on it, so there are no values to cut at
-    single = _structural(single, values, search)
-    single = fewer_symbols(_bypassed(single, search), search.accepts)
-    return _plain(single, search)
+    single = _reduce_structure(single, values, search)
+    single = reduce_symbols(_bypass_nodes(single, search), search.accepts)
+    return _simplify_elements(single, search)
 
 
 @dataclass
-class _Search:
+class _ReductionSearch:
     """The predicate and the deadline of a reduction."""
 
-    fails: Fails
+    fails: FailurePredicate
     deadline: float
 
     def accepts(self, case: Case | None) -> bool:
@@ -65,7 +65,7 @@ class _Search:
             return False
 
 
-def _fewer_runs(case: Case, search: _Search) -> Case:
+def _remove_runs(case: Case, search: _ReductionSearch) -> Case:
     """Remove runs one by one; a failure that needs an earlier run keeps both."""
     for run in case.runs:
         candidate = replace(case, runs=[r for r in case.runs if r is not run])
@@ -75,46 +75,46 @@ def _fewer_runs(case: Case, search: _Search) -> Case:
 
 
 @dataclass(frozen=True)
-class _Cut:
+class _Subgraph:
     """A part of a graph: the indices of the kept nodes, and the returned values."""
 
     nodes: tuple[int, ...]
     outputs: tuple[Value, ...]
 
 
-def _structural(case: Case, values: dict[Value, torch.Tensor], search: _Search) -> Case:
+def _reduce_structure(case: Case, values: dict[Value, torch.Tensor], search: _ReductionSearch) -> Case:
     """Cut a case to single nodes first, as one faulty operator is the usual cause, then by halves, then by one."""
     nodes = list(case.graph.nodes)
 
-    def made(cut: _Cut) -> Case | None:
-        return _cut_case(case, nodes, cut, values)
+    def build_subgraph(cut: _Subgraph) -> Case | None:
+        return _build_subgraph_case(case, nodes, cut, values)
 
     for index, node in enumerate(nodes):
-        alone = _Cut((index,), tuple(node.outputs))
-        if len(nodes) > 1 and search.accepts(made(alone)):
-            return made(_shed(alone, nodes, made, search)) or case
-    cut = _Cut(tuple(range(len(nodes))), tuple(case.graph.outputs))
-    if not search.accepts(made(cut)):
+        alone = _Subgraph((index,), tuple(node.outputs))
+        if len(nodes) > 1 and search.accepts(build_subgraph(alone)):
+            return build_subgraph(_remove_outputs(alone, nodes, build_subgraph, search)) or case
+    cut = _Subgraph(tuple(range(len(nodes))), tuple(case.graph.outputs))
+    if not search.accepts(build_subgraph(cut)):
         return case
-    cut = _halved(_one_output(cut, nodes, made, search), nodes, made, search)
-    for step in (_fewer_nodes, _shed, _fewer_nodes):
-        cut = step(cut, nodes, made, search)
-    return made(cut) or case
+    cut = _bisect_nodes(_keep_one_output(cut, nodes, build_subgraph, search), nodes, build_subgraph, search)
+    for step in (_remove_nodes, _remove_outputs, _remove_nodes):
+        cut = step(cut, nodes, build_subgraph, search)
+    return build_subgraph(cut) or case
 
 
-Made = Callable[[_Cut], Case | None]
+BuildSubgraph = Callable[[_Subgraph], Case | None]
 
 
-def _one_output(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+def _keep_one_output(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Keep one failing output and the nodes it needs, or all outputs if no single one fails."""
     for value in dict.fromkeys(cut.outputs):
-        candidate = _Cut(_needed(nodes, cut.nodes, (value,)), (value,))
+        candidate = _Subgraph(_select_ancestors(nodes, cut.nodes, (value,)), (value,))
         if search.accepts(made(candidate)):
             return candidate
     return cut
 
 
-def _needed(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) -> tuple[int, ...]:
+def _select_ancestors(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) -> tuple[int, ...]:
     """Return the indices, among those kept, of nodes that the outputs depend on."""
     wanted, found = set(outputs), list[int]()
     for index in sorted(kept, reverse=True):
@@ -124,27 +124,27 @@ def _needed(nodes: list[Node], kept: Iterable[int], outputs: Iterable[Value]) ->
     return tuple(reversed(found))
 
 
-def _halved(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+def _bisect_nodes(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Cut off the longest unneeded head, and then the longest unneeded tail, by bisection."""
     low, high = 0, len(cut.nodes) - 1
     while low < high:  # keeping from `low` on fails
         middle = (low + high + 1) // 2
         rest = cut.nodes[middle:]
-        if search.accepts(made(_Cut(rest, cut.outputs))):
+        if search.accepts(made(_Subgraph(rest, cut.outputs))):
             low = middle
         else:
             high = middle - 1
-    cut = _Cut(cut.nodes[low:], cut.outputs)
+    cut = _Subgraph(cut.nodes[low:], cut.outputs)
     low, high = 1, len(cut.nodes)
     while low < high:  # keeping up to `high` fails
         middle = (low + high) // 2
         front = cut.nodes[:middle]
-        if search.accepts(made(_Cut(front, _sinks(nodes, front)))):
+        if search.accepts(made(_Subgraph(front, _sinks(nodes, front)))):
             high = middle
         else:
             low = middle + 1
     front = cut.nodes[:high]
-    shorter = _Cut(front, _sinks(nodes, front))
+    shorter = _Subgraph(front, _sinks(nodes, front))
     return shorter if high < len(cut.nodes) and search.accepts(made(shorter)) else cut
 
 
@@ -154,7 +154,7 @@ def _sinks(nodes: list[Node], kept: Sequence[int]) -> tuple[Value, ...]:
     return tuple(v for i in kept for v in nodes[i].outputs if v not in read)
 
 
-def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+def _remove_nodes(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Drop nodes one by one, turning their results into inputs, until all are needed."""
     progress = True
     while progress and len(cut.nodes) > 1:
@@ -164,7 +164,11 @@ def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _
             lost = set(nodes[index].outputs)
             kept = tuple(v for v in cut.outputs if v not in lost)
             sinks = _sinks(nodes, rest)
-            cuts = (_Cut(_needed(nodes, rest, kept), kept), _Cut(_needed(nodes, rest, sinks), sinks), _Cut(rest, kept))
+            cuts = (
+                _Subgraph(_select_ancestors(nodes, rest, kept), kept),
+                _Subgraph(_select_ancestors(nodes, rest, sinks), sinks),
+                _Subgraph(rest, kept),
+            )
             for candidate in dict.fromkeys(cuts):
                 if search.accepts(made(candidate)):
                     cut, progress = candidate, True
@@ -174,19 +178,21 @@ def _fewer_nodes(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _
     return cut
 
 
-def _shed(cut: _Cut, nodes: list[Node], made: Made, search: _Search) -> _Cut:
+def _remove_outputs(cut: _Subgraph, nodes: list[Node], made: BuildSubgraph, search: _ReductionSearch) -> _Subgraph:
     """Drop outputs one by one, with the nodes that only they need, or without if the case must keep these."""
     for value in cut.outputs:
         outputs = tuple(v for v in cut.outputs if v is not value)
-        for kept in (_needed(nodes, cut.nodes, outputs), cut.nodes):
-            candidate = _Cut(kept, outputs)
+        for kept in (_select_ancestors(nodes, cut.nodes, outputs), cut.nodes):
+            candidate = _Subgraph(kept, outputs)
             if search.accepts(made(candidate)):
                 cut = candidate
                 break
     return cut
 
 
-def _cut_case(case: Case, nodes: list[Node], cut: _Cut, values: dict[Value, torch.Tensor]) -> Case | None:
+def _build_subgraph_case(
+    case: Case, nodes: list[Node], cut: _Subgraph, values: dict[Value, torch.Tensor]
+) -> Case | None:
     """Build the graph of a cut, or return None if it has no nodes or no outputs."""
     if not cut.nodes or not cut.outputs:
         return None
@@ -195,7 +201,7 @@ def _cut_case(case: Case, nodes: list[Node], cut: _Cut, values: dict[Value, torc
     read = dict.fromkeys(v for node in kept for v in node.inputs if isinstance(v, Value) and v not in inside)
     outside = list(dict.fromkeys([*read, *(v for v in cut.outputs if v not in inside)]))
     symbols = _symbols_of(kept, [*outside, *cut.outputs])
-    outside += _sources(case.graph, symbols, {*outside, *inside})
+    outside += _symbol_sources(case.graph, symbols, {*outside, *inside})
     copy = Graph(case.graph.name)
     mapping: dict[Value, Value] = {}
     for value in [v for v in outside if v.data is not None]:
@@ -214,7 +220,7 @@ def _cut_case(case: Case, nodes: list[Node], cut: _Cut, values: dict[Value, torc
         mapping.update(zip(node.outputs, twin.outputs, strict=True))
     for value in cut.outputs:
         copy.add_output(mapping[value])
-    _take_symbols(case.graph, copy)
+    _copy_symbols(case.graph, copy)
     run = replace(case.runs[0], inputs=tuple(values[v] for v in inputs))
     return replace(case, graph=copy, runs=[run], facts={**case.facts, "nodes": len(copy)})
 
@@ -224,18 +230,18 @@ def _symbols_of(nodes: Iterable[Node], values: Iterable[Value]) -> set[str]:
     items: list[Any] = [v.type for v in values]
     for node in nodes:
         items += [*node.inputs, *node.attrs.values(), *(v.type for v in node.outputs)]
-    return set().union(*map(_names, items)) if items else set()
+    return set().union(*map(_symbol_names, items)) if items else set()
 
 
-def _names(item: Any) -> set[str]:
+def _symbol_names(item: Any) -> set[str]:
     if isinstance(item, Value | TensorType):
-        return _names(item.type.shape if isinstance(item, Value) else item.shape)
+        return _symbol_names(item.type.shape if isinstance(item, Value) else item.shape)
     if isinstance(item, tuple):
-        return set().union(*map(_names, item))
+        return set().union(*map(_symbol_names, item))
     return {str(s) for s in item.free_symbols} if isinstance(item, sympy.Basic) else set()
 
 
-def _sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
+def _symbol_sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
     """Return the missing values that symbols are read from; they become otherwise unused inputs."""
     by_name = {
         v.name: v for v in (*graph.inputs, *graph.constants.values(), *(v for n in graph.nodes for v in n.outputs))
@@ -250,25 +256,25 @@ def _sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[Value]:
         value = by_name[graph.symbols[name].side.name]
         if value not in known:
             sources[value] = None
-            waiting += _names(value)
+            waiting += _symbol_names(value)
     return list(sources)
 
 
-def _take_symbols(whole: Graph, part: Graph) -> None:
+def _copy_symbols(whole: Graph, part: Graph) -> None:
     """Copy the symbols that are read from values of the part, and the guards that only use those."""
     names = {v.name for v in (*part.inputs, *part.constants.values(), *(v for n in part.nodes for v in n.outputs))}
     part.symbols.update({n: s for n, s in whole.symbols.items() if s.side.name in names})
-    part.guards += [g for g in whole.guards if _names(g.relation) <= part.symbols.keys()]
+    part.guards += [g for g in whole.guards if _symbol_names(g.relation) <= part.symbols.keys()]
 
 
-def _bypassed(case: Case, search: _Search) -> Case:
+def _bypass_nodes(case: Case, search: _ReductionSearch) -> Case:
     """Remove nodes by letting their readers read an operand of the same type, as long as the case fails."""
     progress = True
     while progress:
         progress = False
         for index, node in enumerate(case.graph.nodes):
             for position, operand in enumerate(node.inputs):
-                candidate = _without(case, index, position)
+                candidate = _bypass_node(case, index, position)
                 if isinstance(operand, Value) and candidate is not None and search.accepts(candidate):
                     case, progress = candidate, True
                     break
@@ -277,7 +283,7 @@ def _bypassed(case: Case, search: _Search) -> Case:
     return case
 
 
-def _without(case: Case, index: int, position: int) -> Case | None:
+def _bypass_node(case: Case, index: int, position: int) -> Case | None:
     graph = case.graph.clone()
     node = list(graph.nodes)[index]
     operand = node.inputs[position]
@@ -288,21 +294,21 @@ def _without(case: Case, index: int, position: int) -> Case | None:
     graph.replace(node.output, operand)
     graph.erase(node)
     graph.drop_unused_constants()
-    kept = [i for i, v in enumerate(graph.inputs) if v.uses or _is_source(graph, v)]
+    kept = [i for i, v in enumerate(graph.inputs) if v.uses or _is_symbol_source(graph, v)]
     run = case.runs[0]
     run = Run(run.name, tuple(run.inputs[i] for i in kept))
     graph.inputs[:] = [graph.inputs[i] for i in kept]
     return replace(case, graph=graph, runs=[run], facts={**case.facts, "nodes": len(graph)})
 
 
-def _is_source(graph: Graph, value: Value) -> bool:
+def _is_symbol_source(graph: Graph, value: Value) -> bool:
     return any(s.side.name == value.name for s in graph.symbols.values())
 
 
-def _plain(case: Case, search: _Search) -> Case:
+def _simplify_elements(case: Case, search: _ReductionSearch) -> Case:
     """Simplify the elements of inputs and constants, one tensor at a time: zeros, ones, or integers."""
     for position in range(len(case.runs[0].inputs)):
-        for plain in _plainer(case.runs[0].inputs[position]):
+        for plain in _simpler_tensors(case.runs[0].inputs[position]):
             inputs = list(case.runs[0].inputs)
             inputs[position] = plain
             candidate = replace(case, runs=[replace(case.runs[0], inputs=tuple(inputs))])
@@ -311,7 +317,7 @@ def _plain(case: Case, search: _Search) -> Case:
                 break
     for name in case.graph.constants:
         data = case.graph.constants[name].data
-        for plain in _plainer(data) if data is not None else ():
+        for plain in _simpler_tensors(data) if data is not None else ():
             graph = case.graph.clone()
             graph.constants[name].data = plain
             if search.accepts(candidate := replace(case, graph=graph)):
@@ -320,7 +326,7 @@ def _plain(case: Case, search: _Search) -> Case:
     return case
 
 
-def _plainer(tensor: torch.Tensor) -> list[torch.Tensor]:
+def _simpler_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return simpler tensors of the same type and shape, the simplest first."""
     plain = [torch.zeros_like(tensor), torch.ones_like(tensor)]
     if tensor.is_floating_point():

@@ -16,33 +16,39 @@ import torch
 
 from clika_ref.core.accuracy import DOT
 from clika_ref.core.errors import PassError
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.samples import Call, TensorSample, realize
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.calls.realizing import graph_of
-from clika_ref_conformance.drawing.symbolic.resizing import Drawing, Place, counting, following, is_explained
+from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
+from clika_ref_conformance.drawing.symbolic.size_dependence import (
+    ReplayableCall,
+    SizeDecision,
+    find_size_numbers,
+    infer_size_expressions,
+    is_explained,
+)
 
 
 @dataclass(frozen=True)
 class SymbolicCall:
     """A call with symbolic shapes: the graph, the free sizes, and the expression of each integer."""
 
-    drawing: Drawing
+    replayable: ReplayableCall
     graph: Graph
-    places: Sequence[Place]
+    places: Sequence[SizeDecision]
     expressions: Mapping[int, sympy.Basic]
-    ranges: Mapping[Place, tuple[int, int]]
+    ranges: Mapping[SizeDecision, tuple[int, int]]
     """The range of each free size within which the expressions hold."""
-    carried: Sequence[Place] = ()
+    input_sizes: Sequence[SizeDecision] = ()
     """Sizes that are no operand's dim; each is the length of a further, unused input."""
 
     @cached_property
     def runs(self) -> list[Run]:
         """One run for each set of sizes without a 0; the smallest runs again after larger ones."""
-        runs = [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._sizes())]
+        runs = [Run(name, self._inputs(d, o)) for name, d, o in self._select_legal(self._size_candidates())]
         if len(runs) > 1:
             smallest = min(runs, key=lambda r: sum(t.numel() for t in r.inputs))
             runs += [Run(f"{r.name} again", r.inputs) for r in (smallest, runs[0])]
@@ -50,12 +56,14 @@ class SymbolicCall:
 
     def empty(self) -> list[Run]:
         """Return runs with one size set to 0 each, as far as the samples and eager accept them."""
-        return [Run(name, self._inputs(d, o)) for name, d, o in self._legal(self._zeros())]
+        return [Run(name, self._inputs(d, o)) for name, d, o in self._select_legal(self._zero_candidates())]
 
-    def _inputs(self, drawing: Drawing, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        return (*_tensors(operands), *(torch.zeros(drawing.size(place)) for place in self.carried))
+    def _inputs(self, drawing: ReplayableCall, operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return (*_tensor_operands(operands), *(torch.zeros(drawing.size(place)) for place in self.input_sizes))
 
-    def _legal(self, wanted: Iterable[tuple[str, dict[Place, int]]]) -> Iterator[tuple[str, Drawing, list[Any]]]:
+    def _select_legal(
+        self, wanted: Iterable[tuple[str, dict[SizeDecision, int]]]
+    ) -> Iterator[tuple[str, ReplayableCall, list[Any]]]:
         """Yield the usable sizes.
 
         Duplicates are left out, as are sizes that make samples draw another call, that eager rejects, or that change a
@@ -63,29 +71,29 @@ class SymbolicCall:
         """
         seen: list[list[tuple[int, ...]]] = []
         for name, sizes in wanted:
-            drawing = self.drawing.resized(sizes)
-            if drawing is None or not is_explained(self.expressions, self.drawing, drawing):
+            drawing = self.replayable.redraw_with_sizes(sizes)
+            if drawing is None or not is_explained(self.expressions, self.replayable, drawing):
                 continue
-            operands = filled(drawing, name)
-            if operands is None or _dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
+            operands = realize_operands(drawing, name)
+            if operands is None or _result_dtypes(drawing, operands) != [v.type.dtype for v in self.graph.outputs]:
                 continue  # bincount ignores its weights if its input is empty
             if (shapes := [tuple(t.shape) for t in self._inputs(drawing, operands)]) not in seen:
                 seen.append(shapes)
                 yield name, drawing, operands
 
-    def _sizes(self) -> Iterator[tuple[str, dict[Place, int]]]:
+    def _size_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
         ranges = [(max(low, 0), high) for low, high in map(self.ranges.__getitem__, self.places)]
-        random = Random(self.drawing.seed)  # noqa: S311 - draws tests, not keys
+        random = Random(self.replayable.seed)  # noqa: S311 - draws tests, not keys
         yield "as drawn", {}
         yield "maximum", dict(zip(self.places, (high for _, high in ranges), strict=True))
         yield "minimum", dict(zip(self.places, (low for low, _ in ranges), strict=True))
         for turn in range(2):
-            yield f"coprime {turn}", dict(zip(self.places, _coprime(ranges, random), strict=True))
+            yield f"coprime {turn}", dict(zip(self.places, _choose_coprime(ranges, random), strict=True))
         for place, (low, _) in zip(self.places, ranges, strict=True):
             if low <= 1:
                 yield f"{place.symbol}=1", {place: 1}
 
-    def _zeros(self) -> Iterator[tuple[str, dict[Place, int]]]:
+    def _zero_candidates(self) -> Iterator[tuple[str, dict[SizeDecision, int]]]:
         weight = self._weight_symbols()
         for place in self.places:
             if place.symbol not in weight:
@@ -99,26 +107,26 @@ class SymbolicCall:
         return set().union(*(side.free_symbols for side in sides))
 
 
-def _dtypes(drawing: Drawing, operands: Sequence[Any]) -> list[torch.dtype]:
+def _result_dtypes(drawing: ReplayableCall, operands: Sequence[Any]) -> list[torch.dtype]:
     with torch.no_grad():
         results = drawing.op(*operands, **drawing.call.attrs)
     return [t.dtype for t in ([results] if isinstance(results, torch.Tensor) else results)]
 
 
-def _tensors(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+def _tensor_operands(operands: Sequence[Any]) -> tuple[torch.Tensor, ...]:
     return tuple(o for o in operands if isinstance(o, torch.Tensor))
 
 
-def static_case(drawing: Drawing, name: str) -> Case | None:
+def make_static_case(drawing: ReplayableCall, name: str) -> Case | None:
     """Return a drawn call with fixed sizes as a case with one run of this name, or None if eager rejects it."""
-    operands = filled(drawing, name)
+    operands = realize_operands(drawing, name)
     if operands is None:
         return None
-    graph = graph_of(drawing.op, operands, drawing.call.attrs)
-    return Case(drawing.op.name, graph, [Run(name, _tensors(operands))])
+    graph = build_call_graph(drawing.op, operands, drawing.call.attrs)
+    return Case(drawing.op.name, graph, [Run(name, _tensor_operands(operands))])
 
 
-def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
+def _choose_coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
     """Return one size from each range, pairwise coprime as far as possible."""
     chosen: list[int] = []
     for low, high in ranges:
@@ -128,7 +136,7 @@ def _coprime(ranges: Sequence[tuple[int, int]], random: Random) -> list[int]:
     return chosen
 
 
-def filled(drawing: Drawing, name: str) -> list[Any] | None:
+def realize_operands(drawing: ReplayableCall, name: str) -> list[Any] | None:
     """Return the operands of a call with elements, or None if no element is legal or eager rejects the call."""
     if any(isinstance(o, TensorSample) and _has_no_legal_element(o) for o in drawing.call.operands):
         return None
@@ -142,20 +150,20 @@ def filled(drawing: Drawing, name: str) -> list[Any] | None:
     return operands
 
 
-def has_no_elements(drawing: Drawing) -> bool:
+def has_no_elements(drawing: ReplayableCall) -> bool:
     """Return whether an operand or result of a drawn call is empty, so that the call tests little."""
-    operands = filled(drawing, "elements")
+    operands = realize_operands(drawing, "elements")
     if operands is None:
         return False
     with torch.no_grad():
         results = drawing.op(*operands, **drawing.call.attrs)
-    tensors = [*_tensors(operands), *([results] if isinstance(results, torch.Tensor) else results)]
+    tensors = [*_tensor_operands(operands), *([results] if isinstance(results, torch.Tensor) else results)]
     return any(not tensor.numel() for tensor in tensors)
 
 
-def has_sizes_among_numbers(drawing: Drawing) -> bool:
+def has_size_dependent_numbers(drawing: ReplayableCall) -> bool:
     """Return whether a number of a drawn call depends on sizes without being a tensor dim."""
-    return bool(following(drawing).keys() - {position for position, _, _ in _tensor_sides(drawing.call)})
+    return bool(infer_size_expressions(drawing).keys() - {position for position, _, _ in _tensor_dims(drawing.call)})
 
 
 def _has_no_legal_element(sample: TensorSample) -> bool:
@@ -163,54 +171,54 @@ def _has_no_legal_element(sample: TensorSample) -> bool:
     return sample.domain is not None and sample.domain[0] > sample.domain[1] and 0 not in sample.shape
 
 
-def symbolic_call(drawing: Drawing, fixed: Collection[Place] = ()) -> SymbolicCall | str:
+def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] = ()) -> SymbolicCall | str:
     """Return a call with as many symbolic sizes as possible, or the reason why there are none.
 
     A size becomes a symbol if three conditions hold. It is a dim of some operand, or the schema allows a size where it
     occurs; in the second case it is the length of a further input. Every number that depends on it follows an
     expression. The output types can be inferred. Other sizes, and those in ``fixed``, keep the drawn length.
     """
-    expressions = following(drawing)
+    expressions = infer_size_expressions(drawing)
     free = [p for p in drawing.ranges if p not in fixed and drawing.size(p) >= 0]
-    counts = counting(drawing)
-    readable = {p for p in free if _is_readable(p, drawing, expressions)}
-    keeps_numbers = bool(readable) and _keeps_numbers(drawing)
-    places = [p for p in free if p in readable or (not keeps_numbers and _is_number(p, counts, expressions))]
+    counts = find_size_numbers(drawing)
+    readable = {p for p in free if _is_operand_dim(p, drawing, expressions)}
+    keeps_numbers = bool(readable) and _has_fixed_numbers(drawing)
+    places = [p for p in free if p in readable or (not keeps_numbers and _is_number_only(p, counts, expressions))]
     if not places:
         return "no side of the drawn call may vary"
-    ranges = {p: found for p in places if (found := _lawful_range(p, expressions, drawing)) is not None}
+    ranges = {p: found for p in places if (found := _find_valid_range(p, expressions, drawing)) is not None}
     if not ranges:
         return "its numbers follow the sizes by no expression"
     reasons: list[str] = []
-    whole = _attempt(drawing, expressions, ranges, reasons)
+    whole = _try_symbolic_call(drawing, expressions, ranges, reasons)
     if whole is not None:
         return whole
     best: SymbolicCall | None = None
-    taken: list[Place] = []
+    taken: list[SizeDecision] = []
     for place in ranges:
-        found = _attempt(drawing, expressions, {p: ranges[p] for p in (*taken, place)}, reasons)
+        found = _try_symbolic_call(drawing, expressions, {p: ranges[p] for p in (*taken, place)}, reasons)
         if found is not None:
             best, taken = found, [*taken, place]
     return reasons[0] if best is None else best
 
 
-def _is_readable(place: Place, drawing: Drawing, expressions: Mapping[int, sympy.Basic]) -> bool:
+def _is_operand_dim(place: SizeDecision, drawing: ReplayableCall, expressions: Mapping[int, sympy.Basic]) -> bool:
     """Return whether a size is a dim of an operand."""
-    return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_sides(drawing.call))
+    return any(expressions.get(position) == place.symbol for position, _, _ in _tensor_dims(drawing.call))
 
 
-def _keeps_numbers(drawing: Drawing) -> bool:
+def _has_fixed_numbers(drawing: ReplayableCall) -> bool:
     """Return whether sizes that are no operand's dim keep their drawn number; true for half of the calls."""
     return zlib.crc32(drawing.seed.encode()) % 2 == 0
 
 
-def _is_number(place: Place, counts: set[int], expressions: Mapping[int, sympy.Basic]) -> bool:
+def _is_number_only(place: SizeDecision, counts: set[int], expressions: Mapping[int, sympy.Basic]) -> bool:
     """Return whether a size only occurs among the numbers of a call, and only where a size is allowed."""
     positions = {position for position, e in expressions.items() if place.symbol in e.free_symbols}
     return bool(positions) and positions <= counts
 
 
-def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
+def _tensor_dims(call: Call) -> Iterator[tuple[int, int, int]]:
     """Yield the leaf index, the tensor index and the dim of every tensor dim of a call."""
     position = tensors = 0
     for operand in call.operands:
@@ -222,38 +230,40 @@ def _tensor_sides(call: Call) -> Iterator[tuple[int, int, int]]:
         position += 1
 
 
-def _lawful_range(place: Place, expressions: Mapping[int, sympy.Basic], drawing: Drawing) -> tuple[int, int] | None:
+def _find_valid_range(
+    place: SizeDecision, expressions: Mapping[int, sympy.Basic], drawing: ReplayableCall
+) -> tuple[int, int] | None:
     """Return the lengths around the drawn one at which the expressions give the numbers of the call.
 
     None if these are not most of the lengths. Some numbers follow a size only from a minimum length on: ``x[-2:]`` has
     2 elements, except for an ``x`` with a single element.
     """
-    if any(place.symbol in e.free_symbols and not _is_whole(e) for e in expressions.values()):
+    if any(place.symbol in e.free_symbols and not _has_integer_coefficients(e) for e in expressions.values()):
         return None
     first, last = drawing.ranges[place]
     high = min(last, first + 8)
 
-    def holds(length: int) -> bool:
-        found = drawing.resized({place: length})
+    def is_explained_at(length: int) -> bool:
+        found = drawing.redraw_with_sizes({place: length})
         return found is None or is_explained(expressions, drawing, found)
 
     here = drawing.size(place)
-    below = itertools.takewhile(holds, range(min(here, high), first - 1, -1))
-    above = itertools.takewhile(holds, range(min(here, high), high + 1))
+    below = itertools.takewhile(is_explained_at, range(min(here, high), first - 1, -1))
+    above = itertools.takewhile(is_explained_at, range(min(here, high), high + 1))
     lawful = [*below, *above]
     if not lawful or 2 * (max(lawful) - min(lawful) + 1) <= high - first + 1:
         return None
     return min(lawful), last if max(lawful) == high else max(lawful)
 
 
-def _is_whole(expression: sympy.Basic) -> bool:
+def _has_integer_coefficients(expression: sympy.Basic) -> bool:
     return all(not n.is_Rational or n.is_Integer for n in sympy.preorder_traversal(expression))
 
 
-def _attempt(
-    drawing: Drawing,
+def _try_symbolic_call(
+    drawing: ReplayableCall,
     expressions: Mapping[int, sympy.Basic],
-    ranges: Mapping[Place, tuple[int, int]],
+    ranges: Mapping[SizeDecision, tuple[int, int]],
     reasons: list[str],
 ) -> SymbolicCall | None:
     places = list(ranges)
@@ -261,23 +271,23 @@ def _attempt(
     fixed = {p.symbol: drawing.size(p) for p in drawing.ranges if p.symbol not in symbols}
     found = {i: e.xreplace({s: sympy.Integer(n) for s, n in fixed.items()}) for i, e in expressions.items()}
     kept = {i: e for i, e in found.items() if e.free_symbols}
-    carried = [p for p in places if not _is_readable(p, drawing, expressions)]
+    carried = [p for p in places if not _is_operand_dim(p, drawing, expressions)]
     try:
-        graph = _graph(drawing, kept, symbols, carried)
+        graph = _build_graph(drawing, kept, symbols, carried)
     except PassError as error:
         reasons.append(str(error))
         return None
     return SymbolicCall(drawing, graph, places, kept, ranges, carried)
 
 
-def _graph(
-    drawing: Drawing,
+def _build_graph(
+    drawing: ReplayableCall,
     expressions: Mapping[int, sympy.Basic],
     symbols: set[sympy.Symbol],
-    carried: Sequence[Place],
+    carried: Sequence[SizeDecision],
 ) -> Graph:
     op = drawing.op
-    call = _rewritten(drawing.call, expressions)
+    call = _substitute_expressions(drawing.call, expressions)
     graph = Graph(op.name)
     inputs = [graph.add_input(o, f"x{len(graph.inputs)}") if isinstance(o, TensorType) else o for o in call.operands]
     for place in carried:
@@ -285,44 +295,46 @@ def _graph(
     for value in graph.inputs:
         for dim, side in enumerate(value.type.shape):
             if side in symbols and str(side) not in graph.symbols:
-                graph.symbols[str(side)] = Symbol(str(side), 0, None, Side(value.name, dim))
+                graph.symbols[str(side)] = Symbol(str(side), 0, None, SymbolSource(value.name, dim))
     try:
-        types = infer(op, inputs, call.attrs)
+        types = infer_types(op, inputs, call.attrs)
     except PassError as error:
         if "depends on the data" not in str(error):
             raise
-        types = _open_types(drawing)
+        types = _unknown_types(drawing)
     for value in graph.insert(Node(op, inputs, call.attrs), types).outputs:
         graph.add_output(value)
     return graph
 
 
-def _open_types(drawing: Drawing) -> tuple[TensorType, ...]:
+def _unknown_types(drawing: ReplayableCall) -> tuple[TensorType, ...]:
     """Return output types with unknown dims only, as the data decides some of them."""
-    results = drawing.op(*(filled(drawing, "types") or ()), **drawing.call.attrs)
+    results = drawing.op(*(realize_operands(drawing, "types") or ()), **drawing.call.attrs)
     results = [results] if isinstance(results, torch.Tensor) else list(results)
-    return tuple(TensorType(r.dtype, tuple(named(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results))
+    return tuple(
+        TensorType(r.dtype, tuple(make_symbol(f"u{i}_{d}") for d in range(r.ndim))) for i, r in enumerate(results)
+    )
 
 
-def _rewritten(call: Call, expressions: Mapping[int, sympy.Basic]) -> Call:
+def _substitute_expressions(call: Call, expressions: Mapping[int, sympy.Basic]) -> Call:
     """Replace the integers of a call by expressions, in the order of `leaves`, and tensors by their types."""
     counter = itertools.count()
 
-    def leaf(item: Any) -> Any:
+    def substitute_leaf(item: Any) -> Any:
         return expressions.get(next(counter), item)
 
-    def attr(item: Any) -> Any:
+    def substitute_attr(item: Any) -> Any:
         if isinstance(item, tuple):
             next(counter)
-            return tuple(map(attr, item))
-        return leaf(item)
+            return tuple(map(substitute_attr, item))
+        return substitute_leaf(item)
 
     operands: list[Any] = []
     for o in call.operands:
         if isinstance(o, TensorSample | torch.Tensor):
             next(counter)
-            operands.append(TensorType(o.dtype, tuple(leaf(side) for side in o.shape)))
+            operands.append(TensorType(o.dtype, tuple(substitute_leaf(side) for side in o.shape)))
         else:
-            operands.append(leaf(o))
-    found = {name: attr(call.attrs[name]) for name in sorted(call.attrs)}
+            operands.append(substitute_leaf(o))
+    found = {name: substitute_attr(call.attrs[name]) for name in sorted(call.attrs)}
     return Call(tuple(operands), {name: found[name] for name in call.attrs})

@@ -12,35 +12,35 @@ from torch.utils._sympy import functions as torch_sympy
 
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
-from clika_ref.core.symbols import Side, Symbol, evaluate
+from clika_ref.core.symbols import Symbol, SymbolSource, evaluate
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
 
-FILLER = "full"
+FILL_OPERATOR = "full"
 """The operator that converts the value to a tensor."""
 
-SYMBOLS = (
-    Symbol("n", 0, None, Side("x", 0)),
-    Symbol("m", 0, None, Side("y", 0)),
-    Symbol("k", None, None, Side("k", None)),
+EXPRESSION_SYMBOLS = (
+    Symbol("n", 0, None, SymbolSource("x", 0)),
+    Symbol("m", 0, None, SymbolSource("y", 0)),
+    Symbol("k", None, None, SymbolSource("k", None)),
 )
 """Two sizes, and a number that may be negative."""
 
-VALUES = ((3, 5, 2), (7, 4, -3), (1, 1, 1), (6, 9, -7), (2, 3, 0), (0, 5, -1), (5, 0, 4))
+SYMBOL_VALUES = ((3, 5, 2), (7, 4, -3), (1, 1, 1), (6, 9, -7), (2, 3, 0), (0, 5, -1), (5, 0, 4))
 """Values of the symbols in each run, with all signs of the number."""
 
-DEPTH = 3
+MAX_DEPTH = 3
 
 Expression = Any
 """A sympy expression; sympy has no type hints."""
 
 
-def _quotient(rounded: Callable[[Expression], Expression]) -> Callable[[Expression, Expression], Expression]:
+def _make_quotient(rounded: Callable[[Expression], Expression]) -> Callable[[Expression, Expression], Expression]:
     """Return a division that is rounded by ``rounded``."""
     return lambda a, b: rounded(torch_sympy.IntTrueDiv(a, b))
 
 
-OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = (
+BINARY_OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = (
     lambda a, b: a + b,
     lambda a, b: a - b,
     lambda a, b: a * b,
@@ -54,41 +54,43 @@ OPERATIONS: tuple[Callable[[Expression, Expression], Expression], ...] = (
     torch_sympy.PythonMod,
     torch_sympy.Max,
     torch_sympy.Min,
-    _quotient(torch_sympy.FloorToInt),
-    _quotient(torch_sympy.CeilToInt),
-    _quotient(torch_sympy.TruncToInt),
-    _quotient(torch_sympy.RoundToInt),
+    _make_quotient(torch_sympy.FloorToInt),
+    _make_quotient(torch_sympy.CeilToInt),
+    _make_quotient(torch_sympy.TruncToInt),
+    _make_quotient(torch_sympy.RoundToInt),
 )
 """Binary operations on sizes; repeated entries are drawn more often."""
 
 
-def expression_cases(filler: Operator, seed: str) -> Iterator[Case]:
+def generate_expression_cases(filler: Operator, seed: str) -> Iterator[Case]:
     """Yield cases endlessly, without duplicate expressions; runs that divide by zero are left out."""
     random = Random(seed)  # noqa: S311 - draws tests, not keys
     seen: set[Expression] = set()
     while True:
-        expression = _drawn(random, random.randint(1, DEPTH))
+        expression = _draw_expression(random, random.randint(1, MAX_DEPTH))
         if expression in seen or not getattr(expression, "free_symbols", ()):
             continue
         seen.add(expression)
-        runs = list(_runs(expression))
+        runs = list(_make_runs(expression))
         if runs:
-            yield Case(f"expression-{len(seen):03}", _graph(filler, expression), runs, {"expression": str(expression)})
+            yield Case(
+                f"expression-{len(seen):03}", _build_graph(filler, expression), runs, {"expression": str(expression)}
+            )
 
 
-def _drawn(random: Random, depth: int) -> Expression:
+def _draw_expression(random: Random, depth: int) -> Expression:
     if not depth:
-        return random.choice([*(symbol.expr for symbol in SYMBOLS), random.choice((-3, -2, 2, 3, 5))])
-    operands = [_drawn(random, random.randrange(depth)) for _ in range(2)]
+        return random.choice([*(symbol.expr for symbol in EXPRESSION_SYMBOLS), random.choice((-3, -2, 2, 3, 5))])
+    operands = [_draw_expression(random, random.randrange(depth)) for _ in range(2)]
     try:
-        return random.choice(OPERATIONS)(*operands)
+        return random.choice(BINARY_OPERATIONS)(*operands)
     except ZeroDivisionError:
         return operands[0]
 
 
-def _runs(expression: Expression) -> Iterator[Run]:
-    for values in VALUES:
-        sizes = dict(zip((symbol.name for symbol in SYMBOLS), values, strict=True))
+def _make_runs(expression: Expression) -> Iterator[Run]:
+    for values in SYMBOL_VALUES:
+        sizes = dict(zip((symbol.name for symbol in EXPRESSION_SYMBOLS), values, strict=True))
         try:
             evaluate(expression, sizes)
         except ZeroDivisionError:
@@ -98,9 +100,9 @@ def _runs(expression: Expression) -> Iterator[Run]:
         yield Run(name, (torch.zeros(n), torch.zeros(m), torch.tensor(k)))
 
 
-def _graph(filler: Operator, expression: Expression) -> Graph:
+def _build_graph(filler: Operator, expression: Expression) -> Graph:
     graph = Graph("expression")
-    for symbol in SYMBOLS:
+    for symbol in EXPRESSION_SYMBOLS:
         shape = () if symbol.side.dim is None else (symbol.expr,)
         graph.add_input(TensorType(torch.float32 if shape else torch.int64, shape), symbol.side.name)
         graph.symbols[symbol.name] = symbol

@@ -11,63 +11,63 @@ import torch
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
-from clika_ref.core.inference import infer
+from clika_ref.core.inference import infer_types
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import TensorDescription, random_draw
-from clika_ref.core.symbols import Side, Symbol, named
+from clika_ref.core.symbols import Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Run
-from clika_ref_conformance.drawing.sampling import FRAGILE, described
+from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, draw_call_of_any_dtype
 
-BATCH = named("batch")
+BATCH = make_symbol("batch")
 
-LENGTHS = (9, 1, 7, 0)
+BATCH_LENGTHS = (9, 1, 7, 0)
 """Lengths to try in addition to the drawn one: a larger one, 1, a coprime one and 0."""
 
-FEWEST_NODES = 2
+MIN_NODES = 2
 
-PROBES = 8
+UNIQUENESS_PROBES = 8
 """Number of drawn calls that decide whether an operator's samples ask for unique elements."""
 
 
-def with_dynamic_side(case: Case) -> Case | None:
+def make_dim_dynamic(case: Case) -> Case | None:
     """Return a case where all input dims of one size become a symbol, with runs at several sizes.
 
     Nodes without inferable types are left out, together with the nodes that depend on them. None if no size leaves a
     graph that eager runs at another size.
     """
     best: Case | None = None
-    for length in _lengths(case.graph):
-        graph = _symbolic(case.graph, length)
+    for length in _candidate_lengths(case.graph):
+        graph = _make_symbolic(case.graph, length)
         if graph is None or (best is not None and len(graph) <= len(best.graph)):
             continue
-        runs = list(_runs(graph, case.runs[0]))
+        runs = list(_make_runs(graph, case.runs[0]))
         if len(runs) > 1:
             runs += [Run(f"{run.name} again", run.inputs) for run in (runs[-1], runs[0])]
             best = Case(f"{case.name}, dynamic", graph, runs, {**case.facts, "batch": length})
     return best
 
 
-def _lengths(graph: Graph) -> list[int]:
+def _candidate_lengths(graph: Graph) -> list[int]:
     sides = {side for value in graph.inputs for side in value.type.shape if isinstance(side, int)}
     return sorted((side for side in sides if side > 1), reverse=True)
 
 
-def _symbolic(whole: Graph, length: int) -> Graph | None:
+def _make_symbolic(whole: Graph, length: int) -> Graph | None:
     graph = Graph(whole.name)
     values: dict[Value, Value] = {}
     for value in whole.inputs:
         shape = tuple(BATCH if side == length else side for side in value.type.shape)
         values[value] = graph.add_input(TensorType(value.type.dtype, shape), value.name)
         if BATCH in shape and not graph.symbols:
-            graph.symbols[BATCH.name] = Symbol(BATCH.name, 0, None, Side(value.name, shape.index(BATCH)))
+            graph.symbols[BATCH.name] = Symbol(BATCH.name, 0, None, SymbolSource(value.name, shape.index(BATCH)))
     for name, value in whole.constants.items():
         if value.data is not None:
             values[value] = graph.add_constant(value.data, name)
     for node in whole.nodes:
-        _copy(node, graph, values)
-    if len(graph) < FEWEST_NODES:
+        _copy_node(node, graph, values)
+    if len(graph) < MIN_NODES:
         return None
     for node in list(graph.nodes):
         for value in node.outputs:
@@ -76,28 +76,28 @@ def _symbolic(whole: Graph, length: int) -> Graph | None:
     return graph
 
 
-def _copy(node: Node, graph: Graph, values: dict[Value, Value]) -> None:
-    if node.op.name in FRAGILE or any(isinstance(v, Value) and v not in values for v in node.inputs):
+def _copy_node(node: Node, graph: Graph, values: dict[Value, Value]) -> None:
+    if node.op.name in CRASHING_OPERATORS or any(isinstance(v, Value) and v not in values for v in node.inputs):
         return
     inputs: list[Any] = [values[v] if isinstance(v, Value) else v for v in node.inputs]
     try:
-        types = infer(node.op, inputs, node.attrs)
+        types = infer_types(node.op, inputs, node.attrs)
     except ClikaError:
         return
     twin = graph.insert(Node(node.op, inputs, node.attrs), types)
     values.update(zip(node.outputs, twin.outputs, strict=True))
 
 
-def _runs(graph: Graph, first: Run) -> Iterator[Run]:
+def _make_runs(graph: Graph, first: Run) -> Iterator[Run]:
     """Yield inputs of each length that eager accepts, and empty ones only after at least two other lengths.
 
     With empty tensors, eager accepts inconsistent operands, such as keys and values of different lengths.
     """
     served = 0
-    for length in (None, *LENGTHS):
+    for length in (None, *BATCH_LENGTHS):
         if not length and length is not None and served <= 1:
             return
-        inputs = tuple(_resized(t, v, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
+        inputs = tuple(_resize_dynamic_dims(t, v, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
         try:
             with torch.no_grad():
                 outputs, _ = interpret(graph, inputs)
@@ -109,12 +109,12 @@ def _runs(graph: Graph, first: Run) -> Iterator[Run]:
         yield Run("as drawn" if length is None else f"batch {length}", inputs)
 
 
-def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Tensor:
+def _resize_dynamic_dims(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Tensor:
     """Return a tensor with its dynamic dims cut, or extended by repetition, to another length.
 
     Repeated elements are shifted if a reader has no unique result for equal elements.
     """
-    is_compared = any(isinstance(use.user, Node) and _without_ties(use.user.op) for use in value.uses)
+    is_compared = any(isinstance(use.user, Node) and _has_unique_elements(use.user.op) for use in value.uses)
     for dim, side in enumerate(value.type.shape):
         if side == BATCH and length is not None:
             places = torch.arange(length)
@@ -127,7 +127,7 @@ def _resized(tensor: torch.Tensor, value: Value, length: int | None) -> torch.Te
 
 
 @cache
-def _without_ties(op: Operator) -> bool:
+def _has_unique_elements(op: Operator) -> bool:
     """Return whether an operator's samples ask for pairwise different elements."""
     seen: list[bool] = []
     decide = random_draw(Random(op.name))  # noqa: S311 - draws tests, not keys
@@ -136,6 +136,6 @@ def _without_ties(op: Operator) -> bool:
         seen.append(isinstance(description, TensorDescription) and description.unique)
         return decide(description)
 
-    for _ in range(PROBES if op.sampler is not None else 0):
-        described(op, draw)
+    for _ in range(UNIQUENESS_PROBES if op.sampler is not None else 0):
+        draw_call_of_any_dtype(op, draw)
     return any(seen)

@@ -1,0 +1,141 @@
+"""Reject a trace if the model catches a tracer error: it then takes a branch that it does not take in eager."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+import sympy
+import torch
+from torch._export.non_strict_utils import _NonStrictTorchFunctionHandler
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.overrides import TorchFunctionMode
+
+from clika_ref.capture.origins import INSTALL_DIR_NAMES, format_line, is_user_file
+from clika_ref.capture.patching import patch_attributes
+
+_STDLIB_DIR = sysconfig.get_paths()["stdlib"]
+_SYMPY_DIR = str(Path(sympy.__file__).parent)
+
+CONVERSION_METHODS = (
+    "__float__",
+    "__int__",
+    "__index__",
+    "__complex__",
+    "__round__",
+    "__trunc__",
+    "__floor__",
+    "__ceil__",
+)
+"""Methods that Python calls for the value of a number. Proxies lack them, and Python's own error cannot be observed."""
+
+RAISING_METHODS = ("__bool__", "__iter__", "__len__")
+"""Methods that proxies define and that raise."""
+
+
+class CaughtError(Exception):
+    """The model caught a tracer error."""
+
+
+class ErrorRecorder:
+    """Errors raised while tracing or running a model in eager, by calls of the model in this thread."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._errors: list[BaseException] = []
+
+    def record(self, error: BaseException) -> None:
+        """Record an error; its traceback grows until a handler catches it."""
+        if threading.get_ident() == self._thread and not any(error is known for known in self._errors):
+            self._errors.append(error)
+
+    def describe_caught(self) -> dict[tuple[str, str], str]:
+        """Return the messages of errors that the model caught, by error class and the line that raised them."""
+        found = {}
+        for error in self._errors:
+            trace = error.__traceback__  # from the frame that caught it to the one that raised it
+            if trace is not None and is_model_frame(trace.tb_frame):
+                kind, line = type(error).__name__, _innermost_line(trace)
+                found[kind, line] = f"{kind} at {line}, which the model itself catches: {error}"
+        return found
+
+    def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a function to record the errors that it raises."""
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                self.record(error)
+                raise
+
+        return wrapper
+
+
+def is_model_frame(frame: FrameType) -> bool:
+    """Whether a frame belongs to the model or to a library that it uses, rather than to PyTorch or its dependencies."""
+    return is_model_file(frame.f_code.co_filename)
+
+
+def is_model_file(file: str) -> bool:
+    """Whether frames of a file belong to the model or to a library that it uses."""
+    is_standard = file.startswith(_STDLIB_DIR + os.sep) and INSTALL_DIR_NAMES.isdisjoint(Path(file).parts)
+    return is_user_file(file) and not is_standard and not file.startswith(_SYMPY_DIR)
+
+
+def _innermost_line(trace: TracebackType | None) -> str:
+    line = ""
+    while trace is not None:
+        if is_model_frame(trace.tb_frame):
+            line = format_line(trace.tb_frame.f_code.co_filename, trace.tb_lineno)
+        trace = trace.tb_next
+    return line
+
+
+@contextlib.contextmanager
+def record_trace_errors() -> Iterator[ErrorRecorder]:
+    """Record PyTorch's errors about unknown values, and about failing calls, during a trace."""
+    raised = ErrorRecorder()
+    handler, proxy = _NonStrictTorchFunctionHandler, torch.fx.Proxy
+    make = ShapeEnv._make_data_dependent_error
+
+    def make_and_record(*args: Any, **kwargs: Any) -> Any:
+        error = make(*args, **kwargs)
+        raised.record(error)
+        return error
+
+    watched: dict[tuple[Any, str], Any] = {
+        (proxy, name): raised.watch(getattr(proxy, name)) for name in RAISING_METHODS
+    }
+    watched |= {(proxy, name): raised.watch(_make_raising_method(name)) for name in CONVERSION_METHODS}
+    watched[handler, "__torch_function__"] = raised.watch(handler.__torch_function__)
+    watched[ShapeEnv, "_make_data_dependent_error"] = make_and_record
+    with patch_attributes(watched):
+        yield raised
+
+
+def _make_raising_method(name: str) -> Callable[..., Any]:
+    def raise_type_error(traced: torch.fx.Proxy, *_: Any) -> Any:
+        msg = f"{name.strip('_')}() of {traced}, whose value is not known while it is traced, is data-dependent"
+        raise TypeError(msg)
+
+    return raise_type_error
+
+
+@contextlib.contextmanager
+def record_eager_errors() -> Iterator[ErrorRecorder]:
+    """Record the errors that PyTorch calls raise in eager."""
+    raised = ErrorRecorder()
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return raised.watch(func)(*args, **(kwargs or {}))
+
+    with Mode():
+        yield raised

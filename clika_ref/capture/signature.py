@@ -1,0 +1,303 @@
+"""Map a call of the model to the inputs of its graph, and the outputs of the graph to the model's return value."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.dataclass_pytrees import register_dataclasses
+from clika_ref.core.errors import ModelError
+from clika_ref.core.symbols import resolve
+
+LIST_ARGUMENT_HINT = (
+    "; a list is one argument, also where a DataLoader over a TensorDataset makes it: data_transform_fn=tuple passes "
+    "its items one by one, and data_transform_fn=lambda batch: batch[0] the first alone"
+)
+"""Appended to a message if a list does not fit a call."""
+
+
+@dataclass(frozen=True)
+class TensorLeaf:
+    """A tensor of a call, which becomes an input of the graph."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class NumberLeaf:
+    """A Python integer that differs between calls, which becomes a 0-d int64 input of the graph."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ConstantLeaf:
+    """Any other value: it is part of the graph, so a call with another value is rejected."""
+
+    name: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class UnsavedDefault:
+    """Placeholder for the default of a parameter in a loaded signature: a function or a class has no saved form."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+Leaf = TensorLeaf | NumberLeaf | ConstantLeaf
+
+
+@dataclass(frozen=True)
+class OutputLeaf:
+    """One leaf of the model's return value: output ``index`` of the graph, or a number, expression or constant.
+
+    ``name`` is built from the keys that lead to the leaf; it is empty if the leaf is the whole return value.
+    """
+
+    index: int | None
+    value: Any = None
+    name: str = ""
+
+
+@dataclass
+class Signature:
+    """The call form of a model as traced.
+
+    ``parameters`` is the signature of the original ``forward``. ``arguments`` has the names of the given arguments, and
+    ``specs`` the structure of each value. ``leaves`` has the leaves of all arguments in order.
+    """
+
+    parameters: inspect.Signature
+    arguments: tuple[str, ...]
+    specs: tuple[pytree.TreeSpec, ...]
+    leaves: tuple[Leaf, ...]
+    output_spec: pytree.TreeSpec | None = None
+    outputs: tuple[OutputLeaf, ...] = field(default=())
+    autocast: str | None = None
+    """The autocast regions around the compilation, if these or regions of the model became casts in the graph; "" for
+    none around. None if the graph contains no such casts: then autocast around a call applies as to the original.
+    """
+
+    def __post_init__(self) -> None:
+        self._has_size = _contains_size(self.output_spec)
+
+    @property
+    def call_signature(self) -> inspect.Signature:
+        """The parameters of a call, without ``**kwargs``: each traced keyword argument has a parameter of its own.
+
+        Other arguments are rejected, but callers that see ``**kwargs`` pass them, as the trainer of transformers does.
+        """
+        known = self.parameters.parameters
+        extra = [name for name in self.arguments if name not in known]
+        own = [parameter for parameter in known.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        return inspect.Signature([*own, *(inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY) for n in extra)])
+
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the leaves of a call, in the order of ``leaves``.
+
+        Raises:
+            ModelError: the call does not have the traced structure.
+        """
+        given = bind(self.parameters, args, kwargs)
+        flat: list[Any] = []
+        for name, spec in zip(self.arguments, self.specs, strict=True):
+            if name not in given:
+                given[name] = self._default(name)
+            leaves, found = pytree.tree_flatten(given.pop(name))
+            if found != spec:
+                msg = f"argument {name!r} has the structure {found}, but the model was compiled for {spec}"
+                msg += LIST_ARGUMENT_HINT if found.type is list and len(args) == 1 else ""
+                raise ModelError(msg)
+            flat += leaves
+        for name, value in given.items():
+            default = self.parameters.parameters.get(name)
+            if default is not None and isinstance(default.default, UnsavedDefault):
+                msg = (
+                    f"argument {name!r} was left out when the model was compiled, and its default {default.default} is "
+                    "not part of a copied or saved model; leave it out, or trace with it to use it"
+                )
+                raise ModelError(msg)
+            if default is None or not _is_same(value, default.default):
+                msg = f"argument {name!r} was left out when the model was compiled; trace with it to use it"
+                raise ModelError(msg)
+        return flat
+
+    def graph_inputs(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """Return the tensors of a call that the graph takes; check that all other leaves have their traced values.
+
+        Raises:
+            ModelError: an input has the wrong type, or a constant has another value.
+        """
+        tensors: list[torch.Tensor] = []
+        for leaf, value in zip(self.leaves, leaves, strict=True):
+            if isinstance(leaf, ConstantLeaf):
+                if not _is_same(value, leaf.value):
+                    msg = (
+                        f"argument {leaf.name!r} is {value!r}, but the graph was made for {leaf.value!r}; "
+                        "compile again with that value, or give tracing inputs with several integers"
+                    )
+                    raise ModelError(msg)
+            elif isinstance(leaf, NumberLeaf) and isinstance(value, int):
+                tensors.append(torch.tensor(value))
+            elif isinstance(value, torch.Tensor):
+                tensors.append(value)
+            else:
+                msg = f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}; the model takes a tensor there"
+                raise ModelError(msg)
+        return tensors
+
+    def unflatten(self, results: Sequence[torch.Tensor], sizes: Mapping[str, int]) -> Any:
+        """Return the model's return value, from the outputs of the graph."""
+        leaves = [resolve(o.value, sizes) if o.index is None else results[o.index] for o in self.outputs]
+        assert self.output_spec is not None
+        if self._has_size:
+            return _unflatten(iter(leaves), self.output_spec)
+        return pytree.tree_unflatten(leaves, self.output_spec)
+
+    def to_arguments(self, leaves: Sequence[Any]) -> dict[str, Any]:
+        """Return leaves as a call: values by the names of their arguments."""
+        return nest(self.arguments, self.specs, leaves)
+
+    def output_names(self, taken: Iterable[str] = ()) -> tuple[str, ...]:
+        """Return a unique name for each output of the graph that is not among ``taken``."""
+        used = set(taken)
+        names: dict[int, str] = {}
+        for output in self.outputs:
+            if output.index is not None:
+                name = output.name
+                if not name or name[0].isdigit():
+                    name = f"output_{name}".rstrip("_")
+                names[output.index] = _find_free_name(name, used)
+                used.add(names[output.index])
+        return tuple(names[i] for i in sorted(names))
+
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether an output is a size expression."""
+        return any(isinstance(o.value, sympy.Basic) for o in self.outputs)
+
+    def _default(self, name: str) -> Any:
+        parameter = self.parameters.parameters.get(name)
+        if parameter is None or parameter.default is inspect.Parameter.empty:
+            msg = f"argument {name!r} is missing; the model was compiled for forward({', '.join(self.arguments)})"
+            raise ModelError(msg)
+        if isinstance(parameter.default, UnsavedDefault) and name in self.arguments:
+            msg = (
+                f"argument {name!r} is missing; its default {parameter.default} is not part of a copied or saved model"
+            )
+            raise ModelError(msg)
+        return parameter.default
+
+
+def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given arguments by name; ``*args`` as a tuple and ``**kwargs`` spread.
+
+    Raises:
+        ModelError: the call does not fit the signature.
+    """
+    try:
+        bound = parameters.bind(*args, **kwargs)
+    except TypeError as error:
+        shown = [type(a).__name__ for a in args] + [f"{k}: {type(v).__name__}" for k, v in kwargs.items()]
+        msg = f"inputs ({', '.join(shown)}) do not fit forward{parameters}: {error}"
+        raise ModelError(msg) from error
+    given: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            given.update(value)
+        else:
+            given[name] = value
+    return given
+
+
+def nest(arguments: Sequence[str], specs: Sequence[pytree.TreeSpec], leaves: Sequence[Any]) -> dict[str, Any]:
+    """Rebuild the arguments of a call from leaves and specs; the inverse of `flatten_call`."""
+    position, given = 0, {}
+    for name, spec in zip(arguments, specs, strict=True):
+        given[name] = pytree.tree_unflatten(list(leaves[position : position + spec.num_leaves]), spec)
+        position += spec.num_leaves
+    return given
+
+
+def as_call(parameters: inspect.Signature, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return named arguments as args and kwargs, in the order of the signature, positional if possible."""
+    bound = inspect.BoundArguments(parameters, regroup(parameters, given))  # type: ignore[arg-type]
+    return bound.args, bound.kwargs
+
+
+def regroup(parameters: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put extra keyword arguments back under the name of the ``**kwargs`` parameter; the inverse of `bind`."""
+    known = {n: given[n] for n in parameters.parameters if n in given}
+    extra = {n: v for n, v in given.items() if n not in parameters.parameters}
+    if extra:
+        catch_all = next(n for n, p in parameters.parameters.items() if p.kind is p.VAR_KEYWORD)
+        known[catch_all] = extra
+    return known
+
+
+def flatten_call(
+    parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[str, ...], tuple[pytree.TreeSpec, ...], list[str], list[Any]]:
+    """Return argument names, their structures, and the names and values of all leaves of one call."""
+    given = bind(parameters, args, kwargs)
+    specs: list[pytree.TreeSpec] = []
+    names: list[str] = []
+    leaves: list[Any] = []
+    for argument, value in given.items():
+        register_dataclasses(value)
+        paths, spec = pytree.tree_flatten_with_path(value)
+        specs.append(spec)
+        names += [".".join([argument, *map(_key_text, path)]) for path, _ in paths]
+        leaves += [leaf for _, leaf in paths]
+    return tuple(given), tuple(specs), names, leaves
+
+
+def leaf_names(value: Any) -> list[str]:
+    """Return the name of each leaf of a nested value: its keys, joined."""
+    return ["_".join(map(_key_text, path)) for path, _ in pytree.tree_leaves_with_path(value)]
+
+
+def _contains_size(spec: pytree.TreeSpec | None) -> bool:
+    return spec is not None and (spec.type is torch.Size or any(map(_contains_size, spec.children())))
+
+
+def _unflatten(leaves: Iterator[Any], spec: pytree.TreeSpec) -> Any:
+    """Unflatten leaves and keep each ``torch.Size``, which PyTorch's own function turns into a plain tuple."""
+    if spec.is_leaf():
+        return next(leaves)
+    children = [_unflatten(leaves, child) for child in spec.children()]
+    if spec.type is torch.Size:
+        return torch.Size(children)
+    return pytree.SUPPORTED_NODES[spec.type].unflatten_fn(children, spec.context)
+
+
+def _find_free_name(name: str, used: Collection[str]) -> str:
+    spellings = itertools.chain([name, f"{name}_output"], (f"{name}_{i}" for i in itertools.count(1)))
+    return next(spelling for spelling in spellings if spelling not in used)
+
+
+def _key_text(key: Any) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def _is_same(value: Any, traced: Any) -> bool:
+    """Whether a constant is the traced one: ``1``, ``1.0`` and ``True`` are three constants, NaN equals itself."""
+    if value is traced:
+        return True
+    if isinstance(value, torch.Tensor) or isinstance(traced, torch.Tensor) or type(value) is not type(traced):
+        return False
+    return bool(value == traced) or (value != value and traced != traced)  # noqa: PLR0124 - NaN

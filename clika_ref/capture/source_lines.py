@@ -1,0 +1,71 @@
+"""Record the model's lines in traces: tracers only recognize functions named ``forward``, and guards cite PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from traceback import FrameSummary, StackSummary
+from types import FrameType
+from typing import Any
+
+from torch._guards import SLoc
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, uninteresting_files
+from torch.fx.proxy import TracerBase
+
+from clika_ref.capture.caught_errors import is_model_file, is_model_frame
+from clika_ref.capture.patching import patch_attributes
+
+STRING_FILE_NAME = "<string>"
+"""File name of code compiled from a string, such as clika-ref's wrappers with another signature."""
+
+
+@dataclass(frozen=True)
+class LocatedSLoc(SLoc):
+    """The location of a guard, with the innermost line of the model."""
+
+    model: FrameSummary | None = None
+
+
+@contextlib.contextmanager
+def record_model_lines(outermost: str) -> Iterator[None]:
+    """Record the model's lines, those inside the frames of file ``outermost``, for traced calls and guards."""
+    summary, frames = ShapeEnv._get_stack_summary, TracerBase._filter_traceback_frames
+
+    def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's
+        asking: Any = framework_loc or _innermost_frame(_is_interesting)
+        place, debug = summary(env, is_debug, asking)
+        model = _innermost_frame(_is_of_model, outermost)
+        return LocatedSLoc(place.framework_loc, place.maybe_user_loc, model), debug
+
+    def filter_frames(tracer: TracerBase, stack: StackSummary) -> StackSummary:
+        return StackSummary.from_list(_model_frames_within(outermost, stack)) or frames(tracer, stack)
+
+    with patch_attributes(
+        {(ShapeEnv, "_get_stack_summary"): summarize, (TracerBase, "_filter_traceback_frames"): filter_frames}
+    ):
+        yield
+
+
+def _innermost_frame(is_meant: Callable[[FrameType], bool], outermost: str = "") -> FrameSummary | None:
+    """Return the innermost frame for which the predicate holds, inside the frames of a file."""
+    frame: FrameType | None = sys._getframe(2)  # the caller of summarize
+    while frame is not None and frame.f_code.co_filename != outermost:
+        if is_meant(frame):
+            return FrameSummary(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def _is_interesting(frame: FrameType) -> bool:
+    return frame.f_code.co_filename not in uninteresting_files()
+
+
+def _is_of_model(frame: FrameType) -> bool:
+    return is_model_frame(frame) and frame.f_code.co_filename != STRING_FILE_NAME
+
+
+def _model_frames_within(outermost: str, stack: StackSummary) -> list[FrameSummary]:
+    start = max((i for i, frame in enumerate(stack) if frame.filename == outermost), default=len(stack))
+    return [frame for frame in stack[start:] if is_model_file(frame.filename) and frame.filename != STRING_FILE_NAME]

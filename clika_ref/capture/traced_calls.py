@@ -1,0 +1,149 @@
+"""Prepare the tracing calls: check their common structure, find the dims that differ, and run eager on each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.callables import TracedCallable
+from clika_ref.capture.dimensions import InputComparison, compare_inputs
+from clika_ref.capture.eager import EagerRun, run_eager
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.signature import LIST_ARGUMENT_HINT, as_call, flatten_call, nest
+from clika_ref.core.errors import ModelError
+
+RETURNABLE_TYPES = (torch.Tensor, int, float, str, type(None))
+"""Types that a model may return, in any nesting; torch.export takes no others."""
+
+
+@dataclass(frozen=True)
+class TracedCalls:
+    """The tracing calls, flattened: their leaves, and the eager results of each."""
+
+    callee: TracedCallable
+    comparison: InputComparison
+    arguments: tuple[str, ...]
+    specs: tuple[pytree.TreeSpec, ...]
+    expected: list[EagerRun]
+
+    @property
+    def written(self) -> frozenset[str]:
+        """The names of the parameters and buffers that eager writes to or rebinds."""
+        return frozenset(name for run in self.expected for name in run.state)
+
+    @property
+    def parameters(self) -> inspect.Signature:
+        """The signature of the traced function."""
+        return self.callee.parameters
+
+    @property
+    def traceable_callee(self) -> TracedCallable:
+        """The callable to pass to tracers."""
+        return self.callee.with_explicit_arguments(self.arguments)
+
+    def rebuild(self, leaves: Sequence[Any]) -> ModelCall:
+        """Return a call made of the given leaves."""
+        return ModelCall(*as_call(self.parameters, nest(self.arguments, self.specs, leaves)))
+
+    def dynamic_shapes(self) -> dict[str, Any] | None:
+        """Return the ``dynamic_shapes`` argument of torch.export."""
+        if not self.comparison.sizes:
+            return None
+        dims: list[Any] = []
+        for index, leaf in enumerate(self.comparison.calls[0]):
+            sides = [s.dim for s in self.comparison.sizes if s.leaf == index]
+            if isinstance(leaf, torch.Tensor):
+                dims.append({d: torch.export.Dim.AUTO for d in sides if d is not None} or None)
+            else:
+                dims.append(torch.export.Dim.AUTO if sides else None)
+        call, remaining = self.rebuild(self.comparison.calls[0]), iter(dims)
+        return {
+            name: _replace_leaves(value, remaining)
+            for name, value in self.traceable_callee.parameters.bind(*call.args, **call.kwargs).arguments.items()
+        }
+
+
+def _replace_leaves(value: Any, dims: Iterator[Any]) -> Any:
+    """Return a nested value with its leaves replaced in order, in torch.export's format: user classes become lists."""
+    kind = pytree._get_node_type(value)
+    if kind not in pytree.SUPPORTED_NODES:
+        return next(dims)
+    node = pytree.SUPPORTED_NODES[kind]
+    children, context = node.flatten_fn(value)
+    replaced = [_replace_leaves(child, dims) for child in children]
+    return node.unflatten_fn(replaced, context) if kind in pytree.BUILTIN_TYPES else type(children)(replaced)
+
+
+def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic: bool) -> TracedCalls:
+    """Flatten calls, check that they have the same structure, and run eager on each.
+
+    Raises:
+        ModelError: the structures differ, or eager itself fails on an input.
+    """
+    flat = [_flatten(callee, call) for call in calls]
+    arguments, specs, names, _ = flat[0]
+    for number, other in enumerate(flat[1:], 2):
+        if other[:2] != (arguments, specs):
+            given, wanted = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
+            msg = (
+                f"input {number} has another structure than input 1: {given} instead of {wanted}; "
+                "one graph serves one structure"
+            )
+            raise ModelError(msg)
+    comparison = compare_inputs(names, [leaves for *_, leaves in flat], dynamic=dynamic)
+    runs = [_run_original(callee, call, number) for number, call in enumerate(calls, 1)]
+    return TracedCalls(callee, comparison, arguments, specs, runs)
+
+
+def _flatten(
+    callee: TracedCallable, call: ModelCall
+) -> tuple[tuple[str, ...], tuple[pytree.TreeSpec, ...], list[str], list[Any]]:
+    try:
+        return flatten_call(callee.parameters, call.args, call.kwargs)
+    except ModelError as error:
+        stray = _suggest_arguments(callee, call)
+        if not stray:
+            raise
+        msg = f"{error}{stray}"
+        raise ModelError(msg) from error
+
+
+def _suggest_arguments(callee: TracedCallable, call: ModelCall) -> str:
+    """Return a hint for a failed call if its last argument was perhaps meant as several arguments or as keywords."""
+    last = call.args[-1] if call.args and not call.kwargs else None
+    if isinstance(last, list) and len(call.args) == 1:
+        return LIST_ARGUMENT_HINT
+    known = list(callee.parameters.parameters)
+    stray = [key for key in last if key not in known] if isinstance(last, dict) else []
+    if not stray:
+        return ""
+    keys = ", ".join(map(repr, stray))
+    return f"; no argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument"
+
+
+def _run_original(callee: TracedCallable, call: ModelCall, number: int) -> EagerRun:
+    try:
+        run = run_eager(callee, call)
+    except ModelError:
+        raise
+    except Exception as error:
+        msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
+        msg += _suggest_arguments(callee, call)
+        raise ModelError(msg) from error
+    for path, leaf in pytree.tree_leaves_with_path(run.structure.unflatten(run.leaves)):
+        if not isinstance(leaf, RETURNABLE_TYPES):
+            place = pytree.keystr(path)
+            msg = (
+                f"{callee.name} returns a {type(leaf).__name__} (result{place}), of which nobody knows which tensors "
+                "it holds; let it return tensors, in tuples, lists, dicts or dataclasses, or register the class with "
+                "torch.utils._pytree.register_pytree_node"
+            )
+            if type(leaf).__name__.endswith("Cache"):
+                msg += "; models of transformers return no cache after model.config.use_cache = False"
+            raise ModelError(msg)
+    return run

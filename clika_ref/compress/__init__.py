@@ -1,0 +1,1 @@
+"""Compression of a compiled module: calibrate, quantize, compare targets."""

@@ -1,0 +1,168 @@
+"""Compare targets: the results of quantizing one module for each, from the same calibration ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.export.configuration import ExportConfiguration
+from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
+from clika_ref.export.export import check_supported, make_export_graph
+from clika_ref.export.latency import measure_seconds_and_ratio
+from clika_ref.quantization.decision import Quantization, format_decibels
+from clika_ref.reporting.tables import HasTables, Table
+from clika_ref.targets.emulation import describe_runtime, emulator_of
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """The results for one target."""
+
+    target: str
+    layers: int
+    """Number of layers that are quantized, or have a low-bit weight."""
+    of_layers: int
+    """Number of layers in total."""
+    bytes: int
+    """Size of the file in bytes."""
+    sqnr: float | None
+    """Predicted SQNR in dB, of the part of the outputs that varies with the input; None if nothing is quantized."""
+    share: float | None = None
+    """Share of all MACs that the runtime runs quantized; None if the runtime is not installed."""
+    seconds: float | None = None
+    """Median seconds of a call on the first example; None if the runtime is not installed, or is emulated."""
+    ratio: float | None = None
+    """Ratio of those seconds to those of the float model in the same runtime, measured alternately."""
+    is_emulated: bool = False
+    """Whether another runtime emulates the target; its times are not comparable."""
+    missing: str = ""
+    """Why the runtime could not be queried."""
+    refusal: str = ""
+    """Why the target does not support the module; all other facts are empty then."""
+
+
+def _latency(row: TargetFacts) -> str:
+    if row.is_emulated:
+        return "not measured: emulated"
+    return "" if row.seconds is None else f"{row.seconds * 1e3:.2f} ms"
+
+
+def _unless_unsupported(tell: Callable[[TargetFacts], str], otherwise: str = "") -> Callable[[TargetFacts], str]:
+    return lambda row: otherwise if row.refusal else tell(row)
+
+
+COMPARISON_COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
+    "target": lambda row: row.target,
+    "layers in integers": _unless_unsupported(lambda row: f"{row.layers} of {row.of_layers}", "none: see below"),
+    "products in integers": lambda row: row.missing if row.share is None else f"{row.share:.1%}",
+    "file": _unless_unsupported(lambda row: f"{row.bytes / 1e6:.2f} MB"),
+    "predicted SQNR": lambda row: "" if row.sqnr is None else format_decibels(row.sqnr),
+    "latency": _latency,
+    "of float": lambda row: "" if row.ratio is None else f"{row.ratio:.2f}",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class TargetComparison(HasTables):
+    """One row for each target; prints as a table."""
+
+    rows: Sequence[TargetFacts]
+    """The results for each target, in the order of the request."""
+
+    @property
+    def table(self) -> Table[TargetFacts]:
+        """The rows."""
+        return Table(self.rows, COMPARISON_COLUMNS)
+
+    @property
+    def refusals(self) -> Sequence[str]:
+        """The reasons of targets that do not support the module, one line each."""
+        return [f"{row.target}: {row.refusal}" for row in self.rows if row.refusal]
+
+    def parts(self) -> Sequence[Table[Any] | str]:
+        """Return the table, and a line for each target that does not support the module."""
+        return self.table, *self.refusals
+
+
+def make_unsupported_row(target: Target, error: ClikaError) -> TargetFacts:
+    """Return the row of a target that does not support a module, with the reason."""
+    return TargetFacts(describe_runtime(target), 0, 0, 0, None, refusal=str(error))
+
+
+def measure_target(
+    graph: Graph,
+    found: Quantization,
+    target: Target,
+    registry: Registry,
+    inputs: Sequence[torch.Tensor],
+    *,
+    form: ExportConfiguration,
+) -> TargetFacts:
+    """Export a graph for one target, and query its runtime about it if it is installed.
+
+    Args:
+        graph: the graph of the module.
+        found: the decision for the target.
+        target: the target.
+        registry: the plugins.
+        inputs: inputs of the graph, for timing.
+        form: the export configuration.
+
+    Raises:
+        ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
+        TargetError: the target rejects a node.
+    """
+    small = make_export_graph(graph, found.plan, target, registry, form)
+    check_supported(small, target)
+    missing = None if emulator_of(target) else target.missing()  # an emulated target decides by rules
+    with compile_temporarily(small, target) as file:
+        asked = explain_artifact(small, file, found.plan, target, inputs) if missing is None else None
+
+        def in_float() -> Graph:
+            return make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
+
+        return make_row(found, target, file, asked, inputs, in_float=in_float, missing=missing or "")
+
+
+def make_row(
+    found: Quantization,
+    target: Target,
+    file: Artifact,
+    explanation: Explanation | None,
+    inputs: Sequence[torch.Tensor],
+    *,
+    in_float: Callable[[], Graph],
+    missing: str = "",
+) -> TargetFacts:
+    """Return the row of a target for a written file, with the times of its calls and of the float model's.
+
+    Args:
+        found: the decision for the target.
+        target: the target.
+        file: the artifact.
+        explanation: the precision of each node in the runtime; None if it could not be queried.
+        inputs: inputs of the graph, for timing.
+        in_float: returns the graph as lowered for the target without quantization.
+        missing: why the runtime could not be queried.
+
+    Raises:
+        TargetError: the runtime rejects one of the files.
+    """
+    planned = sum(not layer.reason for layer in found.layers)
+    sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
+    told = (describe_runtime(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
+    if explanation is None:
+        return TargetFacts(*told, missing=missing)
+    share = explanation.share()
+    if emulator_of(target):
+        return TargetFacts(*told, share=share, is_emulated=True)
+    with compile_temporarily(in_float(), target) as other:
+        seconds, ratio = measure_seconds_and_ratio(target.load(file), inputs, target.load(other), inputs)
+    return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)

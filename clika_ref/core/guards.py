@@ -1,0 +1,84 @@
+"""Check that inputs match a graph; used by the ClikaModule on each call and by exports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import read_sizes
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.symbols import Guard, evaluate
+
+
+def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
+    """Check dtypes, static dims, equal dims and guards.
+
+    Raises:
+        ModelError: an input does not match; the message names the dim, the guard and the user's line.
+    """
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        _check_type(value, tensor)
+    sizes = read_sizes(graph, inputs)
+    for value, tensor in zip(graph.inputs, inputs, strict=True):
+        for dim, (wanted, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
+            length = _evaluate_length(wanted, sizes)
+            if length != found:
+                static = isinstance(wanted, int)
+                msg = (
+                    f"input {value.name!r} is {_describe_tensor(tensor)}, but the graph takes {value.type}: "
+                    f"side {dim} must be {wanted if static else f'{wanted} = {length}'}; "
+                )
+                msg += (
+                    "compile with tracing inputs that differ in that side to make it dynamic"
+                    if static
+                    else "the model needs these sides to fit each other"
+                )
+                raise ModelError(msg)
+    for guard in graph.guards:
+        if guard.relation.free_symbols <= {s.expr for s in graph.symbols.values() if s.name in sizes}:
+            _check_guard(graph, guard, sizes)
+
+
+def _check_type(value: Value, tensor: torch.Tensor) -> None:
+    if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
+        msg = f"input {value.name!r} is {_describe_tensor(tensor)}, but the graph takes {value.type}"
+        if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
+            msg += (
+                ". A graph computes in the types that it was traced with: convert this input, or convert the original "
+                "model and its tracing inputs and compile them"
+            )
+        raise ModelError(msg)
+
+
+def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
+    """Whether sizes satisfy a guard; a guard that cannot be evaluated, such as a division by 0, is not met."""
+    try:
+        return bool(evaluate(guard.relation, sizes))
+    except (ArithmeticError, ValueError, TypeError):  # the latter two from roots of negative numbers
+        return False
+
+
+def _evaluate_length(wanted: Any, sizes: Mapping[str, int]) -> int | str:
+    try:
+        return evaluate(wanted, sizes)
+    except ZeroDivisionError:
+        return "a division by 0"
+
+
+def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
+    if is_met(guard, sizes):
+        return
+    used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
+    shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.side})" for s in used)
+    msg = (
+        f"the graph does not cover this input: {shown} violates {guard}. "
+        "If the model takes it, compile a second module with tracing inputs of that size"
+    )
+    raise ModelError(msg)
+
+
+def _describe_tensor(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

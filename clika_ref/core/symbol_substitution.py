@@ -1,0 +1,40 @@
+"""Replacement of the symbols of a graph by other symbols, or by fixed lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sympy
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import evaluate, is_symbolic
+from clika_ref.core.types import TensorType
+
+
+def substitute_symbols(graph: Graph, mapping: Mapping[sympy.Symbol, Any]) -> None:
+    """Replace symbols by others, or by integers, in all types, operands, attributes and guards.
+
+    The caller updates ``Graph.symbols``. A guard that holds for the integers is dropped.
+    """
+
+    def substitute(item: Any) -> Any:
+        if isinstance(item, tuple):
+            return tuple(map(substitute, item))
+        if not isinstance(item, sympy.Basic):
+            return item
+        result = item.xreplace(mapping)
+        return evaluate(result, {}) if not result.free_symbols else result
+
+    for value in graph.inputs:
+        value.type = TensorType(value.type.dtype, substitute(value.type.shape))
+    for node in graph.nodes:
+        node.attrs = {k: substitute(v) for k, v in node.attrs.items()}
+        for position, operand in enumerate(node.inputs):
+            if isinstance(operand, sympy.Basic):
+                graph.set_input(node, position, substitute(operand))
+        for value in node.outputs:
+            value.type = TensorType(value.type.dtype, substitute(value.type.shape))
+    guards = [type(g)(substitute(g.relation), g.line) for g in graph.guards]
+    graph.guards = [g for g in guards if is_symbolic(g.relation)]
+    graph.revision += 1

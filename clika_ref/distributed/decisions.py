@@ -1,0 +1,124 @@
+"""Broadcast the decisions of rank 0, so that all ranks have one plan regardless of their timings and kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import textwrap
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.distributed.ranks import Message, Ranks
+from clika_ref.quantization.decision import LayerReport, Quantization, ThresholdPrediction
+from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
+from clika_ref.targets.quantization_scheme import QuantizationScheme
+
+MODEL_MISMATCH = (
+    "rank {} works on another model than rank 0: its graph, or its weights, are others. Load the same weights on all "
+    "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have "
+    "for itself, and give the same tracing_inputs to all, by which the graph is captured"
+)
+
+SETTINGS_MISMATCH = "rank {} was given other settings than rank 0: {}. Give the same on all ranks"
+
+RANK_LOCAL_OPTIONS = frozenset({"check_passes", "compare_after_export", "external_data", "ranges_file"})
+"""Options that do not affect the model, and may differ between ranks."""
+
+
+def decide_on_rank0(make: Callable[[], Quantization], scheme: QuantizationScheme, ranks: Ranks) -> Quantization:
+    """Return the decision of rank 0; all ranks call it.
+
+    Args:
+        make: makes the decision; called on rank 0 only.
+        scheme: the quantization scheme of the target.
+        ranks: the processes.
+    """
+    if not ranks.is_distributed:
+        return make()
+    return _from_message(*ranks.broadcast_message(lambda: _to_message(make())), scheme)
+
+
+def check_same_model(fingerprint: str, ranks: Ranks) -> None:
+    """Raise an error if ranks work on different models, which would otherwise go unnoticed.
+
+    Raises:
+        ModelError: the fingerprint of a graph differs from that of rank 0.
+    """
+    said = [document["model"] for document, _ in ranks.gather_messages(({"model": fingerprint}, {}))]
+    other = [str(rank) for rank, model in enumerate(said) if model != said[0]]
+    if other:
+        raise ModelError(MODEL_MISMATCH.format(", ".join(other)))
+
+
+def check_same_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
+    """Raise an error if ranks were given different settings; all call it with the same names.
+
+    Args:
+        settings: values by name; dataclasses are compared field by field.
+        ranks: the processes.
+
+    Raises:
+        ModelError: there are differences to rank 0; each is listed, with both values.
+    """
+    if not ranks.is_distributed:
+        return
+    said = [
+        document["settings"] for document, _ in ranks.gather_messages(({"settings": _settings_to_text(settings)}, {}))
+    ]
+    other = {rank: differences for rank, own in enumerate(said) if (differences := _describe_differences(own, said[0]))}
+    if other:
+        raise ModelError("; ".join(SETTINGS_MISMATCH.format(rank, told) for rank, told in other.items()))
+
+
+def _settings_to_text(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as text that is the same in each process, including the fields of dataclasses."""
+    spelled: dict[str, str] = {}
+    for name, value in settings.items():
+        is_one = dataclasses.is_dataclass(value)
+        spelled[name] = type(value).__name__ if is_one else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        for field in dataclasses.fields(value) if is_one else ():
+            if field.name not in RANK_LOCAL_OPTIONS:
+                spelled |= _settings_to_text({f"{name}.{field.name}": getattr(value, field.name)})
+    return spelled
+
+
+def _describe_differences(own: Mapping[str, str], first: Mapping[str, str]) -> str:
+    """Describe the differences between settings; for different classes, only the class."""
+    other = [
+        f"{name} ({textwrap.shorten(own[name], 100)} in place of {textwrap.shorten(text, 100)})"
+        for name, text in first.items()
+        if name in own and own[name] != text
+    ]
+    return ", ".join([*other[:4], *([f"and {len(other) - 4} more"] if other[4:] else [])])
+
+
+def _to_message(found: Quantization) -> Message:
+    document, tensors = plan_to_json(found.plan)
+    told = {
+        "plan": document,
+        "layers": [dataclasses.asdict(layer) for layer in found.layers],
+        "what_if": [dataclasses.asdict(row) for row in found.what_if],
+        "observer": found.observer,
+        "bytes": found.bytes,
+        "spared": [*found.spared],
+        "observers": {**found.observers},
+    }
+    return told, tensors
+
+
+def _from_message(
+    document: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: QuantizationScheme
+) -> Quantization:
+    plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
+    layers = [LayerReport(**{**told, "widths": tuple(told["widths"])}) for told in document["layers"]]
+    rows = [ThresholdPrediction(**row) for row in document["what_if"]]
+    told = (document[name] for name in ("observer", "bytes", "spared", "observers"))
+    return Quantization(plan, layers, rows, *told)
+
+
+def broadcast_score(score: Any, ranks: Ranks) -> Any:
+    """Return the score of rank 0, so that all ranks take the same decisions."""
+    return ranks.broadcast_message(lambda: ({"score": float(score)}, {}))[0]["score"] if ranks.is_distributed else score

@@ -1,0 +1,145 @@
+"""Compare an artifact in its runtime with the module that it was compiled from; a mismatch names the first node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from clika_ref.core.comparison import describe_differences
+from clika_ref.core.errors import ClikaError
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.targets import Artifact, Target
+from clika_ref.export.disagreement_error import DisagreementError
+from clika_ref.export.runners import load_runner
+from clika_ref.targets.emulation import describe_runtime
+
+ROUNDING_TOLERANCE = 1024.0
+"""Difference that a runtime may show, in roundings of the largest element, before a closer check.
+
+Its kernels add in another order, and the differences accumulate with depth: the worst of 254 architectures showed 47
+(docs/coverage.md); TF32 inputs start at 8192.
+"""
+
+MAX_EAGER_ERROR_RATIO = 20.0
+"""Beyond `ROUNDING_TOLERANCE`: the maximum error of a runtime against float64, as a multiple of eager's own error.
+
+Correct float32 runtimes reach 19.9, the mildest precision cheat starts at 82 (measured over 2,640 comparisons).
+"""
+
+
+def compare_artifact(
+    artifact: Artifact,
+    target: Target,
+    graph: Graph,
+    examples: Sequence[Sequence[torch.Tensor]],
+    expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+) -> str:
+    """Run an artifact on every example, one tensor for each input; return one sentence for the log.
+
+    Args:
+        artifact: the artifact.
+        target: the target that runs it.
+        graph: the graph that it was compiled from, to find the first node that differs.
+        examples: inputs of the graph.
+        expected: computes the reference outputs, such as the module.
+
+    Raises:
+        DisagreementError: the results differ beyond rounding; the message names the first node that differs.
+    """
+    problem = target.missing()
+    if problem is not None:
+        return f"not compared: {problem}"
+    if any(node.is_random for node in graph.nodes):
+        return "not compared: the model draws random numbers"
+    runner, compared = load_runner(target, artifact), 0
+    for number, inputs in enumerate(examples, 1):
+        wanted = expected(inputs)
+        found = runner(inputs)
+        compared += sum(x.numel() for x in wanted)
+        wrong = describe_differences(wanted, found, ROUNDING_TOLERANCE)
+        if wrong and not _is_within_rounding(graph, inputs, wanted, found):
+            try:
+                culprit = find_first_difference(target, graph, inputs)
+            except ClikaError as error:  # the runtime fails on the observed graph; that must not hide the mismatch
+                culprit = f"Which node is at fault could not be found: {error}"
+            shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
+            msg = (
+                f"{describe_runtime(target)} computes something else than the module on input {number}: {shown}. "
+                f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
+            )
+            raise DisagreementError(msg)
+    if not compared:
+        return "not compared: the outputs for these inputs hold no element"
+    counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"
+    return f"equal to the module within float rounding on {counted} in {describe_runtime(target)}"
+
+
+def _is_within_rounding(
+    graph: Graph, inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+) -> bool:
+    """Compare the runtime's error with eager's own error, both against the graph computed in float64."""
+    exact = compute_in_float64(graph, inputs)
+    for w, f, r in zip(wanted, found, exact, strict=True):
+        if w.dtype != f.dtype or w.shape != f.shape or not w.is_floating_point():
+            if not torch.equal(w, f):
+                return False
+            continue
+        if not bool(_is_within(w.double(), f.double(), r.double()).all()):
+            return False
+    return True
+
+
+def _is_within(wanted: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+    """Whether each element equals eager's, or is as close to the exact one as `MAX_EAGER_ERROR_RATIO` allows."""
+    errors = (wanted - exact).abs()
+    finite = errors.isfinite()
+    own = float(errors[finite].max()) if bool(finite.any()) else 0.0
+    same = (found == wanted) | (found == exact) | (found.isnan() & (wanted.isnan() | exact.isnan()))
+    return same | ((found - exact).abs() <= MAX_EAGER_ERROR_RATIO * own)
+
+
+def compute_in_float64(graph: Graph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Compute a graph in float64, which also removes the rounding of its explicit casts to floats."""
+    wide = graph.clone()
+    for value in wide.constants.values():
+        if value.data is not None and value.data.is_floating_point():
+            value.data = value.data.double()
+    for node in wide.nodes:
+        dtype = node.attrs.get("dtype")
+        if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
+            node.attrs = {**node.attrs, "dtype": torch.float64}
+    with torch.no_grad():
+        outputs, _ = interpret(wide, [t.double() if t.is_floating_point() else t for t in inputs])
+    return outputs
+
+
+def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
+    """Find the first node that the runtime computes differently, by making every value an output.
+
+    That may change the fusions of the runtime, so the answer can be that no single node differs.
+    """
+    probe = graph.clone()
+    nodes: list[tuple[Node, Value]] = [(n, v) for n in probe.nodes for v in n.outputs]
+    results: dict[Value, torch.Tensor] = {}
+
+    def keep(node: Node, made: tuple[torch.Tensor, ...]) -> None:
+        results.update(zip(node.outputs, made, strict=True))
+
+    with torch.no_grad():
+        interpret(probe, inputs, keep)
+    already = set(probe.outputs)
+    for _, value in nodes:
+        if value not in already:
+            probe.add_output(value)
+    with TemporaryDirectory() as folder:
+        artifact = target.compile(probe, Path(folder) / "probe.onnx")
+        found = dict(zip(probe.outputs, load_runner(target, artifact)(inputs), strict=True))
+    for node, value in nodes:
+        text = describe_differences([results[value]], [found[value]], ROUNDING_TOLERANCE).get(0)
+        if text is not None:
+            return f"The first node that differs is {node.op.name} ({value.name}) in {node.origin}: {text}"
+    return "No single node differs when all are observed: the runtime's fusion of several does"

@@ -1,0 +1,104 @@
+"""``export_configuration``: the form of all exports within a block, for any module."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class ExportConfiguration:
+    """The arguments of `export_configuration`, under their names."""
+
+    export_int4: bool | None = None
+    export_fp16: bool = False
+    export_bf16: bool = False
+    keep_outputs_at_idx: tuple[int, ...] | None = None
+
+    @property
+    def half(self) -> torch.dtype | None:
+        """The dtype that replaces float32; None to keep float32."""
+        if self.export_fp16:
+            return torch.float16
+        return torch.bfloat16 if self.export_bf16 else None
+
+    def kept(self, outputs: Sequence[Any]) -> list[Any]:
+        """Return the selected outputs, or the items of a parallel list, in the requested order.
+
+        Raises:
+            ModelError: an index is out of range, or two indices select the same output.
+        """
+        places = range(len(outputs)) if self.keep_outputs_at_idx is None else self.keep_outputs_at_idx
+        for place in places:
+            if not -len(outputs) <= place < len(outputs):
+                msg = f"keep_outputs_at_idx names {place}, but the module returns {len(outputs)} tensors"
+                raise ModelError(msg)
+        if len({place % len(outputs) for place in places}) < len(places):
+            msg = f"keep_outputs_at_idx={[*places]} names an output twice, as the module returns {len(outputs)} tensors"
+            raise ModelError(msg)
+        return [outputs[place] for place in places]
+
+
+_current = ContextVar[ExportConfiguration | None]("export_configuration", default=None)
+
+
+def current_configuration() -> ExportConfiguration:
+    """Return the active export configuration."""
+    return _current.get() or ExportConfiguration()
+
+
+@contextlib.contextmanager
+def export_configuration(
+    *,
+    export_int4: bool | None = None,
+    export_fp16: bool = False,
+    export_bf16: bool = False,
+    keep_outputs_at_idx: Sequence[int] | None = None,
+) -> Iterator[ExportConfiguration]:
+    """Configure the exports within this ``with`` statement; inner statements replace outer ones.
+
+    Args:
+        export_int4: whether to pack INT4 weights, half a byte each, which needs ONNX opset 21. True requires that there
+            are any; False stores each in a byte, which the target must support. By default INT4 weights are packed if
+            there are any.
+        export_fp16: compute in float16 instead of float32; inputs and outputs keep their types.
+        export_bf16: the same in bfloat16.
+        keep_outputs_at_idx: indices of the outputs to export, in this order; by default all. Nodes that only other
+            outputs need are removed.
+
+    Raises:
+        ModelError: a switch is no bool, both FP16 and BF16 are requested, or the indices are no distinct integers.
+    """
+    _check_switches({"export_int4": export_int4, "export_fp16": export_fp16, "export_bf16": export_bf16})
+    if export_fp16 and export_bf16:
+        msg = "export_fp16 and export_bf16 exclude each other; ask for one"
+        raise ModelError(msg)
+    places = None if keep_outputs_at_idx is None else _check_indices(keep_outputs_at_idx)
+    chosen = ExportConfiguration(export_int4, export_fp16, export_bf16, places)
+    token = _current.set(chosen)
+    try:
+        yield chosen
+    finally:
+        _current.reset(token)
+
+
+def _check_switches(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if not isinstance(value, bool) and (name != "export_int4" or value is not None):
+            msg = f"{name} is {value!r}, a {type(value).__name__}; it takes True or False"
+            raise ModelError(msg)
+
+
+def _check_indices(given: Any) -> tuple[int, ...]:
+    fit = isinstance(given, list | tuple) and given and all(type(place) is int for place in given)
+    if not fit or len(set(given)) != len(given):
+        msg = f"keep_outputs_at_idx is {given!r}; give different places of outputs, such as [0, 1]"
+        raise ModelError(msg)
+    return tuple(given)

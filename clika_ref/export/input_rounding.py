@@ -1,0 +1,73 @@
+"""Simulate runtimes that round the inputs of layers with low-bit weights to INT8, block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.targets.quantization_scheme import WeightOnlyScheme
+
+MAX_INT8 = 127
+"""Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class LowBitFormat:
+    """The low-bit weight format of a layer with float inputs."""
+
+    bits: int
+    block_size: int
+    """0 for one scale per row."""
+
+
+def find_low_bit_layers(graph: Graph) -> dict[Node, LowBitFormat]:
+    """Return the layers with float inputs and a quantized weight."""
+    found: dict[Node, LowBitFormat] = {}
+    for node in graph.nodes:
+        weight = node.op.trait.weight
+        if weight is not None and isinstance(node.inputs[weight], Value):
+            made = _find_dequantize(node.inputs[weight])
+            if made is not None and made.inputs[0].is_constant and _find_dequantize(node.inputs[0]) is None:
+                found[node] = LowBitFormat(made.attrs["bits"], made.attrs["block_size"] or 0)
+    return found
+
+
+def _find_dequantize(value: Value) -> Node | None:
+    return value.producer if value.producer is not None and value.producer.kind == "dequantize" else None
+
+
+def find_rounding_layers(graph: Graph, kind: WeightOnlyScheme) -> dict[Node, int]:
+    """Return the layers with inputs that the target rounds, and the number of elements per scale."""
+    layers = find_low_bit_layers(graph) if kind.rounds_inputs else {}
+    return {node: held.block_size or kind.block_size for node, held in layers.items()}
+
+
+def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, int]) -> list[Tensor]:
+    """Return the outputs of a graph, with the inputs of some layers rounded in blocks."""
+    wanted = {node.inputs[i] for node in layers for i in (0, node.op.trait.weight or 0)}
+    held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        if node in layers:
+            x, weight = (held[node.inputs[i]] for i in (0, node.op.trait.weight or 0))
+            others = [v.data if isinstance(v, Value) else v for v in node.inputs[2:]]
+            results = (node.op(round_in_blocks(x, layers[node]), weight, *others, **node.attrs),)
+        held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+        return results
+
+    return interpret(graph, [t.clone() for t in inputs], observe)[0]
+
+
+def round_in_blocks(x: Tensor, size: int) -> Tensor:
+    """Quantize and dequantize blocks of ``size`` elements along the last dim to 8 bits; the last block is padded."""
+    length = x.shape[-1]
+    padded = torch.nn.functional.pad(x, (0, -length % size))
+    blocks = padded.reshape(*x.shape[:-1], -1, size)
+    scales = blocks.abs().amax(-1, keepdim=True) / MAX_INT8
+    rounded = torch.where(scales > 0, (blocks / scales).round() * scales, blocks)
+    return rounded.reshape(padded.shape)[..., :length]

@@ -1,0 +1,80 @@
+"""The names of the inputs and outputs of an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Value
+from clika_ref.core.operators import Operator
+
+
+def name_interface(
+    graph: Graph, operators: Mapping[str, Operator], input_names: Sequence[str], output_names: Sequence[str]
+) -> None:
+    """Name the inputs and outputs of a graph, in order; each output becomes a separate value.
+
+    Args:
+        graph: changed in place.
+        operators: the operators; ``identity`` is inserted if an output is an input, a constant or another output.
+        input_names: one for each input, or none to keep them.
+        output_names: one for each output, or none to keep them.
+    """
+    inputs = input_names or [v.name for v in graph.inputs]
+    build = Builder(graph, operators)
+    seen: set[Value] = set()
+    for position, value in enumerate(graph.outputs):
+        if value.producer is None or value in seen:
+            graph.set_output(position, build("identity", value, types=(value.type,)))
+        seen.add(graph.outputs[position])
+    interface = [*graph.inputs, *graph.outputs]
+    names = [*inputs, *(output_names or [v.name for v in graph.outputs])]
+    chosen, taken = dict(zip(interface, names, strict=True)), set(names)
+    for value in [*graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]:
+        if value.name in taken and value not in chosen:
+            chosen[value] = _free_name(graph, value.name, taken)
+    _rename(graph, chosen)
+
+
+def _free_name(graph: Graph, hint: str, taken: Collection[str]) -> str:
+    while (name := graph.fresh_name(hint)) in taken:
+        continue
+    return name
+
+
+def _rename(graph: Graph, chosen: Mapping[Value, str]) -> None:
+    """Rename values, all at once: the new name of one may be the old name of another."""
+    new = {value.name: name for value, name in chosen.items()}
+    for key, symbol in graph.symbols.items():
+        side = symbol.side
+        graph.symbols[key] = replace(symbol, side=replace(side, name=new.get(side.name, side.name)))
+    graph.constants = {new.get(name, name): value for name, value in graph.constants.items()}
+    for value, name in chosen.items():
+        value.name = name
+
+
+def resolve_names(what: str, names: Any, defaults: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+    """Return the user's names for inputs or outputs, or the defaults if none are given.
+
+    Raises:
+        ModelError: they are no list of names, their number is wrong, or a name occurs twice, is taken, or starts with a
+            slash.
+    """
+    if names is None or (isinstance(names, list | tuple) and not names):
+        return tuple(defaults)
+    fit = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
+    if not fit or len(names) != len(defaults) or len(set(names)) != len(defaults):
+        msg = f"{what}={names!r} must be {len(defaults)} different names; by default they are {list(defaults)}"
+        raise ModelError(msg)
+    inner = [n for n in names if n.startswith("/")]
+    if inner:
+        msg = f"{what} {inner} start with '/', as do the names of what is computed inside; choose others"
+        raise ModelError(msg)
+    both = set(names) & set(taken)
+    if both:
+        msg = f"{what} {sorted(both)} are names of inputs already"
+        raise ModelError(msg)
+    return tuple(names)

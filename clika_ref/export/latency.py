@@ -1,0 +1,218 @@
+"""Latency in the runtime of a target: of whole files, and of layers that would be slower quantized than in float."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.execution import interpret
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Artifact, Runner, Target
+from clika_ref.core.types import TensorType
+from clika_ref.export.configuration import ExportConfiguration
+from clika_ref.export.export import make_export_graph
+from clika_ref.export.runners import to_cpu
+from clika_ref.export.simulation import quantize_for_target
+from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_layer
+from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_scale_dim
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
+from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
+from clika_ref.quantization.qdq.qparams import QParams, compute_weight_scales
+from clika_ref.targets.quantization_scheme import QuantizationScheme, is_fused
+
+TIMING_ROUNDS = 9
+"""Number of rounds: each times float and quantized in turn, so that a slowdown of the machine affects both."""
+
+SECONDS_PER_ROUND = 2e-3
+"""Time for which each is called in a round, for a sufficient resolution of the clock."""
+
+MIN_SLOWDOWN = 1.05
+"""Ratio of medians above which a layer counts as slower; smaller ones are noise of the machine."""
+
+TIMING_QPARAMS = QParams(2.0**-5, 0)
+"""Scale of inputs and outputs of timed layers; kernels take the same time with any scale."""
+
+
+@dataclass
+class LayerTimer:
+    """Times layers of a graph one by one, in float and quantized; equal layers are timed once."""
+
+    target: Target
+    scheme: QuantizationScheme
+    operators: Mapping[str, Operator]
+
+    def find_slow_layers(
+        self, graph: Graph, inputs: Sequence[Tensor], held: Mapping[str, PackedWeight] | None = None
+    ) -> dict[Node, str]:
+        """Return the layers that quantization makes slower, with the slowdown in words.
+
+        Args:
+            graph: lowered.
+            inputs: of the graph; they determine the sizes of operands.
+            held: low-bit weights by layer name; None for quantized activations. Layers with another operand that is no
+                constant are not timed.
+        """
+        layers = [n for n in graph.nodes if (self._is_quantizable(n) if held is None else _has_one_input(n, held))]
+        ratios: dict[Any, float] = {}
+        found: dict[Node, str] = {}
+        for node, x in _record_inputs(graph, layers, inputs).items():
+            few, behind = (held or {}).get(node.name), self._find_fused_reader(node)
+            widths = few and (few.bits, few.block_size)
+            after = behind and (behind.kind, repr(behind.attrs))
+            key = (node.kind, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
+            if key not in ratios:
+                ratios[key] = self._measure_ratio(node, x, few)
+            if ratios[key] > MIN_SLOWDOWN:
+                small = "in integers" if few is None else f"with weights of {few.bits} bits"
+                found[node] = f"{self.target.name} takes {ratios[key]:.2f} times as long for it {small} as in float"
+        return found
+
+    def _find_fused_reader(self, node: Node) -> Node | None:
+        """Return the only reader of a layer's result, if the runtime fuses it with the layer."""
+        uses = [use.user for use in node.output.uses]
+        (user,) = uses if len(uses) == 1 else (None,)
+        return user if isinstance(user, Node) and is_fused(self.scheme, user.kind, user.attrs) else None
+
+    def _is_quantizable(self, node: Node) -> bool:
+        if node.op.trait.kind != COMPUTE_TRAIT or node.kind not in self.scheme.layers:
+            return False
+        return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
+
+    def _measure_ratio(self, node: Node, x: Tensor, held: PackedWeight | None) -> float:
+        """Return the ratio of the time of a layer, quantized or with a low-bit weight, to that in float."""
+        kind = self.scheme.activations
+        codes = (x / TIMING_QPARAMS.scale).round().clamp(kind.low, kind.high)
+        integers = codes.to(torch.int8 if kind.is_signed else torch.uint8)
+        plain = self._layer_graph(node, x, None)
+        with tempfile.TemporaryDirectory() as folder:
+            whole = self._load_runner(plain, Path(folder) / "float")
+            if held is not None:
+                (layer,) = (n for n in plain.nodes if n.kind == node.kind)
+                pack_layer_weight(plain, layer, held, self.operators)
+                return measure_ratio(self._load_runner(plain, Path(folder) / "few"), [x], whole, [x])
+            small = self._load_runner(self._layer_graph(node, x, integers), Path(folder) / "integers")
+            return measure_ratio(small, [integers], whole, [x])
+
+    def _load_runner(self, graph: Graph, path: Path) -> Runner:
+        return self.target.load(self.target.compile(graph, path))
+
+    def _layer_graph(self, node: Node, x: Tensor, integers: Tensor | None) -> Graph:
+        """Return a graph of one layer and its fused reader, in float or, if ``integers`` are given, quantized."""
+        graph = Graph("layer")
+        build = Builder(graph, self.operators)
+        given = graph.add_input(
+            TensorType(*((x.dtype, tuple(x.shape)) if integers is None else _tensor_type(integers))), "x"
+        )
+        read = given if integers is None else build("dequantize", given, *_timing_qparams())
+        others = (v if v is None else build.constant(data_of(v), v.name) for v in node.inputs[1:])
+        result = build(node.op, read, *others, **node.attrs)
+        layer, behind = result.producer, self._find_fused_reader(node)
+        if behind is not None:
+            result = build(behind.op, result, *behind.inputs[1:], **behind.attrs)
+        if integers is not None:
+            scales = compute_weight_scales(
+                data_of(weight_of(node)), weight_scale_dim(node, self.scheme), self.scheme.weights
+            )
+            plan = Plan(self.scheme, {read.name: TIMING_QPARAMS}, {layer.name: scales})
+            quantize_layer(graph, layer, plan, self.operators)
+            if node.kind in self.scheme.closed:
+                result = build("quantize", result, *_timing_qparams(), **quantize_attributes(self.scheme.activations))
+        graph.add_output(result)
+        return graph
+
+
+def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
+    """Return the input of each of some layers."""
+    wanted = {node.inputs[0] for node in layers}
+    held: dict[Any, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+        held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+
+    with torch.no_grad():
+        interpret(graph, inputs, observe)
+    return {node: held[node.inputs[0]] for node in layers if node.inputs[0] in held}
+
+
+def profiler_of(target: Target) -> Callable[[Artifact, Sequence[Tensor]], Mapping[str, float]] | None:
+    """Return the target's function that times each node of an artifact (`Target`); None if it has none."""
+    return getattr(target, "profile", None)
+
+
+def measure_ratio_to_float(
+    graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]
+) -> float:
+    """Return the ratio of the time of a whole graph with a plan to that in float."""
+    plain = make_export_graph(graph, None, target, registry, ExportConfiguration())
+    small = quantize_for_target(graph, plan, target, registry)
+    with tempfile.TemporaryDirectory() as folder:
+        one, other = (
+            target.load(target.compile(g, Path(folder) / name)) for g, name in ((small, "integers"), (plain, "float"))
+        )
+        return measure_ratio(one, inputs, other, inputs)
+
+
+def measure_ratio(one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]) -> float:
+    """Return the ratio of the time of one runner to that of another: see `measure_seconds_and_ratio`."""
+    return measure_seconds_and_ratio(one, given, other, given_other)[1]
+
+
+def measure_seconds_and_ratio(
+    one: Runner, given: Sequence[Tensor], other: Runner, given_other: Sequence[Tensor]
+) -> tuple[float, float]:
+    """Return the seconds of a call of one runner, and their ratio to those of another, by medians.
+
+    Each has its own inputs, and they are called in turn.
+    """
+    given, given_other = to_cpu(given), to_cpu(given_other)
+    calls = [_calls_per_round(one, given), _calls_per_round(other, given_other)]
+    times = [
+        [_time_calls(one, given, calls[0]), _time_calls(other, given_other, calls[1])] for _ in range(TIMING_ROUNDS)
+    ]
+    seconds, of_other = (statistics.median(t[i] for t in times) for i in (0, 1))
+    return seconds, seconds / of_other
+
+
+def _calls_per_round(runner: Runner, given: Sequence[Tensor]) -> int:
+    """Return the number of calls that fill a round, without the first one, which allocates."""
+    runner(given)
+    return max(1, round(SECONDS_PER_ROUND / max(_time_calls(runner, given, 1), 1e-6)))
+
+
+def _time_calls(runner: Runner, given: Sequence[Tensor], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        runner(given)
+    return (time.perf_counter() - start) / calls
+
+
+def _timing_qparams() -> tuple[float, int]:
+    return TIMING_QPARAMS.scale, TIMING_QPARAMS.zero_point
+
+
+def _tensor_type(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
+    return x.dtype, tuple(x.shape)
+
+
+def _has_one_input(node: Node, held: Mapping[str, PackedWeight]) -> bool:
+    """Return whether a layer has a low-bit weight, and its input is its only operand that is no constant."""
+    return node.name in held and all(v.is_constant for v in node.inputs[1:] if isinstance(v, Value))
+
+
+def _is_weight(operand: Any) -> bool:
+    return isinstance(operand, Value) and operand.is_constant and operand.type.dtype == torch.float32
+
+
+def _shape(operand: Any) -> Any:
+    return operand.type.shape if isinstance(operand, Value) else operand

@@ -1,0 +1,77 @@
+"""Report the assumptions of an artifact on sizes: the module checks guards on each call, runtimes do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+from torch.utils._sympy import functions as torch_sympy
+
+from clika_ref.core.ir import Graph
+from clika_ref.core.symbols import Guard
+from clika_ref.reporting.log import CompilationLog
+
+MAX_SHOWN_GUARDS = 5
+"""Maximum number of guards in the warning."""
+
+MIN_FUNCTIONS = (sympy.Min, torch_sympy.Min)
+
+
+def warn_of_unchecked_guards(graph: Graph, log: CompilationLog) -> None:
+    """Warn about the guards that the artifact does not check; a long list is written to the log file.
+
+    Some come from branches of the model's own Python code, others from PyTorch's operators. Where a guard does not
+    hold, the model may fail (fewer rows than ``topk`` takes), or compute something else (`chunk` returns fewer parts).
+    """
+    guards = find_unchecked_guards(graph)
+    if guards:
+        where = ", in the log" if log.path else "; logs_dir names a folder for a log of all"
+        more = f"; and {len(guards) - MAX_SHOWN_GUARDS} more{where}" if len(guards) > MAX_SHOWN_GUARDS else ""
+        log.warning(
+            f"the artifact does not check, as the module does, that {'; '.join(map(str, guards[:MAX_SHOWN_GUARDS]))}{more}: "
+            "where that does not hold, it may fail, or return other numbers than the model"
+        )
+    if len(guards) > MAX_SHOWN_GUARDS:
+        shown = "\n".join(f"+ {guard}" for guard in guards)
+        log.detail(f"The artifact serves only sizes for which this holds, without checking it:\n{shown}")
+
+
+def find_unchecked_guards(graph: Graph) -> list[Guard]:
+    """Return the guards of a graph, except those that hold whenever no dim is 0."""
+    found = {g.relation: g for g in map(_simplify, graph.guards)}
+    return [g for g in found.values() if not _is_always_met(graph, g) and not _is_implied(g, found)]
+
+
+def _simplify(guard: Guard) -> Guard:
+    """Rewrite ``n == min(n, k)``, PyTorch's form for slices, as ``n <= k``."""
+    equalities: dict[Any, Any] = {e: _to_inequalities(e) for e in guard.relation.atoms(sympy.Eq)}
+    return Guard(guard.relation.xreplace(equalities), guard.line)
+
+
+def _to_inequalities(equality: Any) -> Any:
+    for least, other in (equality.args, reversed(equality.args)):
+        if isinstance(least, MIN_FUNCTIONS) and other in least.args:
+            return sympy.And(*(other <= arg for arg in least.args if arg != other))
+    return equality
+
+
+def _is_implied(guard: Guard, found: dict[sympy.Basic, Guard]) -> bool:
+    """Whether a guard is a disjunction, and another guard already states one of its terms."""
+    return isinstance(guard.relation, sympy.Or) and any(choice in found for choice in guard.relation.args)
+
+
+def _is_always_met(graph: Graph, guard: Guard) -> bool:
+    """Whether a guard holds for all dims of at least 1, as far as this can be decided."""
+    sides = {
+        s.expr: sympy.Dummy(integer=True, nonnegative=True) + 1
+        for s in graph.symbols.values()
+        if s.side.dim is not None
+    }
+    relation: Any = guard.relation.xreplace(sides)
+    if relation in (sympy.true, sympy.false):
+        return relation is sympy.true
+    if not isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):
+        return False
+    ends: tuple[Any, Any] = relation.gts, relation.lts
+    gap = sympy.expand(ends[0] - ends[1])
+    return bool(gap.is_positive if isinstance(relation, sympy.Gt | sympy.Lt) else gap.is_nonnegative)

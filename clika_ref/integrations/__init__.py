@@ -1,0 +1,1 @@
+"""Integrations with other parts of PyTorch: the ``torch.compile`` backend and distributed training."""

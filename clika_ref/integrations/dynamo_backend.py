@@ -1,0 +1,372 @@
+"""The ``torch.compile`` backend ``clika``: Dynamo's graph is rebuilt as a module and passed to `clika_compile`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.source import TensorPropertySource
+from torch._guards import tracing
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
+
+from clika_ref.api import clika_compile
+from clika_ref.capture.inputs import check_iterable
+from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE, DATA_DEPENDENT_MARKERS
+from clika_ref.core.errors import ModelError
+from clika_ref.module.clika_module import ClikaModule
+from clika_ref.module.weights import register_weight
+from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.settings.settings import Settings
+
+CLIKA_ACE_OPTIONS = ("settings", "example_inputs", "train_dataloader", "apply_on_data_fn")
+"""Options of clika-ace releases of 2024, which have newer names in `clika_compile`."""
+
+EXAMPLE_OPTIONS = ("example_inputs", "tracing_inputs")
+"""Further calls to trace, in addition to Dynamo's own: the name in clika-ace, and that in `clika_compile`."""
+
+COMPILE_OPTIONS = (
+    "deployment_settings",
+    "data_transform_fn",
+    "quantization_settings",
+    "layer_quantization_settings",
+    "calibration_inputs",
+    "logs_dir",
+    "clika_compile_options",
+    "discard_input_model",
+    "is_model_pretrained",
+    "graph_name",
+    "check_passes",
+    "compare_after_export",
+    "external_data",
+)
+"""Arguments of `clika_compile` that the backend accepts as options."""
+
+DECIDED_BY_DYNAMO = {
+    "dynamic": "Dynamo decides which sides are dynamic; pass it to torch.compile itself",
+    "fullgraph": "Dynamo decides where graphs end; pass it to torch.compile itself",
+    "disable": "Dynamo decides whether to compile at all; pass it to torch.compile itself",
+    "skip_eval_set_mode": "Dynamo traces the mode that the model is in; call model.eval() or model.train() before it",
+    "forward_fn": "Dynamo traces the call that you make of the model; call it that way, or use clika_compile",
+    "is_dry_run": "Dynamo needs a compiled function to call; use clika_compile(model, ..., is_dry_run=True)",
+}
+"""The remaining arguments of `clika_compile`, with the reason why they are no options and the alternative."""
+
+
+def clika(program: fx.GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:  # noqa: ARG001 - torch passes them by this name
+    """Compile the graph that Dynamo captured; PyTorch finds this backend under the name ``clika``.
+
+    ``torch.compile(model, backend="clika", options={...})`` takes the options of `clika_compile`, and ``settings``,
+    ``example_inputs``, ``train_dataloader`` and ``apply_on_data_fn`` of older releases. With `Settings`,
+    ``stats_steps`` batches of the loader are read.
+
+    Raises:
+        ModelError: Dynamo broke the model into several graphs, or an option is unknown.
+    """
+    _reject_graph_breaks(program)
+    options = translate_options(kwargs.pop("options", None) or {})
+    placeholders = [_Placeholder.of(n) for n in program.graph.find_nodes(op="placeholder")]
+    names = weight_names([p.name for p in placeholders if p.kind == "weight"])
+    placeholders = [replace(p, name=names[p.name]) if p.kind == "weight" else p for p in placeholders]
+    return _CompiledCallable(program, placeholders, options)
+
+
+def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the options of the backend to arguments of `clika_compile`.
+
+    Raises:
+        ModelError: an option is unknown, or needs an unavailable feature.
+    """
+    known = (*COMPILE_OPTIONS, "tracing_inputs", *CLIKA_ACE_OPTIONS)
+    for name in options:
+        if name in DECIDED_BY_DYNAMO:
+            msg = f"the backend 'clika' does not take the option {name!r}: {DECIDED_BY_DYNAMO[name]}"
+            raise ModelError(msg)
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        msg = f"the backend 'clika' has no options {unknown}; it takes {', '.join(known)}"
+        raise ModelError(msg)
+    result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
+    result = {**_translate_settings(options), **result}
+    _reject_adapters(result.get("clika_compile_options"))
+    if options.get("apply_on_data_fn") is not None:
+        result["data_transform_fn"] = options["apply_on_data_fn"]
+    for name in EXAMPLE_OPTIONS:
+        if options.get(name) is not None:
+            check_iterable(options[name], name)
+            result["example_inputs"] = [*result.get("example_inputs", ()), *options[name]]
+    return result
+
+
+def _translate_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate the options ``settings`` and ``train_dataloader`` to arguments of `clika_compile`."""
+    settings, loader = options.get("settings"), options.get("train_dataloader")
+    if isinstance(settings, str | PathLike):
+        settings = Settings.load_from_path(settings)
+    data: dict[str, Any] = {} if loader is None else {"calibration_inputs": loader}
+    if isinstance(settings, Settings):
+        if loader is not None:
+            check_iterable(loader, "train_dataloader")
+            steps = settings.training_settings.stats_steps
+            data["calibration_inputs"] = loader[:steps] if isinstance(loader, list) else _take_first(loader, steps)
+        return {**settings.compile_arguments(), **data}
+    if settings is None:
+        return data
+    if isinstance(settings, BaseDeploymentSettings):
+        return {"deployment_settings": settings, **data}
+    msg = (
+        f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
+        "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
+    )
+    raise ModelError(msg)
+
+
+def _take_first(loader: Iterable[Any], count: int) -> Iterator[Any]:
+    """Yield the first elements of a loader; its workers start only on iteration."""
+    yield from itertools.islice(loader, count)
+
+
+def _reject_adapters(chosen: Any) -> None:
+    if isinstance(chosen, ClikaCompileOptions) and chosen.global_lora_settings is not None:
+        msg = (
+            "the backend 'clika' attaches no adapters: nobody could train what Dynamo keeps; compile with "
+            "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and wrap "
+            "that in torch.compile"
+        )
+        raise ModelError(msg)
+
+
+DATA_DEPENDENT_PHRASES = (*DATA_DEPENDENT_MARKERS, "generic_jump", "Tensor.item()", "depends on input Tensor data")
+"""Phrases in Dynamo's reasons for a data-dependent branch, number or size; a jump is a branch."""
+
+
+def _reject_graph_breaks(program: fx.GraphModule) -> None:
+    reason = getattr(program, "compile_subgraph_reason", None)
+    if reason is not None and reason.graph_break:
+        frame = reason.user_stack[-1] if reason.user_stack else None
+        where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
+        said = _summarize_reason(str(reason.reason))
+        asks = any(word in said for word in DATA_DEPENDENT_PHRASES)
+        advice = f". {DATA_DEPENDENT_ADVICE}" if asks else ": remove the cause, or compile the parts one by one"
+        msg = f"Dynamo breaks the model into several graphs at {where}: {said}. One graph is needed{advice}"
+        raise ModelError(msg)
+
+
+def _summarize_reason(reason: str) -> str:
+    """Return the reason and Dynamo's explanation, without the hints for its own developers."""
+    lines = [line.strip().removeprefix("Explanation: ") for line in reason.splitlines()]
+    return ": ".join(line.rstrip(".") for line in lines[:2] if line)
+
+
+@dataclass(frozen=True)
+class _Placeholder:
+    """One input of Dynamo's graph: a weight, a tensor or integer of the caller, a size, or a constant float."""
+
+    kind: str
+    name: str
+    tensor: str = ""
+    dim: int = 0
+
+    @classmethod
+    def of(cls, node: fx.Node) -> _Placeholder:
+        argument = node.meta.get("grapharg")
+        source = getattr(argument, "source", None)
+        text = "" if source is None else str(source.name)
+        if isinstance(source, TensorPropertySource):
+            return cls("size", text, str(source.base.name), source.idx or 0)
+        if getattr(argument, "pass_arg_as_tensor", False):
+            return cls("constant", text)
+        if _WEIGHT_SOURCE.search(text):
+            return cls("weight", text)
+        fake = node.meta.get("example_value")
+        return cls("integer" if isinstance(fake, torch.SymInt | int) else "tensor", text)
+
+
+_WEIGHT_SOURCE = re.compile(r"\._(parameters|buffers)\['[^']+'\]$")
+"""Matches the end of a Dynamo source that names a parameter or buffer."""
+
+_MODULE_DICTS = ("_modules", "_parameters", "_buffers")
+"""The dicts of a module that hold its parts: steps in Dynamo's sources that qualified names omit."""
+
+
+def weight_names(sources: Sequence[str]) -> dict[str, str]:
+    """Return a unique qualified name for each of Dynamo's weight sources.
+
+    A name consists of the words of its source, without a root that all share, such as ``L['self']``.
+
+    >>> weight_names(["L['self']._modules['fc']._parameters['weight']"])
+    {"L['self']._modules['fc']._parameters['weight']": 'fc.weight'}
+    >>> list(weight_names(["G['a']._parameters['weight']", "L['p'].b._parameters['weight']"]).values())
+    ['a.weight', 'p.b.weight']
+    """
+    words = {s: [w for w in re.findall(r"\w+", s) if w not in _MODULE_DICTS][1:] for s in sources}
+    shared = len({(s[0], path[0]) for s, path in words.items()}) == 1
+    tree: _NameTree = {}
+    return {source: ".".join(_insert_name(path[shared:], tree)) for source, path in words.items()}
+
+
+_NameTree = dict[str, Any]
+"""Names assigned so far: a submodule is another tree, a weight is None."""
+
+
+def _insert_name(path: Sequence[str], tree: _NameTree) -> list[str]:
+    """Insert a weight into a tree of names; return its path, with a suffix where a name is taken.
+
+    The keys 1 and '1' of a dict, or 'a-b' and one 'b' of 'a', map to one path, and a weight has no children.
+    """
+    *scopes, leaf = [f"{w}_" if hasattr(_EMPTY_MODULE, w) else w for w in path]
+    placed: list[str] = []
+    for scope in scopes:
+        spelling = next(s for s in _name_candidates(scope) if tree.get(s, {}) is not None)
+        placed.append(spelling)
+        tree = tree.setdefault(spelling, {})
+    spelling = next(s for s in _name_candidates(leaf) if s not in tree)
+    tree[spelling] = None
+    return [*placed, spelling]
+
+
+def _name_candidates(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}_{count}" for count in itertools.count(1))
+
+
+_EMPTY_MODULE = nn.Module()
+"""Its attributes are names that a submodule cannot have, though a variable can."""
+
+
+_REGION_CONTEXTS: dict[Any, Callable[..., contextlib.AbstractContextManager[Any]]] = {
+    _enter_autocast: torch.autocast,
+    _enter_inference_mode: torch.inference_mode,
+}
+"""The functions by which Dynamo's graph enters a region, with the equivalent context managers."""
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs Dynamo's graph. Regions are entered as context managers, since tracers record the bare calls at most."""
+
+    def __init__(self, program: fx.GraphModule) -> None:
+        super().__init__(program)
+        self._regions: list[contextlib.AbstractContextManager[Any]] = []
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            while self._regions:  # after an error inside a region
+                self._regions.pop().__exit__(None, None, None)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if target in _REGION_CONTEXTS:
+            self._regions.append(_REGION_CONTEXTS[target](*args))
+            return self._regions[-1].__enter__()
+        if target in (_exit_autocast, _exit_inference_mode):
+            return self._regions.pop().__exit__(None, None, None)
+        if target is tag_activation_checkpoint:  # keep the results instead of recomputing them in backward
+            return _Interpreter(args[0]).run(*args[1:])
+        return super().call_function(target, args, kwargs)
+
+
+class _RebuiltModule(nn.Module):
+    """Dynamo's graph as a module: weights under their names, tensors as arguments, sizes read from tensors."""
+
+    _program: fx.GraphModule
+    _placeholders: Sequence[_Placeholder]
+    _constants: dict[str, float]
+
+    def __init__(self, program: fx.GraphModule, placeholders: Sequence[_Placeholder], values: Sequence[Any]) -> None:
+        super().__init__()
+        self.__dict__["_program"] = program
+        self.__dict__["_placeholders"] = placeholders
+        self.__dict__["_constants"] = {
+            p.name: float(v) for p, v in zip(placeholders, values, strict=True) if p.kind == "constant"
+        }
+        for p, value in zip(placeholders, values, strict=True):
+            if p.kind == "weight":
+                register_weight(self, p.name, value, is_saved=True)
+
+    def forward(self, *inputs: Any) -> Any:
+        given = iter(inputs)
+        tensors: dict[str, Any] = {}
+        for p in self._placeholders:
+            if p.kind in ("tensor", "integer"):
+                tensors[p.name] = next(given)
+        return _Interpreter(self._program).run(*[self._argument(p, tensors) for p in self._placeholders])
+
+    def _argument(self, p: _Placeholder, tensors: Mapping[str, Any]) -> Any:
+        if p.kind == "weight":
+            *path, leaf = p.name.split(".")
+            return getattr(self.get_submodule(".".join(path)), leaf)
+        if p.kind == "size":
+            return tensors[p.tensor].shape[p.dim]
+        return torch.tensor(self._constants[p.name], dtype=torch.float64) if p.kind == "constant" else tensors[p.name]
+
+
+class _CompiledCallable:
+    """The callable for Dynamo: compiles on the first call, and again when a float constant of the graph has changed."""
+
+    def __init__(self, program: fx.GraphModule, placeholders: list[_Placeholder], options: dict[str, Any]) -> None:
+        self.program = program
+        self.placeholders = placeholders
+        self.options = options
+        self.modules: dict[tuple[float, ...], ClikaModule] = {}
+
+    def __call__(self, *values: Any) -> Any:
+        constants = tuple(float(v) for p, v in self._select(values, "constant"))
+        module = self.modules.get(constants)
+        if module is None:
+            module = self.modules[constants] = self._compile(values)
+        for p, weight in self._select(values, "weight"):
+            register_weight(module, p.name, weight, is_saved=True)
+        return module(*self._inputs(values))
+
+    def _select(self, values: Sequence[Any], kind: str) -> list[tuple[_Placeholder, Any]]:
+        return [(p, v) for p, v in zip(self.placeholders, values, strict=True) if p.kind == kind]
+
+    def _inputs(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(v for p, v in zip(self.placeholders, values, strict=True) if p.kind in ("tensor", "integer"))
+
+    def _compile(self, values: Sequence[Any]) -> ClikaModule:
+        """Compile for the sizes that Dynamo left dynamic, marked on copies of the inputs of this call."""
+        options = dict(self.options)
+        examples = options.pop("example_inputs", [])
+        inputs = self._mark_dynamic(values)
+        calls = [inputs, *(_as_tuple(e) for e in examples)]
+        if any(p.kind == "integer" for p in self.placeholders):
+            calls.append(self._vary_integers(inputs))
+        with tracing(None):
+            module = clika_compile(
+                _RebuiltModule(self.program, self.placeholders, values),
+                tracing_inputs=calls,
+                skip_eval_set_mode=True,
+                **options,
+            )
+        assert isinstance(module, ClikaModule)
+        return module
+
+    def _mark_dynamic(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        result: list[Any] = []
+        for p, value in zip(self.placeholders, values, strict=True):
+            if p.kind == "tensor":
+                copy = value.detach().clone()
+                for size in self.placeholders:
+                    if size.kind == "size" and size.tensor == p.name:
+                        torch._dynamo.mark_dynamic(copy, size.dim)
+                result.append(copy)
+            elif p.kind == "integer":
+                result.append(int(value))
+        return tuple(result)
+
+    def _vary_integers(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(i + 1 if isinstance(i, int) else i for i in inputs)
+
+
+def _as_tuple(element: Any) -> tuple[Any, ...]:
+    return element if isinstance(element, tuple) else (element,)

@@ -1,0 +1,1 @@
+"""`ClikaModule`: the compiled module, its state dict and its files."""

@@ -1,0 +1,182 @@
+"""The parameters and buffers of a ``ClikaModule``: registered under the original's names, and bound to the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+
+PARTS_SHARDED = (
+    "the weights of a part of the module are divided among processes by themselves, and nothing gathers them: its "
+    "graph computes, and not its parts. Divide the module as a whole, with fully_shard(module) alone"
+)
+
+WEIGHT_MISSING = (
+    "the module no longer holds {!r}, which its graph computes with: a parametrization or torch.nn.utils.prune may "
+    "have taken its place; apply such things to the model before it is compiled, or take them off again"
+)
+
+WEIGHT_SHARDED = (
+    "the weight {!r} is divided among processes, and here whole ones are needed; let all ranks call "
+    "module.clika_gather(), which returns a module that has them"
+)
+
+
+class WeightScope(nn.Module):
+    """An inner module in the tree of names; it holds weights and has no computation."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise an error: the graph of the ClikaModule computes, not its submodules."""
+        msg = "a part of a ClikaModule only holds weights; call the ClikaModule itself"
+        raise NotImplementedError(msg)
+
+
+class Weights:
+    """The weights of a module as seen by generated code: ``constant_<i>`` is constant ``i`` of the graph.
+
+    Raises:
+        ModelError: a weight has another dtype than the graph was traced with, or is missing.
+    """
+
+    def __init__(self, module: nn.Module, places: Sequence[WeightPath]) -> None:
+        for name, (*scopes, leaf), dtype in places:
+            part: Any = module
+            for scope in scopes:
+                part = part._modules[scope]
+            weight = _find_weight(part, leaf)
+            if weight is None:
+                raise ModelError(WEIGHT_MISSING.format(".".join((*scopes, leaf))))
+            if isinstance(weight, DTensor):
+                raise ModelError(PARTS_SHARDED)
+            if weight.dtype is not dtype:
+                raise weight_dtype_error(".".join((*scopes, leaf)), weight.dtype, dtype)
+            setattr(self, name, weight)
+
+
+def _find_weight(part: nn.Module, leaf: str) -> Any:
+    for holder in (part._parameters, part._buffers):
+        if leaf in holder:
+            return holder[leaf]
+    return part.__dict__.get(leaf)  # in replicas made by DataParallel, weights are plain attributes
+
+
+WeightPath = tuple[str, tuple[str, ...], torch.dtype]
+"""The name of a constant in generated code, its path in the module, and its dtype."""
+
+
+def weight_paths(graph: Graph) -> list[WeightPath]:
+    """Return the path of each constant of the fast form of a graph, in a module that registered its weights."""
+    named = enumerate(graph.constants.items())
+    return [(f"constant_{i}", tuple(name.split(".")), value.type.dtype) for i, (name, value) in named]
+
+
+def weight_dtype_error(name: str, found: torch.dtype, traced: torch.dtype) -> ModelError:
+    """Return the error for a weight that was converted after the graph was traced."""
+    return ModelError(
+        f"the weights were cast after the module was compiled ({name!r} is {found} now), and its graph computes in the "
+        f"types that it was traced with, here {traced}: casts that did nothing then are missing from it. Convert the "
+        f"original model, model.to({found}), and compile that; moving to another device is no conversion"
+    )
+
+
+def register_weights(module: nn.Module, graph: Graph, persistent: frozenset[str]) -> None:
+    """Register the constants of a graph under their qualified names, tied ones under each of their names."""
+    for name, value in graph.constants.items():
+        assert value.data is not None
+        register_weight(module, name, value.data, is_saved=name in persistent)
+    for alias, name in graph.aliases.items():
+        data = graph.constants[name].data
+        assert data is not None
+        register_weight(module, alias, data, is_saved=alias in persistent)
+
+
+def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_saved: bool) -> None:
+    """Register one tensor under its qualified name, as a parameter or a buffer."""
+    *path, leaf = name.split(".")
+    for step in path:
+        if step not in module._modules:
+            module._modules[step] = WeightScope()
+        module = module._modules[step]  # type: ignore[assignment]
+    if isinstance(data, nn.Parameter):
+        module._parameters[leaf] = data
+    else:
+        module._buffers[leaf] = data
+        if not is_saved:
+            module._non_persistent_buffers_set.add(leaf)
+
+
+@torch.inference_mode(mode=False)
+def set_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[str, torch.Tensor]) -> None:
+    """Make the parameters of a module under some scopes exactly those of ``wanted``.
+
+    Existing parameters stay the same objects for optimizers, and lose their gradients.
+    """
+    device = device_of_weights(module)
+    before = parameters_under(module, scopes)
+    for scope in scopes:
+        outer, _, inner = scope.rpartition(".")
+        if outer in module._modules:
+            module.get_submodule(outer)._modules.pop(inner, None)
+    for name, data in wanted.items():
+        parameter = before.get(name)
+        if parameter is None or parameter.shape != data.shape:
+            parameter = nn.Parameter(data.to(device, copy=True))
+        else:
+            parameter.data.copy_(data)
+            parameter.grad = None
+        register_weight(module, name, parameter, is_saved=True)
+
+
+def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Return the parameters under some scopes, by their qualified names."""
+    found: dict[str, nn.Parameter] = {}
+    for scope in scopes:
+        part: Any = module
+        for step in scope.split("."):
+            part = part and part._modules.get(step)
+        found |= {f"{scope}.{name}": parameter for name, parameter in part.named_parameters()} if part else {}
+    return found
+
+
+def device_of_weights(module: nn.Module) -> torch.device:
+    """Return the device of a module's weights."""
+    return next((t.device for t in chain(module.parameters(), module.buffers())), torch.device("cpu"))
+
+
+def tensors_by_name(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and buffer by name, tied ones under each of their names."""
+    parameters: Mapping[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+    return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
+
+
+def non_persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the non-persistent buffers, which a state dict leaves out."""
+    found: dict[str, torch.Tensor] = {}
+    for prefix, part in module.named_modules():
+        for name in sorted(part._non_persistent_buffers_set):
+            buffer = part._buffers.get(name)
+            if buffer is not None:
+                found[f"{prefix}.{name}" if prefix else name] = buffer
+    return found
+
+
+def bind_weights(module: nn.Module, graph: Graph) -> None:
+    """Bind the constants of a graph to the module's current parameters and buffers, which moves and loads replace.
+
+    Raises:
+        ModelError: a weight is sharded over processes, or is missing.
+    """
+    tensors = tensors_by_name(module)
+    for name, value in graph.constants.items():
+        if name not in tensors:
+            raise ModelError(WEIGHT_MISSING.format(name))
+        if isinstance(tensors[name], DTensor):
+            raise ModelError(WEIGHT_SHARDED.format(name))
+        value.data = tensors[name]

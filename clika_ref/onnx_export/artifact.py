@@ -1,0 +1,56 @@
+"""The parts shared by all targets that read ONNX files: find unsupported nodes, and write the artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.targets import Artifact
+from clika_ref.onnx_export.emission import emit
+from clika_ref.onnx_export.writing import write_model
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+
+def onnx_unsupported_reason(node: Node) -> str | None:
+    """Return why a node cannot be written as ONNX, or None if it can."""
+    if node.op.lowering is None:
+        return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
+    if any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
+        return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
+    return None
+
+
+def write_artifact(
+    graph: Graph,
+    path: Path,
+    target: str,
+    *,
+    external_data: bool = False,
+    rewrite: Callable[[ir.Model], None] | None = None,
+) -> Artifact:
+    """Write a graph as an ONNX file for a target.
+
+    Args:
+        graph: the graph; each node has an ONNX form.
+        path: the path of the file.
+        target: the name of the target.
+        external_data: whether to write weights to a separate file even if one file could hold them.
+        rewrite: changes the model to the forms that the target prefers.
+
+    Raises:
+        ModelError: the file cannot be written.
+        PluginError: a lowering returned something other than results of its operator.
+        TargetError: a node has no ONNX form, or the ONNX checker rejects the file.
+    """
+    model = emit(graph)
+    if rewrite is not None:
+        rewrite(model)
+    size = write_model(model, path, external_data=external_data)
+    inputs = tuple(v.name or "" for v in model.graph.inputs)
+    outputs = tuple(v.name or "" for v in model.graph.outputs)
+    guards = tuple(map(str, graph.guards))
+    return Artifact(path, target, inputs, outputs, {"bytes": size, "nodes": len(model.graph), "guards": guards})

@@ -1,0 +1,91 @@
+"""Generic operators: ATen overloads that no plugin declares, used unchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from clika_ref.core.accuracy import COMPOSE
+from clika_ref.core.ir import Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.samples import Call
+from clika_ref.core.traits import KEEP_FLOAT
+
+
+class GenericOperator(Operator):
+    """An ATen overload as an operator: its tensors are the operands, all other arguments one attribute.
+
+    The attribute ``arguments`` holds a pair of name and value for each given argument. The string ``%i`` refers to
+    operand ``i``, also inside lists.
+    """
+
+    def __init__(self, overload: torch._ops.OpOverload) -> None:
+        def reference(*operands: Any, arguments: tuple[Any, ...] = ()) -> Any:
+            return overload(**{name: fill_operands(value, operands) for name, value in arguments})
+
+        many = len(overload._schema.returns) > 1 or isinstance(overload._schema.returns[0].type, torch.ListType)
+        reference.__annotations__["return"] = "tuple" if many else "Tensor"
+        reference.__name__ = reference.__qualname__ = str(overload).replace(".", "_")
+        reference.__doc__ = f"``{overload._schema}``, as PyTorch computes it."
+        random = torch.Tag.nondeterministic_seeded in overload.tags
+        super().__init__(reference, (), KEEP_FLOAT, COMPOSE, random=random)
+        self.name = str(overload)
+        self.overload = overload
+        self.converters[overload] = self.convert
+
+    def convert(self, *args: Any, **kwargs: Any) -> Call:
+        """Separate the tensors from the other arguments of an ATen call."""
+        names = [a.name for a in self.overload._schema.arguments]
+        operands: list[Any] = []
+
+        def replace_tensors(item: Any) -> Any:
+            if isinstance(item, Value):
+                operands.append(item)
+                return f"%{len(operands) - 1}"
+            return tuple(map(replace_tensors, item)) if isinstance(item, tuple | list) else item
+
+        given = [*zip(names, args, strict=False), *kwargs.items()]
+        arguments = tuple((name, replace_tensors(value)) for name, value in given)
+        return Call(tuple(operands), {"arguments": arguments})
+
+
+def fill_operands(item: Any, operands: Sequence[Any]) -> Any:
+    """Replace each ``%i`` by operand ``i``."""
+    if isinstance(item, str) and item.startswith("%"):
+        return operands[int(item[1:])]
+    return [fill_operands(i, operands) for i in item] if isinstance(item, tuple) else item
+
+
+@cache
+def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
+    """Return the generic operator of an overload, always the same one, with its name: ``aten.erfinv.default``."""
+    return GenericOperator(overload)
+
+
+def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
+    """Return the generic operator of an overload with torchlib's lowering, or None if torchlib has none."""
+    torchlib = import_module("clika_ref.onnx_export.torchlib")  # takes 1.5 s, and few models need it
+    if not torchlib.has_lowering(overload):
+        return None
+    op = generic_operator(overload)
+    op.onnx(partial(torchlib.lower, overload))
+    return op
+
+
+def find_operator(
+    name: str, declared: Mapping[str, Operator], generic: Callable[[torch._ops.OpOverload], Operator | None]
+) -> Operator | None:
+    """Return the operator of a name: a declared one, or the result of ``generic`` for the overload of that name.
+
+    The name may come from a file, so ``generic`` must reject overloads that no model calls: ATen can open files too.
+    """
+    if name in declared:
+        return declared[name]
+    namespace, _, rest = name.partition(".")
+    packet, _, overload = rest.partition(".")
+    found = getattr(getattr(getattr(torch.ops, namespace, None), packet, None), overload, None) if overload else None
+    return generic(found) if isinstance(found, torch._ops.OpOverload) else None

@@ -1,0 +1,406 @@
+"""The compilation pipeline from a model to a ClikaModule: capture, clean, prune, adapt, quantize, wrap."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.modules.dropout import _DropoutNd
+
+from clika_ref.capture.calibration_inputs import CalibrationInputs, LazyDataset
+from clika_ref.capture.callables import TracedCallable, make_callable
+from clika_ref.capture.capture import CaptureResult, capture
+from clika_ref.capture.inputs import ForwardFn, ModelCall, check_weights, make_calls
+from clika_ref.capture.memory_limits import freeze_gc, run_in_one_stack_chunk
+from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compress.calibrate import NO_BATCHES_ERROR, prepare_calibration
+from clika_ref.compress.quantize import calibrate_graph, decide_quantization, iter_graph_inputs
+from clika_ref.core.errors import ModelError
+from clika_ref.core.passes import Phase, Pipeline
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.distributed.decisions import check_same_model, check_same_settings
+from clika_ref.distributed.merging import gather_batches
+from clika_ref.distributed.ranks import Ranks, broadcast_from_rank0, find_separate_processes
+from clika_ref.export.dry_run import report_dry_run
+from clika_ref.export.export import target_for
+from clika_ref.export.simulation import QuantizationState
+from clika_ref.lora.adapters import freeze_base
+from clika_ref.lora.attaching import attach_adapters, random_matrices
+from clika_ref.module.clika_module import ClikaModule
+from clika_ref.module.pruned_module import PRUNING_ON_TRACING_INPUTS
+from clika_ref.onnx_export.generic_operators import torchlib_operator
+from clika_ref.pruning.batches import take_batches
+from clika_ref.pruning.stages import PruningRequest, prune_graph
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.calibration.fingerprint import fingerprint
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.request import QuantizationRequest
+from clika_ref.quantization.weight_checks import nan_warning
+from clika_ref.reporting.console import is_in_command
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings.argument_checks import LAYER_SETTINGS_TYPES, reject_torchscript
+from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, CompileSwitches
+from clika_ref.settings.distributed import DistributedTrainingSettings
+from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
+from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+
+CALIBRATION_INPUTS_UNREAD = (
+    "The calibration_inputs are not read yet, as tracing_inputs are given and quantization_settings are not: "
+    "clika_initialize_algorithms() will read them"
+)
+
+RANGES_LOST = (
+    "The ranges of the {:,} batches before are lost; with ClikaCompileOptions(ranges_file=...) they are kept, and the "
+    "same call goes on behind them"
+)
+
+SUMMARY_HINT = (
+    "print(module.clika_summary()) shows what was decided of each layer, and what other thresholds would give"
+)
+
+UNTRAINED_WARNING = (
+    "is_model_pretrained=False changes nothing: what is quantized is decided by the weights as they are; train first, "
+    "and quantize then, with clika_initialize_algorithms()"
+)
+
+
+@dataclass(frozen=True)
+class CompileInputs:
+    """Arguments of `clika_compile` for tracing, quantization and pruning, under their names."""
+
+    tracing_inputs: Iterable[Any] | None
+    calibration_inputs: Iterable[Any] | None
+    data_transform_fn: Callable[[Any], Any] | None
+    forward_fn: ForwardFn | None
+    quantization_settings: QuantizationSettings | None
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None
+    pruning_settings: PruningSettings | None = None
+    layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None
+    distributed_training_settings: DistributedTrainingSettings | None = None
+
+    @property
+    def data(self) -> LazyDataset | None:
+        """The calibration data."""
+        if self.calibration_inputs is None:
+            return None
+        return LazyDataset(self.calibration_inputs, self.data_transform_fn, self.forward_fn)
+
+    @property
+    def unread(self) -> LazyDataset | None:
+        """The calibration data, if this compilation neither quantizes nor traces with it."""
+        return self.data if self.quantization_settings is None and self.tracing_inputs is not None else None
+
+
+@run_in_one_stack_chunk
+def compile_model(
+    module_or_func: torch.nn.Module | Callable[..., Any],
+    given: CompileInputs,
+    choices: CompileSwitches,
+    *,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+    logs_dir: Path | str | None,
+    ranks: Ranks,
+) -> torch.nn.Module | ClikaModule:
+    """Compile a model from the checked arguments of `clika_compile`."""
+    check_same_settings(_settings_to_compare(given, choices, options, deployment), ranks)
+    callee = replace(_check_callee(module_or_func), is_preserved=not choices.discard_input_model or choices.is_dry_run)
+    registry = _registry_for(deployment)
+    with CompilationLog.open(logs_dir, console=ranks.is_first) as log:
+        log.write_header(_settings_to_log(choices, options, deployment, given))
+        _warn_about_arguments(given, choices, ranks, log)
+        module = _compile(_CompileContext(callee, given, registry, choices, log, options, deployment, ranks))
+    if module is None:
+        return module_or_func  # type: ignore[return-value]
+    module._configure_export(deployment, options, logs_dir, given.distributed_training_settings)
+    return module
+
+
+def _settings_to_compare(
+    given: CompileInputs,
+    choices: CompileSwitches,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+) -> dict[str, Any]:
+    """Return the arguments of `clika_compile` that must be equal on all ranks, by name."""
+    layers = {name: getattr(given, name) or None for name in LAYER_SETTINGS_TYPES}
+    chosen = {name: getattr(given, name) for name in ("quantization_settings", "pruning_settings")}
+    switches = {name: getattr(choices, name) for name in ("is_dry_run", "skip_eval_set_mode")}
+    switches["dynamic"] = choices.dynamic is not False
+    return {"deployment_settings": deployment, **chosen, **layers, **switches, "clika_compile_options": options}
+
+
+def _warn_about_arguments(given: CompileInputs, choices: CompileSwitches, ranks: Ranks, log: CompilationLog) -> None:
+    if given.quantization_settings is not None and not choices.is_model_pretrained:
+        log.warning(UNTRAINED_WARNING)
+    if given.quantization_settings is not None and not ranks.is_distributed and find_separate_processes():
+        log.warning(find_separate_processes())
+    if given.unread is not None:
+        log.detail(CALIBRATION_INPUTS_UNREAD)
+
+
+@dataclass(frozen=True)
+class _CompileContext:
+    """The state of one compilation."""
+
+    callee: TracedCallable
+    given: CompileInputs
+    registry: Registry
+    choices: CompileSwitches
+    log: CompilationLog
+    options: ClikaCompileOptions
+    deployment: BaseDeploymentSettings | None
+    ranks: Ranks
+
+
+def _compile(travel: _CompileContext) -> ClikaModule | None:
+    """Run the pipeline; return None at the end of a dry run."""
+    callee, registry, choices, log = travel.callee, travel.registry, travel.choices, travel.log
+    wanted = _quantization_request(travel)
+    with _evaluation_mode(callee, choices), _outside_inference_mode():
+        calls, data = _prepare_calls(travel)
+        _warn_of_nan_weights(callee, log)
+        captured = _capture(callee, calls, registry, choices, log)
+        training, dropouts = callee.module.training, _count_idle_dropouts(callee.module)
+        with outside_autocast():
+            _clean(captured, registry, travel.options, log)
+            _prune(captured, data, travel)
+            _adapt(captured, travel)
+            if travel.ranks.is_distributed:
+                check_same_model(fingerprint(captured.graph), travel.ranks)
+            calibration, found = _quantize(captured, wanted, data, travel) if wanted and data else (None, None)
+            if choices.is_dry_run:
+                report_dry_run(captured.graph, registry, travel.deployment, log, found)
+                return None
+            module = _wrap(captured, callee, registry, choices, log)
+        if travel.options.global_lora_settings is not None:
+            freeze_base(module)
+    examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
+    read = len(examples) if calibration is None else calibration.sizes.total()
+    are_data = travel.given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
+    known = {"are_data": are_data, "unread": travel.given.unread, "idle_dropouts": dropouts}
+    module._keep_compilation_data(examples, log, **known)
+    if wanted is not None and calibration is not None and found is not None:
+        module._set_quantization(
+            QuantizationState(wanted.target.name, found.plan, calibration.model, found), calibration, wanted
+        )
+        if log.path is None and not is_in_command():
+            log.say(SUMMARY_HINT)
+    return module.train(training)
+
+
+def _quantization_request(travel: _CompileContext) -> QuantizationRequest | None:
+    """Return the quantization request, None if the model stays float."""
+    settings = travel.given.quantization_settings
+    if settings is None or travel.deployment is None:
+        return None
+    target = target_for(travel.deployment, travel.registry)
+    return QuantizationRequest(target, settings, travel.given.layer_quantization_settings or {}, travel.options)
+
+
+def _prepare_calls(travel: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
+    """Return the calls to trace, and the calibration data; the calls may be taken from it."""
+    given, data = travel.given, None
+    if given.quantization_settings is not None and given.data is not None:
+        data = given.data.start()
+        if given.tracing_inputs is None:
+            return data.examples(travel.callee), data
+    inputs = given.calibration_inputs if given.tracing_inputs is None else given.tracing_inputs
+    return make_calls(travel.callee, inputs, given.data_transform_fn, given.forward_fn), data
+
+
+def _prune(captured: CaptureResult, data: CalibrationInputs | None, travel: _CompileContext) -> None:
+    """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
+    given, signature = travel.given, captured.signature
+    if given.pruning_settings is None:
+        return
+    batches: Iterable[Sequence[torch.Tensor]] = map(signature.graph_inputs, captured.calls)
+    if data is None and given.unread is not None and given.unread.is_rereadable:
+        data = given.unread.start()
+    if data is not None:
+        batches = iter_graph_inputs(captured.graph, signature, data.peek(travel.callee), travel.log)
+    elif given.tracing_inputs is not None:
+        travel.log.warning(PRUNING_ON_TRACING_INPUTS)
+    wanted = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
+    are_dealt = data is not None or given.tracing_inputs is None
+    chosen = take_batches(gather_batches(travel.ranks, take_batches(batches), are_dealt=are_dealt))
+    if not chosen:
+        raise ModelError(NO_BATCHES_ERROR)
+    prune_graph(captured.graph, wanted, chosen, travel.registry.operators, travel.log)
+
+
+def _adapt(captured: CaptureResult, travel: _CompileContext) -> None:
+    """Attach adapters, if requested; all other parameters are frozen once the module is built."""
+    settings = travel.options.global_lora_settings
+    if settings is not None:
+        attach_adapters(captured.graph, settings, travel.registry.operators, travel.log)
+        broadcast_from_rank0(travel.ranks, random_matrices(captured.graph))
+
+
+def _quantize(
+    captured: CaptureResult, wanted: QuantizationRequest, data: CalibrationInputs, travel: _CompileContext
+) -> tuple[Calibration, Quantization]:
+    """Calibrate the graph and decide which layers to quantize."""
+    batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
+    calibration, file = prepare_calibration(captured.graph, wanted, travel.registry), travel.options.ranges_file
+    told, ranks = (wanted, travel.registry, travel.log), travel.ranks
+    how = {"total": data.count, "ranges_file": file, "ranks": ranks}
+    try:
+        stages = calibrate_graph(calibration, batches, *told, model=captured.graph, **how)
+    except BaseException:  # including an interrupt
+        if calibration.table.batches and not file:
+            travel.log.say(RANGES_LOST.format(calibration.table.batches))
+        raise
+    return calibration, decide_quantization(stages, captured.graph, *told, ranks=ranks)
+
+
+@contextlib.contextmanager
+def _outside_inference_mode() -> Iterator[None]:
+    """Leave inference mode, since tracers cannot follow its tensors; the gradient mode of the caller stays."""
+    are_recorded = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(are_recorded):
+        yield
+
+
+def _registry_for(deployment: BaseDeploymentSettings | None) -> Registry:
+    """Load the plugins, and fail early if none provides the target."""
+    registry = load_registry()
+    if deployment is not None:
+        target_for(deployment, registry)
+    return registry
+
+
+def _settings_to_log(
+    choices: CompileSwitches,
+    options: ClikaCompileOptions,
+    deployment: BaseDeploymentSettings | None,
+    given: CompileInputs,
+) -> dict[str, dict[str, Any]]:
+    distributed = given.distributed_training_settings
+    chosen = {
+        "Quantization": given.quantization_settings,
+        "Pruning": given.pruning_settings,
+        "LoRA": options.global_lora_settings,
+    }
+    return {
+        "Compilation Settings": {**vars(choices), **vars(options)},
+        **({"Distributed Training Settings": vars(distributed)} if distributed else {}),
+        **{f"Global {what} Settings": vars(settings) for what, settings in chosen.items() if settings},
+        "Deployment Settings": {"target_framework": deployment.framework if deployment else None},
+    }
+
+
+def _capture(
+    callee: TracedCallable, calls: list[ModelCall], registry: Registry, choices: CompileSwitches, log: CompilationLog
+) -> CaptureResult:
+    log.detail(f"Starting to parse the model: '{callee.name}'")
+    with log.stage("Capturing") as stage, freeze_gc():
+        captured = capture(
+            callee,
+            calls,
+            registry,
+            fallback=torchlib_operator,
+            dynamic=choices.dynamic is not False,
+            name=choices.graph_name,
+            detail=log.detail,
+            progress=stage.update,
+        )
+        for note in captured.notes:
+            log.detail(note)
+        for warning in captured.warnings:
+            log.warning(warning)
+        slow = f"; slowest at {captured.slow_line}" if captured.slow_line else ""
+        stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}{slow}")
+    for symbol in captured.graph.symbols.values():
+        log.detail(f"Dynamic: {symbol}")
+    for guard in captured.graph.guards:
+        log.detail(f"Guard: {guard}")
+    return captured
+
+
+def _clean(captured: CaptureResult, registry: Registry, options: ClikaCompileOptions, log: CompilationLog) -> None:
+    with log.stage("Cleaning") as stage:
+        example = captured.signature.graph_inputs(captured.calls[0]) if options.check_passes else None
+        pipeline = Pipeline.of(registry.passes, registry.operators, Phase.CLEAN, check_inputs=example)
+        before = len(captured.graph)
+        log.removed(pipeline.run(captured.graph))
+        stage.done(f"{before:,} to {len(captured.graph):,} nodes")
+
+
+def _count_idle_dropouts(model: torch.nn.Module) -> int:
+    """Return how many dropouts are off, as in eval mode; functional calls are not counted."""
+    dropouts = [module for module in model.modules() if isinstance(module, _DropoutNd)]
+    return sum(module.p > 0 and not module.training for module in dropouts)
+
+
+def _wrap(
+    captured: CaptureResult, callee: TracedCallable, registry: Registry, choices: CompileSwitches, log: CompilationLog
+) -> ClikaModule:
+    """Build the module, on the weights of the original or on copies."""
+    with log.stage("Wrapping") as stage:
+        saved = frozenset(callee.module.state_dict(keep_vars=True))
+        own = {n for n in captured.graph.constants if n.startswith("clika.")}
+        if not choices.discard_input_model:
+            for value in captured.graph.constants.values():
+                assert value.data is not None
+                value.data = _copy_tensor(value.data)
+        module = ClikaModule(captured.graph, captured.signature, persistent=saved | own, registry=registry)
+        stage.done(f"{len(captured.graph.constants):,} weights and constants")
+    return module
+
+
+def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
+    copy = data.detach().clone()
+    return torch.nn.Parameter(copy, data.requires_grad) if isinstance(data, torch.nn.Parameter) else copy
+
+
+def _check_callee(module_or_func: Any) -> TracedCallable:
+    """Return the callable to compile; reject compiled modules, and weights that no graph can hold."""
+    if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
+        msg = "this module is compiled already; compile the original model, or export this one with clika_export"
+        raise ModelError(msg)
+    reject_torchscript(module_or_func)
+    callee = make_callable(module_or_func)
+    check_weights(callee.module)
+    return callee
+
+
+def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
+    told = nan_warning(dict([*callee.module.named_parameters(), *callee.module.named_buffers()]))
+    if told is not None:
+        log.warning(told)
+
+
+def _set_eval(module: torch.nn.Module) -> None:
+    """Call ``eval()``, which some modules do not support."""
+    try:
+        module.eval()
+    except NotImplementedError as error:
+        msg = (
+            f"{type(module).__name__} has no eval(): {error} The module of an exported program computes in the mode "
+            "that it was exported in; compile the model that was exported, or give skip_eval_set_mode=True"
+        )
+        raise ModelError(msg) from error
+
+
+@contextlib.contextmanager
+def _evaluation_mode(callee: TracedCallable, choices: CompileSwitches) -> Iterator[None]:
+    """Set the model to eval mode, unless disabled; restore the mode if the original is kept, and after a failure.
+
+    It is also restored for a module found in a function's closure, which others may call.
+    """
+    modes = [(m, m.training) for m in callee.module.modules()]
+    stays = True  # also after a failure
+    if not choices.skip_eval_set_mode:
+        _set_eval(callee.module)
+    try:
+        yield
+        stays = callee.is_preserved or callee.is_function
+    finally:
+        if stays:
+            for module, training in modes:
+                module.training = training

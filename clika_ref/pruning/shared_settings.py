@@ -1,0 +1,100 @@
+"""Resolve one pruning setting for layers with coupled channels or a shared weight: the most conservative one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Node
+from clika_ref.pruning.channel_dims import ChannelDims
+from clika_ref.pruning.groups import UnitGroup
+from clika_ref.pruning.layer_settings import LAYER_SETTINGS_ARGUMENT, PruningChoice
+from clika_ref.pruning.masks import split_mask
+from clika_ref.settings.pruning import STRUCTURED, parse_pattern
+
+
+def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> PruningChoice:
+    """Return the settings of a group; ``skipped`` says why nothing may be removed.
+
+    The smallest threshold and sparsity apply. If one layer is skipped or masked, the whole group is kept.
+
+    Raises:
+        ModelError: the user requests channels of a layer by name that are coupled with those of a skipped layer.
+    """
+    theirs = [chosen[node] for node in group.producers]
+    named = next((c.user_key for c in theirs if c.user_key and c.mask_type == STRUCTURED), "")
+    for node, choice in zip(group.producers, theirs, strict=True):
+        if choice.skipped or choice.mask_type != STRUCTURED:
+            kept = choice.skipped or f"mask_type={choice.mask_type!r}"
+            reason = f"goes together with {_describe_node(node)}, which has {kept}"
+            if named:
+                msg = f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: its output {reason}; choose the same for both"
+                raise ModelError(msg)
+            return replace(choice, skipped=choice.skipped or reason)
+    return PruningChoice(
+        STRUCTURED, _minimum(c.threshold for c in theirs), _minimum(c.sparsity for c in theirs), user_key=named
+    )
+
+
+def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, PruningChoice]) -> PruningChoice:
+    """Return the settings for a weight that layers share; ``skipped`` says why it may not be masked.
+
+    Raises:
+        ModelError: the user requests by name a mask that the weight cannot have.
+    """
+    theirs = [chosen[node] for node in layers]
+    skipped = next((c for c in theirs if c.skipped), None)
+    if skipped is not None:
+        return skipped
+    reason, named = _mask_problem(layers, chosen), next((c.user_key for c in theirs if c.user_key), "")
+    if reason and named:
+        node = next(iter(layers))
+        msg = f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: {reason}; choose another mask for {node!r} in {node.origin}, or skip_pruning"
+        raise ModelError(msg)
+    threshold, sparsity = _minimum(c.threshold for c in theirs), _minimum(c.sparsity for c in theirs)
+    return PruningChoice(theirs[0].mask_type, threshold, sparsity, skipped=reason, user_key=named)
+
+
+def _mask_problem(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, PruningChoice]) -> str:
+    """Return why the weight of layers cannot have the chosen mask, empty if it can."""
+    (first, layer), *_ = layers.items()
+    mask_type = chosen[first].mask_type
+    other = next((node for node in layers if chosen[node].mask_type != mask_type), None)
+    if other is not None:
+        return f"its weight is that of {_describe_node(other)} too, which has mask_type={chosen[other].mask_type!r}"
+    if not split_mask(layer.weight)[0].is_constant:
+        return "its weight is computed from others"
+    reader = _other_reader(layers)
+    if reader:
+        return f"its weight is also {reader}, which masks would change"
+    kept = parse_pattern(mask_type)
+    if kept and len({side.inner for side in layers.values()}) > 1:
+        return f"mask_type={mask_type!r} lies along the inputs of each output, and its weight has these on two sides"
+    if kept and layer.in_channels_per_output % kept[1]:
+        return (
+            f"mask_type={mask_type!r} takes {kept[1]} of the inputs of each output at a time, and "
+            f"{layer.in_channels_per_output} are no multiple of it"
+        )
+    return ""
+
+
+def _other_reader(layers: Mapping[Node, ChannelDims]) -> str:
+    """Describe another reader of the layers' weight, which sensitivities do not cover; empty if there is none."""
+    weight = next(iter(layers.values())).weight
+    parameter, mask = split_mask(weight)
+    uses = [*weight.uses, *(use for use in parameter.uses if mask is not None and use.user is not weight.producer)]
+    for use in uses:
+        if not isinstance(use.user, Node):
+            return "what the model returns"
+        if use.user not in layers or use.position != use.user.op.trait.weight:
+            return f"read by {_describe_node(use.user)}"
+    return ""
+
+
+def _describe_node(node: Node) -> str:
+    return f"{node.name!r} in {node.origin.scope or '<root>'}"
+
+
+def _minimum(numbers: Iterable[float | None]) -> float | None:
+    return min((n for n in numbers if n is not None), default=None)

@@ -1,0 +1,1 @@
+"""Quantization algorithms: sensitivity, mixed precision, SmoothQuant, GPTQ, AWQ and bias correction."""

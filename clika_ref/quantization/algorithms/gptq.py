@@ -1,0 +1,115 @@
+"""GPTQ: round weights to the integers with the least error of a layer's outputs on data, not of its elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.quantization.graph_runs import run_graph
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.layer_weights import data_of, groups_of, run_with_weight, weight_of
+from clika_ref.targets.quantization_scheme import QuantizedType
+
+MAX_ROW_LENGTH = 8192
+"""Maximum length of a row: the products of all pairs of its elements are kept in memory."""
+
+DEFAULT_ROW_LENGTHS = range(64, 641)
+"""Lengths of rows for which rounding is tried by default.
+
+Shorter ones leave little choice, and longer ones take longer than calibration. On resnet18 these are half of the
+layers, and give 1.8 of the 2.2 dB that all of them give.
+"""
+
+MIN_ROWS_PER_INPUT = 4
+"""Minimum ratio of data rows to the length of a weight row, by default: with fewer, rounding overfits."""
+
+
+@dataclass(frozen=True)
+class RoundedWeight:
+    """How the weight of a layer is rounded."""
+
+    moved: Tensor
+    """Offset of its integers from the nearest ones, ``int8`` of its shape."""
+    left: float
+    """Error of products with data, as a share of that of the nearest integers."""
+
+
+@torch.no_grad()
+def round_weights(
+    graph: Graph, plan: Plan, batches: Sequence[Sequence[Tensor]], *, only_cheap: bool
+) -> dict[str, RoundedWeight]:
+    """Return weights rounded to fit the inputs of their layers, by layer name.
+
+    Layers without a weight row for each output, or with too long rows, are omitted.
+
+    Args:
+        graph: lowered.
+        plan: with the scales of the weights.
+        batches: inputs of the graph to fit the rounding to.
+        only_cheap: whether to omit layers that take long, or read too little data to fit.
+    """
+    lengths = DEFAULT_ROW_LENGTHS if only_cheap else range(1, MAX_ROW_LENGTH + 1)
+    wanted = [node for node in graph.nodes if node.name in plan.weights and _row_length(node) in lengths]
+    few = MIN_ROWS_PER_INPUT if only_cheap else 0
+    grams: dict[Node, Tensor] = {}
+    held: dict[Value, Tensor] = {}
+    read = {node.inputs[0] for node in wanted}
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+        held.update((v, r) for v, r in zip(node.outputs, results, strict=True) if v in read)
+
+    for inputs in batches:
+        held.update((v, x) for v, x in zip(graph.inputs, inputs, strict=True) if v in read)
+        run_graph(graph, inputs, observe)
+        for node in wanted:
+            products = _unfold_input(node, held[node.inputs[0]])
+            if len(products) >= few * products.shape[-1]:
+                gram = torch.einsum("rgi,rgj->gij", products, products)
+                grams[node] = grams[node] + gram if node in grams else gram
+    kind = plan.scheme.weights
+    return {node.name: _round_weight(node, plan.weights[node.name], kind, gram) for node, gram in grams.items()}
+
+
+def _row_length(node: Node) -> int:
+    """Return the length of the rows of a weight; 0 if it has no row for each output."""
+    weight = data_of(weight_of(node))
+    return weight[0].numel() if node.op.trait.axis == 0 and len(weight) else 0
+
+
+def _unfold_input(node: Node, x: Tensor) -> Tensor:
+    """Return the elements that are multiplied with each element of a row, ``[rows, groups, inputs]``.
+
+    The operator itself computes them: a layer with the rows of the identity as weight returns its input.
+    """
+    inputs, groups = _row_length(node), groups_of(node)
+    sides = tuple(map(int, weight_of(node).type.shape[1:]))
+    identity = torch.eye(inputs, dtype=x.dtype, device=x.device).repeat(groups, 1).reshape(-1, *sides)
+    products = run_with_weight(node, identity, x)
+    return products.movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
+
+
+def _round_weight(node: Node, scales: Tensor, integers: QuantizedType, gram: Tensor) -> RoundedWeight:
+    weight = data_of(weight_of(node)).float()
+    rows, groups = weight.flatten(1), len(gram)
+    own = scales.expand(len(rows)).unsqueeze(1)
+    near = (rows / own).round().clamp(integers.low, integers.high)
+    parts = [*zip(rows.chunk(groups), own.chunk(groups), near.chunk(groups), gram, strict=True)]
+    steps = [_coalesce(quantize_with_gptq(part, scale, integers, of), nearest) for part, scale, nearest, of in parts]
+    before = sum(_sum_squared_error(nearest * scale - part, of) for part, scale, nearest, of in parts)
+    after = sum(_sum_squared_error(s * scale - part, of) for s, (part, scale, _, of) in zip(steps, parts, strict=True))
+    moved = (torch.cat(steps) - near).to(torch.int8).reshape(weight.shape)
+    return RoundedWeight(moved, after / before if before else 1.0)
+
+
+def _sum_squared_error(error: Tensor, gram: Tensor) -> float:
+    """Return the squared error of products with data, summed, given the error of the weight."""
+    return float(((error @ gram) * error).sum())
+
+
+def _coalesce(found: Tensor | None, otherwise: Tensor) -> Tensor:
+    return otherwise if found is None else found

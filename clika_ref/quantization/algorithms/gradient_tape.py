@@ -1,0 +1,174 @@
+"""Gradient recorder: run a graph in float, and compute gradients of its outputs at many values."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.algorithms.macs import MacCounter
+from clika_ref.quantization.algorithms.sqnr import sum_squares
+from clika_ref.quantization.calibration.calibrator import sample_count
+from clika_ref.quantization.graph_runs import run_graph
+
+UNKNOWN_SENSITIVITY = 1e6
+"""Sensitivity where no gradient reaches the outputs."""
+
+ERROR_SAMPLES = 16
+"""Samples times random output directions that errors are measured in; each direction costs a backward pass.
+
+On resnet18, 16 draws rank layers as exact runs of single layers do, on other images, with Spearman 0.95; 64 draws are
+no better.
+"""
+
+
+@dataclass(frozen=True)
+class GradientRecorder:
+    """A recorded run of a graph in float, for gradients of its outputs with respect to layer outputs and values."""
+
+    outputs: Sequence[Tensor]
+    """Outputs that depend on layers."""
+    float_outputs: Sequence[Tensor]
+    """All outputs except integer tensors."""
+    held: Mapping[Value, Tensor]
+    """Inputs and outputs of layers, and the recorded values."""
+    places: Mapping[Node | Value, Value]
+    """The value of each key: the output of a layer, or the value itself."""
+    inputs: Sequence[Tensor]
+    products: Mapping[Node, int]
+    """MACs of each layer."""
+
+    def estimate_effects(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
+        """Return the effect of each error alone on the outputs, as a share of their squared norm: `sensitivities`.
+
+        The effects on several outputs are averaged. The effect is `UNKNOWN_SENSITIVITY` if there is no gradient for an error, as
+        before an argmax or a comparison, or if it is infinite.
+        """
+        probes = probes or -(-ERROR_SAMPLES // sample_count(self.inputs))
+        if not self.outputs:
+            return {place: UNKNOWN_SENSITIVITY * bool(error.any()) for place, error in errors.items()}
+        found = dict.fromkeys(errors, 0.0)
+        reached: set[Any] = set()
+
+        def add_effect(place: Any, slope: Tensor) -> None:
+            reached.add(place)
+            found[place] += self._square_effect(slope, errors[place]) / probes
+
+        for _ in self._backward([*errors], probes, add_effect):
+            pass
+        behind_none = errors.keys() - reached if any(_output_weights(self.outputs)) else ()
+        return found | {place: UNKNOWN_SENSITIVITY * bool(errors[place].any()) for place in behind_none}
+
+    def _square_effect(self, slope: Tensor, error: Tensor) -> float:
+        """Return the squared effect of an error along a gradient, with samples squared separately if there are any."""
+        moved = slope.mul(error)
+        square = self._sum_squares(moved)
+        if not math.isfinite(square):  # no error has no effect, however steep the gradient
+            square = self._sum_squares(moved.masked_fill_(error == 0, 0.0))
+        return square if math.isfinite(square) else UNKNOWN_SENSITIVITY
+
+    def _sum_squares(self, moved: Tensor) -> float:
+        sums = moved.flatten(1).sum(1) if _has_batch_dim(moved, self.inputs) else moved.sum()
+        return float(sums.double().square().sum())
+
+    def iter_gradients(self, places: Sequence[Any], probes: int) -> Iterator[Mapping[Any, Tensor]]:
+        """Yield the gradients of a sum of all outputs at the given places, for each random direction.
+
+        Places without a path to the outputs are omitted. Nothing is yielded if all outputs are zero.
+        """
+        found: dict[Any, Tensor] = {}
+        for _ in self._backward(places, probes, found.__setitem__):
+            yield found
+            found.clear()
+
+    def _backward(self, places: Sequence[Any], probes: int, visit: Callable[[Any, Tensor], None]) -> Iterator[None]:
+        """Run backward passes in random directions, and visit each place with its gradient, which is then released.
+
+        Gradients of all places at once would take as much memory as their values.
+        """
+        weights, at = _output_weights(self.outputs), defaultdict[Value, list[Any]](list)
+        for place in places:
+            at[self.places[place]].append(place)
+
+        def visit_places(value: Value, slope: Tensor | None) -> None:
+            if slope is not None:
+                for place in at.get(value, ()):
+                    visit(place, slope)
+
+        first = {v: x for v, x in self.held.items() if x.requires_grad and x.is_leaf}
+        hooks = [self.held[v].register_hook(partial(visit_places, v)) for v in at if v not in first]
+        try:
+            for number in range(probes if any(weights) and places else 0):
+                directions = self._directions(weights, number)
+                ends = torch.autograd.grad(
+                    self.outputs, [*first.values()], directions, retain_graph=True, allow_unused=True
+                )
+                for value, slope in zip(first, ends, strict=True):
+                    visit_places(value, slope)
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _directions(self, weights: Sequence[float], seed: int) -> list[Tensor]:
+        """Return a random direction for each output."""
+        spread = torch.Generator(self.outputs[0].device).manual_seed(seed)
+        return [
+            torch.randn(o.shape, generator=spread, dtype=o.dtype, device=o.device) * weight
+            for o, weight in zip(self.outputs, weights, strict=True)
+        ]
+
+
+def _output_weights(outputs: Sequence[Tensor]) -> list[float]:
+    """Return factors for the outputs that turn squared errors into means of shares of their squared norms."""
+    energies = [sum_squares(o) for o in outputs]
+    count = sum(map(bool, energies))
+    return [1 / math.sqrt(whole * count) if whole else 0.0 for whole in energies]
+
+
+def _has_batch_dim(error: Tensor, inputs: Sequence[Tensor]) -> bool:
+    """Return whether the first dim is that of the batch, judged by shapes."""
+    return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
+
+
+def record_gradients(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -> GradientRecorder:
+    """Run a graph and record gradients at places: the outputs of layers, with their nodes as keys, and values."""
+    leaves = set(places.values())
+    layers = [place for place in places if isinstance(place, Node)]
+    wanted = {
+        v for node in layers for v in (*node.inputs, node.output) if isinstance(v, Value) and not v.is_constant
+    } | leaves
+    given = [_require_grad(x) if v in leaves else x for v, x in zip(graph.inputs, inputs, strict=True)]
+    held = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in wanted}
+
+    counter = MacCounter(graph, inputs)
+    sloped = {v for v, x in zip(graph.inputs, given, strict=True) if x.requires_grad}
+
+    def record_node(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        counter(node, results)
+        if sloped.isdisjoint(v for v in node.inputs if isinstance(v, Value)):
+            results = tuple(r.detach() for r in results)  # parameters may require gradients, but get none here
+        for value, result in zip(node.outputs, results, strict=True):
+            if value in leaves and not result.requires_grad:
+                result.requires_grad_()
+            if result.requires_grad:
+                sloped.add(value)
+            if value in wanted:
+                held[value] = result
+        return results
+
+    with torch.enable_grad():
+        outputs = run_graph(graph, given, record_node)
+    returned = [o.detach() for o in outputs if o.is_floating_point()]
+    return GradientRecorder([o for o in outputs if o.requires_grad], returned, held, places, inputs, counter.of)
+
+
+def _require_grad(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_() if x.is_floating_point() else x

@@ -1,0 +1,77 @@
+"""Mixed precision: keep layers in float that cost little and cause much of the quantization error."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Mapping
+
+from clika_ref.core.ir import Node
+from clika_ref.quantization.algorithms.sensitivity import Sensitivities, sum_layer_errors
+from clika_ref.quantization.qdq.layer_weights import weight_of
+
+MIN_ERROR_TO_COST_RATIO = 5
+"""Minimum ratio of a layer's share of the error to its share of the cost of all layers."""
+
+MAX_FLOAT_COST_SHARE = 0.04
+"""Largest share of the cost of all layers that is kept in float."""
+
+MIN_ERROR_SHARE = 0.02
+"""Minimum share of the error of a layer that is kept in float."""
+
+MIN_ERROR_DIVISOR = sys.float_info.min
+"""Replacement for zero in divisions by an error."""
+
+
+def select_float_layers(weighed: Sensitivities, results: Mapping[Node, str]) -> dict[Node, str]:
+    """Return the layers to keep in float, with the reason for each; those with the largest error per cost come first.
+
+    The cost of a layer is its share of all MACs, which take time, or of all weight elements, which take memory,
+    whichever is larger. A layer with a result that others read in quantized form would cost more, and is excluded.
+
+    Args:
+        weighed: sensitivities of the layers that are quantized otherwise.
+        results: names of the values that they return, and that may be rounded.
+    """
+    readers = _RoundingCounts(weighed)
+    costs, errors = _cost_shares(weighed), readers.compute_own_errors()
+    found: dict[Node, str] = {}
+    left = MAX_FLOAT_COST_SHARE
+    for node in sorted(results, key=lambda n: costs[n] / max(errors[n], MIN_ERROR_DIVISOR)):
+        is_worth_it = errors[node] > max(MIN_ERROR_SHARE, MIN_ERROR_TO_COST_RATIO * costs[node]) and costs[node] <= left
+        if is_worth_it and readers.is_only_reader(node, results[node]):
+            left -= costs[node]
+            of_all = f"{errors[node]:.0%} of the error, and costs {costs[node]:.1%} of all layers"
+            found[node] = f"spared: it would make {of_all}"
+    return found
+
+
+def _cost_shares(weighed: Sensitivities) -> dict[Node, float]:
+    """Return the share of all MACs, or of all weight elements, by layer."""
+    elements = {node: math.prod(map(int, weight_of(node).type.shape)) for node in weighed.parts}
+    products = {node: weighed.products.get(node, 0) for node in weighed.parts}
+    most = max(sum(elements.values()), 1), max(sum(products.values()), 1)
+    return {node: max(elements[node] / most[0], products[node] / most[1]) for node in weighed.parts}
+
+
+class _RoundingCounts:
+    """Counts the layers that round each value."""
+
+    def __init__(self, weighed: Sensitivities) -> None:
+        self.sensitivities = weighed
+        self.times = Counter(name for part in weighed.parts.values() for name in part.values)
+        self.times.update(name for joint in weighed.joints.values() for name in joint.operands)
+
+    def is_only_reader(self, node: Node, name: str) -> bool:
+        """Return whether no other layer or sum uses a value that this layer rounds."""
+        return self.times[name] == (name in self.sensitivities.parts[node].values)
+
+    def compute_own_errors(self) -> dict[Node, float]:
+        """Return by layer the share of the error that it causes alone, by its weight and values that only it rounds."""
+        parts = self.sensitivities.parts
+        whole = max(sum_layer_errors(parts.values(), self.sensitivities.joints), MIN_ERROR_DIVISOR)
+        return {
+            node: (part.own + sum(s for name, s in part.values.items() if self.is_only_reader(node, name))) / whole
+            for node, part in parts.items()
+        }

@@ -1,0 +1,272 @@
+"""Quantization sensitivity (QS): how much quantizing each layer would change the outputs, by random output probes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.quantization.algorithms.bias_correction import compute_correction
+from clika_ref.quantization.algorithms.gradient_tape import UNKNOWN_SENSITIVITY, record_gradients
+from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squares, zero_masked_elements
+from clika_ref.quantization.calibration.observers import Range, quantization_error
+from clika_ref.quantization.calibration.statistics import Statistics
+from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_weight, scale_axis_of
+from clika_ref.quantization.qdq.placement import Placement
+from clika_ref.quantization.qdq.qparams import QParams
+from clika_ref.targets.quantization_scheme import QuantizedType
+
+
+@dataclass(frozen=True)
+class LayerErrorTerms:
+    """The error terms of a layer, each as a share of the outputs' squared norm."""
+
+    own: float
+    """From its weight."""
+    values: Mapping[str, float] = field(default_factory=dict[str, float])
+    """From rounding its inputs and outputs, by value name; layers that read or return the same values share them."""
+
+    @property
+    def whole(self) -> float:
+        """The sum of all terms."""
+        return self.own + sum(self.values.values())
+
+
+@dataclass(frozen=True)
+class JointErrorTerm:
+    """Error of a value that no layer rounds, but that is rounded if all its operands are, as in a quantized sum."""
+
+    operands: frozenset[str]
+    share: float
+    """Share of the outputs' squared norm."""
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """Effect of quantizing each layer alone on the outputs."""
+
+    parts: Mapping[Node, LayerErrorTerms]
+    joints: Mapping[str, JointErrorTerm]
+    """Further error terms that several layers cause together, by value name, in order."""
+    outputs: Sequence[Tensor]
+    """Outputs of the graph in float, without integer tensors."""
+    rivals: Sequence[Mapping[str, float]] = ()
+    """Error from rounding each value with the scales of other plans, by value name."""
+    products: Mapping[Node, int] = field(default_factory=dict[Node, int])
+    """MACs of each layer."""
+
+    @property
+    def of(self) -> Mapping[Node, float]:
+        """``||Q - F||^2 / ||F||^2`` by layer."""
+        return {node: parts.whole for node, parts in self.parts.items()}
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """Error from rounding each value, by name."""
+        read = {name: share for parts in self.parts.values() for name, share in parts.values.items()}
+        return {**{name: joint.share for name, joint in self.joints.items()}, **read}
+
+    def without_layers(self, nodes: Collection[Node]) -> Sensitivities:
+        """Return the sensitivities of the other layers."""
+        return replace(self, parts={node: parts for node, parts in self.parts.items() if node not in nodes})
+
+    def with_shares(self, shares: Mapping[str, float]) -> Sensitivities:
+        """Return a copy with other scales of some values, given the errors from rounding these."""
+        parts = {
+            n: replace(p, values={v: shares.get(v, s) for v, s in p.values.items()}) for n, p in self.parts.items()
+        }
+        joints = {v: replace(joint, share=shares.get(v, joint.share)) for v, joint in self.joints.items()}
+        return replace(self, parts=parts, joints=joints)
+
+
+def sum_layer_errors(parts: Iterable[LayerErrorTerms], joints: Mapping[str, JointErrorTerm]) -> float:
+    """Return the error with several layers quantized, if errors add up; each value is rounded once for all layers."""
+    every = [*parts]
+    values = {name: share for part in every for name, share in part.values.items()}
+    for name, joint in joints.items():
+        if joint.operands <= values.keys():
+            values[name] = joint.share
+    return sum(part.own for part in every) + sum(values.values())
+
+
+def estimate_sensitivities(
+    graph: Graph,
+    placement: Placement,
+    plan: Plan,
+    operators: Mapping[str, Operator],
+    inputs: Sequence[Tensor],
+    *,
+    seen: Mapping[str, Statistics] | None = None,
+    rivals: Sequence[Plan] = (),
+    probes: int | None = None,
+) -> Sensitivities:
+    """Return ``||Q - F||^2 / ||F||^2`` at the outputs for each layer, if only that layer were quantized.
+
+    Two local errors are computed: the change of a layer's output from its rounded weight, and the change of each value
+    that it reads or must return from rounding. To first order, the Jacobian of the following nodes turns them into the
+    error at the outputs. A probe is a direction ``u`` of random normal numbers: one backward pass gives ``u @ J`` for
+    every layer at once. The mean square of its products with a local error estimates the squared error at the outputs,
+    so that no layer needs a run of its own. Samples of a batch have independent errors and are squared one by one,
+    which makes each of them a probe.
+
+    Args:
+        graph: lowered.
+        placement: the quantized layers.
+        plan: their scales.
+        operators: those of the registry.
+        inputs: a batch.
+        seen: statistics of all batches by value name; errors of rare elements then count as often as these occur in all
+            data, not in this batch.
+        rivals: other plans for the same placement; the values are also rounded with their scales.
+        probes: number of backward passes; by default enough for `DRAWS` with the samples of the batch.
+
+    Source: Hutchinson, A stochastic estimator of the trace of the influence matrix (1989).
+    """
+    read = {node: _find_rounded_values(node, tail, placement, plan) for node, tail in placement.layers.items()}
+    joint = {
+        source_of_rounding(tail, placement): _operand_names(node, placement)
+        for node, tail in placement.elementwise.items()
+    }
+    values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
+    rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
+    tape = record_gradients(graph, {**placement.layers, **rounded_by}, inputs)
+    plans = [_LayerErrors(tape.held, each, operators) for each in (plan, *rivals)]
+    errors: dict[Any, Tensor] = {node: plans[0].error(node, tail) for node, tail in placement.layers.items()}
+    rarity: dict[Any, float] = {}
+    for value, number in rounded_by:
+        missed = plans[number].missed(value)
+        rarity[value, number] = plans[number].error_ratio(value, missed, (seen or {}).get(value.name))
+        errors[value, number] = plans[number].left(value, missed)
+    weighed = tape.estimate_effects(errors, probes=probes)
+    shares, *others = (
+        {v.name: weighed.get((v, number), 0.0) * rarity[v, number] for v in values} for number in range(len(plans))
+    )
+    parts = {
+        n: LayerErrorTerms(weighed.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()
+    }
+    joints = {v.name: JointErrorTerm(made_of, shares[v.name]) for v, made_of in joint.items()}
+    return Sensitivities(parts, joints, tape.float_outputs, others, tape.products)
+
+
+def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
+    """Return the values that are rounded if only this layer is quantized."""
+    ends = [next(v for v in node.inputs if isinstance(v, Value)), *([tail] if node.kind in plan.scheme.closed else [])]
+    return [source_of_rounding(end, placement) for end in ends]
+
+
+def source_of_rounding(value: Value, placement: Placement) -> Value:
+    """Return the value that is rounded: the source that a value was moved from, if there is one."""
+    source = placement.scale_sources.get(value, value)
+    return source if source in placement.scale_sources else value
+
+
+def _operand_names(node: Node, placement: Placement) -> frozenset[str]:
+    return frozenset(source_of_rounding(v, placement).name for v in node.inputs if isinstance(v, Value))
+
+
+def sensitivity_reason(sensitivity: float, limit: float) -> str:
+    """Return the reason to keep a layer in float with a sensitivity above a threshold."""
+    if sensitivity >= UNKNOWN_SENSITIVITY:
+        return (
+            "it cannot be weighed: what leads from it to the outputs has no slope, as an argmax or a comparison, or an "
+            "infinite one, as a root at 0; automatic_skip_quantization=False quantizes it all the same"
+        )
+    return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
+
+
+def variance_share(*batches: Sequence[Tensor]) -> float:
+    """Return the share of the outputs' squared norm that varies with the input; for random weights it is small.
+
+    The shares of several outputs are averaged.
+
+    Args:
+        batches: the outputs of each, with samples along dim 0; further ones count if their other dims agree.
+    """
+    parts: list[tuple[float, float]] = []
+    for outputs in zip(*batches, strict=True):
+        first = zero_masked_elements(outputs[0].detach())
+        alike = [zero_masked_elements(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
+        samples = torch.cat(alike) if alike else first
+        whole, varying = sum_squares(samples), 0.0
+        if alike and len(samples) > 1:  # the mean of few samples absorbs a part of the variance
+            varying = sum_squares(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
+        parts.append((min(varying, whole), whole))
+    return mean_ratio(parts)
+
+
+@dataclass(frozen=True)
+class _LayerErrors:
+    """Computes the quantization errors of layers and values, on the tensors of the float run."""
+
+    held: Mapping[Value, Tensor]
+    plan: Plan
+    operators: Mapping[str, Operator]
+
+    @torch.no_grad()
+    def error(self, node: Node, tail: Value) -> Tensor:
+        """Return the change in a layer's output after fusion, from a rounded weight and a corrected bias."""
+        value = node.output
+        found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
+        if node.op.trait.bias is not None:
+            found += compute_correction(node, self.held[node.output], found)
+        while value is not tail:
+            (use,) = value.uses
+            assert isinstance(use.user, Node)
+            found = use.user.op(found, *(_float_operand(v, self.held) for v in use.user.inputs[1:]), **use.user.attrs)
+            value = use.user.output
+        return found - self.held[tail]
+
+    @torch.no_grad()
+    def missed(self, value: Value) -> Tensor:
+        """Return the rounding error of a value."""
+        x, scale = self.held[value].detach(), self.plan.activations.get(value.name)
+        if scale is None:
+            return torch.zeros_like(x)
+        return quantize_dequantize(x, scale, self.plan.scheme.activations, self.operators) - x
+
+    def left(self, value: Value, missed: Tensor) -> Tensor:
+        """Return the rounding error, minus its mean in each channel if a layer with a bias reads the value.
+
+        The bias correction of the layer removes that mean.
+        """
+        readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
+        if not readers or missed.ndim < 2:
+            return missed
+        channel = readers[0].op.trait.channel or 0
+        return missed - missed.mean([d for d in range(missed.ndim) if d != channel % missed.ndim], keepdim=True)
+
+    def error_ratio(self, value: Value, missed: Tensor, seen: Statistics | None) -> float:
+        """Return the ratio of the rounding error over all calibration data to that of this batch."""
+        scale, kind = self.plan.activations.get(value.name), self.plan.scheme.activations
+        if scale is None or seen is None or not missed.numel():
+            return 1.0
+        here = float(missed.square().mean(dtype=torch.float64))
+        covered = Range(*((end - scale.zero_point) * scale.scale for end in (kind.low, kind.high)))
+        return quantization_error(seen, covered, 2**kind.bits) / here if here else 1.0
+
+    def _operand(self, node: Node, position: int) -> Any:
+        operand = node.inputs[position]
+        if position == node.op.trait.weight:
+            scales = self.plan.weights[node.name]
+            axis = scale_axis_of(node, scales)
+            integers = quantize_weight(operand, scales, axis, self.plan.scheme.weights, self.operators["quantize"])
+            return self.operators["dequantize"](integers, scales, axis=axis)
+        return _float_operand(operand, self.held)
+
+
+def _float_operand(operand: Any, held: Mapping[Value, Tensor]) -> Any:
+    """Return the tensor of a value in the float run, the data of a constant, or a number as it is."""
+    if not isinstance(operand, Value):
+        return operand
+    return operand.data if operand.is_constant else held[operand]
+
+
+def quantize_dequantize(x: Tensor, scale: QParams, kind: QuantizedType, operators: Mapping[str, Operator]) -> Tensor:
+    """Quantize and dequantize a tensor."""
+    integers = operators["quantize"](x, scale.scale, scale.zero_point, **quantize_attributes(kind))
+    return operators["dequantize"](integers, scale.scale, scale.zero_point)

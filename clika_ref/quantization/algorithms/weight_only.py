@@ -1,0 +1,326 @@
+"""Weight-only quantization: find the smallest bit width and block size of each layer that is accurate enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
+from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
+from clika_ref.quantization.graph_runs import run_graph
+from clika_ref.quantization.layer_settings import NodeSettings
+from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, weight_rows
+from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
+from clika_ref.quantization.qdq.qparams import compute_weight_scales
+from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
+from clika_ref.settings.quantization import QuantizationSettings
+from clika_ref.targets.quantization_scheme import WeightOnlyScheme
+
+WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes of weights that can be quantized; dequantized weights keep the dtype."""
+
+MAX_GPTQ_BATCHES = 4
+"""Maximum number of batches that rounding is fitted to; the last batch is for evaluation."""
+
+
+@dataclass(frozen=True)
+class WeightOnlyOptions:
+    """Options for the quantization of a layer's weight to low bits."""
+
+    clips: bool = True
+    """Whether scales may clip the largest elements if that lowers the error of the whole."""
+    feedback: Switch = "auto"
+    """GPTQ: used if it lowers the error on data, always, or never."""
+
+    @classmethod
+    def of(cls, options: ClikaCompileOptions, *, is_late: bool = False) -> WeightOnlyOptions:
+        """Return the options that the user chose; when late, those on ``"auto"`` are off."""
+        is_left = is_late and options.weight_rounding == "auto"
+        return cls(options.weight_clipping != "off", "off" if is_left else options.weight_rounding)
+
+
+@dataclass
+class WeightOnlyResult:
+    """The result for each layer."""
+
+    held: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
+    floats: dict[Node, str] = field(default_factory=dict[Node, str])
+    """Layers that keep their weights, with the reason."""
+    sensitivities: dict[Node, float] = field(default_factory=dict[Node, float])
+    """Sensitivity of each layer in its chosen form, or in its best one if it keeps its weight."""
+    tried: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
+    """The form that has this sensitivity."""
+    variance_share: float = 0.0
+    """See `variance_share`."""
+
+
+FLOAT_WEIGHT_REASON = "the target computes {} with whole weights"
+
+
+def quantize_weights_only(
+    calibration: Calibration,
+    kind: WeightOnlyScheme,
+    chosen: Mapping[Node, NodeSettings],
+    settings: QuantizationSettings,
+    skipped: Mapping[Node, str],
+    *,
+    forced: Collection[Node] = (),
+    ways: Callable[[], WeightOnlyOptions] = WeightOnlyOptions,
+) -> WeightOnlyResult:
+    """Quantize the weight of each layer to the fewest bytes at which it is not too sensitive.
+
+    Args:
+        calibration: of the lowered graph.
+        kind: weight-only support of the target.
+        chosen: settings with the widths that each node can take.
+        settings: those of the model.
+        skipped: nodes that stay unchanged, with the reason.
+        forced: nodes that are quantized regardless of their sensitivity.
+        ways: returns the options; called for each layer, since there may be a time limit.
+
+    Raises:
+        ModelError: a width or block size is requested that the target does not support.
+    """
+    graph, found = calibration.graph, WeightOnlyResult()
+    waiting: dict[Node, Iterator[tuple[int, int]]] = {}
+    for node, options in list_layer_options(graph, kind, chosen, settings, skipped).items():
+        if isinstance(options, str):
+            found.floats[node] = options
+        else:
+            waiting[node] = iter(options)
+    if waiting:
+        _OptionSearch(calibration, settings, found, waiting, forced=forced, ways=ways).run()
+    return found
+
+
+def list_layer_options(
+    graph: Graph,
+    kind: WeightOnlyScheme,
+    chosen: Mapping[Node, NodeSettings],
+    settings: QuantizationSettings,
+    skipped: Mapping[Node, str],
+) -> dict[Node, str | list[tuple[int, int]]]:
+    """Return the widths and block sizes that each layer can take, fewest bytes first, or the reason that it cannot.
+
+    Raises:
+        ModelError: a width or block size is requested that the target does not support.
+    """
+    found: dict[Node, str | list[tuple[int, int]]] = {}
+    blocks = as_list(settings.weights_only_quantization_block_size)
+    for node in graph.nodes:
+        if node.op.trait.matrices is not None:
+            found[node] = skipped.get(node, FLOAT_WEIGHT_REASON.format(node.kind))
+        elif node.op.trait.kind == COMPUTE_TRAIT:
+            _reject_widths(node, chosen[node].weights_num_bits, kind)
+            reason = skipped.get(node) or _find_float_reason(graph, node, kind)
+            found[node] = reason or _list_options(node, chosen[node].weights_num_bits, blocks, kind)
+    return found
+
+
+def _list_options(
+    node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightOnlyScheme
+) -> str | list[tuple[int, int]]:
+    taken, inputs = _select_supported_options(node, widths, blocks, kind), _input_count(node)
+    options = sorted(
+        ((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bits_per_element
+    )
+    return options or f"no block of {sorted({block for _, block in taken})} divides its {inputs} inputs"
+
+
+def as_list(given: int | list[int]) -> list[int]:
+    """Return a single choice as a list."""
+    return [given] if isinstance(given, int) else [*given]
+
+
+def _reject_widths(node: Node, widths: Sequence[int], kind: WeightOnlyScheme) -> None:
+    lacking = [bits for bits in widths if bits not in kind.bits]
+    if len(lacking) == len(widths):
+        has = " or ".join(map(str, sorted(kind.bits)))
+        msg = (
+            f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}: name one "
+            "in weights_num_bits as well, of which each target takes what it has"
+        )
+        raise ModelError(msg)
+
+
+def _find_float_reason(graph: Graph, node: Node, kind: WeightOnlyScheme) -> str:
+    """Return the reason to keep the weight of a layer unchanged, empty if there is none."""
+    if node.kind not in kind.layers:
+        return FLOAT_WEIGHT_REASON.format(node.kind)
+    weight = node.inputs[weight_position_of(node)]
+    if not is_unchanged_constant(graph, weight):
+        return "both operands are computed"
+    if weight.type.dtype not in WEIGHT_DTYPES or weight.type.rank != 2:
+        return f"its weight is {weight.type}"
+    return ""
+
+
+def _select_supported_options(
+    node: Node, widths: Sequence[int], blocks: Sequence[int], kind: WeightOnlyScheme
+) -> list[tuple[int, int]]:
+    """Return the widths and block sizes of the settings that the target supports.
+
+    Raises:
+        ModelError: there are none.
+    """
+    held = [bits for bits in widths if bits in kind.bits]
+    taken = [(bits, block) for bits in held for block in blocks if block in kind.blocks.get(bits, [block])]
+    if not taken:
+        has = " or ".join(map(str, sorted(kind.blocks[held[0]])))
+        msg = (
+            f"weights of {held[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
+            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row: name one in "
+            "weights_only_quantization_block_size as well"
+        )
+        raise ModelError(msg)
+    return taken
+
+
+def _bits_per_element(option: tuple[int, int]) -> float:
+    """Return the bits of an element, its part of a scale included."""
+    bits, block = option
+    return bits + (32 / block if block else 0)
+
+
+def _input_count(node: Node) -> int:
+    return int(weight_of(node).type.shape[1 if (node.op.trait.axis or 0) == 0 else 0])
+
+
+class _OptionSearch:
+    """Evaluates one option of each layer at a time, all layers in one backward pass, until each is decided."""
+
+    def __init__(
+        self,
+        calibration: Calibration,
+        settings: QuantizationSettings,
+        found: WeightOnlyResult,
+        waiting: dict[Node, Iterator[tuple[int, int]]],
+        *,
+        forced: Collection[Node],
+        ways: Callable[[], WeightOnlyOptions],
+    ) -> None:
+        self.settings, self.found, self.waiting, self.forced, self.ways = settings, found, waiting, forced, ways
+        batches = calibration.reservoir.batches
+        fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
+        read = {_first_tensor(node) for node in waiting}
+        self.fitted, self.judged = (_gram_matrices(calibration.graph, read, some) for some in (fitted, judged))
+        self.tape: GradientRecorder = record_gradients(
+            calibration.graph, {node: node.output for node in waiting}, batches[0]
+        )
+
+    def run(self) -> None:
+        while self.waiting:
+            tried: dict[Node, PackedWeight] = {}
+            for node, options in [*self.waiting.items()]:
+                option = next(options, None)
+                if option is None:
+                    del self.waiting[node]
+                    self._give_up(node)
+                else:
+                    tried[node] = self._quantize_weight(node, *option)
+            self._evaluate(tried)
+
+    def _evaluate(self, tried: Mapping[Node, PackedWeight]) -> None:
+        weighed = self.tape.estimate_effects({node: self._error(node, held) for node, held in tried.items()})
+        self.found.variance_share = self.found.variance_share or variance_share(self.tape.float_outputs)
+        limit = self.settings.quantization_sensitivity_threshold if self.settings.automatic_skip_quantization else None
+        for node, sensitivity in weighed.items():
+            if sensitivity <= self.found.sensitivities.get(node, float("inf")):
+                self.found.sensitivities[node], self.found.tried[node] = sensitivity, tried[node]
+            if limit and sensitivity <= limit:
+                self.found.held[node] = tried[node]
+                del self.waiting[node]
+
+    def _give_up(self, node: Node) -> None:
+        """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
+        limit = self.settings.quantization_sensitivity_threshold
+        if not self.settings.automatic_skip_quantization or node in self.forced:
+            self.found.held[node] = self.found.tried[node]
+        elif not limit:
+            self.found.floats[node] = "quantization_sensitivity_threshold=0: it would change the numbers"
+        else:
+            self.found.floats[node] = sensitivity_reason(self.found.sensitivities[node], limit)
+
+    @torch.no_grad()
+    def _error(self, node: Node, held: PackedWeight) -> Tensor:
+        """Return the change of a layer's output."""
+        rows = _weight_rows(node)
+        missed = self.tape.held[_first_tensor(node)].float() @ (held.held(rows) - rows).T
+        return missed.to(self.tape.held[node.output].dtype)
+
+    def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:
+        read = _first_tensor(node)
+        return quantize_low_bit(_weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.ways())
+
+
+@torch.no_grad()
+def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
+    rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, ways: WeightOnlyOptions
+) -> PackedWeight:
+    """Quantize a weight to low bits, with rounding to nearest or GPTQ, whichever has the lower error.
+
+    Args:
+        rows: ``float32[outputs, inputs]``.
+        bits: of its integers.
+        block_size: number of neighbors that share a scale, 0 for a whole row.
+        fitted: ``x.T @ x`` of the data to fit, ``float32[inputs, inputs]``.
+        judged: the same of the data for evaluation.
+        ways: options of the rounding.
+    """
+    blocks = rows.shape[1] // block_size if block_size else 1
+    kind = PackedWeight(bits, block_size, rows.new_empty(0)).integers
+    weighs = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
+    parts = rows.reshape(len(rows) * blocks, -1)
+    scales = find_clipped_scales(parts, 0, kind, weighs) if ways.clips else compute_weight_scales(parts, 0, kind)
+    nearest = PackedWeight(bits, block_size, scales.reshape(len(rows), blocks))
+    steps = None if ways.feedback == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
+    if steps is None:
+        return nearest
+    fed_back = replace(nearest, moved=steps - nearest.steps(rows))
+    if ways.feedback == "on":
+        return fed_back
+    return min((nearest, fed_back), key=lambda held: sum_squared_product_error(rows, held, judged))
+
+
+def sum_squared_product_error(rows: Tensor, held: PackedWeight, gram: Tensor) -> float:
+    """Return the squared error of products with the data of a Gram matrix, summed."""
+    missed = held.held(rows) - rows
+    return float(((missed @ gram) * missed).sum())
+
+
+def _first_tensor(node: Node) -> Value:
+    return next(v for v in node.inputs if isinstance(v, Value))
+
+
+def _weight_rows(node: Node) -> Tensor:
+    return weight_rows(node, data_of(weight_of(node)))
+
+
+@torch.no_grad()
+def _gram_matrices(graph: Graph, values: set[Value], batches: Sequence[Sequence[Tensor]]) -> dict[Value, Tensor]:
+    """Return ``x.T @ x`` of some values over batches, ``float32[inputs, inputs]``; not finite for infinite data."""
+    found: dict[Value, Tensor] = {}
+
+    def add_gram(value: Value, x: Tensor) -> None:
+        if value in values:
+            rows = x.reshape(-1, x.shape[-1]).float()
+            found[value] = found.get(value, 0) + rows.T @ rows
+
+    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
+        for value, result in zip(node.outputs, results, strict=True):
+            add_gram(value, result)
+
+    for inputs in batches:
+        for value, x in zip(graph.inputs, inputs, strict=True):
+            add_gram(value, x)
+        run_graph(graph, inputs, observe)
+    return found

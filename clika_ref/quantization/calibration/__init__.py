@@ -1,0 +1,1 @@
+"""Calibration: observers, histograms and the table of activation ranges."""

@@ -1,0 +1,325 @@
+"""The post-calibration steps of quantization: placement, observers, sensitivity, mixed precision, bias correction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.quantization.algorithms.bias_correction import BiasShifts
+from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
+from clika_ref.quantization.algorithms.gptq import round_weights
+from clika_ref.quantization.algorithms.mixed_precision import select_float_layers
+from clika_ref.quantization.algorithms.sensitivity import (
+    Sensitivities,
+    estimate_sensitivities,
+    sensitivity_reason,
+    source_of_rounding,
+    variance_share,
+)
+from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, list_layer_options, quantize_weights_only
+from clika_ref.quantization.calibration.calibrator import MAX_FITTED_BATCHES, Calibration
+from clika_ref.quantization.calibration.observer_search import (
+    OBSERVER_CANDIDATES,
+    ObserverSearchResult,
+    search_observers,
+)
+from clika_ref.quantization.calibration.range_table import RangeTable
+from clika_ref.quantization.decision import (
+    Quantization,
+    count_file_bytes,
+    layer_reports,
+    predict_thresholds,
+    summarize_weight_only,
+)
+from clika_ref.quantization.layer_settings import NodeSettings
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.placement import Placement, choose_placement
+from clika_ref.quantization.qdq.planning import Planner
+from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
+from clika_ref.settings.quantization import QuantizationSettings
+from clika_ref.targets.quantization_scheme import QuantizationScheme
+
+SKIP_TAIL_REASON = "skip_tail_quantization: no other layer lies between it and an output"
+
+
+@dataclass
+class QuantizationPipeline:
+    """Decides how one calibrated graph is quantized; results that do not depend on the threshold are computed once.
+
+    Sensitivities and corrections are estimated on the first calibration batch, and evaluated on the second one if there
+    is one.
+
+    Raises:
+        ModelError: a width or block size is requested that the target does not support.
+    """
+
+    calibration: Calibration
+    """Calibration of the lowered graph."""
+    scheme: QuantizationScheme
+    """Quantization scheme of the target."""
+    chosen: Mapping[Node, NodeSettings]
+    """Settings of the user for each node (`clika_ref.quantization.layer_settings.resolve_node_settings`)."""
+    settings: QuantizationSettings
+    """Settings of the model."""
+    operators: Mapping[str, Operator]
+    """Operators of the registry."""
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Algorithms to use."""
+    slow_layers: Mapping[Node, str] = field(default_factory=dict[Node, str])
+    """Layers that stay in float because they are slower when quantized, with the slowdown."""
+    _began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if self._is_weight_only:
+            assert self.scheme.weights_only is not None
+            list_layer_options(self._graph, self.scheme.weights_only, self.chosen, self.settings, self._user_skips)
+        else:
+            _reject_widths(self.chosen, self.scheme)
+
+    def decided(self, threshold: float | None = None) -> Quantization:
+        """Return the quantization at a threshold.
+
+        Args:
+            threshold: replaces the ``quantization_sensitivity_threshold`` of the settings.
+
+        Raises:
+            ModelError: the target supports none of the weight widths or block sizes in the settings.
+        """
+        settings = self.settings if threshold is None else self.settings.with_threshold(threshold)
+        found = self._decide_weight_only(settings) if self._is_weight_only else self._decide_full(settings)
+        if not found.plan.is_empty:
+            found.plan.smoothing = self.calibration.table.smoothing or {}
+        return found
+
+    @property
+    def _is_weight_only(self) -> bool:
+        return bool(self.settings.prefer_weights_only_quantization) and self.scheme.weights_only is not None
+
+    def _decide_weight_only(self, settings: QuantizationSettings) -> Quantization:
+        assert self.scheme.weights_only is not None
+        found = quantize_weights_only(
+            self.calibration,
+            self.scheme.weights_only,
+            self.chosen,
+            settings,
+            self._skip_reasons,
+            forced=self._find_forced_layers(settings),
+            ways=lambda: WeightOnlyOptions.of(self.options, is_late=self._is_late),
+        )
+        return summarize_weight_only(self._graph, self.scheme, found)
+
+    def _decide_full(self, settings: QuantizationSettings) -> Quantization:
+        ranging = self._observer_search
+        weighed, placement, plan, error = ranging.sensitivities, self._placement, replace(ranging.plan), ranging.error
+        forced = self._find_forced_layers(settings)
+        too_sensitive = _find_sensitive_layers(weighed, settings, forced)
+        if too_sensitive:
+            placement, plan, error = self._place_without(too_sensitive)
+        cheap = self._find_cheap_layers(settings, {*too_sensitive, *forced})
+        if cheap:
+            fewer = self._place_without({**too_sensitive, **cheap})
+            if self.options.sparing == "on" or fewer[2] < error:
+                placement, plan, error = fewer
+        left: dict[str, float] = {}
+        plan, error = self._try_change(
+            self.options.weight_rounding, lambda p: self._round_weights(p, left), plan, error
+        )
+        left = {name: share for name, share in left.items() if name in plan.moved}
+        plan, error = self._correct_biases(plan, error)
+        reports = layer_reports(placement, weighed.of, self.scheme)
+        varying = variance_share(weighed.outputs, self._evaluation.outputs)
+        parts = {
+            n.name: replace(part, own=part.own * left.get(n.name, 1.0))
+            for n, part in weighed.parts.items()
+            if n not in cheap or n in placement.layers
+        }
+        rows = predict_thresholds(reports, parts, weighed.joints, varying, error, graph=self._graph)
+        spared_here = [node.origin.scope or node.name for node in placement.floats if node in cheap]
+        size, observers = count_file_bytes(self._graph, reports), ranging.observers_of(plan)
+        return Quantization(plan, reports, rows, ranging.observers, size, spared_here, observers)
+
+    def _place_without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
+        """Return the placement with further layers in float, its plan, and its error on data."""
+        placement = self._place({**self._skip_reasons, **floats})
+        plan = self._planner.plan(placement, self._observer_search.observer, self._observer_search.own)
+        return placement, plan, self._evaluation.error(plan)
+
+    def _find_cheap_layers(self, settings: QuantizationSettings, decided: Collection[Node]) -> Mapping[Node, str]:
+        """Return the layers, among those not decided yet, that cause much of the error and cost little."""
+        if self.options.sparing == "off" or not settings.automatic_skip_quantization:
+            return {}
+        weighed, of = self._observer_search.sensitivities.without_layers(decided), self._placement
+        return select_float_layers(
+            weighed, {node: source_of_rounding(of.layers[node], of).name for node in weighed.parts}
+        )
+
+    def _try_change(
+        self, switch: Switch, change: Callable[[Plan], Plan], plan: Plan, error: float
+    ) -> tuple[Plan, float]:
+        """Return a changed plan and its error on data, or those given if the change is off or no improvement."""
+        if switch == "off" or plan.is_empty or (switch == "auto" and self._is_late):
+            return plan, error
+        changed = change(plan)
+        found = self._evaluation.error(changed)
+        return (changed, found) if switch == "on" or found < error else (plan, error)
+
+    def _round_weights(self, plan: Plan, left: dict[str, float]) -> Plan:
+        """Return a plan with weights rounded by GPTQ; ``left`` receives the remaining share of each layer's error."""
+        only_cheap = self.options.weight_rounding == "auto"
+        batches = [self.calibration.reservoir.batches[i] for i in self._fitted_batches[: 1 if only_cheap else None]]
+        found = round_weights(self._graph, plan, batches, only_cheap=only_cheap)
+        left.update({name: rounded.left for name, rounded in found.items()})
+        return replace(plan, moved={name: rounded.moved for name, rounded in found.items()})
+
+    def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
+        """Return a plan with corrected biases, if they help on one batch; further batches then refine them."""
+        shifts, (first, *more) = BiasShifts(self._graph, plan, self.operators), self._fitted_batches
+
+        def make_change(batches: Sequence[int]) -> Callable[[Plan], Plan]:
+            def changed(plan: Plan) -> Plan:
+                for number in batches:
+                    shifts.add(self.calibration.reservoir.batches[number], self.calibration.batch_means(number))
+                return replace(plan, corrections=shifts.corrections())
+
+            return changed
+
+        plan, error = self._try_change(self.options.bias_correction, make_change([first]), plan, error)
+        if plan.corrections and more:
+            plan, error = self._try_change(self.options.bias_correction, make_change(more), plan, error)
+        return plan, error
+
+    @property
+    def _is_late(self) -> bool:
+        seconds = self.options.algorithm_seconds
+        return bool(seconds) and time.monotonic() - self._began > seconds
+
+    # Results that do not depend on the threshold
+
+    @property
+    def _graph(self) -> Graph:
+        return self.calibration.graph
+
+    @property
+    def _inputs(self) -> list[Tensor]:
+        return self.calibration.reservoir.batches[0]
+
+    @property
+    def _fitted_batches(self) -> list[int]:
+        """Indices of the batches that weights and biases are fitted to; the second batch is for evaluation."""
+        first, *others = range(len(self.calibration.reservoir.batches))
+        return [first, *others[1:]][:MAX_FITTED_BATCHES]
+
+    @cached_property
+    def _user_skips(self) -> dict[Node, str]:
+        """Nodes that the user keeps in float, with the setting for each."""
+        return {node: choice.skipped for node, choice in self.chosen.items() if choice.skipped}
+
+    @cached_property
+    def _skip_reasons(self) -> dict[Node, str]:
+        """Nodes that stay in float at any threshold, with the reason for each."""
+        skipped = {**self.slow_layers, **self._user_skips}
+        if self.settings.skip_tail_quantization:
+            skipped |= {node: SKIP_TAIL_REASON for node in tail_layers(self._graph) if node not in skipped}
+        return skipped
+
+    def _find_forced_layers(self, settings: QuantizationSettings) -> list[Node]:
+        """Return the layers to quantize regardless of their sensitivity."""
+        is_lossless = not settings.quantization_sensitivity_threshold
+        return [] if settings.skip_tail_quantization is not False or is_lossless else tail_layers(self._graph)
+
+    def _place(self, skipped: Mapping[Node, str]) -> Placement:
+        table = self.calibration.table
+        return choose_placement(
+            self._graph, self.scheme, _make_has_range(table), skipped, is_negative=_make_is_negative(table)
+        )
+
+    @cached_property
+    def _placement(self) -> Placement:
+        return self._place(self._skip_reasons)
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return Planner(self.calibration.table, self.scheme, clips=self.options.weight_clipping != "off")
+
+    @cached_property
+    def _evaluation(self) -> CandidateEvaluation:
+        return CandidateEvaluation(self._graph, self.operators, self.calibration.reservoir.batches[:2][-1])
+
+    @cached_property
+    def _observer_search(self) -> ObserverSearchResult:
+        observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_late else None]
+        return search_observers(
+            self._planner, self._placement, self._evaluation, self._estimate_sensitivities, observers
+        )
+
+    def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
+        seen, inputs = self.calibration.table.values, self._inputs
+        return estimate_sensitivities(
+            self._graph, self._placement, plan, self.operators, inputs, seen=seen, rivals=rivals
+        )
+
+
+def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationScheme) -> None:
+    for node, choice in chosen.items():
+        for wanted, kind, of in (
+            (choice.weights_num_bits, scheme.weights, "weights"),
+            ((choice.activations_num_bits,), scheme.activations, "activations"),
+        ):
+            lacking = [bits for bits in wanted if bits not in (8, kind.bits)]
+            if len(lacking) == len(wanted) and node.op.trait.weight is not None:
+                used = f", of which it uses {kind.bits} here" if kind.bits != 8 else ""
+                msg = (
+                    f"{of} of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has 8{used}: "
+                    f"name 8 in {of}_num_bits{', alone or in a list' if of == 'weights' else ''}"
+                )
+                raise ModelError(msg)
+
+
+def _make_has_range(table: RangeTable) -> Callable[[Value], bool]:
+    def has_range(value: Value) -> bool:
+        statistics = table.values.get(value.name)
+        return statistics is not None and not statistics.is_empty and not statistics.is_unbounded
+
+    return has_range
+
+
+def _make_is_negative(table: RangeTable) -> Callable[[Value], bool]:
+    def is_negative(value: Value) -> bool:
+        return value.name not in table.values or table.values[value.name].low < 0
+
+    return is_negative
+
+
+def tail_layers(graph: Graph) -> list[Node]:
+    """Return the layers without another layer between them and an output, in graph order."""
+    found: list[Node] = []
+    reached = set(graph.outputs)
+    for node in graph.nodes_backward():
+        if not reached.isdisjoint(node.outputs):
+            if node.op.trait.weight is not None:
+                found.append(node)
+            else:
+                reached.update(v for v in node.inputs if isinstance(v, Value))
+    return found[::-1]
+
+
+def _find_sensitive_layers(
+    weighed: Sensitivities, settings: QuantizationSettings, forced: Collection[Node]
+) -> dict[Node, str]:
+    limit = settings.quantization_sensitivity_threshold
+    if not settings.automatic_skip_quantization:
+        return {}
+    if not limit:
+        return dict.fromkeys(weighed.of, "quantization_sensitivity_threshold=0: it would change the numbers")
+    return {
+        node: sensitivity_reason(found, limit)
+        for node, found in weighed.of.items()
+        if found > limit and node not in forced
+    }

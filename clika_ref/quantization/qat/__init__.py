@@ -1,0 +1,1 @@
+"""Quantization-aware training: fake quantization, learned scales and distillation."""

@@ -1,0 +1,150 @@
+"""Fake quantization: floats rounded to quantized values, with gradients for the floats and for their scales.
+
+Gradients pass straight through rounding, and are 0 where an element is clipped. An element that rounds to the minimum
+or maximum is not clipped. The gradient of a scale is multiplied by ``1 / sqrt(elements * greatest integer)``, so that a
+step moves it about as far as it moves weights. It is also divided by the squared scale: optimizers update the
+logarithm, and an SGD step along it would move the scale less by that factor.
+
+Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from clika_ref.core.operators import operator
+from clika_ref.quantization.qdq.qparams import INT32_BIAS_LIMIT
+
+MIN_GRADIENT_SCALE = 2.0**-13
+"""Minimum of the scale that gradients are divided by: for channels near 0 they would explode otherwise."""
+
+
+@operator()
+def apply_log_scale(log_scale: Tensor, *, planned: float) -> Tensor:
+    """``planned * exp(log_scale)``, in float32, for ``log_scale[1]``."""
+    return planned * log_scale.exp()
+
+
+@operator()
+def apply_log_scales(log_scales: Tensor, planned: Tensor) -> Tensor:
+    """``planned * exp(log_scales)`` in float32, for each channel or block; ``log_scales[1]`` is a single scale."""
+    grown = log_scales.exp()
+    return planned * (grown if planned.ndim else grown.reshape(()))
+
+
+@operator()
+def follow_norm_multiplier(scales: Tensor, now: Tensor, then: Tensor) -> Tensor:
+    """``scales[c, ...] * |now[c] / then[c]|``: follow the multiplier of a norm, so that the integers stay the same.
+
+    Unchanged where either is 0, and if all channels share one scale.
+    """
+    if not scales.ndim:
+        return scales
+    now, then = now.detach().abs(), then.abs()
+    share = torch.where((now > 0) & (then > 0), now / then, torch.ones_like(now)).to(scales.dtype)
+    return scales * share.reshape(-1, *[1] * (scales.ndim - 1))
+
+
+@operator()
+def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: int) -> Tensor:
+    """Return ``(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale``: quantized and dequantized.
+
+    The gradient of the scale is reduced by the number of elements of one sample. The greatest integer is counted from
+    the zero point, in any type: 255 for values that are never negative.
+    """
+    features = x.numel() // x.shape[0] if x.ndim and x.numel() else 1
+    greatest = max(high - zero_point, (high - low) // 2)  # half of the range if most of it is below the zero point
+    share = (features * greatest) ** -0.5
+    scale = scale if x.ndim else scale.reshape(())
+    return _FakeQuantize.apply(x, scale, None, low - zero_point, high - zero_point, share)  # type: ignore[no-any-return]
+
+
+@operator()
+def fake_quantize_weight(
+    weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, axis: int | None, low: int, high: int
+) -> Tensor:
+    """Quantize and dequantize a weight with a scale for each index along a dim, or a single one.
+
+    ``moved`` is the offset of each integer from the nearest one, in steps.
+    """
+    if axis is not None:
+        scales = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
+    return _fake_quantize_scaled(weight, scales, moved, low, high)
+
+
+@operator()
+def fake_quantize_rows(
+    weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, has_rows: bool, low: int, high: int
+) -> Tensor:
+    """Quantize and dequantize a matrix with ``scales[outputs, blocks]``; outputs are its rows or its columns."""
+    rows = weight if has_rows else weight.T
+    parts = rows.reshape(*scales.shape, -1)
+    steps = None if moved is None else moved.reshape(parts.shape)
+    held = _fake_quantize_scaled(parts, scales.unsqueeze(-1), steps, low, high).reshape(rows.shape)
+    return held if has_rows else held.T
+
+
+@operator()
+def fake_quantize_bias(bias: Tensor, input_scale: Tensor, scales: Tensor) -> Tensor:
+    """Round a bias to INT32 and dequantize it; its scale is the input scale times the weight scale."""
+    return _FakeQuantizeBias.apply(bias, input_scale * scales)  # type: ignore[no-any-return]
+
+
+def _fake_quantize_scaled(weight: Tensor, scales: Tensor, moved: Tensor | None, low: int, high: int) -> Tensor:
+    share = (max(weight.numel() // max(scales.numel(), 1), 1) * high) ** -0.5
+    return _FakeQuantize.apply(weight, scales, moved, low, high, share)  # type: ignore[no-any-return]
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """Rounding in float32, as in the simulation, whatever autocast does."""
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd functions are called by position
+        ctx: Any, x: Tensor, scale: Tensor, moved: Tensor | None, low: int, high: int, share: float
+    ) -> Tensor:
+        steps = (_upcast(x) / scale).round_().clamp_(low, high)
+        if moved is not None:
+            steps = steps.add_(moved).clamp_(low, high)
+        held = steps.mul_(scale)
+        ctx.save_for_backward(x, scale, held)
+        ctx.ends, ctx.share = (low, high), share
+        return held.to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # type: ignore[override] - the decorator hides argument names
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, scale, held = ctx.saved_tensors
+        low, high = ctx.ends
+        (gradient,) = map(_upcast, gradients)
+        steps = _upcast(x) / scale
+        passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass without a mask
+        of_scale = None
+        if ctx.needs_input_grad[1]:  # held - x where not clipped, held elsewhere
+            missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large allocations are slow
+            of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
+            of_scale = of_scale / scale.clamp(min=MIN_GRADIENT_SCALE).square()
+        return passed.to(x.dtype), of_scale, None, None, None, None
+
+
+class _FakeQuantizeBias(torch.autograd.Function):
+    """Rounding with a straight-through gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, bias: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG004 - as PyTorch calls it
+        steps = (bias.double() / scales.double()).round().clamp(-INT32_BIAS_LIMIT, INT32_BIAS_LIMIT)
+        return (steps.float() * scales).to(bias.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG004
+        (gradient,) = gradients
+        return gradient, None
+
+
+def _upcast(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

@@ -1,0 +1,101 @@
+"""Learned scales: trainable logarithms, relative to the scales of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.quantization.qat.fake_quantization import apply_log_scale, apply_log_scales
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.qparams import MIN_SCALE, QParams
+
+LOG_SCALE_SCOPES = ("clika.log_scales", "clika.log_weight_scales")
+"""Prefixes of the logarithms among the parameters of a module: of values, and of layer weights."""
+
+VALUE_LOG_SCALE_PREFIX, WEIGHT_LOG_SCALE_PREFIX = (f"{scope}." for scope in LOG_SCALE_SCOPES)
+
+
+def log_scale_name(plan: Plan, value: str) -> str:
+    """Return the name of the log scale of a value; values that must have the same scale share it."""
+    return VALUE_LOG_SCALE_PREFIX + plan.scale_sources.get(value, value)
+
+
+def initial_log_scales(plan: Plan) -> dict[str, Tensor]:
+    """Return the initial log scales of a plan: zeros, by parameter name.
+
+    A single one is ``float32[1]``: FSDP cannot shard 0-d tensors.
+    """
+    return {name: torch.zeros_like(torch.atleast_1d(scales)) for name, scales in scales_by_log_name(plan).items()}
+
+
+def scales_by_log_name(plan: Plan) -> dict[str, Tensor]:
+    """Return the scales of a plan, by the names of their log scale parameters."""
+    values = {  # float32, whatever the default dtype of the process
+        log_scale_name(plan, name): torch.tensor(scale.scale, dtype=torch.float32)
+        for name, scale in plan.activations.items()
+    }
+    held = {**plan.weights, **{name: held.scales for name, held in plan.packed_weights.items()}}
+    return values | {WEIGHT_LOG_SCALE_PREFIX + name: scales for name, scales in held.items()}
+
+
+@torch.no_grad()
+def has_valid_scales(planned: Tensor, logs: Sequence[Tensor]) -> bool:
+    """Return whether all scales are valid; they are checked together, since each answer of a device is slow.
+
+    Args:
+        planned: the scales that the logarithms are relative to, ``float32[scales of all]``.
+        logs: the logarithms, in the same order.
+    """
+    scales = planned * torch.cat([log.reshape(-1) for log in logs]).exp()
+    return bool(((scales >= MIN_SCALE) & (scales < math.inf)).all())
+
+
+@torch.no_grad()
+def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
+    """Return a plan with the learned scales; the plan itself if nothing was learned.
+
+    Raises:
+        ModelError: a scale is NaN, infinite, or so small that runtimes flush it to 0; the message names all of them.
+    """
+    if not any(bool(log.any()) for log in logs.values()):
+        return plan
+    values = {
+        name: _learn_scale(scale, logs.get(log_scale_name(plan, name))) for name, scale in plan.activations.items()
+    }
+    weights = {
+        name: _learn_scales(scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name)) for name, scales in plan.weights.items()
+    }
+    held = {
+        name: _learn_scales(held.scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name))
+        for name, held in plan.packed_weights.items()
+    }
+    spoiled = [f"of the value {name!r} is {scale}" for name, scale in values.items() if not _is_valid_scale(scale)]
+    for name, scales in {**weights, **held}.items():
+        odd = scales[~((scales >= MIN_SCALE) & scales.isfinite())]
+        spoiled += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
+    if spoiled:
+        msg = (
+            f"the scale {', that '.join(spoiled)}: training has diverged there, and no integers have such a scale; "
+            "load a state dict from before, and train with a smaller learning rate"
+        )
+        raise ModelError(msg)
+    activations = {name: QParams(values[name], scale.zero_point) for name, scale in plan.activations.items()}
+    compressed = {name: replace(plan.packed_weights[name], scales=scales) for name, scales in held.items()}
+    return replace(plan, activations=activations, weights=weights, packed_weights=compressed)
+
+
+def _learn_scale(scale: QParams, log: Tensor | None) -> float:
+    return scale.scale if log is None else float(apply_log_scale(log, planned=scale.scale))
+
+
+def _learn_scales(planned: Tensor, logs: Tensor | None) -> Tensor:
+    return planned if logs is None else apply_log_scales(logs, planned.to(logs.device))
+
+
+def _is_valid_scale(scale: float) -> bool:
+    return MIN_SCALE <= scale < math.inf

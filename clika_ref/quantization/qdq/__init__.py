@@ -1,0 +1,1 @@
+"""Q/DQ: placement, quantization parameters, and insertion of quantize and dequantize nodes."""

@@ -1,0 +1,234 @@
+"""Apply a plan to a graph: ``quantize`` and ``dequantize`` around values, and quantized weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Use, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.traits import SHARED_QPARAMS
+from clika_ref.core.types import TensorType
+from clika_ref.quantization.qdq.folded_norms import current_weight_scales
+from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
+from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight, weight_rows
+from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
+from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
+from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
+
+
+@dataclass
+class Plan:
+    """The scales of a quantized graph, by value and node name."""
+
+    scheme: QuantizationScheme
+    """Quantized types and rules of the target."""
+    activations: dict[str, QParams] = field(default_factory=dict[str, QParams])
+    """Scale of each quantized value."""
+    weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Weight scales of each layer, ``float32[channels]``."""
+    moved: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Offset of a layer's quantized weight from the nearest integers, ``int8`` of its shape; 0 if missing."""
+    corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Bias correction of a layer, ``float32[channels]``; creates a bias if it has none."""
+    smoothing: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Factors that values are divided by before quantization, ``float32[channels]``: see ``smoothing.py``."""
+    packed_weights: dict[str, PackedWeight] = field(default_factory=dict[str, PackedWeight])
+    """Low-bit weights of layers that compute in float."""
+    floats: dict[str, str] = field(default_factory=dict[str, str])
+    """Layers that stay in float, with the reason."""
+    scale_sources: dict[str, str] = field(default_factory=dict[str, str])
+    """Values that must have the scale of another one, since their quantized data is moved or joined unchanged."""
+    norms: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Multiplier of the batch norm in a layer's weight when its scales were chosen, ``float64[channels]``.
+
+    If norms are live, the scales follow the current multiplier.
+    """
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is quantized."""
+        return not self.activations and not self.weights and not self.packed_weights
+
+    def to_device(self, device: torch.device) -> Plan:
+        """Return the plan with its tensors on a device; itself if they are there already."""
+        every = {kind: getattr(self, kind) for kind in ("weights", "moved", "corrections", "smoothing", "norms")}
+        held = [t for tensors in every.values() for t in tensors.values()]
+        if all(t.device == device for t in (*held, *(c.scales for c in self.packed_weights.values()))):
+            return self
+        compressed = {name: held.to_device(device) for name, held in self.packed_weights.items()}
+        moved: Any = {kind: {n: t.to(device) for n, t in tensors.items()} for kind, tensors in every.items()}
+        return replace(self, packed_weights=compressed, **moved)
+
+
+def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
+    """Apply a plan to a graph; float weights that become unused stay in it.
+
+    ``operators`` are those of the registry, including `quantize` and `dequantize`.
+    """
+    nodes = list(graph.nodes)
+    layers = {node for node in nodes if node.name in plan.weights}
+    after = dict(zip(nodes, [*nodes[1:], None], strict=True))
+    for node in nodes:
+        if node in layers:
+            quantize_layer(graph, node, plan, operators)
+        elif node.name in plan.packed_weights:
+            held = plan.packed_weights[node.name]
+            scales = current_weight_scales(held.scales, node, plan.norms.get(node.name))
+            pack_layer_weight(graph, node, replace(held, scales=scales), operators)
+    for value, scale in find_quantized_values(graph, plan):
+        before = nodes[0] if value.producer is None else after[value.producer]
+        readers = find_quantized_uses(value, plan, layers)
+        _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, before))
+    for node, value, scale in find_joined_constants(nodes, plan):
+        readers = [use for use in value.uses if use.user is node]
+        _insert_qdq(graph, value, readers, scale, plan.scheme.activations, Builder(graph, operators, node))
+
+
+def find_joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, QParams]]:
+    """Return the constants joined with quantized values, each with the joining node and the common scale."""
+    joins = [node for node in nodes if node.kind in plan.scheme.joins and node.output.name in plan.activations]
+    return [
+        (node, value, plan.activations[node.output.name])
+        for node in joins
+        for value in dict.fromkeys(v for v in node.inputs if isinstance(v, Value) and v.is_constant)
+    ]
+
+
+def find_quantized_values(graph: Graph, plan: Plan) -> list[tuple[Value, QParams]]:
+    """Return the quantized values of a graph, with their scales."""
+    values = [*graph.inputs, *(v for node in graph.nodes for v in node.outputs)]
+    return [(v, plan.activations[v.name]) for v in values if v.name in plan.activations]
+
+
+def find_quantized_uses(value: Value, plan: Plan, layers: Container[Node]) -> list[Use]:
+    """Return the uses that read the quantized form of a value, given the quantized layers; others may read floats."""
+    return [
+        use for use in value.uses if not (plan.scheme.is_all_or_none_quantized and _is_float_use(use, plan, layers))
+    ]
+
+
+def _is_float_use(use: Use, plan: Plan, layers: Container[Node]) -> bool:
+    """Return whether a float layer or a float join reads a value, directly or after moves."""
+    node = use.user
+    if not isinstance(node, Node):
+        return False
+    if node.op.trait is SHARED_QPARAMS:
+        return use.position == 0 and any(_is_float_use(u, plan, layers) for v in node.outputs for u in v.uses)
+    if node.kind in plan.scheme.joins:
+        return node.output.name not in plan.activations
+    return node.op.trait.kind in (COMPUTE_TRAIT, FLOAT_LAYER_TRAIT) and node not in layers
+
+
+def _insert_qdq(  # noqa: PLR0917 - these arguments describe one pair
+    graph: Graph, value: Value, readers: Sequence[Use], scale: QParams, kind: QuantizedType, build: Builder
+) -> None:
+    """Insert a ``quantize``/``dequantize`` pair between a value and its readers."""
+    integers = build("quantize", value, scale.scale, scale.zero_point, **quantize_attributes(kind))
+    held = build("dequantize", integers, scale.scale, scale.zero_point)
+    for use in readers:
+        redirect_use(graph, use, held)
+
+
+def redirect_use(graph: Graph, use: Use, value: Value) -> None:
+    """Redirect a use to another value, which may have another type."""
+    if isinstance(use.user, Node):
+        graph.set_input(use.user, int(use.position), value)
+    elif isinstance(use.position, int):
+        graph.set_output(use.position, value)
+    else:
+        graph.set_state(use.position, value)
+
+
+def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str, Operator]) -> None:
+    """Quantize the weight of a layer, and its bias if the target adds it to the accumulator."""
+    build = Builder(graph, operators, node, node.origin)
+    scales = current_weight_scales(plan.weights[node.name], node, plan.norms.get(node.name))
+    weight, axis = weight_of(node), scale_axis_of(node, scales)
+    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    nearest = partial(quantize_weight, scales=scales, axis=axis, kind=kind, quantize=operators["quantize"])
+    integers = build.constant(
+        partial(_quantize_as_planned, weight, nearest, kind, moved),
+        f"{weight.name}_integers",
+        TensorType(torch.int8, weight.type.shape),
+    )
+    scale = build.constant(scales, f"{weight.name}_scale")
+    graph.set_input(node, weight_position_of(node), build("dequantize", integers, scale, axis=axis))
+    if node.op.trait.bias is not None:
+        bias = _correct_bias(bias_of(node), plan.corrections.get(node.name), build, f"{weight.name}_bias")
+        graph.set_input(node, node.op.trait.bias, _insert_int32_bias(bias, node, scales, plan, build))
+
+
+def quantize_layer_weight(node: Node, plan: Plan, operators: Mapping[str, Operator]) -> tuple[Tensor, Tensor]:
+    """Return the quantized weight of a layer in a plan, ``int8``, and its current scales.
+
+    Weights of layers that compute in float are ``[outputs, inputs]``, others have the shape of the weight.
+    """
+    weight, norms, held = weight_of(node), plan.norms.get(node.name), plan.packed_weights.get(node.name)
+    if held is not None:
+        held = replace(held, scales=current_weight_scales(held.scales, node, norms))
+        return held.steps(weight_rows(node, data_of(weight))), held.scales
+    scales = current_weight_scales(plan.weights[node.name], node, norms)
+    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    nearest = partial(
+        quantize_weight, scales=scales, axis=scale_axis_of(node, scales), kind=kind, quantize=operators["quantize"]
+    )
+    return _quantize_as_planned(weight, nearest, kind, moved), scales
+
+
+def _correct_bias(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
+    """Return the bias of a layer with its correction added; creates a bias if there is none."""
+    if correction is None or (bias is not None and bias.data is None):
+        return bias
+    if bias is None or bias.data is None:
+        return build.constant(correction, name)
+    return build.constant(bias.data.detach() + correction, f"{bias.name}_corrected")
+
+
+def _insert_int32_bias(bias: Value | None, node: Node, scales: Tensor, plan: Plan, build: Builder) -> Value | None:
+    """Return a bias in INT32, dequantized, if the target adds it to the accumulator; otherwise the bias itself."""
+    if not has_int32_bias(node, plan) or bias is None or bias.data is None:
+        return bias
+    steps, own = quantize_bias(bias.data, plan.activations[node.inputs[0].name].scale, scales)
+    whole = build.constant(steps, f"{bias.name}_integers")
+    return build("dequantize", whole, build.constant(own, f"{bias.name}_scale"), axis=0 if own.ndim else None)
+
+
+def has_int32_bias(node: Node, plan: Plan) -> bool:
+    """Return whether the target adds the bias of a layer to the accumulator."""
+    read = node.inputs[0]
+    return is_int32_bias_supported(plan.scheme, node.kind, read.type) and read.name in plan.activations
+
+
+def scale_axis_of(node: Node, scales: Tensor) -> int | None:
+    """Return the dim of a layer's weight with a scale for each index, None if it has a single scale."""
+    return (node.op.trait.axis or 0) % weight_of(node).type.rank if scales.ndim else None
+
+
+def _quantize_as_planned(
+    weight: Value, find: Callable[[Value], Tensor], kind: QuantizedType, moved: Tensor | None
+) -> Tensor:
+    """Return the quantized weight of a plan: the nearest integers, plus their offsets."""
+    nearest = find(weight)
+    return nearest if moved is None else (nearest.to(torch.int16) + moved).clamp(kind.low, kind.high).to(torch.int8)
+
+
+def quantize_weight(weight: Value, scales: Tensor, axis: int | None, kind: QuantizedType, quantize: Operator) -> Tensor:
+    """Quantize a weight to ``int8`` of its shape."""
+    zeros = torch.zeros_like(scales, dtype=torch.int8)
+    with torch.no_grad():
+        return quantize(data_of(weight), scales, zeros, axis=axis, **quantize_attributes(kind))
+
+
+def quantize_attributes(kind: QuantizedType) -> dict[str, Any]:
+    """Return the attributes of ``quantize`` for a quantized type."""
+    dtype = torch.int8 if kind.is_signed else torch.uint8
+    ends = torch.iinfo(dtype)
+    low, high = (None if end == own else end for end, own in ((kind.low, ends.min), (kind.high, ends.max)))
+    return {"dtype": dtype, "quant_min": low, "quant_max": high}

@@ -1,0 +1,137 @@
+"""Low-bit weights of layers that compute in float, with a scale for each channel or for each block of a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.inference import Builder
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.targets import Target
+from clika_ref.core.types import TensorType
+from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
+from clika_ref.targets.quantization_scheme import QuantizedType, scheme_of
+
+INT4_BITS, INT8_BITS = 4, 8
+"""Bit widths: two INT4 weights are stored in a byte, one INT8 weight."""
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """The low-bit form of a layer's weight ``[outputs, inputs]``."""
+
+    bits: int
+    block_size: int
+    """Number of neighbors in a row that share a scale; 0 for one scale per row."""
+    scales: Tensor
+    """``float32[outputs, blocks]``."""
+    moved: Tensor | None = None
+    """``int8[outputs, inputs]``: steps between each integer and the nearest one; None for rounding to nearest."""
+
+    @property
+    def integers(self) -> QuantizedType:
+        """The quantized type."""
+        return QuantizedType(self.bits, is_signed=True, is_symmetric=True)
+
+    def to_device(self, device: torch.device) -> PackedWeight:
+        """Return a copy with its tensors on a device."""
+        moved = None if self.moved is None else self.moved.to(device)
+        return replace(self, scales=self.scales.to(device), moved=moved)
+
+    def bytes_of(self, elements: int) -> int:
+        """Return the bytes that this many elements take on disk, scales included."""
+        return elements * self.bits // 8 + self.scales.numel() * self.scales.element_size()
+
+    def steps(self, rows: Tensor) -> Tensor:
+        """Quantize a weight ``float32[outputs, inputs]`` to ``int8[outputs, inputs]``."""
+        kind, nearest = self.integers, self._scale_rows(rows).round()
+        nearest = nearest.clamp(kind.low, kind.high)
+        moved = nearest if self.moved is None else (nearest + self.moved).clamp(kind.low, kind.high)
+        return moved.to(torch.int8)
+
+    def held(self, rows: Tensor) -> Tensor:
+        """Return the dequantized weight, ``float32[outputs, inputs]``."""
+        blocks = self.steps(rows).float().reshape(*self.scales.shape, -1) * self.scales[..., None]
+        return blocks.reshape(rows.shape)
+
+    def _scale_rows(self, rows: Tensor) -> Tensor:
+        return (rows.reshape(*self.scales.shape, -1) / self.scales[..., None]).reshape(rows.shape)
+
+
+def has_output_rows(node: Node) -> bool:
+    """Return whether the weight of a layer has a row for each output, not a column."""
+    return (node.op.trait.axis or 0) == 0
+
+
+def weight_rows(node: Node, weight: Tensor) -> Tensor:
+    """Return the weight of a layer as ``float32[outputs, inputs]``."""
+    weight = weight.detach().float()
+    return weight if has_output_rows(node) else weight.T
+
+
+def pack_layer_weight(graph: Graph, node: Node, held: PackedWeight, operators: Mapping[str, Operator]) -> None:
+    """Replace the weight of a layer by its low-bit form and a ``dequantize`` node.
+
+    A layer with a row for each output becomes a ``matmul`` with the transposed weight, and an ``add``. Runtimes look
+    for low-bit weights as ``[inputs, outputs]`` before a matrix product.
+    """
+    weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
+    sides = weight.type.shape[::-1] if has_output_rows(node) else weight.type.shape
+    made = partial(_pack_columns, node, weight, held)
+    steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, sides))
+    in_blocks = held.block_size > 0
+    spread = (held.scales.T.contiguous() if in_blocks else held.scales[:, 0]).to(weight.type.dtype)
+    scales = build.constant(spread, f"{weight.name}_scale")
+    axis, block_size = (0, held.block_size) if in_blocks else (1, None)
+    kind = {"dtype": weight.type.dtype, "bits": held.bits}
+    read = build("dequantize", steps, scales, axis=axis, block_size=block_size, **kind)
+    if not has_output_rows(node):
+        graph.set_input(node, weight_position_of(node), read)
+        return
+    product = result = build("matmul", node.inputs[0], read)
+    bias = bias_of(node)
+    if bias is not None:
+        result = build("add", product, bias)
+    graph.replace(node.output, result)
+    product.name, node.output.name = node.output.name, product.name
+    graph.erase(node)
+
+
+def _pack_columns(node: Node, weight: Value, held: PackedWeight) -> Tensor:
+    return held.steps(weight_rows(node, data_of(weight))).T.contiguous()
+
+
+def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> None:
+    """Store INT4 weights in half a byte each or, if ``as_such`` is False, in a byte.
+
+    Raises:
+        ModelError: ``as_such`` is True, and there are no INT4 weights.
+        TargetError: ``as_such`` is False, there are INT4 weights, and the target has no weight-only INT8.
+    """
+    few = [node for node in graph.nodes if node.kind == "dequantize" and node.attrs["bits"] == INT4_BITS]
+    if as_such and not few:
+        msg = (
+            "export_int4=True, but no layer holds its weight in 4 bits; quantize with QuantizationSettings("
+            "weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without it"
+        )
+        raise ModelError(msg)
+    if as_such is False and few and not _is_weight_only_int8_supported(target):
+        msg = (
+            f"export_int4=False holds integers of 4 bits in 8 each, and {target.name} multiplies no weights of 8 bits "
+            "with floats; export without it"
+        )
+        raise TargetError(msg)
+    for node in few if as_such is False else ():
+        node.attrs = {**node.attrs, "bits": INT8_BITS}
+
+
+def _is_weight_only_int8_supported(target: Target) -> bool:
+    """Return whether a target supports weight-only INT8."""
+    scheme = scheme_of(target)
+    return scheme is not None and scheme.weights_only is not None and INT8_BITS in scheme.weights_only.bits

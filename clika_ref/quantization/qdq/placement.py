@@ -1,0 +1,244 @@
+"""Placement: which values of a graph are quantized, from the traits of operators and the scheme of a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
+from clika_ref.quantization.qdq.layer_weights import groups_of, is_unchanged_constant, weight_position_of
+from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, is_fused
+
+COMPUTE_TRAIT = "compute"
+"""Trait kind of operators that multiply and accumulate, where INT8 saves time."""
+
+FLOAT_LAYER_TRAIT = "float-layer"
+"""Trait kind of such operators that compute in float on every target."""
+
+
+@dataclass
+class Placement:
+    """Which values and nodes of a graph are quantized."""
+
+    scale_sources: dict[Value, Value] = field(default_factory=dict[Value, Value])
+    """Each quantized value, with the value that its scale comes from: itself, or the source that it was moved from."""
+    scale_sharers: dict[Value, list[Value]] = field(default_factory=dict[Value, list[Value]])
+    """Further values that share the scale of a value; its range need not contain theirs."""
+    layers: dict[Node, Value] = field(default_factory=dict[Node, Value])
+    """Quantized nodes with weights, each with its output after fusion with the operators that the runtime absorbs."""
+    elementwise: dict[Node, Value] = field(default_factory=dict[Node, Value])
+    """Other quantized nodes, with their outputs after fusion."""
+    floats: dict[Node, str] = field(default_factory=dict[Node, str])
+    """Nodes that multiply and accumulate, but stay in float, with the reason."""
+
+
+FLOAT_ONLY_REASON = "the target computes {} in float"
+
+SUM_OPERATOR = "add"
+"""The operator that `FusedSums` describes."""
+
+
+def choose_placement(
+    graph: Graph,
+    scheme: QuantizationScheme,
+    has_range: Callable[[Value], bool],
+    skipped: Mapping[Node, str],
+    *,
+    is_negative: Callable[[Value], bool] = lambda _: True,
+) -> Placement:
+    """Choose the nodes and values to quantize.
+
+    Args:
+        graph: lowered.
+        scheme: quantization scheme of the target.
+        has_range: whether calibration found bounded elements of a value; masks have none.
+        skipped: nodes that stay in float, with the reason.
+        is_negative: whether a value had, or may have, a negative element.
+    """
+    return _Placer(graph, scheme, has_range, skipped, is_negative).run()
+
+
+class _Placer:
+    def __init__(
+        self,
+        graph: Graph,
+        scheme: QuantizationScheme,
+        has_range: Callable[[Value], bool],
+        skipped: Mapping[Node, str],
+        is_negative: Callable[[Value], bool],
+    ) -> None:
+        self.graph, self.scheme, self.has_range, self.skipped = graph, scheme, has_range, skipped
+        self.is_negative = is_negative
+        self.found = Placement()
+        self.moved: dict[Value, Value] = {}
+        """Values that only move quantized data and need no quantization, with the source of their scale."""
+        self.order = {node: number for number, node in enumerate(graph.nodes)}
+
+    def run(self) -> Placement:
+        for node in self.graph.nodes:
+            if node.op.trait.matrices is not None:
+                self.found.floats[node] = self.skipped.get(node, FLOAT_ONLY_REASON.format(node.kind))
+            elif node.op.trait.kind == COMPUTE_TRAIT:
+                reason = self._find_float_reason(node)
+                if reason:
+                    self.found.floats[node] = reason
+                else:
+                    self.found.layers[node] = self._find_fused_output(node)
+        wanted = {_first_tensor(node) for node in self.found.layers}
+        wanted |= {tail for node, tail in self.found.layers.items() if node.kind in self.scheme.closed}
+        wanted |= {self._source_before_moves(value) for value in wanted if self.scheme.quantizes_before_moves}
+        for value in self.graph.inputs:
+            if value in wanted:
+                self.found.scale_sources[value] = value
+        for node in self.graph.nodes:
+            self._visit(node, wanted)
+        return self.found
+
+    def _find_float_reason(self, node: Node) -> str:
+        """Return the reason to keep a compute node in float, empty if there is none."""
+        if node in self.skipped:
+            return self.skipped[node]
+        if node.kind not in self.scheme.layers:
+            return FLOAT_ONLY_REASON.format(node.kind)
+        weight = node.inputs[weight_position_of(node)]
+        if not is_unchanged_constant(self.graph, weight):
+            return "both operands are computed"
+        if weight.type.dtype != torch.float32:
+            return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
+        if not self.has_range(_source_of_moves(_first_tensor(node))):
+            return "its input has no range: it is a mask, or calibration saw no element"
+        if node.kind in self.scheme.closed and not self.has_range(_source_of_moves(self._find_fused_output(node))):
+            return "its result has no range"
+        if node.kind in self.scheme.needs_single_group and groups_of(node) > 1:
+            return f"the target computes {node.kind} of several groups in float"
+        if node.kind in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(_first_tensor(node))):
+            return f"the target computes {node.kind} in integers only where nothing that it reads lies below 0"
+        return ""
+
+    def _find_fused_output(self, node: Node) -> Value:
+        """Return the output of a node after fusion with the operators that the runtime absorbs."""
+        value = node.output
+        while node.kind in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
+            (use,) = value.uses
+            user = use.user
+            if not isinstance(user, Node) or use.position != 0 or not is_fused(self.scheme, user.kind, user.attrs):
+                break
+            value = user.output
+        return value
+
+    def _source_before_moves(self, value: Value) -> Value:
+        """Return the source that a value was moved from, up to the last value with other readers.
+
+        The nodes in between then move quantized data.
+        """
+        while value.producer is not None and value.producer.kind in self.scheme.data_movement:
+            source = _first_tensor(value.producer)
+            if len(source.uses) > 1:
+                break
+            value = source
+        return value
+
+    def _visit(self, node: Node, wanted: set[Value]) -> None:
+        """Decide on the results of a node, after its inputs."""
+        found = self.found.scale_sources
+        if node.kind in self.scheme.elementwise and self._is_fully_quantized(node):
+            for value in _tensor_operands(node):
+                self._quantize_moved(value)
+            self.found.elementwise[node] = self._find_fused_output(node)
+            wanted.add(self._find_fused_output(node))
+        source = self._scale_source(_first_tensor(node)) if node.kind in self.scheme.data_movement else None
+        if node.kind == SUM_OPERATOR and self.scheme.sums is not None:
+            self._quantize_addends(node, self.scheme.sums)
+        for value in node.outputs:
+            if source is not None and value.index == 0:
+                self.moved[value] = source
+            if value in wanted:
+                self._quantize_value(value)
+        if node.kind in self.scheme.joins and node.output in found:
+            self._join_scales(node)
+
+    def _quantize_value(self, value: Value) -> None:
+        """Quantize a value, with the scale of the source that it was moved from, or its own."""
+        self._quantize_moved(value)
+        self.found.scale_sources.setdefault(value, _source_of_moves(value))
+
+    def _quantize_addends(self, node: Node, sums: FusedSums) -> None:
+        """Quantize the values added to the result of a layer: the runtime fuses the addition with the latest layer."""
+        operands = [*_tensor_operands(node)]
+        results = {
+            v: self.order[v.producer] for v in operands if v.producer is not None and self._is_fusible_result(v, sums)
+        }
+        if not results or len(operands) != 2 or operands[0].type.shape != operands[1].type.shape:
+            return
+        latest = max(results, key=lambda v: results[v])
+        rounded = [v for v in operands if sums.rounds_layer_result or v is not latest]
+        if all(self.has_range(_source_of_moves(v)) for v in rounded):
+            for value in rounded:
+                self._quantize_value(value)
+
+    def _is_fusible_result(self, value: Value, sums: FusedSums) -> bool:
+        """Return whether a value is the result of a quantized layer that fuses additions, with no other reader."""
+        node = value.producer
+        return node in self.found.layers and node.kind in sums.layers and len(value.uses) == 1
+
+    def _join_scales(self, node: Node) -> None:
+        """Give all operands the scale of the joined result, also those of earlier joins.
+
+        Constants are skipped: several nodes may read them, and each quantizes them separately.
+        """
+        whole = self.found.scale_sources[node.output]
+        for value in _tensor_operands(node):
+            if value.is_constant:
+                continue
+            own = self.found.scale_sources.setdefault(value, whole)
+            if own is not whole:
+                self._merge_scales(own, whole, is_part=own is value)
+            if value.producer is not None and value.producer.kind in self.scheme.joins:
+                self._join_scales(value.producer)
+
+    def _merge_scales(self, own: Value, whole: Value, *, is_part: bool) -> None:
+        """Replace the scale ``own`` by that of ``whole``; it must also cover ``own`` unless that is a part of it."""
+        for other, source in self.found.scale_sources.items():
+            if source is own:
+                self.found.scale_sources[other] = whole
+        beside = [*self.found.scale_sharers.pop(own, []), *([] if is_part else [own])]
+        if beside:
+            self.found.scale_sharers.setdefault(whole, []).extend(beside)
+
+    def _is_fully_quantized(self, node: Node) -> bool:
+        """Return whether all inputs of a node are quantized already, and its result can be."""
+        if node in self.skipped or not self.has_range(self._find_fused_output(node)):
+            return False
+        tensors = [*_tensor_operands(node)]
+        others = any(not isinstance(v, Value) for v in node.inputs if v is not None)
+        return not others and bool(tensors) and all(self._scale_source(v) is not None for v in tensors)
+
+    def _scale_source(self, value: Value) -> Value | None:
+        """Return the value that the scale of a quantized value comes from, None if it is not quantized."""
+        return self.found.scale_sources.get(value) or self.moved.get(value)
+
+    def _quantize_moved(self, value: Value) -> None:
+        """Quantize a value that was moved from a quantized one, and all values in between."""
+        while value in self.moved and value not in self.found.scale_sources:
+            self.found.scale_sources[value] = self.moved[value]
+            assert value.producer is not None
+            value = _first_tensor(value.producer)
+
+
+def _first_tensor(node: Node) -> Value:
+    """Return the first tensor operand: the data input of a compute or move operator."""
+    return next(v for v in node.inputs if isinstance(v, Value))
+
+
+def _tensor_operands(node: Node) -> Iterator[Value]:
+    return (v for v in node.inputs if isinstance(v, Value))
+
+
+def _source_of_moves(value: Value) -> Value:
+    """Return the value that calibration observed: the source that a value was moved from."""
+    while value.producer is not None and is_move_of_observed_value(value.producer):
+        value = _first_tensor(value.producer)
+    return value

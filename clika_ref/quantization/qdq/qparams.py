@@ -1,0 +1,80 @@
+"""Scales and zero points of ranges, in float32 as runtimes compute them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from clika_ref.quantization.calibration.observers import Range
+from clika_ref.targets.quantization_scheme import QuantizedType
+
+MIN_SCALE = float(torch.finfo(torch.float32).tiny)
+"""The smallest normal float32: runtimes flush smaller scales to 0, and a division by them is infinite."""
+
+INT32_BIAS_LIMIT = 2**31 - 128
+"""The largest float32 below the maximum of INT32: no bias may need more steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class QParams:
+    """``float = (integer - zero_point) * scale``, with a float32 scale."""
+
+    scale: float
+    zero_point: int
+
+
+def compute_qparams(covered: Range, integers: QuantizedType) -> QParams:
+    """Return the scale and zero point that cover a range, with 0 represented exactly.
+
+    A range of only 0 gets scale 1, which rounds later elements to whole numbers.
+    """
+    if covered.is_point:
+        return QParams(1.0, 0)
+    if integers.is_symmetric and (integers.is_signed or covered.low < 0):
+        middle = (integers.low + integers.high + 1) // 2
+        return QParams(_round_to_float32(max(-covered.low, covered.high) / (integers.high - middle)), middle)
+    scale = _round_to_float32((covered.high - covered.low) / (integers.high - integers.low))
+    return QParams(scale, min(max(integers.low - round(covered.low / scale), integers.low), integers.high))
+
+
+def compute_weight_scales(weight: Tensor, axis: int | None, integers: QuantizedType) -> Tensor:
+    """Return a scale for each channel of a weight along a dim, ``float32[channels]``, or for all of it, ``float32[]``.
+
+    A channel of zeros gets scale 1: it is quantized to 0 with any scale.
+    """
+    dims = [d for d in range(weight.ndim) if axis is None or d != axis % weight.ndim]
+    reach = weight.detach().abs().amax(dims) if dims and weight.numel() else weight.detach().abs()
+    scales = (reach.double() / integers.high).float().clamp(min=MIN_SCALE)
+    return torch.where(reach == 0, torch.ones_like(scales), scales)
+
+
+def raise_scales_for_bias(scales: Tensor, bias: Tensor, input_scale: float) -> Tensor:
+    """Raise weight scales that are so small that a bias would overflow; returns the same shape.
+
+    An INT32 bias has the input scale times the weight scale: a runtime that adds it to the accumulator rescales
+    neither.
+    """
+    needed = bias.detach().abs().double() / (float(input_scale) * INT32_BIAS_LIMIT)
+    return torch.maximum(scales, _round_up(needed if scales.ndim else needed.amax()))
+
+
+def quantize_bias(bias: Tensor, input_scale: float, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a bias as ``int32[channels]``, and its scales: the float32 product that runtimes require.
+
+    With the scales of a plan each bias fits; a bias that training has moved beyond all bounds is clipped.
+    """
+    own = torch.tensor(input_scale, dtype=torch.float32) * scales
+    steps = (bias.detach().double() / own.double()).round().clamp(-INT32_BIAS_LIMIT, INT32_BIAS_LIMIT)
+    return steps.to(torch.int32), own
+
+
+def _round_to_float32(scale: float) -> float:
+    return max(torch.tensor(scale, dtype=torch.float64, device="cpu").float().item(), MIN_SCALE)
+
+
+def _round_up(x: Tensor) -> Tensor:
+    """Round float64 up to float32."""
+    near = x.float()
+    return torch.where(near.double() < x, near.nextafter(torch.full_like(near, torch.inf)), near)

@@ -1,0 +1,148 @@
+"""Parameters as stored in files: quantized weights, and the steps that restore the parameters from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.types import TensorType
+from clika_ref.onnx_export.int4 import INT4_BITS, pack_int4, unpack_int4
+
+MULTIPLY_STEP, LAYOUT_STEP = "times", "moved"
+"""Names of the steps in a document."""
+
+FACTOR_PREFIX = "clika/factors/"
+"""Prefix of the names of factors; no weight has it."""
+
+
+@dataclass(frozen=True)
+class MultiplyStep:
+    """Multiplies the elements, viewed in the shape ``sides``, by a factor for each index along some dims."""
+
+    sides: tuple[int, ...]
+    factor: Tensor
+    """``float32`` of the same rank; dims with a common factor have length 1."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply in place."""
+        x.view(self.sides).mul_(self.factor)
+        return x
+
+
+@dataclass(frozen=True)
+class LayoutStep:
+    """Moves the elements into a tensor of another shape, or into another order of dims."""
+
+    sides: tuple[int, ...]
+    strides: tuple[int, ...]
+    """Strides in the result for each dim of the input."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the new tensor."""
+        result = x.new_zeros(self.sides)
+        result.as_strided(x.shape, self.strides).copy_(x)
+        return result
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A parameter that a file stores in quantized form."""
+
+    layer: str
+    """Name of the layer that reads it."""
+    integers: Tensor
+    """``int8`` in the shape of the layer's weight."""
+    bits: int
+    steps: tuple[MultiplyStep | LayoutStep, ...]
+    """From the integers as floats to the parameter; the first step multiplies by the scales."""
+    dtype: torch.dtype
+    """Dtype of the parameter."""
+
+    def restore_parameter(self) -> Tensor:
+        """Return the restored parameter: lowered and rounded, it has these integers."""
+        x = self.integers.to(torch.float32, copy=True)
+        for step in self.steps:
+            x = step(x)
+        return x.to(self.dtype)
+
+    def to_document(self, name: str, known: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Return a JSON document and tensors for `read_parameter`; the integers have the name of the parameter.
+
+        Args:
+            name: of the parameter.
+            known: tensors of the layer that the file contains anyway, possibly with its scales.
+        """
+        packed = pack_int4(self.integers) if self.bits <= INT4_BITS else self.integers
+        steps, tensors = list[list[Any]](), {name: packed}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, LayoutStep):
+                steps.append([LAYOUT_STEP, step.sides, step.strides])
+            else:
+                factor = step.factor.cpu()
+                held = next((n for n, t in known.items() if _is_equal(t, factor)), f"{FACTOR_PREFIX}{number}/{name}")
+                tensors |= {} if held in known else {held: factor}
+                steps.append([MULTIPLY_STEP, step.sides, list(factor.shape), held])
+        document = {"layer": self.layer, "bits": self.bits, "sides": list(self.integers.shape), "steps": steps}
+        return document, tensors
+
+
+def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str, Tensor], kind: TensorType) -> Tensor:
+    """Return the parameter that `StoredWeight.saved` converted.
+
+    Args:
+        document: the JSON document.
+        name: of the parameter.
+        tensors: those of the file.
+        kind: type of the parameter in the graph.
+
+    Raises:
+        ModelError: the data is damaged.
+    """
+    try:
+        bits, sides = int(document["bits"]), tuple(map(int, document["sides"]))
+        integers = (
+            unpack_int4(tensors[name], sides, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], sides)
+        )
+        steps = tuple(_read_step(*step, tensors=tensors) for step in document["steps"])
+        _reject_size_changes(steps, integers.numel())
+        found = StoredWeight(str(document["layer"]), integers, bits, steps, kind.dtype).restore_parameter()
+    except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
+        msg = f"the integers of {name!r} are damaged: {type(error).__name__}: {error}"
+        raise ModelError(msg) from error
+    return found
+
+
+def _reject_size_changes(steps: Sequence[MultiplyStep | LayoutStep], elements: int) -> None:
+    """Reject steps that change the number of elements: a forged file may declare any shape."""
+    for step in steps:
+        if math.prod(step.sides) != elements:
+            msg = f"a step is of sides {list(step.sides)}, and there are {elements:,} elements"
+            raise ValueError(msg)
+
+
+def _check_int8(integers: Tensor, sides: tuple[int, ...]) -> Tensor:
+    if integers.dtype != torch.int8 or integers.shape != sides:
+        msg = f"{integers.dtype}{list(integers.shape)} are no integers of sides {list(sides)}"
+        raise ValueError(msg)
+    return integers
+
+
+def _read_step(kind: str, sides: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
+    if kind == LAYOUT_STEP:
+        (strides,) = rest
+        return LayoutStep(tuple(map(int, sides)), tuple(map(int, strides)))
+    if kind == MULTIPLY_STEP:
+        shape, name = rest
+        return MultiplyStep(tuple(map(int, sides)), tensors[name].reshape(tuple(map(int, shape))))
+    msg = f"there is no step {kind!r}"
+    raise ValueError(msg)
+
+
+def _is_equal(known: Tensor, factor: Tensor) -> bool:
+    return known.dtype == factor.dtype and torch.equal(known.cpu().reshape(-1), factor.reshape(-1))

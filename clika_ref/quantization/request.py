@@ -1,0 +1,135 @@
+"""A quantization request of the user for a target, with checks for unsupported and ineffective choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.targets import Target
+from clika_ref.quantization.algorithms.weight_only import as_list
+from clika_ref.quantization.calibration.observer_search import OBSERVER_CANDIDATES
+from clika_ref.settings.compile_options import ClikaCompileOptions
+from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.targets.emulation import emulator_of
+from clika_ref.targets.quantization_scheme import QuantizationScheme, scheme_of
+
+
+@dataclass(frozen=True)
+class QuantizationRequest:
+    """The choices of the user for the quantization of a model, and the target."""
+
+    target: Target
+    """Target of the deployment, as its settings configured it."""
+    given: QuantizationSettings
+    """Settings as the user gave them; fields left to the target may differ for another one."""
+    layers: Mapping[str, LayerQuantizationSettings] = field(default_factory=dict[str, LayerQuantizationSettings])
+    """Settings of single layers, by name."""
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Algorithms to use."""
+
+    def __post_init__(self) -> None:
+        """Reject unsupported choices before the data is read.
+
+        Raises:
+            ModelError: a choice is unsupported, or a list in the settings was changed to invalid values.
+            TargetError: the target computes in float, or is emulated and layers are to be timed.
+        """
+        for settings in (self.given, *self.layers.values()):
+            settings.check()
+        if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
+            msg = (
+                f"the target {self.target.name} takes no weights in integers alone; quantize values with them, by "
+                "prefer_weights_only_quantization=False"
+            )
+            raise TargetError(msg)
+        wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
+        if self.settings.prefer_weights_only_quantization and wide:
+            is_asked = self.given.prefer_weights_only_quantization is not None
+            of_target = f"the target {self.target.name}, unless prefer_weights_only_quantization is False,"
+            msg = (
+                f"{'prefer_weights_only_quantization' if is_asked else of_target} leaves values between layers float, "
+                f"and activations_num_bits of {wide[0]!r} says how wide their integers are; choose one"
+            )
+            raise ModelError(msg)
+        if self.options.sparing == "on" and not self.given.automatic_skip_quantization:
+            msg = "sparing='on' leaves layers float, and automatic_skip_quantization=False leaves none; choose one"
+            raise ModelError(msg)
+        if self.options.observer not in OBSERVER_CANDIDATES:
+            known = ", ".join(map(repr, OBSERVER_CANDIDATES))
+            msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
+            raise ModelError(msg)
+        stand_in = emulator_of(self.target)
+        if stand_in and self.options.optimize_for == "latency":
+            msg = (
+                f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
+                "times say nothing of it; quantize for it with optimize_for='size'"
+            )
+            raise TargetError(msg)
+        _ = self.scheme
+
+    @property
+    def settings(self) -> QuantizationSettings:
+        """The settings, with the defaults of the target for fields left to it."""
+        if self.given.prefer_weights_only_quantization is not None:
+            return self.given
+        only = self.scheme.weights_only
+        return replace(self.given, prefer_weights_only_quantization=only is not None and only.is_default)
+
+    @property
+    def scheme(self) -> QuantizationScheme:
+        """Quantization scheme of the target, with the weight width that the user chose.
+
+        Raises:
+            TargetError: the target declares no scheme, as it computes in float.
+        """
+        scheme = scheme_of(self.target)
+        if scheme is None:
+            msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
+            raise TargetError(msg)
+        full = self.given.weights_utilize_full_int_range
+        bits = scheme.weights.bits if full is None else 8 if full else 7
+        return replace(scheme, weights=replace(scheme.weights, bits=bits))
+
+    @property
+    def idle(self) -> list[str]:
+        """Options that the user chose without effect, since activations stay in float."""
+        if not self.settings.prefer_weights_only_quantization:
+            return []
+        chosen = {"observer": self.options.observer != "auto"}
+        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "sparing", "bias_correction")}
+        return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
+
+    @property
+    def ineffective_in_search(self) -> list[str]:
+        """Choices of the user without effect in a search for thresholds, which alone decide the layers in float.
+
+        Layers with quantized activations are timed before a search. Those with low-bit weights would have to be timed
+        in each of its steps, since their widths change.
+        """
+        given, is_fast = self.settings, self.options.optimize_for == "latency"
+        chosen = {
+            "automatic_skip_quantization=False": not given.automatic_skip_quantization,
+            "skip_tail_quantization=False": given.skip_tail_quantization is False,
+            "optimize_for='latency' of weights alone": is_fast and bool(given.prefer_weights_only_quantization),
+        }
+        return [choice for choice, is_chosen in chosen.items() if is_chosen]
+
+    @property
+    def smoothing_purpose(self) -> str:
+        """The quantization that channels are smoothed for, in words, independent of the target."""
+        smoothing, equalization = self.options.smoothing, self.options.equalization
+        if self.settings.prefer_weights_only_quantization:
+            bits, blocks = smallest_width_and_blocks(self.settings)
+            sizes = " or ".join(map(str, blocks))
+            return NO_SMOOTHING if smoothing == "off" else f"weights of {bits} bits in blocks of {sizes} ({smoothing=})"
+        return NO_SMOOTHING if smoothing == equalization == "off" else f"values ({smoothing=}, {equalization=})"
+
+
+NO_SMOOTHING = "nothing"
+"""Value of `smoothing_purpose` if smoothing is off."""
+
+
+def smallest_width_and_blocks(settings: QuantizationSettings) -> tuple[int, list[int]]:
+    """Return the smallest bit width for weights, and the block sizes."""
+    return min(as_list(settings.weights_num_bits)), as_list(settings.weights_only_quantization_block_size)

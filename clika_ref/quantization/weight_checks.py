@@ -1,0 +1,65 @@
+"""Checks for weights that cannot be quantized: NaN anywhere, and infinities in weights of layers and normalizations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from clika_ref.core.accuracy import NORM
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node
+from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_position_of
+from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
+
+
+def reject_nonfinite_weights(model: Graph) -> None:
+    """Reject NaN in constants that are read, and infinities in weights.
+
+    An infinite weight times 0 is NaN; in other constants, infinities are masks.
+
+    Args:
+        model: the graph with the names of the user's parameters.
+
+    Raises:
+        ModelError: there are such weights; the message names all of them.
+    """
+    read = {name: v.data for name, v in model.constants.items() if v.uses and name not in model.state}
+    held = {name: data for name, data in read.items() if data is not None}
+    operands = [node.inputs[place] for node in model.nodes if (place := _find_weight_position(node)) is not None]
+    weights = {weight.name: data_of(weight) for weight in operands if is_unchanged_constant(model, weight)}
+    spoiled = [f"NaN in {name!r}" for name in _float_tensor_names(held) if has_nan(held[name])]
+    spoiled += [
+        f"an infinite number in {name!r}" for name in _float_tensor_names(weights) if _has_infinity(weights[name])
+    ]
+    if spoiled:
+        msg = f"{', '.join(spoiled)}: no integers stand for it; mend it, and quantize then"
+        raise ModelError(msg)
+
+
+def _find_weight_position(node: Node) -> int | None:
+    """Return the position of the weight of a layer or a normalization; None if there is none."""
+    if node.op.trait.kind == COMPUTE_TRAIT:
+        return weight_position_of(node)
+    names = [operand.name for operand in node.op.operands] if node.op.error is NORM else []
+    place = names.index("weight") if "weight" in names else len(node.inputs)
+    return place if place < len(node.inputs) else None  # trailing operands may be omitted
+
+
+def _float_tensor_names(held: Mapping[str, torch.Tensor]) -> list[str]:
+    return [name for name, data in held.items() if data.is_floating_point()]
+
+
+def nan_warning(tensors: Mapping[str, torch.Tensor]) -> str | None:
+    """Return a warning that names the tensors with NaN, which a float model may have; None if there are none."""
+    spoiled = [name for name in _float_tensor_names(tensors) if has_nan(tensors[name])]
+    return f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN" if spoiled else None
+
+
+def has_nan(tensor: torch.Tensor) -> bool:
+    """Return whether any element is NaN; for most tensors a sum rules it out in a tenth of the time."""
+    return bool(tensor.sum(dtype=torch.float32).isnan()) and bool(tensor.isnan().any())
+
+
+def _has_infinity(tensor: torch.Tensor) -> bool:
+    return not bool(tensor.sum(dtype=torch.float32).isfinite()) and bool(tensor.isinf().any())

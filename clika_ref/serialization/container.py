@@ -1,0 +1,163 @@
+"""A document and tensors as one safetensors file, with a digest to detect damage."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.serialization.compression import deflate, inflate
+
+FILE_FORMAT = 3
+"""Version of the file format, increased whenever older code cannot read new files. Older files stay readable."""
+
+HEAD_KEY, DIGEST_KEY = "clika", "clika_digest"
+"""Metadata entries: JSON with the format, and the digest of it and of all tensors."""
+
+FIRST_CRC_FORMAT = 3
+"""First format with a CRC-32 digest, as in zip and PNG files: it detects accidents in a quarter of the time."""
+
+DOCUMENT_KEY = "clika/document"
+"""Name of the tensor with the document as deflated JSON. Before format 2, the document was in the metadata."""
+
+MAX_DOCUMENT_BYTES = 2**30
+"""Maximum bytes of a document; more are not unpacked, whatever a forged file claims."""
+
+HEADER_LENGTH_BYTES = HEADER_ALIGNMENT = 8
+"""Bytes of the header length field; the header length is a multiple of it.
+
+Source: safetensors, README, "Format".
+"""
+
+ZIP_MAGIC = b"PK\x03\x04"
+
+TensorTable = dict[str, Any]
+"""Dtype, shape and offsets of each tensor, by name."""
+
+
+def pack_file(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[bytes | memoryview]:
+    """Serialize a document and tensors into the parts of a file. Equal contents give equal bytes.
+
+    The digest detects accidents but no forgery, since anyone who alters a file can also recompute it.
+    """
+    text = deflate(json.dumps(document, separators=(",", ":")).encode())
+    table, data = _split(memoryview(safetensors.torch.save(_to_dense_cpu({**tensors, DOCUMENT_KEY: text}))))
+    head = json.dumps({"format": FILE_FORMAT}, separators=(",", ":"))
+    header = json.dumps(
+        {"__metadata__": {HEAD_KEY: head, DIGEST_KEY: _compute_digest(FILE_FORMAT, head, table, data)}, **table},
+        separators=(",", ":"),
+    ).encode()
+    header += b" " * (-len(header) % HEADER_ALIGNMENT)
+    return [len(header).to_bytes(HEADER_LENGTH_BYTES, "little"), header, data]
+
+
+def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Return the document and the tensors of a file, without executing anything in it.
+
+    Files without a format and a digest predate both.
+
+    Raises:
+        ModelError: the bytes are no such file, are truncated, altered, or of a newer format; the message begins with
+            "it".
+    """
+    _check_file_type(blob)
+    try:
+        table, data = _split(memoryview(blob))
+        metadata = table.pop("__metadata__")
+        head = json.loads(metadata[HEAD_KEY])
+        found = int(head.get("format", 0))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        msg = f"it holds no compiled module: {type(error).__name__}: {error}"
+        raise ModelError(msg) from error
+    if found > FILE_FORMAT:
+        msg = f"it has format {found}, and this clika-ref reads up to {FILE_FORMAT}; update clika-ref"
+        raise ModelError(msg)
+    _check_data_length(table, data)
+    if (found or DIGEST_KEY in metadata) and metadata.get(DIGEST_KEY) != _compute_digest(
+        found, metadata[HEAD_KEY], table, data
+    ):
+        msg = "it is not as it was written: its digest is another one; it was altered, or damaged on the way"
+        raise ModelError(msg)
+    try:
+        tensors = safetensors.torch.load(blob)
+        return head if found < 2 else _read_document(tensors.pop(DOCUMENT_KEY)), tensors
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error, safetensors.SafetensorError) as error:
+        msg = f"its tensors are damaged: {type(error).__name__}: {error}"
+        raise ModelError(msg) from error
+
+
+def _read_document(text: torch.Tensor) -> dict[str, Any]:
+    found = json.loads(inflate(text, MAX_DOCUMENT_BYTES))
+    if not isinstance(found, dict):
+        msg = f"the document is a {type(found).__name__}"
+        raise TypeError(msg)
+    return found
+
+
+def _to_dense_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors as safetensors requires them: on the CPU, dense, and without shared memory."""
+    found: dict[str, torch.Tensor] = {}
+    seen = set[int]()
+    for name, tensor in tensors.items():
+        dense = tensor.detach().cpu().contiguous()
+        place = dense.untyped_storage().data_ptr()
+        found[name] = dense.clone() if place in seen else dense
+        seen.add(place)
+    return found
+
+
+def _split(blob: memoryview) -> tuple[TensorTable, memoryview]:
+    """Split a safetensors file into header and data."""
+    start = HEADER_LENGTH_BYTES + int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little")
+    return json.loads(bytes(blob[HEADER_LENGTH_BYTES:start])), blob[start:]
+
+
+def _compute_digest(form: int, text: str, table: TensorTable, data: memoryview) -> str:
+    """Return the CRC-32 of all parts in hexadecimal, or BLAKE2 for formats before `FIRST_CRC_FORMAT`."""
+    parts = (text.encode(errors="surrogatepass"), json.dumps(table, sort_keys=True).encode(), data)
+    pieces = [piece for part in parts for piece in (len(part).to_bytes(HEADER_LENGTH_BYTES, "little"), part)]
+    if form < FIRST_CRC_FORMAT:
+        return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return f"{crc:08x}"
+
+
+def _check_file_type(blob: bytes) -> None:
+    if blob.startswith(ZIP_MAGIC):
+        msg = (
+            "it is a zip file, as torch.save writes it: a pickle, which may run code, and is not read; give what "
+            "clika_save wrote"
+        )
+        raise ModelError(msg)
+    length = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little")
+    if (
+        len(blob) > HEADER_LENGTH_BYTES
+        and blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] == b"{"
+        and length > len(blob) - HEADER_LENGTH_BYTES
+    ):
+        msg = f"it is cut off: of its header of {length:,} bytes it has {len(blob) - HEADER_LENGTH_BYTES:,}; copy it once more"
+        raise ModelError(msg)
+    if len(blob) <= HEADER_LENGTH_BYTES or blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] != b"{":
+        msg = f"it is no safetensors file ({len(blob):,} bytes); give what clika_save wrote"
+        raise ModelError(msg)
+
+
+def _check_data_length(table: TensorTable, data: memoryview) -> None:
+    try:
+        needed = max((int(entry["data_offsets"][1]) for entry in table.values()), default=0)
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
+        msg = f"its header is damaged: {type(error).__name__}: {error}"
+        raise ModelError(msg) from error
+    if len(data) != needed:
+        state = "is cut off" if len(data) < needed else "goes on behind its end"
+        msg = f"it {state}: its tensors take {needed:,} bytes, and there are {len(data):,}; copy it once more"
+        raise ModelError(msg)

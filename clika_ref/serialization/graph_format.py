@@ -1,0 +1,256 @@
+"""Graphs as JSON. Reading executes no code; tensors are stored elsewhere by name."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.operators import Operator
+from clika_ref.core.symbols import SYMPY_TO_PYTHON, Guard, Symbol, SymbolSource, make_symbol
+from clika_ref.core.types import Origin, TensorType
+from clika_ref.serialization.class_lookup import decode_member, encode_member
+
+GRAPH_VERSION = 1
+"""Increased whenever the current code can no longer read older files."""
+
+EXPRESSION_FUNCTIONS: dict[str, type] = {
+    kind.__name__: kind for kind in SYMPY_TO_PYTHON if kind.__module__.startswith("sympy")
+} | {f"torch.{kind.__name__}": kind for kind in SYMPY_TO_PYTHON if kind.__module__.startswith("torch")}
+"""Functions allowed in expressions of a file; all others are rejected."""
+
+MAX_EXPONENT = 64
+"""Maximum exponent of a size in an expression, since a forged file may contain any."""
+
+_FUNCTION_NAMES = {kind: name for name, kind in EXPRESSION_FUNCTIONS.items()}
+
+DTYPES_BY_NAME = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+def encode(item: Any) -> Any:
+    """Return an attribute as JSON; types that JSON lacks become objects with one entry.
+
+    Raises:
+        ModelError: the type cannot be serialized.
+    """
+    if isinstance(item, enum.Enum):  # first: an enum may also be an int or a string
+        return {"enum": encode_member(item)}
+    if item is None or isinstance(item, bool | str):
+        return item
+    if isinstance(item, int):
+        return int(item)
+    if isinstance(item, float):
+        return item if math.isfinite(item) else {"float": repr(item)}
+    if isinstance(item, complex):
+        return {"complex": [encode(item.real), encode(item.imag)]}
+    if isinstance(item, tuple | list):
+        return {"tuple" if isinstance(item, tuple) else "list": [encode(i) for i in item]}
+    if isinstance(item, torch.dtype):
+        return {"dtype": str(item).removeprefix("torch.")}
+    if isinstance(item, torch.device):
+        return {"device": str(item)}
+    if isinstance(item, sympy.Basic):
+        return {"expr": _encode_expression(item)}
+    if isinstance(item, dict) and all(isinstance(k, str) for k in item):
+        return {"dict": {k: encode(v) for k, v in item.items()}}
+    msg = f"{item!r}, a {type(item).__name__}, cannot be saved; pass a number, a string, a dtype or a tensor instead"
+    raise ModelError(msg)
+
+
+def decode(item: Any) -> Any:
+    """Decode the result of `encode`.
+
+    Raises:
+        ModelError: the form is unknown.
+    """
+    if not isinstance(item, dict):
+        return item
+    if len(item) == 1:
+        ((kind, content),) = item.items()
+        if kind in _DECODERS:
+            return _DECODERS[kind](content)
+    msg = f"unknown form {item!r} in a saved graph; it was written by a newer version, or is damaged"
+    raise ModelError(msg)
+
+
+def _encode_expression(expr: sympy.Basic) -> Any:
+    if isinstance(expr, sympy.Symbol):
+        return expr.name if expr.is_nonnegative else ["number", expr.name]
+    if isinstance(expr, sympy.Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Rational):
+        return ["/", int(expr.p), int(expr.q)]
+    if expr in (sympy.true, sympy.false):
+        return ["bool", expr is sympy.true]
+    if isinstance(expr, sympy.Float):
+        return ["float", repr(float(expr))]
+    kind = next((k for k in type(expr).__mro__ if k in _FUNCTION_NAMES), None)
+    if kind is None:
+        msg = f"the size expression {expr} uses {type(expr).__name__}, which cannot be saved"
+        raise ModelError(msg)
+    return [_FUNCTION_NAMES[kind], *map(_encode_expression, expr.args)]
+
+
+def _decode_expression(item: Any) -> sympy.Basic:
+    if isinstance(item, str):
+        return make_symbol(item)
+    if isinstance(item, int):
+        return sympy.Integer(item)
+    head, *arguments = item
+    if head == "number":
+        return make_symbol(arguments[0], is_length=False)
+    if head == "/":
+        return sympy.Rational(int(arguments[0]), int(arguments[1]))
+    if head == "bool":
+        return sympy.true if arguments[0] else sympy.false
+    if head == "float":
+        return sympy.Float(float(arguments[0]))
+    if head not in EXPRESSION_FUNCTIONS:
+        msg = f"a saved size expression applies {head!r}, which is not one of {', '.join(sorted(EXPRESSION_FUNCTIONS))}"
+        raise ModelError(msg)
+    operands = [_decode_expression(argument) for argument in arguments]
+    if EXPRESSION_FUNCTIONS[head] is sympy.Pow:
+        _check_power(*operands)
+    return EXPRESSION_FUNCTIONS[head](*operands)
+
+
+def _check_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
+    """Reject powers of numbers, which are saved as their value, and high powers of sizes: both may take forever."""
+    most = 1 if base.is_number else MAX_EXPONENT
+    if exponent.is_number and abs(exponent) > most:  # type: ignore[arg-type, operator]
+        msg = f"a saved size expression is a power {exponent} of {base}, which no model has"
+        raise ModelError(msg)
+
+
+def _decode_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES_BY_NAME:
+        msg = f"a saved graph names the dtype {name!r}, which this PyTorch does not have"
+        raise ModelError(msg)
+    return DTYPES_BY_NAME[name]
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "complex": lambda parts: complex(*map(decode, parts)),
+    "tuple": lambda items: tuple(map(decode, items)),
+    "list": lambda items: list(map(decode, items)),
+    "dict": lambda items: {k: decode(v) for k, v in items.items()},
+    "dtype": _decode_dtype,
+    "device": torch.device,
+    "expr": _decode_expression,
+    "enum": decode_member,
+}
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """Return a graph as JSON without its tensors, which are stored under the names of its constants."""
+    return {
+        "version": GRAPH_VERSION,
+        "name": graph.name,
+        "inputs": [[v.name, _encode_type(v.type)] for v in graph.inputs],
+        "constants": list(graph.constants),
+        "constant_types": [_encode_type(v.type) for v in graph.constants.values()],
+        "aliases": graph.aliases,
+        "symbols": [[s.name, s.low, s.high, s.side.name, s.side.dim, s.example] for s in graph.symbols.values()],
+        "guards": [[_encode_expression(g.relation), g.line] for g in graph.guards],
+        "nodes": [_encode_node(n) for n in graph.nodes],
+        "outputs": [v.name for v in graph.outputs],
+        "state": {name: v.name for name, v in graph.state.items()},
+    }
+
+
+def is_same_graph(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two serialized graphs compute the same; origins of nodes are ignored."""
+
+    def comparable_parts(graph: Mapping[str, Any]) -> list[Any]:
+        return [[node[:4] for node in graph["nodes"]], graph["inputs"], graph["outputs"], graph["state"]]
+
+    return comparable_parts(document) == json.loads(json.dumps(comparable_parts(other)))
+
+
+def _encode_type(type: TensorType) -> list[Any]:
+    return [str(type.dtype).removeprefix("torch."), [encode(d) for d in type.shape]]
+
+
+def _encode_node(node: Node) -> list[Any]:
+    inputs = [{"value": v.name} if isinstance(v, Value) else encode(v) for v in node.inputs]
+    outputs = [[v.name, _encode_type(v.type)] for v in node.outputs]
+    origin = [list(node.origin.scopes), list(node.origin.lines), list(node.origin.history)]
+    return [node.op.name, inputs, {k: encode(v) for k, v in node.attrs.items()}, outputs, origin]
+
+
+def graph_from_json(
+    document: Mapping[str, Any], find: Callable[[str], Operator | None], tensors: Mapping[str, torch.Tensor]
+) -> Graph:
+    """Rebuild a graph with given tensors; ``find`` returns an operator by name.
+
+    Raises:
+        ModelError: the graph is of a newer version, uses an operator that no plugin declares or attributes that the
+            operator lacks, or a tensor is missing.
+    """
+    if document["version"] > GRAPH_VERSION:
+        msg = f"the saved graph has format {document['version']}, this clika-ref reads up to {GRAPH_VERSION}; update clika-ref"
+        raise ModelError(msg)
+    operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
+    missing = sorted(name for name, op in operators.items() if op is None)
+    if missing:
+        msg = f"the saved graph uses the operators {missing}, which no installed plugin declares; install it"
+        raise ModelError(msg)
+    graph = Graph(document["name"])
+    graph.aliases = dict(document["aliases"])
+    values: dict[str, Value] = {}
+    for name, kind in document["inputs"]:
+        values[name] = graph.add_input(read_type(kind), name)
+    for name, kind in zip(document["constants"], document["constant_types"], strict=True):
+        # The traced type: a weight that was cast later is then rejected here as in the module itself.
+        values[name] = graph.add_constant(tensors[name], name, read_type(kind))
+        _check_shape(values[name], tensors[name])
+    for name, low, high, source, dim, example in document["symbols"]:
+        graph.symbols[name] = Symbol(name, low, high, SymbolSource(source, dim), example)
+    graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document["guards"]]  # type: ignore[arg-type]
+    for entry in document["nodes"]:
+        _read_node(graph, values, entry, operators[entry[0]])
+    for name in document["outputs"]:
+        graph.add_output(values[name])
+    for name, source in document["state"].items():
+        graph.set_state(name, values[source])
+    return graph
+
+
+def _check_shape(weight: Value, found: torch.Tensor) -> None:
+    if weight.type.shape != tuple(found.shape):
+        given = TensorType(found.dtype, tuple(found.shape))
+        msg = f"the weight %{weight.name}: {given} does not fit the saved graph, which was made for {weight.type}"
+        raise ModelError(msg)
+
+
+def read_type(kind: list[Any]) -> TensorType:
+    """Return the type of a value.
+
+    Raises:
+        ModelError: this PyTorch lacks the dtype.
+    """
+    return TensorType(_decode_dtype(kind[0]), tuple(decode(d) for d in kind[1]))
+
+
+def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Operator | None) -> None:
+    _, inputs, attrs, outputs, (scopes, lines, history) = entry
+    operands = [values[i["value"]] if isinstance(i, dict) and "value" in i else decode(i) for i in inputs]
+    origin = Origin(tuple(scopes), tuple(lines), tuple(history))
+    assert op is not None
+    if attrs.keys() != op.attributes.keys():
+        msg = (
+            f"the saved graph calls {op.name} with the attributes {sorted(attrs)}, but it has {sorted(op.attributes)}; "
+            "it was written with another version of the plugin, or is damaged"
+        )
+        raise ModelError(msg)
+    node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)
+    graph.insert(node, [read_type(kind) for _, kind in outputs], names=[label for label, _ in outputs])
+    values.update((value.name, value) for value in node.outputs)

@@ -1,0 +1,1 @@
+"""Settings classes, their validation, and settings files in YAML."""

@@ -1,0 +1,180 @@
+"""Quantization settings of the user, for the whole model and for single layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from clika_ref.settings.validation import CheckedSettings, check_flag, check_threshold
+
+MIN_BITS, MAX_BITS = 2, 16
+MIN_BLOCK_SIZE = 16
+
+WIDTH_RULE = f"a number of bits from {MIN_BITS} to {MAX_BITS}"
+BLOCK_SIZE_RULE = f"0 for one scale per channel, or a power of two from {MIN_BLOCK_SIZE}"
+
+
+def _check_optional_flag(value: Any) -> str:
+    return "" if value is None or isinstance(value, bool) else "True, False, or None to decide by itself"
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_width(value: Any) -> bool:
+    return _is_int(value) and MIN_BITS <= value <= MAX_BITS
+
+
+def _is_block(value: Any) -> bool:
+    return _is_int(value) and (value == 0 or (value >= MIN_BLOCK_SIZE and value & (value - 1) == 0))
+
+
+def _is_one_or_list(fits: Callable[[Any], bool], value: Any) -> bool:
+    """Return whether the value fits, or is a list of distinct values that fit."""
+    if not isinstance(value, list | tuple):
+        return fits(value)
+    return bool(value) and all(map(fits, value)) and len({*value}) == len(value)
+
+
+def _check_width(value: Any) -> str:
+    return "" if _is_width(value) else WIDTH_RULE
+
+
+def _check_widths(value: Any) -> str:
+    return (
+        "" if _is_one_or_list(_is_width, value) else f"{WIDTH_RULE}, or a list of such, of which each layer takes one"
+    )
+
+
+def _check_block_sizes(value: Any) -> str:
+    return (
+        ""
+        if _is_one_or_list(_is_block, value)
+        else f"{BLOCK_SIZE_RULE}, or a list of such, of which each layer takes one"
+    )
+
+
+def _check_names(value: Any) -> str:
+    is_list = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
+    return "" if is_list else "a list of the names of layers"
+
+
+def _make_optional(check: Callable[[Any], str]) -> Callable[[Any], str]:
+    return lambda value: (
+        f"{wanted}, or None for that of the model" if value is not None and (wanted := check(value)) else ""
+    )
+
+
+@dataclass
+class QuantizationSettings(CheckedSettings):
+    """Quantization settings of a model. A field may be assigned later; each value is checked as it is set.
+
+    Raises:
+        ModelError: a value is invalid, or contradicts another one.
+    """
+
+    weights_num_bits: int | list[int] = 8
+    """Bits of a weight; from a list, each layer takes the fewest that the target has and that are accurate enough."""
+
+    activations_num_bits: int = 8
+    """Bits of an activation."""
+
+    quantization_sensitivity_threshold: float = 0.005
+    """Largest share of the outputs' squared norm that quantizing a single layer may change; above, it stays in float.
+
+    0 only allows changes that keep the numbers. In addition, `ClikaCompileOptions.sparing` keeps layers in float that
+    cost little and cause much of the error.
+    """
+
+    prefer_weights_only_quantization: bool | None = None
+    """Keep activations in float, and store weights in low-bit types; None for TensorRT-LLM only."""
+
+    weights_only_quantization_block_size: int | list[int] = field(default_factory=lambda: [0, 32, 64, 128, 256])
+    """Weights that share a scale in weight-only quantization, 0 for a channel; from a list, each layer takes one."""
+
+    weights_utilize_full_int_range: bool | None = None
+    """Use all 8 bits of weights; False uses 7, for CPUs with an accumulator that saturates; None asks the CPU."""
+
+    automatic_skip_quantization: bool = True
+    """Keep layers in float that are more sensitive than the threshold; False quantizes all that the target can."""
+
+    skip_tail_quantization: bool | None = None
+    """Keep the last layer with weights in float, and all nodes after it; None if they are too sensitive.
+
+    False quantizes these layers regardless of their sensitivity, if the threshold is not 0.
+    """
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "weights_num_bits": _check_widths,
+        "activations_num_bits": _check_width,
+        "quantization_sensitivity_threshold": check_threshold,
+        "prefer_weights_only_quantization": _check_optional_flag,
+        "weights_only_quantization_block_size": _check_block_sizes,
+        "weights_utilize_full_int_range": _check_optional_flag,
+        "automatic_skip_quantization": check_flag,
+        "skip_tail_quantization": _check_optional_flag,
+    }
+
+    def _contradiction(self) -> str:
+        if self.quantization_sensitivity_threshold == 0 and not self.automatic_skip_quantization:
+            return (
+                "quantization_sensitivity_threshold=0 leaves float what changes the numbers, and "
+                "automatic_skip_quantization=False leaves nothing; choose one of them"
+            )
+        if self.prefer_weights_only_quantization and self.activations_num_bits != 8:
+            return (
+                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits="
+                f"{self.activations_num_bits} says how wide their integers are; leave one of them out"
+            )
+        return ""
+
+    def with_threshold(self, threshold: float) -> QuantizationSettings:
+        """Return settings with a threshold as the only criterion for sensitive layers."""
+        return dataclasses.replace(
+            self,
+            quantization_sensitivity_threshold=threshold,
+            automatic_skip_quantization=True,
+            skip_tail_quantization=self.skip_tail_quantization or None,
+        )
+
+
+@dataclass
+class LayerQuantizationSettings(CheckedSettings):
+    """Quantization settings of one layer; None keeps the setting of the model.
+
+    Raises:
+        ModelError: a value is invalid, or contradicts another one.
+    """
+
+    skip_quantization: bool = False
+    """Keep the layer in float."""
+
+    skip_quantization_until: list[str] = field(default_factory=list[str])
+    """Keep the layer and the nodes before those named in float; the named ones are quantized again."""
+
+    skip_quantization_downstream: bool = False
+    """Keep the layer and all nodes after it in float."""
+
+    weights_num_bits: int | list[int] | None = None
+    """Bits of its weight, or a list to choose from."""
+    activations_num_bits: int | None = None
+    """Bits of its input."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {
+        "skip_quantization": check_flag,
+        "skip_quantization_until": _check_names,
+        "skip_quantization_downstream": check_flag,
+        "weights_num_bits": _make_optional(_check_widths),
+        "activations_num_bits": _make_optional(_check_width),
+    }
+
+    def _contradiction(self) -> str:
+        skips = self.skip_quantization or self.skip_quantization_downstream or bool(self.skip_quantization_until)
+        if skips and (self.weights_num_bits is not None or self.activations_num_bits is not None):
+            return "a layer that stays float has no number of bits; leave one of them out"
+        if self.skip_quantization_downstream and self.skip_quantization_until:
+            return "skip_quantization_downstream goes to the end and skip_quantization_until does not; choose one"
+        return ""

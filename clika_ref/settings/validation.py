@@ -1,0 +1,64 @@
+"""Settings that validate their fields on every assignment."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from clika_ref.core.errors import ModelError
+
+
+@dataclass
+class CheckedSettings:
+    """Base of settings classes that validate their fields: on construction and on every later assignment."""
+
+    _checks: ClassVar[Mapping[str, Callable[[Any], str]]] = {}
+    """By field, a function that describes the accepted values if a value is invalid, and returns "" otherwise."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        known = [f.name for f in dataclasses.fields(self)]
+        if name not in known:
+            msg = f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
+            raise ModelError(msg)
+        wanted = self._checks[name](value)
+        if wanted:
+            msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
+            raise ModelError(msg)
+        before = vars(self).get(name, _ABSENT)
+        object.__setattr__(self, name, [*value] if isinstance(value, tuple) else value)
+        contradiction = self._contradiction() if len(vars(self)) == len(known) else ""
+        if contradiction:
+            if before is not _ABSENT:
+                object.__setattr__(self, name, before)
+            msg = f"{type(self).__name__}: {contradiction}"
+            raise ModelError(msg)
+
+    def check(self) -> None:
+        """Check all fields again, since the contents of a list may have changed since it was set.
+
+        Raises:
+            ModelError: a value has the wrong type, or contradicts another one.
+        """
+        for of in dataclasses.fields(self):
+            setattr(self, of.name, getattr(self, of.name))
+
+    def _contradiction(self) -> str:
+        """Describe which fields contradict each other, once all are set; "" if none do."""
+        return ""
+
+
+_ABSENT = object()
+
+
+def check_flag(value: Any) -> str:
+    """Return a description of the accepted values if a value is no bool, "" otherwise."""
+    return "" if isinstance(value, bool) else "True or False"
+
+
+def check_threshold(value: Any) -> str:
+    """Return a description of the accepted values if a value is no finite number >= 0, "" otherwise."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number and value >= 0 and math.isfinite(value) else "a number from 0"

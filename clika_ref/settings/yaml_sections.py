@@ -1,0 +1,128 @@
+"""Convert one section of a settings file into a dataclass, with the dataclass's own checks on each field."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, get_args, get_type_hints
+
+from clika_ref.core.errors import ModelError
+from clika_ref.settings.compile_options import find_required_arguments
+from clika_ref.settings.validation import CheckedSettings
+from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar
+
+YAML_1_1_BOOLEANS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
+"""Booleans of YAML 1.1, used for boolean fields only: other fields accept such words as text."""
+
+UNQUOTED_HINT = "; write it without quotes"
+
+
+def is_mapping(entry: Entry, where: str, problems: Problems) -> bool:
+    """Whether an entry is a mapping; adds a problem if not."""
+    if isinstance(entry.value, dict):
+        return True
+    problems.add(
+        entry.line, f"{where} is {describe_entry(entry)}; it takes names and values below it, further to the right"
+    )
+    return False
+
+
+def describe_entry(entry: Entry) -> str:
+    """Return an entry in short form: with aliases, its full text could exceed any memory."""
+    if isinstance(entry.value, list | dict):
+        return "a list" if isinstance(entry.value, list) else "a mapping"
+    return repr(entry.value)
+
+
+def unknown_name_message(name: str, where: str, known: Iterable[str], elsewhere: Mapping[str, Collection[str]]) -> str:
+    """Return the message for an unknown name, with similar names or the section that it belongs to.
+
+    Args:
+        name: the unknown name.
+        where: the section.
+        known: names of this section.
+        elsewhere: names of other sections, by section.
+    """
+    known = [*known]
+    near = difflib.get_close_matches(name, known, n=2)
+    homes = [section for section, names in elsewhere.items() if name in names]
+    if homes:
+        told = f"it belongs to {' or '.join(homes)}"
+    elif near:
+        told = f"did you mean {' or '.join(map(repr, near))}?"
+    else:
+        told = f"it has {', '.join(known) or 'nothing to set'}"
+    return f"{where} has no {name!r}; {told}"
+
+
+def read_section(
+    kind: type, entry: Entry, where: str, problems: Problems, elsewhere: Mapping[str, Collection[str]]
+) -> Any:
+    """Return the settings of a section, or None if they are invalid.
+
+    Args:
+        kind: the dataclass.
+        entry: the entry with its fields; empty for all defaults.
+        where: the section, for messages.
+        problems: receives all errors.
+        elsewhere: names of other sections, by section.
+    """
+    if entry.value is None and not entry.is_quoted:
+        return kind()
+    if not is_mapping(entry, where, problems):
+        return None
+    fields: Mapping[str, Entry] = entry.value or {}
+    before, hints = len(problems.found), get_type_hints(kind)
+    names, values = [f.name for f in dataclasses.fields(kind)], dict[str, Any]()
+    for name, held in fields.items():
+        if name not in names:
+            problems.add(held.line, unknown_name_message(name, where, names, elsewhere))
+            continue
+        values[name] = _convert_value(held, hints[name])
+        wrong = _field_error(kind, where, name, values[name])
+        if wrong:
+            is_number = held.is_quoted and not isinstance(parse_scalar(held.text), str)
+            problems.add(held.line, f"{wrong}{UNQUOTED_HINT if is_number else ''}")
+    lacking = [name for name in find_required_arguments(kind) if name not in fields]
+    if lacking:
+        problems.add(entry.line, f"{where} lacks {', '.join(lacking)}, of which {kind.__qualname__} has no default")
+    if len(problems.found) > before:
+        return None
+    try:
+        return kind(**values)
+    except ModelError as error:
+        problems.add(entry.line, f"{where}: {error}")
+        return None
+
+
+def _convert_value(entry: Entry, hint: Any) -> Any:
+    """Return the value of an entry for a field of the given type."""
+    if isinstance(entry.value, dict):
+        flat = {name: _flatten(held) for name, held in entry.value.items()}
+        return {name: tuple(held) if isinstance(held, list) else held for name, held in flat.items()}  # sizes of dims
+    if isinstance(entry.value, list):
+        return _flatten(entry)
+    word = None if entry.is_quoted else YAML_1_1_BOOLEANS.get(entry.text.lower())
+    return word if word is not None and bool in (hint, *get_args(hint)) else entry.value
+
+
+def _field_error(kind: type, where: str, name: str, value: Any) -> str:
+    """Return the error in one field, regardless of the others; empty if it is valid."""
+    if issubclass(kind, CheckedSettings):
+        wanted = kind._checks[name](value)
+        return f"{where}.{name} is {value!r}; it takes {wanted}" if wanted else ""
+    if {*find_required_arguments(kind)} - {name}:  # constructing it reports the error, but without the line
+        return ""
+    try:
+        kind(**{name: value})
+    except ModelError as error:
+        return f"{where}: {error}"
+    return ""
+
+
+def _flatten(entry: Entry) -> Any:
+    """Return a scalar or a list of scalars. No field accepts deeper values, so these become a description."""
+    if isinstance(entry.value, list):
+        return [describe_entry(held) if isinstance(held.value, list | dict) else held.value for held in entry.value]
+    return describe_entry(entry) if isinstance(entry.value, dict) else entry.value

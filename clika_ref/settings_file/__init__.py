@@ -1,1 +1,0 @@
-"""Settings as YAML: parsing with line numbers, conversion to settings, and writing."""

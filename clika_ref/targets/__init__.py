@@ -1,0 +1,1 @@
+"""Data that targets declare: quantization schemes, arithmetic and file formats."""

@@ -1,0 +1,77 @@
+"""Load a user's target in a separate process first, as loading it may end the process.
+
+Run as a module, it is that process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import subprocess
+import sys
+import tempfile
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.registry import load_registry
+from clika_ref_conformance.deviations import read_declarations
+from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S, last_lines
+from clika_ref_conformance.targets.loading import load_target
+
+FINISHED_STATUS = 64
+"""Exit status of a trial that finished, whether the target was loaded or rejected. The target causes all others."""
+
+
+def probe_target(text: str) -> None:
+    """Load ``package.module:TARGET`` in another process. `load_target` may follow in this one, and may still reject it.
+
+    Installed targets are not tried: it takes 3 s, and they are in use.
+
+    Raises:
+        TargetError: the process did not finish, or not in time.
+    """
+    if ":" not in text:
+        return
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    command = [sys.executable, "-m", __name__, text]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as words:
+        try:
+            found = subprocess.run(  # noqa: S603 - this file
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                env=environment,
+                timeout=START_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            ending = f"did not end within {START_TIMEOUT_S:g} s"
+        else:
+            if found.returncode == FINISHED_STATUS:
+                return
+            status = found.returncode
+            ending = f"ended its process, with {'signal' if status < 0 else 'status'} {abs(status)}"
+        words.seek(0)
+        written = last_lines(words.read())
+    quoted = f"; it had written:\n{written}" if written else ""
+    msg = (
+        f"loading {text} {ending}: importing its module, making it, and asking for its missing(), passes(), "
+        f"attributes and replicas must come back; correct the target{quoted}"
+    )
+    raise TargetError(msg)
+
+
+def main() -> None:
+    """Load the target of the command line, and its declarations. Errors are ignored: the run raises them again."""
+    faulthandler.enable()
+    try:
+        given, registry = sys.argv[1], load_registry()
+        read_declarations(load_target(given, registry), registry, given)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(FINISHED_STATUS)
+
+
+if __name__ == "__main__":
+    main()

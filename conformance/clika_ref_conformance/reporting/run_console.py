@@ -1,0 +1,147 @@
+"""Console output of a run: a progress bar, then counts, failures, and the duration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from clika_ref.core.errors import ClikaError
+from clika_ref.reporting.console import format_duration, is_quiet, progress_console, result_console
+from clika_ref.reporting.progress import SimpleProgressBar
+from clika_ref_conformance.execution.run import Execution, RunPlan, RunRequest, execute_plan, plan_run
+from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.reporting.crash_reproducers import add_crash_reproducers
+from clika_ref_conformance.reporting.html_matrix import HTML_FILE as PAGE
+from clika_ref_conformance.reporting.html_matrix import write_html
+from clika_ref_conformance.reporting.json_report import write_json
+from clika_ref_conformance.reporting.junit import write_junit
+from clika_ref_conformance.reporting.report_builder import make_report
+from clika_ref_conformance.reproducing.reproducers import remove_stale_cases
+from clika_ref_conformance.verdicts import Verdict
+
+PROGRESS_LINE_SECONDS = 30.0
+"""Interval between progress lines if the output is not a terminal."""
+
+MAX_SHOWN_FAILURES = 20
+"""Maximum number of failures printed in full; the report contains all of them."""
+
+
+def make_report_folder(path: Path) -> Path:
+    """Create the folder of a report.
+
+    Raises:
+        ClikaError: it cannot be created.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        msg = f"the folder {path} for the report cannot be made: {error}"
+        raise ClikaError(msg) from error
+    return path.absolute()
+
+
+class ProgressReporter:
+    """Reports the progress of a run: in the bar after every check, or as an occasional line if there is no terminal."""
+
+    def __init__(self, target: str, bar: SimpleProgressBar[None], console: Console) -> None:
+        self.target = target
+        self.bar = bar
+        self.console = console
+        self.checks = self.failed = 0
+        self.due = time.monotonic() + PROGRESS_LINE_SECONDS
+
+    def __call__(self, result: Result | None, run: Execution) -> None:
+        """Update the progress for a result, or for elapsed time if it is None."""
+        self.checks += result is not None
+        self.failed += result is not None and result.verdict.is_failure
+        counts = f"Conformance of {self.target}, {self.checks:,} checks" + f", {self.failed:,} failed" * bool(
+            self.failed
+        )
+        tasks = ", ".join(str(worker.progress.task) for worker in run.workers if worker.progress is not None)
+        self.bar.desc = f"{counts} ({tasks})" if tasks else counts
+        self.bar.update(run.ended_tasks - self.bar.count)
+        if not is_quiet() and not self.console.is_terminal and time.monotonic() >= self.due:
+            self.due = time.monotonic() + PROGRESS_LINE_SECONDS
+            self.console.print(str(self.bar), markup=False)
+
+
+def run_and_show(request: RunRequest) -> RunRecord:
+    """Run a request, write its report if it asks for one, and print the results."""
+    plan = plan_run(request)
+    with SimpleProgressBar[None](total=len(plan.tasks), desc=f"Conformance of {request.target}", unit="tasks") as bar:
+        record = execute_plan(plan, ProgressReporter(request.target, bar, progress_console()))
+    record = write_reports(record, plan)
+    print_record(record, result_console())
+    if request.out is not None:
+        result_console().print(f"Report in {request.out / PAGE}", markup=False)
+    return record
+
+
+def write_reports(record: RunRecord, plan: RunPlan) -> RunRecord:
+    """Write the report of a run if its plan asks for one; return the record with all reproducers."""
+    record = add_crash_reproducers(record, plan)
+    if plan.request.out is not None:
+        _write_report(record, plan.request.out)
+    return record
+
+
+def _write_report(record: RunRecord, out: Path) -> None:
+    """Write every format of the report into a folder."""
+    report = make_report(record, out)
+    write_json(report, out / "report.json")
+    write_junit(report, out / "junit.xml")
+    write_html([report], out / PAGE)
+    remove_stale_cases(out, {result.reproducer for result in record.results})
+
+
+def print_record(record: RunRecord, console: Console) -> None:
+    """Print the failures, the declared deviations that were seen, and the accounting."""
+    failures = record.failures
+    for result in failures[:MAX_SHOWN_FAILURES]:
+        console.print(
+            f"{result.verdict}: {result.task}: {result.name}" + _location_text(result), style="red", markup=False
+        )
+        console.print(_indent(_message_with_call(result)), markup=False, soft_wrap=True)
+    if len(failures) > MAX_SHOWN_FAILURES:
+        console.print(
+            f"... and {len(failures) - MAX_SHOWN_FAILURES:,} failures more, all in the report (--out)", markup=False
+        )
+    for problem in (*record.problems, *record.doubts, *record.find_accounting_errors()):
+        console.print(problem, style="red", markup=False, soft_wrap=True)
+    for account in record.deviations:
+        if account["seen"]:
+            console.print(f"deviation {account['id']}: {account['seen']} checks: {account['reason']}", markup=False)
+    console.print(_summary_line(record), markup=False, soft_wrap=True)
+
+
+def _location_text(result: Result) -> str:
+    parts = [f"inputs {result.run}" if result.run else "", result.reproducer]
+    shown = ", ".join(part for part in parts if part)
+    return f" ({shown})" if shown else ""
+
+
+def _message_with_call(result: Result) -> str:
+    """Return the message, prefixed by the call if it does not quote it itself."""
+    call, message = result.facts.get("call", ""), result.comparison.message
+    return message if call in message else f"{call}: {message}"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _summary_line(record: RunRecord) -> str:
+    counts = ", ".join(f"{count:,} {verdict}" for verdict, count in _order_counts(record))
+    short = "ACCOUNTS DO NOT ADD UP" if record.find_accounting_errors() else "PROVES TOO LITTLE"
+    outcome = {0: "passed", 1: "FAILED", 3: short}[record.exit_code]
+    return (
+        f"{record.target} {outcome}: {record.planned:,} checks of {len(record.plan):,} tasks in "
+        f"{format_duration(record.seconds)} ({record.profile}, seed {record.seed}): {counts or 'none'}"
+    )
+
+
+def _order_counts(record: RunRecord) -> Sequence[tuple[Verdict, int]]:
+    return sorted(record.counts.items(), key=lambda item: (item[0].is_failure, item[1]), reverse=True)
