@@ -67,7 +67,7 @@ class TracedCallable:
 
 
 _FUNCTION_KEY = "the function"
-"""The key under which `_FunctionModule` stores its function. It has a space, so no variable or submodule has this name."""
+"""The key of the function in a `_FunctionModule`. It has a space, so no variable or submodule has this name."""
 
 
 class _FunctionModule(torch.nn.Module):

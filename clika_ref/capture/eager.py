@@ -175,8 +175,8 @@ def disable_fast_path() -> Iterator[None]:
 def isolate_writes(module: torch.nn.Module) -> Iterator[None]:
     """Make calls with gradients write to copies of buffers, and undo their writes to parameters.
 
-    Enter it within `preserve_module`, which binds the original buffers again: a buffer that was written to is no longer a
-    leaf.
+    Enter it within `preserve_module`, which binds the original buffers again: a buffer that was written to is no longer
+    a leaf.
     """
     kept = _WriteRecorder(module)
     for part in module.modules():
@@ -280,7 +280,8 @@ def preserve_module(callee: TracedCallable, *, outside: bool = False) -> Iterato
     stay.
 
     Attributes, and the data of buffers and plain tensors, are always restored. Parameters, and tensors in their memory,
-    are restored if the user keeps the model, as this takes a second copy of them: `_WriteRecorder` copies only written ones.
+    are restored if the user keeps the model, as this takes a second copy of them: `_WriteRecorder` copies only written
+    ones.
     """
     attributes = AttributeSnapshot(callee.module)
     parameters, buffers = dict(callee.module.named_parameters()), dict(callee.module.named_buffers())

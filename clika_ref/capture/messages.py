@@ -144,7 +144,8 @@ def _inference_advice(callee: TracedCallable) -> str:
     """Name the inference tensors of a model: tracers cannot follow some lines that use them, such as in autocast."""
     named = [*callee.module.named_parameters(), *callee.module.named_buffers()]
     made = [name for name, tensor in named if tensor.is_inference()]
-    names = f"{', '.join(made[:MAX_LISTED_TENSORS])}{f' and {len(made) - MAX_LISTED_TENSORS} more' if len(made) > MAX_LISTED_TENSORS else ''}"
+    more = f" and {len(made) - MAX_LISTED_TENSORS} more" if len(made) > MAX_LISTED_TENSORS else ""
+    names = ", ".join(made[:MAX_LISTED_TENSORS]) + more
     if not made:
         return ""
     return (

@@ -37,8 +37,8 @@ def find_reachable_modules(function: Callable[..., Any]) -> dict[str, nn.Module 
     """Return the modules and loose parameters that a function can reach, each once, under valid submodule names.
 
     The search covers its closure, the globals it names, and its bound object; in these, dicts, lists, tuples, object
-    attributes, and other functions of the user. The nearest come first. Only the first `MAX_SEARCHED_ENTRIES` entries of a large
-    container are searched.
+    attributes, and other functions of the user. The nearest come first. Only the first `MAX_SEARCHED_ENTRIES` entries
+    of a large container are searched.
     """
     found: dict[str, nn.Module | nn.Parameter] = {}
     seen: set[int] = set()

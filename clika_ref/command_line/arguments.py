@@ -41,7 +41,10 @@ def kind_of(text: str) -> ModelKind:
     if path.suffix == ".py" or (":" in text and not path.exists()):
         return ModelKind.FACTORY
     if not path.exists():
-        msg = f"there is no file {text}; for a model that Python makes write its module and what makes it: {EXAMPLE_FACTORY}"
+        msg = (
+            f"there is no file {text}; for a model that Python makes write its module and what makes it: "
+            f"{EXAMPLE_FACTORY}"
+        )
         raise MisuseError(msg)
     if path.suffix.lower() == ONNX_SUFFIX:
         return ModelKind.ONNX

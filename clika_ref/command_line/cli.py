@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def add_plugin_commands(into: typer.Typer) -> None:
-    """Add the commands of other distributions: entry points of `COMMAND_ENTRY_POINT_GROUP`, each a command group under its own name.
+    """Add the commands of other distributions: entry points of `COMMAND_ENTRY_POINT_GROUP`, each a group of its own.
 
     An entry point that fails to load is reported on stderr. The others are still added.
     """

@@ -110,7 +110,8 @@ def float_compile_arguments(found: CommandSettings) -> dict[str, Any]:
     """Return arguments of `clika_compile` for a float model. Print a note if the file asks for quantization."""
     if QUANTIZATION_SECTION in found.file_entries and found.settings.global_quantization_settings is not None:
         print_note(
-            f"compile leaves the model float, and {QUANTIZATION_SECTION} of {found.file} aside; `clika-ref quantize` heeds them"
+            f"compile leaves the model float, and {QUANTIZATION_SECTION} of {found.file} aside; `clika-ref "
+            "quantize` heeds them"
         )
     arguments = found.settings.compile_arguments()
     return arguments | {"quantization_settings": None, "layer_quantization_settings": None}
@@ -124,7 +125,8 @@ def quantize_arguments(found: CommandSettings) -> dict[str, Any]:
     """
     if found.settings.global_quantization_settings is None:
         msg = (
-            f"{found.file} leaves the model float ({QUANTIZATION_SECTION}: null); take that out, give --threshold, or use "
+            f"{found.file} leaves the model float ({QUANTIZATION_SECTION}: null); take that out, give "
+            "--threshold, or use "
             "`clika-ref compile`"
         )
         raise MisuseError(msg)

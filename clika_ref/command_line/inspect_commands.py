@@ -25,7 +25,8 @@ Subject = Annotated[
     str,
     typer.Argument(
         metavar="SUBJECT",
-        help=f"{options.MODEL_SYNTAX}, an ONNX file; or an operator: its name, or an ATen call such as aten.conv2d.default.",
+        help=f"{options.MODEL_SYNTAX}, an ONNX file; or an operator: its name, or an ATen call such as "
+        "aten.conv2d.default.",
         show_default=False,
     ),
 ]

@@ -56,7 +56,10 @@ def use_ranges_file(
         apply_table_smoothing(calibration, registry)
         strange = _unknown_values(calibration)
         if strange:
-            msg = f"{path} holds ranges for another target: for this one the model has no value {strange[0]!r}; {RECALIBRATE_HINT}"
+            msg = (
+                f"{path} holds ranges for another target: for this one the model has no value {strange[0]!r}; "
+                f"{RECALIBRATE_HINT}"
+            )
             raise ModelError(msg)
     try:
         yield
@@ -73,7 +76,10 @@ def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
         raise ModelError(msg)
     wanted = calibration.table.smoothing_purpose
     if found.smoothing_purpose != wanted:
-        msg = f"{path} holds the ranges of channels smoothed for {found.smoothing_purpose}, not for {wanted}; {RECALIBRATE_HINT}"
+        msg = (
+            f"{path} holds the ranges of channels smoothed for {found.smoothing_purpose}, not for {wanted}; "
+            f"{RECALIBRATE_HINT}"
+        )
         raise ModelError(msg)
     return found
 
@@ -203,7 +209,7 @@ def calibrate_graph(
     A calibration that counts batches already resumes after them; if the first batch is another one, it restarts.
 
     Args:
-        calibration: of the graph (`prepare_calibration`); it counts each batch at once, so that an interrupt loses none.
+        calibration: of the graph (`prepare_calibration`). It counts each batch at once: an interrupt loses none.
         batches: inputs of the graph, read once.
         wanted: the choices of the user.
         registry: the plugins.
@@ -314,7 +320,8 @@ def begin_calibration(
         kept, counted = len(before.reservoir.batches), before.table.batches
         if not has_data and kept < counted:
             log.warning(
-                f"The ranges of {counted:,} batches, smoothed for {before.table.smoothing_purpose}, do not serve here: they "
+                f"The ranges of {counted:,} batches, smoothed for {before.table.smoothing_purpose}, do not "
+                "serve here: they "
                 f"are found anew from the first {kept:,}, which are kept; give calibration_inputs to have all counted"
             )
     return prepare_calibration(graph, wanted, registry)

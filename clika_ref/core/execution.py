@@ -145,7 +145,7 @@ class _FxWriter:
         return self.fx
 
     def _state_destination(self, value: Value, *, is_shared: bool) -> fx.Node:
-        """Return the node that new state is written to at the end; until then, reads use the old value from `snapshot_state`."""
+        """Return the node that new state is written to at the end; until then, reads use `snapshot_state`."""
         place = self._value(value)
         self.nodes[value] = self.fx.call_function(snapshot_state, (place, is_shared))
         if isinstance(value.data, torch.nn.Parameter):  # autograd rejects in-place writes to a leaf

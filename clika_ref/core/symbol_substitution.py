@@ -1,5 +1,7 @@
 """Replacement of the symbols of a graph by other symbols, or by fixed lengths."""
 
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from collections.abc import Mapping

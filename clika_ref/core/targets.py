@@ -45,17 +45,18 @@ class Target(Protocol):
 
     A target may also define these attributes and methods:
 
-    - ``arithmetic``: a sequence of `clika_ref.targets.arithmetic.Arithmetic`, if it computes in other formats than the dtypes
-      of its tensors. Without it, results are compared at the precision of their dtypes.
-    - ``scheme``: its quantization scheme, a `clika_ref.targets.quantization_scheme.QuantizationScheme`, if it runs quantized
-      models.
+    - ``arithmetic``: a sequence of `clika_ref.targets.arithmetic.Arithmetic`, if it computes in other formats than the
+      dtypes of its tensors. Without it, results are compared at the precision of their dtypes.
+    - ``scheme``: its quantization scheme, a `clika_ref.targets.quantization_scheme.QuantizationScheme`, if it runs
+      quantized models.
     - ``configured``: a method that takes deployment settings with fields and returns a target that follows them.
     - ``emulated_by``: the runtime that runs its files if its own runtime cannot be installed here.
-    - ``check``: a method from a path to a list of `clika_ref.core.violations.Violation`, if its files must follow rules.
+    - ``check``: a method from a path to a list of `clika_ref.core.violations.Violation`, if its files must follow
+      rules.
     - ``profile``: a method from an artifact and inputs to the seconds that each node takes in a call, by node name as
       in `explain`. Nodes fused into others have no entry; time that belongs to no node is under ``""``.
-    - ``opened``: a method from a path and a folder for a copy to a `clika_ref.targets.opened_files.OpenedFile`, if its files
-      have their own format.
+    - ``opened``: a method from a path and a folder for a copy to a `clika_ref.targets.opened_files.OpenedFile`, if its
+      files have their own format.
     - ``runtime``: the distribution of its runtime, for tables and commands.
     - ``suffixes``: the suffixes of its files, for tables and commands.
     """

@@ -140,7 +140,10 @@ def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
             initialized; or another process failed or ended.
     """
     if settings is not None and not isinstance(settings, DistributedTrainingSettings):
-        msg = f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes {ACCEPTED_DISTRIBUTED_SETTINGS}"
+        msg = (
+            f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes "
+            f"{ACCEPTED_DISTRIBUTED_SETTINGS}"
+        )
         raise ModelError(msg)
     if settings is None or not settings.multi_gpu:
         yield SINGLE_PROCESS

@@ -50,7 +50,7 @@ class NodeFacts:
     planned: str
     """``int8``, ``int4 weights`` or ``int8 weights``, or ``float``."""
     runs: str
-    """The precision in the runtime, in the same terms; ``fused`` if the node is part of another one, or `NOT_REPORTED`."""
+    """The precision in the runtime, in the same terms; ``fused`` as a part of another node, or `NOT_REPORTED`."""
     reason: str
     """Why it runs in float, if the plan or the runtime gives a reason."""
 

@@ -86,12 +86,16 @@ def compare_quantized(
     problem = next(filter(None, problems), "")
     if problem:
         msg = (
-            f"{describe_runtime(target)} runs the artifact {problem}, over {samples} samples: it does not compute what was "
+            f"{describe_runtime(target)} runs the artifact {problem}, over {samples} samples: it does not "
+            "compute what was "
             f"planned. {first_broken_layer(target, graph, examples[0])}. "
             "No file was put in place; compile with compare_after_export=False to look at one"
         )
         raise DisagreementError(msg)
-    told = f"{whole.artifact_db:.1f} dB over {samples} samples in {describe_runtime(target)}, simulated {whole.graph_db:.1f} dB"
+    told = (
+        f"{whole.artifact_db:.1f} dB over {samples} samples in {describe_runtime(target)}, simulated "
+        f"{whole.graph_db:.1f} dB"
+    )
     exactly = f", {ratio_in_decibels(whole.signal, sum(whole.exact)):.1f} dB without what it rounds as it multiplies"
     return told + exactly * (whole.simulated != whole.exact)
 

@@ -28,7 +28,8 @@ def warn_of_unchecked_guards(graph: Graph, log: CompilationLog) -> None:
         where = ", in the log" if log.path else "; logs_dir names a folder for a log of all"
         more = f"; and {len(guards) - MAX_SHOWN_GUARDS} more{where}" if len(guards) > MAX_SHOWN_GUARDS else ""
         log.warning(
-            f"the artifact does not check, as the module does, that {'; '.join(map(str, guards[:MAX_SHOWN_GUARDS]))}{more}: "
+            "the artifact does not check, as the module does, that "
+            f"{'; '.join(map(str, guards[:MAX_SHOWN_GUARDS]))}{more}: "
             "where that does not hold, it may fail, or return other numbers than the model"
         )
     if len(guards) > MAX_SHOWN_GUARDS:

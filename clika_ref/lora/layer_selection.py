@@ -66,7 +66,8 @@ def _no_layer_error(graph: Graph, key: str, layers: Sequence[Node]) -> ModelErro
     """Return the error for a name that matches no layer."""
     if not layers:
         return ModelError(
-            f"{TARGET_LAYERS_ARGUMENT}: {graph.name} has no linear layer or convolution with a weight of its own, beside which an "
+            f"{TARGET_LAYERS_ARGUMENT}: {graph.name} has no linear layer or convolution with a weight of "
+            "its own, beside which an "
             "adapter could stand"
         )
     known = dict.fromkeys(_layer_names(layers))
@@ -96,7 +97,9 @@ def _rank_error(key: str, named: Mapping[Value, Sequence[Node]], rank: int) -> M
     weight, nodes = next(iter(named.items()))
     shape = "x".join(map(str, weight.type.shape))
     return ModelError(
-        f"{TARGET_LAYERS_ARGUMENT}: {key!r}: {rank=} is too large: an adapter of {weight.name!r}, which is {shape}, would have "
-        f"{_adapter_size(nodes[0], weight, rank):,} elements, and the weight has {_weight_size(weight):,}; choose a smaller rank, "
+        f"{TARGET_LAYERS_ARGUMENT}: {key!r}: {rank=} is too large: an adapter of {weight.name!r}, which is "
+        f"{shape}, would have "
+        f"{_adapter_size(nodes[0], weight, rank):,} elements, and the weight has {_weight_size(weight):,}; "
+        "choose a smaller rank, "
         "or train the weight itself"
     )

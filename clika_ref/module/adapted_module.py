@@ -65,7 +65,7 @@ class AdaptedModule(PrunedModule):
         """
         settings = lora_settings or LoraSettings()
         together = open_ranks(distributed_training_settings or self._clika_distributed)
-        with together as ranks, self._log(ranks) as log:
+        with together as ranks, self._open_log(ranks) as log:
             check_types({"lora_settings": lora_settings})
             if self._clika_options.batch_norm == "live":
                 raise ModelError(LIVE_NORMS_WITH_ADAPTERS)

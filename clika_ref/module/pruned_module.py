@@ -79,7 +79,7 @@ class PrunedModule(QuantizedModule):
         """
         arguments = locals()  # only the arguments at this point
         together = open_ranks(distributed_training_settings or self._clika_distributed)
-        with together as ranks, self._log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
+        with together as ranks, self._open_log(ranks) as log, outside_autocast(), torch.inference_mode(mode=False):
             check_types(arguments)
             if self._clika_quantized is not None:
                 raise ModelError(PRUNING_AFTER_QUANTIZATION)

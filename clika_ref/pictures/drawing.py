@@ -78,7 +78,7 @@ class BoxGroup:
                 yield member
 
 
-Member: TypeAlias = "Box | Group"
+Member: TypeAlias = "Box | BoxGroup"
 
 
 @dataclass(frozen=True, slots=True)

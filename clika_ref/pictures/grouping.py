@@ -14,7 +14,7 @@ class _OpenGroup:
     """A group under construction."""
 
     scope: str
-    members: list[Box | _OpenGroup] = field(default_factory=list["Box | _Open"])
+    members: list[Box | _OpenGroup] = field(default_factory=list["Box | _OpenGroup"])
 
 
 def group_boxes(boxes: Sequence[tuple[Box, Sequence[str]]], name: str) -> BoxGroup:

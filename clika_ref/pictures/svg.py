@@ -157,7 +157,8 @@ def _render_box(box: Box, member: PlacedMember, place: str) -> Iterator[str]:
     yield f'<text class="kind" x="{ROW_PADDING:.9g}" y="{HEADER_HEIGHT - 7:.9g}">{escape(box.kind)}</text>'
     if box.badge:
         x = width - ROW_PADDING
-        yield f'<text class="badge" text-anchor="end" x="{x:.9g}" y="{HEADER_HEIGHT - 7:.9g}">{escape(box.badge)}</text>'
+        y = HEADER_HEIGHT - 7
+        yield f'<text class="badge" text-anchor="end" x="{x:.9g}" y="{y:.9g}">{escape(box.badge)}</text>'
     indent = ROW_PADDING + labels_width(box)
     for number, (label, text) in enumerate(box.rows, 1):
         y = HEADER_HEIGHT + number * ROW_HEIGHT

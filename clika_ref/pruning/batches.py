@@ -19,7 +19,7 @@ MIN_PRUNING_SAMPLES = 32
 
 
 def take_batches(batches: Iterable[Sequence[Tensor]]) -> list[Sequence[Tensor]]:
-    """Return the first batches with at least `MIN_PRUNING_SAMPLES` samples in total, or all; no further ones are read."""
+    """Return the first batches with `MIN_PRUNING_SAMPLES` samples in total, or all; no further ones are read."""
     chosen: list[Sequence[Tensor]] = []
     count = 0
     for inputs in batches:

@@ -31,7 +31,7 @@ class DependencyGraph:
     sides: dict[Value, DimUnits] = field(default_factory=dict[Value, DimUnits])
     layers: dict[Node, ChannelDims] = field(default_factory=dict[Node, ChannelDims])
     """The layers that multiply by weights, in order."""
-    known: dict[Any, IndexSources | None] = field(default_factory=dict[Any, "Sources | None"])
+    known: dict[Any, IndexSources | None] = field(default_factory=dict[Any, "IndexSources | None"])
     """Cached results of nodes."""
 
     def of(self, value: Value) -> DimUnits:

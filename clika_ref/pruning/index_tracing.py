@@ -39,8 +39,8 @@ def trace_sources(asked: NodeProbe, position: int, axis: int) -> IndexSources | 
 
     Indices are decoded bit by bit: for each bit, the node runs once with NaN at all indices that have it, and once at
     all others. ``2 * log2(n)`` runs thus determine all indices, without any declaration by the operator. An element
-    that depends on no index is `ABSENT_UNIT`. If it depends on one index of each half, as in GLU, these are tied; for any
-    other mixture, None is returned.
+    that depends on no index is `ABSENT_UNIT`. If it depends on one index of each half, as in GLU, these are tied; for
+    any other mixture, None is returned.
 
     Some operators hide NaN, such as fused attention: then elements are changed instead, and the differing results are
     used. Some operands only matter for negative elements, such as the slope of PReLU: then these are tried as well.

@@ -54,7 +54,8 @@ def resolve_settings(
         layer, nodes = layers[key], find_nodes(graph, key, LAYER_SETTINGS_ARGUMENT)
         if not layer.skip_pruning and all(node.op.trait.weight is None for node in nodes):
             msg = (
-                f"{LAYER_SETTINGS_ARGUMENT}: {key!r} names nothing that multiplies by weights, such as a convolution or a linear layer"
+                f"{LAYER_SETTINGS_ARGUMENT}: {key!r} names nothing that multiplies by weights, such as a "
+                "convolution or a linear layer"
                 "; name one"
             )
             raise ModelError(msg)
@@ -94,7 +95,8 @@ def _require_limit(node: Node, choice: PruningChoice) -> None:
         and choice.threshold is None
     ):
         msg = (
-            f"{LAYER_SETTINGS_ARGUMENT}: nothing limits what is pruned of {node.name!r}, with mask_type={choice.mask_type!r}; give it "
+            f"{LAYER_SETTINGS_ARGUMENT}: nothing limits what is pruned of {node.name!r}, with "
+            f"mask_type={choice.mask_type!r}; give it "
             "a sparsity, or a pruning_sensitivity_threshold"
         )
         raise ModelError(msg)

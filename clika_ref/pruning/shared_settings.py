@@ -50,7 +50,10 @@ def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Pruni
     reason, named = _mask_problem(layers, chosen), next((c.user_key for c in theirs if c.user_key), "")
     if reason and named:
         node = next(iter(layers))
-        msg = f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: {reason}; choose another mask for {node!r} in {node.origin}, or skip_pruning"
+        msg = (
+            f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: {reason}; choose another mask for {node!r} in "
+            f"{node.origin}, or skip_pruning"
+        )
         raise ModelError(msg)
     threshold, sparsity = _minimum(c.threshold for c in theirs), _minimum(c.sparsity for c in theirs)
     return PruningChoice(theirs[0].mask_type, threshold, sparsity, skipped=reason, user_key=named)

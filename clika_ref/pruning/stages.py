@@ -203,7 +203,8 @@ def _report_fixed(
         reason = find_fixed_reason(found, node) if node in found.layers else "its weight is computed from inputs"
         if chosen[node].user_key:
             msg = (
-                f"{LAYER_SETTINGS_ARGUMENT}: {chosen[node].user_key!r}: no output channel of {node!r} in {node.origin} can be removed: "
+                f"{LAYER_SETTINGS_ARGUMENT}: {chosen[node].user_key!r}: no output channel of {node!r} in "
+                f"{node.origin} can be removed: "
                 f"{reason}"
             )
             raise ModelError(msg)

@@ -30,8 +30,8 @@ class UnitRemoval:
 def choose_removal(group: UnitGroup, choice: PruningChoice, effects: UnitEffects) -> UnitRemoval:
     """Return the units to remove from a group: those of least importance, up to the limit of their joint effect.
 
-    With a threshold, the number of remaining channels is a multiple of `CHANNEL_MULTIPLE`, if there are enough; a sparsity without
-    a threshold is met exactly.
+    With a threshold, the number of remaining channels is a multiple of `CHANNEL_MULTIPLE`, if there are enough; a
+    sparsity without a threshold is met exactly.
     """
     rows = effects.of(group.units)
     order = rows.square().sum(0).argsort(stable=True)
@@ -43,7 +43,10 @@ def choose_removal(group: UnitGroup, choice: PruningChoice, effects: UnitEffects
     if not most:
         least = float(together[0])
         if let:
-            why = f"{let} of {total} {group.kind} may go, too few for what stays to be a multiple of {CHANNEL_MULTIPLE} channels"
+            why = (
+                f"{let} of {total} {group.kind} may go, too few for what stays to be a multiple of "
+                f"{CHANNEL_MULTIPLE} channels"
+            )
             return UnitRemoval([], least, why)
         if choice.threshold is None or least <= choice.threshold:
             return UnitRemoval([], least, f"{total} {group.kind} are too few to leave one out")

@@ -97,7 +97,10 @@ def find_nodes(graph: Graph, key: str, argument: str, model: Graph | None = None
         or [name for name in known if key in name][:MAX_SUGGESTIONS]
     )
     hint = f"; near it are {', '.join(map(repr, near))}" if near else f"; among them are {_quote_some_names(known)}"
-    msg = f"{argument}: {key!r} is the name of no layer of {graph.name}: of no node, and of no module{hint}{REMOVED_MODULES_HINT}"
+    msg = (
+        f"{argument}: {key!r} is the name of no layer of {graph.name}: of no node, and of no "
+        f"module{hint}{REMOVED_MODULES_HINT}"
+    )
     raise ModelError(msg)
 
 
@@ -110,7 +113,8 @@ def _reject_unused_widths(key: str, layer: LayerQuantizationSettings, nodes: Ite
     given = [name for name in ("weights_num_bits", "activations_num_bits") if getattr(layer, name) is not None]
     if given and all(node.op.trait.weight is None for node in nodes):
         msg = (
-            f"{LAYER_SETTINGS_ARGUMENT}: {key!r} names no layer that multiplies in integers, to which {' and '.join(given)} could "
+            f"{LAYER_SETTINGS_ARGUMENT}: {key!r} names no layer that multiplies in integers, to which "
+            f"{' and '.join(given)} could "
             "belong, such as a convolution or a linear layer; name one, or leave that out"
         )
         raise ModelError(msg)

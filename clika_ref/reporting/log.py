@@ -37,8 +37,8 @@ STAGE_BAR_WIDTH = 30
 class CompilationLog:
     """The log of a compilation; a context manager that closes the file.
 
-    All text also goes to the standard ``logging``, under the logger of the calling module, such as ``clika_ref.pipeline``:
-    console output at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
+    All text also goes to the standard ``logging``, under the logger of the calling module, such as
+    ``clika_ref.pipeline``: console output at ``INFO``, warnings at ``WARNING``, and the rest at ``DEBUG``.
 
     ``timings`` holds the seconds of each stage, in the order of their starts; repeated stages are summed. ``warnings``
     holds the text of each warning. Use `open` to create a log; without arguments, only these are recorded.

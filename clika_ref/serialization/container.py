@@ -144,7 +144,10 @@ def _check_file_type(blob: bytes) -> None:
         and blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] == b"{"
         and length > len(blob) - HEADER_LENGTH_BYTES
     ):
-        msg = f"it is cut off: of its header of {length:,} bytes it has {len(blob) - HEADER_LENGTH_BYTES:,}; copy it once more"
+        msg = (
+            f"it is cut off: of its header of {length:,} bytes it has {len(blob) - HEADER_LENGTH_BYTES:,}; "
+            "copy it once more"
+        )
         raise ModelError(msg)
     if len(blob) <= HEADER_LENGTH_BYTES or blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] != b"{":
         msg = f"it is no safetensors file ({len(blob):,} bytes); give what clika_save wrote"

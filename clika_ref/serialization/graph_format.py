@@ -196,7 +196,10 @@ def graph_from_json(
             operator lacks, or a tensor is missing.
     """
     if document["version"] > GRAPH_VERSION:
-        msg = f"the saved graph has format {document['version']}, this clika-ref reads up to {GRAPH_VERSION}; update clika-ref"
+        msg = (
+            f"the saved graph has format {document['version']}, this clika-ref reads up to {GRAPH_VERSION}; "
+            "update clika-ref"
+        )
         raise ModelError(msg)
     operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
     missing = sorted(name for name, op in operators.items() if op is None)

@@ -169,7 +169,10 @@ class _SectionReader:
         fields = dict(entry.value)
         method, threshold = fields.pop(METHOD_FIELD, None), fields.get(THRESHOLD_FIELD)
         if method is not None and method.value != QAT_METHOD:
-            said = f"{QUANTIZATION_SECTION}.{METHOD_FIELD} is {describe_entry(method)}; it takes {QAT_METHOD!r}, which calibrates first"
+            said = (
+                f"{QUANTIZATION_SECTION}.{METHOD_FIELD} is {describe_entry(method)}; it takes {QAT_METHOD!r}, "
+                "which calibrates first"
+            )
             self.problems.add(method.line, said)
         if threshold is not None and threshold.value is None:
             del fields[THRESHOLD_FIELD]
@@ -179,7 +182,8 @@ class _SectionReader:
             and threshold.value >= MIN_LEGACY_THRESHOLD
         ):
             msg = (
-                f"{self.problems.path}, line {threshold.line}: {THRESHOLD_FIELD} is {threshold.text}, as in releases of "
+                f"{self.problems.path}, line {threshold.line}: {THRESHOLD_FIELD} is {threshold.text}, as "
+                "in releases of "
                 "2024, whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no "
                 "layer is too sensitive"
             )

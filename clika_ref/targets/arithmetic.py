@@ -67,7 +67,10 @@ class Arithmetic:
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in ROUNDING_KINDS]
         if unknown:
-            msg = f"{self}: {', '.join(map(repr, unknown))} is no kind of error that rounds; kinds are {', '.join(ROUNDING_KINDS)}"
+            msg = (
+                f"{self}: {', '.join(map(repr, unknown))} is no kind of error that rounds; kinds are "
+                f"{', '.join(ROUNDING_KINDS)}"
+            )
             raise TargetError(msg)
         formats = (self.dtype, self.compute, self.accumulate)
         wrong = [f for f in formats if isinstance(f, torch.dtype) and not f.is_floating_point]

@@ -1,7 +1,7 @@
 """Whole architectures of torchvision and transformers: module and artifact agree with eager, static and dynamic.
 
-The bound is `clika_ref.core.comparison.MAX_ROUNDINGS` float32 roundings of the largest element of each result; its origin is
-written there. ONNX Runtime, which adds in another order, is held to it as well: these networks stay below 20.
+The bound is `clika_ref.core.comparison.MAX_ROUNDINGS` float32 roundings of the largest element of each result; its
+origin is written there. ONNX Runtime, which adds in another order, is held to it as well: these networks stay below 20.
 """
 
 from __future__ import annotations

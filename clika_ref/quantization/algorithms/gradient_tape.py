@@ -48,8 +48,8 @@ class GradientRecorder:
     def estimate_effects(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
         """Return the effect of each error alone on the outputs, as a share of their squared norm: `sensitivities`.
 
-        The effects on several outputs are averaged. The effect is `UNKNOWN_SENSITIVITY` if there is no gradient for an error, as
-        before an argmax or a comparison, or if it is infinite.
+        The effects on several outputs are averaged. The effect is `UNKNOWN_SENSITIVITY` if there is no gradient for an
+        error, as before an argmax or a comparison, or if it is infinite.
         """
         probes = probes or -(-ERROR_SAMPLES // sample_count(self.inputs))
         if not self.outputs:

@@ -40,7 +40,7 @@ class RangeTable:
     batches: int = 0
     """Number of counted batches."""
     smoothing: dict[str, torch.Tensor] | None = None
-    """Factors that some values are divided by before quantization (`clika_ref.quantization.algorithms.smooth_quant`), by name.
+    """Factors that some values are divided by before quantization (SmoothQuant), by name.
 
     The statistics are those of the divided values. None if factors were not searched yet.
     """
@@ -124,7 +124,10 @@ class RangeTable:
         """
         try:
             if document["version"] != RANGE_TABLE_VERSION:
-                msg = f"{where} has version {document['version']} of the form of range tables, this is {RANGE_TABLE_VERSION}"
+                msg = (
+                    f"{where} has version {document['version']} of the form of range tables, this is "
+                    f"{RANGE_TABLE_VERSION}"
+                )
                 raise ModelError(msg)
             names = document["smoothing"]
             smoothing = None if names is None else {name: tensors[f"{SMOOTHING_PREFIX}.{name}"] for name in names}

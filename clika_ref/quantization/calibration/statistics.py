@@ -79,7 +79,8 @@ def measure_tensor(x: Tensor) -> BatchStatistics:
 class Statistics:
     """Statistics of one value over all batches so far.
 
-    ``low`` and ``high`` are exact. They, the averaged min/max and the histogram only cover elements within `UNBOUNDED_MAGNITUDE`.
+    ``low`` and ``high`` are exact. They, the averaged min/max and the histogram only cover elements within
+    `UNBOUNDED_MAGNITUDE`.
     """
 
     low: float = math.inf

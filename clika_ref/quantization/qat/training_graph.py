@@ -187,7 +187,8 @@ def _reject_untrained(graph: Graph, stored: Graph) -> None:
     if lost:
         msg = (
             f"{', '.join(map(repr, lost))} would not be trained: a pass computes with it and does not say how. Its "
-            "author states that as a clika_ref.core.deferred_constants.DeferredConstant; freeze it, with requires_grad_(False), to go on"
+            "author states that as a clika_ref.core.deferred_constants.DeferredConstant; freeze it, with "
+            "requires_grad_(False), to go on"
         )
         raise ModelError(msg)
 

@@ -22,7 +22,8 @@ MAX_MEAN_SAMPLES = 16
 def channel_means(node: Node, result: Tensor) -> Tensor:
     """Return the mean of each channel in each sample, ``float32[samples, channels]``.
 
-    An output without a batch dim is one sample. More than `MAX_MEAN_SAMPLES` samples are averaged in groups of neighbors.
+    An output without a batch dim is one sample. More than `MAX_MEAN_SAMPLES` samples are averaged in groups of
+    neighbors.
     """
     by_channel = result.movedim(node.op.trait.channel or 0, -1)
     means = by_channel.reshape(result.shape[0] if result.ndim > 1 else 1, -1, by_channel.shape[-1]).mean(1)

@@ -29,8 +29,8 @@ def collect(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
 def collect_without_mutations(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
     """Return ``count`` values like `collect`, but no value is a small mutation of another one.
 
-    After `EXAMPLES_BEFORE_MUTATION` examples, Hypothesis creates half of the examples by mutation. Generation therefore restarts
-    there with another seed. Each restart begins with the simplest value, which is kept only once.
+    After `EXAMPLES_BEFORE_MUTATION` examples, Hypothesis creates half of the examples by mutation. Generation therefore
+    restarts there with another seed. Each restart begins with the simplest value, which is kept only once.
     """
     found: list[T] = []
     for turn in range(count):

@@ -157,7 +157,7 @@ def _run_graph(graph: Graph, run: Run) -> Tensors:
         raise _RejectedValueError from error
 
 
-class _RejectedValueError(Exception):  # noqa: N818 - control flow, not an error: a free index may be out of range
+class _RejectedValueError(Exception):
     pass
 
 

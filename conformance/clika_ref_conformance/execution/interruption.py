@@ -20,7 +20,7 @@ class RunInterruption(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def handle_end_signals() -> Iterator[None]:
-    """Let Ctrl-C and the signals in `END_SIGNALS` raise an `RunInterruption` in the block; ignored signals stay ignored.
+    """Let Ctrl-C and `END_SIGNALS` raise a `RunInterruption` in the block; ignored signals stay ignored.
 
     Raises:
         ClikaError: code under test raised a KeyboardInterrupt, and nobody requested the run to end.
@@ -43,7 +43,7 @@ def handle_end_signals() -> Iterator[None]:
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    """Raise an `RunInterruption`; only once for signals in `END_SIGNALS`, as senders repeat them while the run cleans up."""
+    """Raise a `RunInterruption`; only once for `END_SIGNALS`, as senders repeat them while the run cleans up."""
     if number in END_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise RunInterruption

@@ -42,7 +42,7 @@ class CaseReference:
         graph: graph that was compiled.
         inputs: one tensor for each input of the graph, in order; they are copied.
         seed: seed of the random errors.
-        trusting: whether a result equal to eager's passes, whatever its distance from the exact result. Then exact
+        trusts_eager: whether a result equal to eager's passes, whatever its distance from the exact result. Then exact
             arithmetic is needed only if a target returns another result.
         arithmetic: formats of the target's arithmetic, if it declares others than the dtypes.
     """
@@ -53,13 +53,13 @@ class CaseReference:
         inputs: Sequence[torch.Tensor],
         *,
         seed: int = 0,
-        trusting: bool = False,
+        trusts_eager: bool = False,
         arithmetic: Sequence[Arithmetic] = (),
     ) -> None:
         self.graph = graph
         self.inputs = [t.clone() for t in inputs]
         self.seed = seed
-        self.trusts_eager = trusting
+        self.trusts_eager = trusts_eager
         self.arithmetic = tuple(arithmetic)
         with torch.no_grad():
             self._eager = exact_arithmetic.evaluate_graph(

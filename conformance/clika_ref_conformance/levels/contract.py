@@ -100,7 +100,7 @@ def _run_contract_check(name: str, verdict: Verdict, look: Callable[[], str | No
     return Outcome(name, make_not_run(Reason.NOT_SENSITIVE, problem) if unseen else Comparison(verdict, problem))
 
 
-class _NothingToCheckError(Exception):  # noqa: N818 - control flow, not an error: another check reports the reason
+class _NothingToCheckError(Exception):
     pass
 
 

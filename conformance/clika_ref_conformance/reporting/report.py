@@ -96,7 +96,7 @@ class Report:
     """Requested part of the profile, as options; empty if all of it was requested."""
     target_folder: str = ""
     """Folder of the module of ``package.module:TARGET``; empty for an installed target."""
-    not_run: Mapping[str, UnrunChecks] = field(default_factory=dict[str, "Unrun"])
+    not_run: Mapping[str, UnrunChecks] = field(default_factory=dict[str, "UnrunChecks"])
     """Checks that were not run, by kind of reason, the most frequent first."""
 
     @property

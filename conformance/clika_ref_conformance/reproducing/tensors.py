@@ -27,7 +27,7 @@ _NUMPY_DTYPES = frozenset(
 
 
 def layout_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the layout that `rebuild_tensor` needs with the elements: dtype, shape, strides and offset, in elements."""
+    """Return the layout that `rebuild_tensor` needs: dtype, shape, strides and offset, in elements."""
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),
         "shape": list(tensor.shape),

@@ -42,7 +42,7 @@ ERFC_COEFFICIENTS = (
 """Numerator and denominator of ``erfc(x) * exp(x ** 2)`` in powers of ``x``. Source: as `ERF_COEFFICIENTS`."""
 
 ERFC_COEFFICIENTS_LIMIT = 4.0
-"""In float64, `ERFC_COEFFICIENTS` is precise up to here and `ERFC_TAIL_COEFFICIENTS` from here on; float32 uses `ERFC_COEFFICIENTS` only."""
+"""In float64, `ERFC_COEFFICIENTS` is precise below and `ERFC_TAIL_COEFFICIENTS` above; float32 uses only the first."""
 
 ERFC_TAIL_COEFFICIENTS = (
     (
@@ -80,7 +80,7 @@ def complementary_error_function(op, x):
 
 
 def _erfc_above_limit(op, size):
-    """Return ``erfc(size)`` above `ERF_DIRECT_LIMIT`: an exponential, in two factors, times a quotient of polynomials."""
+    """Return ``erfc(size)`` above `ERF_DIRECT_LIMIT`: an exponential in two factors times a quotient of polynomials."""
     size = op.Where(op.Greater(size, op.like(size, ERFC_ZERO_LIMIT)), op.like(size, ERFC_ZERO_LIMIT), size)
     whole = op.Div(op.Floor(op.Mul(size, op.like(size, STEPS_PER_UNIT))), op.like(size, STEPS_PER_UNIT))
     rest = op.Mul(op.Sub(size, whole), op.Add(size, whole))

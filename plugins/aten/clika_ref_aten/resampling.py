@@ -289,8 +289,12 @@ def upsample_nearest_exact1d(
 
 
 _declare_resampling(
-    upsample_nearest_exact1d, aten._upsample_nearest_exact1d, 1, _nearest_lowering(exact=True), NEAREST_DTYPES
-)  # noqa: SLF001 - ATen's name
+    upsample_nearest_exact1d,
+    aten._upsample_nearest_exact1d,  # noqa: SLF001 - ATen's name
+    1,
+    _nearest_lowering(exact=True),
+    NEAREST_DTYPES,
+)
 
 
 @operator(quant=SHARED_QPARAMS, error=EXACT)
@@ -302,8 +306,12 @@ def upsample_nearest_exact2d(
 
 
 _declare_resampling(
-    upsample_nearest_exact2d, aten._upsample_nearest_exact2d, 2, _nearest_lowering(exact=True), NEAREST_DTYPES
-)  # noqa: SLF001 - ATen's name
+    upsample_nearest_exact2d,
+    aten._upsample_nearest_exact2d,  # noqa: SLF001 - ATen's name
+    2,
+    _nearest_lowering(exact=True),
+    NEAREST_DTYPES,
+)
 
 
 @operator(quant=SHARED_QPARAMS, error=EXACT)
@@ -315,8 +323,12 @@ def upsample_nearest_exact3d(
 
 
 _declare_resampling(
-    upsample_nearest_exact3d, aten._upsample_nearest_exact3d, 3, _nearest_lowering(exact=True), NEAREST_DTYPES
-)  # noqa: SLF001 - ATen's name
+    upsample_nearest_exact3d,
+    aten._upsample_nearest_exact3d,  # noqa: SLF001 - ATen's name
+    3,
+    _nearest_lowering(exact=True),
+    NEAREST_DTYPES,
+)
 
 
 @operator(quant=OWN_QPARAMS, error=INTERPOLATION)

@@ -83,7 +83,7 @@ class _Folding:
     may_read: Callable[[Value], bool]
     keep: tuple[str, ...] = ()
     states: bool = False
-    """Whether folded constants carry a `DeferredConstant`, which training needs if parameters are among their sources."""
+    """Whether folded constants carry a `DeferredConstant`, which training needs if their sources are parameters."""
     made: dict[Value, Value] = field(default_factory=dict)
     """For each computed value, a constant with its formula."""
     known: dict[Value, torch.Tensor] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class ExplainedArtifact(Artifact):
 
 
 def read_precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str, str]:
-    """Return the precision of each node: `INT8_PRECISION`, ``int4 weights``, `FLOAT_PRECISION` with a reason, or `FUSED_PRECISION`.
+    """Return the precision of each node: ``int8``, ``int4 weights``, ``float`` with a reason, or ``fused``.
 
     Nodes are identified by their names in the graph, which prefix the names in the file.
 

@@ -96,7 +96,7 @@ class OnnxRuntime:
         return read_precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
 
     def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor]) -> Mapping[str, float]:
-        """Return the seconds of each node in a call, from the runtime's own profile of `PROFILED_CALLS` calls: see `profiling`.
+        """Return the seconds of each node in a call, from the runtime's profile of `PROFILED_CALLS` calls.
 
         Raises:
             TargetError: the runtime is missing, rejects the file, or fails.

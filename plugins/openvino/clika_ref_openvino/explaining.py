@@ -30,7 +30,7 @@ ORIGINAL_SUFFIX = "_original"
 
 
 def read_precisions(executed: Any, read: Any, outputs: Iterable[str]) -> dict[str, str]:
-    """Return the precision of each graph node: `INT8_PRECISION`, ``int4 weights``, `FLOAT_PRECISION` with its type, or `FUSED_PRECISION`.
+    """Return the precision of each graph node: ``int8``, ``int4 weights``, ``float`` with its type, or ``fused``.
 
     Args:
         executed: the runtime's own graph, from ``CompiledModel.get_runtime_model()``.

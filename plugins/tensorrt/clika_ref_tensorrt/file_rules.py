@@ -55,7 +55,10 @@ def _(file: OnnxFile) -> Violations:
     elif file.opset not in SUPPORTED_OPSETS:
         yield (
             None,
-            f"opset {file.opset} is outside {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}; export with one of these",
+            (
+                f"opset {file.opset} is outside {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}; "
+                "export with one of these"
+            ),
         )
 
 

@@ -21,7 +21,7 @@ from clika_ref_tensorrt.own_operators import (
     graphs_of,
 )
 
-T = TypeVar("Found")
+T = TypeVar("T")
 
 FLOAT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
@@ -78,7 +78,7 @@ class OnnxFile:
         """Return the cached result of a function on the graph."""
         if look not in self._found:
             self._found[look] = look(self)
-        return cast("Found", self._found[look])
+        return cast("T", self._found[look])
 
     def extend_enclosing(
         self, own: dict[str, T], look: Callable[[OnnxFile], MutableMapping[str, T]]
@@ -108,7 +108,9 @@ class OnnxFile:
             (node, name, OnnxFile(
                 self.model, folder=self.folder, has_weights_alone=self.has_weights_alone, branch=(own, typed, self)
             ))
-            for (node, name, own), (_, _, typed) in zip(_iterate_inner_graphs(self.graph), _iterate_inner_graphs(self.inferred), strict=True)
+            for (node, name, own), (_, _, typed) in zip(
+                _iterate_inner_graphs(self.graph), _iterate_inner_graphs(self.inferred), strict=True
+            )
         ]  # fmt: skip
 
     @cached_property

@@ -84,7 +84,10 @@ def _(file: OnnxFile) -> Violations:
             if (file.integer_type(node), file.block(node)) != (TYPES.FLOAT8E4M3FN, MXFP8_BLOCK_SIZE):
                 yield (
                     node,
-                    f"its scales are exponents alone, as float8 in blocks of {MXFP8_BLOCK_SIZE} has them; give it floats",
+                    (
+                        f"its scales are exponents alone, as float8 in blocks of {MXFP8_BLOCK_SIZE} has them; "
+                        "give it floats"
+                    ),
                 )
         elif scale not in (0, *FLOAT_TYPES):
             yield node, f"its scale is {type_name(scale)}; give it a float, or what dequantizes it"

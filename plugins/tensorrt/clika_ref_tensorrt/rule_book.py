@@ -37,7 +37,8 @@ FUSED_WITH_CONSTANT = ("Add", "Mul", "Sub", "Div")
 
 POINTWISE_OPERATORS = frozenset(
     {
-        *FUSED_WITH_CONSTANT, "Abs", "Cast", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
+        *FUSED_WITH_CONSTANT,
+        "Abs", "Cast", "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu",
         "Log", "Max", "Min", "Mish", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus",
         "Softsign", "Sqrt", "Swish", "Tanh", "ThresholdedRelu",
     }

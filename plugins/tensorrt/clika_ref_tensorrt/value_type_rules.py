@@ -17,7 +17,8 @@ from clika_ref_tensorrt.rule_book import QUANTIZED_TYPES, TYPES, Violations, rul
 INTEGER_ADVICE = "use INT32 or INT64"
 
 UNSUPPORTED_TYPES: Mapping[int, str] = {
-    TYPES.INT16: INTEGER_ADVICE, TYPES.UINT16: INTEGER_ADVICE, TYPES.UINT32: INTEGER_ADVICE, TYPES.UINT64: INTEGER_ADVICE,
+    TYPES.INT16: INTEGER_ADVICE, TYPES.UINT16: INTEGER_ADVICE,
+    TYPES.UINT32: INTEGER_ADVICE, TYPES.UINT64: INTEGER_ADVICE,
     TYPES.STRING: "let numbers stand for it",
     TYPES.COMPLEX64: "split real and imaginary parts", TYPES.COMPLEX128: "split real and imaginary parts",
 }  # fmt: skip

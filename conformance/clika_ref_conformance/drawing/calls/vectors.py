@@ -40,10 +40,10 @@ def make_runs(
     """Return the runs of a call: one on typical elements, and one for each legal vector.
 
     A tensor that the sampler made itself is the same in all runs. Special values come first or last in one operand.
-    ``row`` selects the position, so that consecutive rows of a cover alternate and `count_special_positions` of them cover all positions.
-    With ``every_magnitude``, squares and products of the elements leave the range of the dtype in every other row; an
-    operator with an elementwise bound must not overflow in between. Numbers among ``attributes`` count as numbers of
-    the call for the vector `NEAR_NUMBERS`. ``only`` selects at most one vector.
+    ``row`` selects the position, so that consecutive rows of a cover alternate and `count_special_positions` of them
+    cover all positions. With ``every_magnitude``, squares and products of the elements leave the range of the dtype in
+    every other row; an operator with an elementwise bound must not overflow in between. Numbers among ``attributes``
+    count as numbers of the call for the vector `NEAR_NUMBERS`. ``only`` selects at most one vector.
     """
     samples = _samples(operands)
     changes = _vector_fills(samples, row, _fill_vast if every_magnitude and row % 2 else _fill_wide)

@@ -37,7 +37,8 @@ def select_foreign_operators(registry: Registry) -> list[Operator]:
 def select_partners(registry: Registry, first: Operator, count: int) -> Sequence[Operator]:
     """Return the operators that may follow ``first``.
 
-    They are all frequent operators, or the first `FOREIGN_PARTNER_COUNT` of them if ``first`` comes from another plugin.
+    They are all frequent operators, or the first `FOREIGN_PARTNER_COUNT` of them if ``first`` comes from another
+    plugin.
     """
     known, strangers = select_frequent_operators(registry, count), select_foreign_operators(registry)
     if first in strangers:

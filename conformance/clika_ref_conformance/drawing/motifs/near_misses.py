@@ -133,9 +133,9 @@ ATTRIBUTE_SAMPLE_COUNT = 8
 def sample_attributes(op: Operator) -> list[Mapping[str, Any]]:
     """Return the attributes of some sampled calls of an operator."""
     return [
-        draw_call_of_any_dtype(op, random_draw(Random(n))).attrs
+        draw_call_of_any_dtype(op, random_draw(Random(n))).attrs  # noqa: S311 - no secret
         for n in range(ATTRIBUTE_SAMPLE_COUNT if op.sampler else 0)
-    ]  # noqa: S311 - no secret
+    ]
 
 
 def swap_operands(case: Case, _: Operators) -> Iterator[Case | None]:
