@@ -62,11 +62,11 @@ def open_page(browser):
         context = browser.new_context(**how)
         contexts.append(context)
         page, address = context.new_page(), path.absolute().as_uri()
-        page.to_device("pageerror", lambda error: problems.append(f"error: {error}"))
-        page.to_device(
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on(
             "console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None
         )
-        page.to_device(
+        page.on(
             "request", lambda asked: problems.append(asked.url) if not asked.url.startswith(address) else None
         )
         page.goto(address)

@@ -62,7 +62,7 @@ def make_unsupported_error(name: str, calls: Sequence[UnsupportedCall]) -> Model
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
     return ModelError(
         f"{name} makes {len(calls)} call{'s' * (len(calls) > 1)} that no operator serves:\n{shown}\n"
-        "Declare the operators in a plugin (CONTRIBUTING.md shows one), or rewrite those lines."
+        "Declare the operators in a plugin (docs/write-an-operator.md shows one), or rewrite those lines."
     )
 
 

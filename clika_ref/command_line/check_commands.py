@@ -91,6 +91,6 @@ def _compare_two(
         raise MisuseError(f"--target is given {len(targets)} times for two models; give it once, or once for each")
     with show_spinner("Loading models"):
         places = [targets[min(i, len(targets) - 1)] if targets else None for i in range(len(names))]
-        first, second = (comparing.subject_of(*pair) for pair in zip(names, places, strict=True))
-        calls = comparing.calls_for((first, second), *given)
-    return comparing.held_against(first, second, show_progress("Comparing", calls))
+        first, second = (comparing.load_compared_model(*pair) for pair in zip(names, places, strict=True))
+        calls = comparing.select_calls((first, second), *given)
+    return comparing.compare_models(first, second, show_progress("Comparing", calls))

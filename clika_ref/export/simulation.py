@@ -54,7 +54,7 @@ class QuantizationState:
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> QuantizationState:
-        """Restore the result of `to_document` from its ``document`` and ``tensors``; other tensors are ignored.
+        """Restore the result of `to_document` from its ``document`` and ``tensors``, of any shape; others are ignored.
 
         Raises:
             ModelError: the data has another version, or is damaged.

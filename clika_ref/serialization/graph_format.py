@@ -18,8 +18,10 @@ from clika_ref.core.symbols import SYMPY_TO_PYTHON, Guard, Symbol, SymbolSource,
 from clika_ref.core.types import Origin, TensorType
 from clika_ref.serialization.class_lookup import decode_member, encode_member
 
-GRAPH_VERSION = 1
-"""Increased whenever the current code can no longer read older files."""
+GRAPH_VERSION = 2
+"""Version of the graph document. Version 1 was that of development versions, and is rejected."""
+
+DEVELOPMENT_GRAPH_ERROR = "the saved graph was saved by a development version; compile again"
 
 EXPRESSION_FUNCTIONS: dict[str, type] = {
     kind.__name__: kind for kind in SYMPY_TO_PYTHON if kind.__module__.startswith("sympy")
@@ -192,7 +194,7 @@ def graph_from_json(
     """Rebuild a graph with given tensors; ``find`` returns an operator by name.
 
     Raises:
-        ModelError: the graph is of a newer version, uses an operator that no plugin declares or attributes that the
+        ModelError: the graph is of another version, uses an operator that no plugin declares or attributes that the
             operator lacks, or a tensor is missing.
     """
     if document["version"] > GRAPH_VERSION:
@@ -201,6 +203,8 @@ def graph_from_json(
             "update clika-ref"
         )
         raise ModelError(msg)
+    if document["version"] < GRAPH_VERSION:
+        raise ModelError(DEVELOPMENT_GRAPH_ERROR)
     operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
     missing = sorted(name for name, op in operators.items() if op is None)
     if missing:

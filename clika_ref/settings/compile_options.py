@@ -186,7 +186,7 @@ TARGET_SHORT_NAMES: Mapping[str, str] = {
 """Short names of our targets in settings files and on the command line, as in release 24 (``target_framework: trt``).
 """
 
-PLUGIN_HINT = 'a plugin may add it: CONTRIBUTING.md, "A target", shows one in 80 lines'
+PLUGIN_HINT = "a plugin may add it: docs/example-plugin.md shows one in 80 lines"
 
 
 def full_target_name(target: str) -> str:

@@ -54,14 +54,14 @@ def run(
     """Hold a target against eager. Exit status: 0 fine, 1 failures, 2 wrong usage, 3 the run proves too little."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
         running, showing, profiles = (
-            _import_module(name) for name in ("execution.run", "reporting.showing", "profiles")
+            _load_module(name) for name in ("execution.run", "reporting.run_console", "profiles")
         )
         request = running.RunRequest(
             target,
-            profiles.limited(profiles.chosen_profile(profile, seed), memory_limit, case_seconds),
+            profiles.apply_limits(profiles.select_profile(profile, seed), memory_limit, case_seconds),
             tuple(word or ()),
             tuple(level or ()),
-            None if out is None else showing.report_folder(out),
+            None if out is None else showing.make_report_folder(out),
             workers,
         )
         record = showing.run_and_show(request)
@@ -77,7 +77,7 @@ def replay(
 ) -> None:
     """Run one case once more and judge it. Exit status: 0 it passes now, 1 it fails, 2 the file cannot be used."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
-        raise typer.Exit(_import_module("reporting.alone").replay_alone(case, target, debug=debug))
+        raise typer.Exit(_load_module("reporting.replay_process").replay_in_process(case, target, debug=debug))
 
 
 @app.command()
@@ -89,7 +89,7 @@ def diff(
 ) -> None:
     """Say what got worse, was fixed, is new and is gone. Exit status: 0 nothing got worse, 1 it did, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE):
-        raise typer.Exit(_import_module("reporting.reading").diff_and_show(old, new))
+        raise typer.Exit(_load_module("reporting.report_commands").diff_and_show(old, new))
 
 
 @app.command()
@@ -101,7 +101,7 @@ def report(
 ) -> None:
     """Write the matrix of several targets side by side."""
     with report_errors(debug=debug, refused=Status.MISUSE):
-        _import_module("reporting.reading").join_and_show(reports, out)
+        _load_module("reporting.report_commands").join_and_show(reports, out)
 
 
 @app.command()
@@ -119,7 +119,7 @@ def mutants(
 ) -> None:
     """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
-        show = _import_module("mutants.showing").kill_and_show
+        show = _load_module("mutants.console_output").run_mutants_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
 
@@ -141,11 +141,11 @@ def alarms(
 ) -> None:
     """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
-        show = _import_module("mutants.showing").sound_and_show
+        show = _load_module("mutants.console_output").run_correct_targets_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
         raise typer.Exit(show(target or CORRECT_TARGETS, workers=workers, **settings))
 
 
-def _import_module(name: str) -> Any:
+def _load_module(name: str) -> Any:
     """Import a module of the suite on demand: torch takes a second to import, and ``--help`` should not wait for it."""
     return importlib.import_module(f"clika_ref_conformance.{name}")

@@ -14,7 +14,7 @@ from clika_ref_conformance.execution.run import Execution, start_execution
 from clika_ref_conformance.pytest_plan import get_plan
 from clika_ref_conformance.reporting.run_console import write_reports
 
-WHOLE_RUN_TEST = "test_the_run_proves_enough"
+WHOLE_RUN_TEST = "test_run_proves_enough"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -21,4 +21,4 @@ def pytest_configure(config: pytest.Config) -> None:
     """Plan before collection, so that invalid options still end pytest as a usage error."""
     if config.getoption("--target"):
         # Imported here, since the suite imports torch: other pytest runs should not wait for it.
-        importlib.import_module("clika_ref_conformance.pytest_plan").plan_of(config)
+        importlib.import_module("clika_ref_conformance.pytest_plan").get_plan(config)

@@ -47,6 +47,7 @@ class Changed:
         return getattr(RUNTIME, name)
 
 
+@pytest.mark.slow
 def test_files_carry_over_and_damage_is_told(tmp_path):
     found = outcomes("files", suite_of(tmp_path))
     assert {name: o.comparison.message for name, o in found.items() if o.verdict is not Verdict.PASS} == {}
@@ -54,12 +55,14 @@ def test_files_carry_over_and_damage_is_told(tmp_path):
     assert "cut to nothing: TargetError" in found["damaged-0"].comparison.message
 
 
+@pytest.mark.slow
 def test_a_share_of_the_graphs_carries_over(tmp_path):
     found = outcomes("random graphs", suite_of(tmp_path))
     assert {o.verdict for o in found.values()} <= {Verdict.PASS, Verdict.NOT_RUN}
     assert Verdict.PASS in {o.verdict for o in found.values()}
 
 
+@pytest.mark.slow
 def test_calls_of_operators_carry_over_in_one_other_process(tmp_path):
     suite = suite_of(tmp_path)
     for name in ("softmax", "max", "conv2d"):
@@ -71,6 +74,7 @@ def test_calls_of_operators_carry_over_in_one_other_process(tmp_path):
     assert outcomes("rand", suite)["carried over"].verdict is Verdict.PASS
 
 
+@pytest.mark.slow
 def test_outputs_that_are_inputs_carry_over(tmp_path):
     suite = suite_of(tmp_path)
     case = artifacts.make_input_order_case(suite)
@@ -105,6 +109,7 @@ def test_bytes_that_change_from_one_compilation_to_the_next_are_found(tmp_path):
     assert "twice in one process" in found.comparison.message
 
 
+@pytest.mark.slow
 def test_bytes_that_depend_on_the_process_are_found(tmp_path):
     class Signed(Changed):
         def compile(self, graph, path, **options):
@@ -117,6 +122,7 @@ def test_bytes_that_depend_on_the_process_are_found(tmp_path):
     assert "another process" in found.comparison.message
 
 
+@pytest.mark.slow
 def test_inputs_that_come_back_in_another_order_are_found(tmp_path):
     class Sorted(Changed):
         def compile(self, graph, path, **options):
@@ -132,6 +138,7 @@ def test_inputs_that_come_back_in_another_order_are_found(tmp_path):
     assert "output 0 differs where another process loads the artifact" in found.comparison.message
 
 
+@pytest.mark.slow
 def test_results_that_change_by_chance_are_no_fault_of_the_artifact(tmp_path):
     class Rolling(Changed):
         def load(self, artifact):
@@ -143,6 +150,7 @@ def test_results_that_change_by_chance_are_no_fault_of_the_artifact(tmp_path):
     assert "once more in one process" in found.comparison.message
 
 
+@pytest.mark.slow
 def test_what_the_other_process_raises_or_dies_of_is_told_apart(tmp_path):
     fresh = FreshProcess(suite_of(tmp_path))
     broken = tmp_path / "broken.onnx"
@@ -163,6 +171,7 @@ def test_what_the_other_process_raises_or_dies_of_is_told_apart(tmp_path):
     fresh.close()
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_answer_is_ended(tmp_path):
     suite = suite_of(tmp_path)
     fresh = FreshProcess(replace(suite, profile=replace(PROFILE, case_seconds=0.0)))
@@ -185,6 +194,7 @@ def test_a_digest_covers_names_and_bytes(tmp_path):
     assert len({first, second, digest_folder(tmp_path)}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.ARTIFACT), (False, Verdict.PASS)])
 def test_a_cut_file_that_runs_all_the_same_is_a_failure_and_an_altered_one_is_not(tmp_path, cut, verdict):
     suite = suite_of(tmp_path)

@@ -102,6 +102,7 @@ def made(tmp_path, monkeypatch):
     sys.modules.pop("odd_findings", None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "verdict", "said"),
     [
@@ -120,11 +121,13 @@ def test_the_script_of_a_finding_finds_it_again(made, tmp_path, name, verdict, s
     assert (done.returncode, said in done.stdout) == (1, True), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_runtime_that_dies_as_its_process_ends_agrees_all_the_same(made, tmp_path):
     done = run_script(made("Aborting", Verdict.VALUE)[1], tmp_path)
     assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_target_that_cannot_be_imported_is_not_tried(made, tmp_path, monkeypatch):
     path = made("Aborting", Verdict.VALUE)[1]
     monkeypatch.setenv("BROKEN", "1")
@@ -133,6 +136,7 @@ def test_a_target_that_cannot_be_imported_is_not_tried(made, tmp_path, monkeypat
     assert "this cannot be tried here: ImportError: libruntime.so.10" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_finding_about_an_artifact_replays_in_another_process(tmp_path):
     suite = Suite(REGISTRY, REGISTRY.targets["onnxruntime"], PROFILES["quick"], tmp_path)
     x = torch.rand(2, 3)

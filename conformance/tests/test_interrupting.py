@@ -73,6 +73,7 @@ def test_what_is_ignored_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_end_says_what_it_had_done_and_leaves_nothing_behind(number, tmp_path):
     path = os.pathsep.join([str(HERE / "stand_ins"), *sys.path])

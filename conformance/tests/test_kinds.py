@@ -39,6 +39,7 @@ def test_failures_count_for_the_checks_of_which_they_tell():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declared", ["", EXPECTED])
 def test_after_expected_failures_the_other_checks_of_the_task_are_run(declared, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)

@@ -43,12 +43,14 @@ def case_of(outputs_of, *tensors):
     return Case("made", graph, [Run("typical", tensors)])
 
 
+@pytest.mark.slow
 def test_a_pass_is_tried_with_every_operator_of_a_small_table_that_it_mentions():
     nodes = nodes_of("fold-batch-norm")
     assert set(FOLDABLE_RANKS) <= {node.kind for node in nodes}
     assert any(node.kind.startswith("conv_transpose") and node.attrs["groups"] > 1 for node in nodes)
 
 
+@pytest.mark.slow
 def test_each_table_of_a_pass_has_a_motif():
     assert LAST_DIM_OPERATORS & {node.kind for node in nodes_of("push-transposes")}
 
@@ -82,6 +84,7 @@ def test_what_nobody_reads_any_more_is_returned():
     assert new.unread == [new.now(exp.output)]
 
 
+@pytest.mark.slow
 def test_an_attribute_comes_in_several_lengths():
     nodes = nodes_of("remove-identities", *range(8))  # a roll of several sides that does nothing is rare
     idle = {len(n.attrs["shifts"]) for n in nodes if n.kind == "roll"}

@@ -38,7 +38,7 @@ QUICK = (
     "arithmetic-1-div",
     "indexing-9-topk",
     "norms-2-layer_norm",
-    "attention-4-scaled_dot_product_attention",
+    pytest.param("attention-4-scaled_dot_product_attention", marks=pytest.mark.slow),
     "passes-8-merge-common-subexpressions",
     "sizes-2-reshape",
     "quantization-2-quantize",
@@ -90,6 +90,7 @@ def test_the_suite_finds_a_mutant_and_nothing_without_it(suite, name):
     assert clean.verdict is Verdict.PASS, clean.comparison.message
 
 
+@pytest.mark.slow
 def test_what_fails_without_a_mutant_too_is_not_its_doing(suite):
     broken = Catalogue("broken")
 
@@ -144,6 +145,7 @@ def test_a_check_that_does_not_end_with_a_mutant_finds_it(suite, monkeypatch):
     assert (found.verdict, found.comparison.message) == (Verdict.HANG, "it did not end within 1 s")
 
 
+@pytest.mark.slow
 def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
     killing = run_mutants([EVERY["arithmetic-1-div"]], seeds=(0, 1), workers=1)
     assert [t.is_killed for t in killing.trials] == [True, True]
@@ -159,6 +161,7 @@ def test_a_reproducer_of_what_ended_its_worker_fails_again_where_it_ends_another
     assert [r.task.subject for r in killing.failed_replays] == ["differs"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_the_suite_s_own_fault_ended_kills_nothing(monkeypatch):
     """What each worker raised of itself was taken for the doing of the mutants: all of them were killed."""
     monkeypatch.setattr("clika_ref_conformance.mutants.kill_rate.MUTATION_LEVELS", {"mutants": "failing_level"})
@@ -218,6 +221,7 @@ def test_quick_must_find_97_of_100_and_ci_all():
     assert not has_enough_kills(KillReport("quick", [*trials[1:], trial("98", Verdict.PASS)]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "status"), [("identity", 0), ("odd_targets:WRONG", 1)])
 def test_a_target_that_is_right_raises_no_alarm_with_any_seed(target, status, capsys):
     options = {"profile": "quick", "subjects": ["relu"], "levels": ["operators"], "workers": 1}

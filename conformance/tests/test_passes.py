@@ -61,7 +61,13 @@ def test_a_broken_pass_is_found(p):
     assert EXPECTED.get(p.name, Verdict.VALUE) in {o.verdict for o in found}, [o.name for o in found]
 
 
-@pytest.mark.parametrize("p", REGISTRY.passes.values(), ids=lambda p: p.name)
+PASSES = [
+    pytest.param(p, marks=[pytest.mark.slow] if p.name == "merge-chains" else [], id=p.name)
+    for p in REGISTRY.passes.values()
+]
+
+
+@pytest.mark.parametrize("p", PASSES)
 def test_the_installed_passes_break_no_rule(p):
     assert [(o.name, o.comparison.message) for o in failures(p)] == []
 
@@ -103,6 +109,7 @@ def test_the_order_of_a_set_is_found_in_another_process(monkeypatch):
     assert "walk-a-set: under another PYTHONHASHSEED the result is another one" in outcome.comparison.message
 
 
+@pytest.mark.slow
 def test_installed_passes_make_the_same_under_another_hash_seed():
     names = ["drop-relu", "remove-dropout"]
     here = {n: [digest_text(t) for t in run_on_random_graphs(REGISTRY.passes[n], REGISTRY.operators, 0)] for n in names}
@@ -110,6 +117,7 @@ def test_installed_passes_make_the_same_under_another_hash_seed():
     assert all(here.values())
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_is_quoted():
     with pytest.raises(ClikaError, match=r"(?s)PYTHONHASHSEED=4242 failed:.*invalid literal for int"):
         digest_in_other_process(["drop-relu"], "no number")  # pyright: ignore[reportArgumentType]

@@ -102,12 +102,14 @@ def run(tmp_path):
     return start
 
 
+@pytest.mark.slow
 def test_every_task_is_a_test(run):
     code, output = run("--target", "identity", "--conformance-workers", "1")
     assert code == 0, output
     assert "2 passed" in output  # the task, and the run as a whole
 
 
+@pytest.mark.slow
 def test_a_run_of_which_nothing_is_proven_fails_as_its_command_does(run):
     code, output = run("--target", "wrong_target:Refusing")
     assert code == 1, output
@@ -117,6 +119,7 @@ def test_a_run_of_which_nothing_is_proven_fails_as_its_command_does(run):
     assert "unsupported:declared: relu6: it takes nothing" in output
 
 
+@pytest.mark.slow
 def test_expected_failures_alone_are_no_task_that_passes_and_fail_the_run_once_they_expired(run):
     code, output = run("--target", "wrong_target:Expected")
     assert code == 1, output
@@ -126,6 +129,7 @@ def test_expected_failures_alone_are_no_task_that_passes_and_fail_the_run_once_t
     assert "xfail: expected (it adds one, https://example.org): fail:value: " in output
 
 
+@pytest.mark.slow
 def test_a_task_that_fails_is_a_test_that_fails_and_leaves_a_reproducer(run, tmp_path):
     code, output = run("--target", "wrong_target:Wrong", "--conformance-out", "out")
     assert code == 1, output
@@ -159,6 +163,7 @@ def started(command, folder):
     )
 
 
+@pytest.mark.slow
 def test_only_all_tasks_of_an_expected_failure_together_tell_that_it_passes(run):
     code, output = run("--target", "wrong_target:Six")
     assert (code, "2 passed" in output) == (0, True), output  # it may fail in those that are not run
@@ -176,6 +181,7 @@ def test_a_task_that_its_run_gave_up_is_no_test_that_is_skipped():
         test_conformance.test_target_matches_eager(task, given_up)
 
 
+@pytest.mark.slow
 def test_without_a_target_there_is_one_test_that_is_skipped(run):
     code, output = run()
     assert code == 0, output
@@ -183,6 +189,7 @@ def test_without_a_target_there_is_one_test_that_is_skipped(run):
     assert "give the target to test: --target NAME or package.module:TARGET" in output
 
 
+@pytest.mark.slow
 def test_a_target_that_does_not_exist_is_wrong_usage(run):
     code, output = run("--target", "nobody")
     assert code == 4, output

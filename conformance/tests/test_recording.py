@@ -86,6 +86,7 @@ def run_script(path, folder):
     return subprocess.run(command, cwd=HERE / "stand_ins", capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_inputs_that_kill_a_worker_are_in_the_reproducer(tmp_path):
     path = record_crash(dead(), setup(tmp_path, "Deadly"))
     assert path.startswith("cases/deadly-relu-float32-")
@@ -98,12 +99,14 @@ def test_the_inputs_that_kill_a_worker_are_in_the_reproducer(tmp_path):
     assert "deadly of relu on deadly_targets:Deadly: crash" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_graph_that_kills_the_compiler_is_recorded_without_inputs(tmp_path):
     path = record_crash(dead(), setup(tmp_path, "Fatal"))
     assert read_reproducer(tmp_path / path, load_registry()).case.runs == []
     assert "with status -11" in run_script(tmp_path / path, tmp_path).stdout
 
 
+@pytest.mark.slow
 def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
     path = record_crash(dead(verdict=Verdict.HANG), setup(tmp_path, "Sleepy", seconds=2.0))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
@@ -113,6 +116,7 @@ def test_inputs_on_which_the_target_hangs_are_recorded_too(tmp_path):
     assert "Timeout" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "verdict"), [("Sleepy", "hang"), ("Greedy", "memory")])
 def test_a_replay_says_how_the_target_ended_it_and_has_the_limits_of_the_run(
     tmp_path, monkeypatch, capfd, target, verdict
@@ -126,12 +130,14 @@ def test_a_replay_says_how_the_target_ended_it_and_has_the_limits_of_the_run(
     assert capfd.readouterr().out.startswith(f"{verdict}: ")
 
 
+@pytest.mark.slow
 def test_a_check_that_dies_before_the_target_compiles_is_recorded_as_one_that_repeats(tmp_path):
     path = record_crash(dead(verdict=Verdict.HANG), setup(tmp_path, "Doubtful", seconds=2.0))
     found = read_reproducer(tmp_path / path, load_registry())
     assert (found.repeats_check, found.check, found.verdict) == (True, "row", "hang")
 
 
+@pytest.mark.slow
 def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_path, monkeypatch, capfd):
     path = record_crash(dead(), setup(tmp_path, "Leaving"))
     (run,) = read_reproducer(tmp_path / path, load_registry()).case.runs
@@ -143,12 +149,14 @@ def test_a_target_that_ends_the_process_as_if_all_were_well_is_recorded_too(tmp_
     assert replay_in_process(tmp_path / "none.zip") == 2
 
 
+@pytest.mark.slow
 def test_a_target_that_leaves_a_process_behind_does_not_delay_its_reproducer(tmp_path, monkeypatch):
     monkeypatch.setenv("ODD_MARKS", str(tmp_path))
     assert record_crash(dead(), setup(tmp_path, "Orphaning"))
     assert not (tmp_path / "lived").exists()
 
 
+@pytest.mark.slow
 def test_a_check_that_lives_has_no_reproducer(tmp_path):
     assert record_crash(dead(), replace(setup(tmp_path, ""), target="identity")) == ""
     assert list((tmp_path / "cases").iterdir()) == []
@@ -190,6 +198,7 @@ def test_a_report_keeps_no_reproducers_of_the_run_before_it(tmp_path, monkeypatc
     assert (stale.exists(), kept.exists(), other.exists()) == (False, True, True)
 
 
+@pytest.mark.slow
 def test_a_run_of_which_a_worker_died_has_the_reproducer_in_its_report(tmp_path, monkeypatch):
     for place in (HERE, HERE / "stand_ins"):
         monkeypatch.syspath_prepend(place)

@@ -93,6 +93,7 @@ def test_a_finding_about_a_declaration_that_nobody_makes_any_more_says_so(tmp_pa
     assert "KeyError: 'silent'" in again.comparison.message
 
 
+@pytest.mark.slow
 def test_a_finding_about_a_damaged_artifact_replays_here_and_from_its_script(lenient, tmp_path):
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")
     assert (again.verdict, again.name) == (Verdict.ARTIFACT, "damaged-2")
@@ -103,6 +104,7 @@ def test_a_finding_about_a_damaged_artifact_replays_here_and_from_its_script(len
     assert "fail:invalid-artifact: model.onnx" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_check_that_is_no_longer_planned_is_not_run(lenient, monkeypatch):
     monkeypatch.setattr(artifacts, "DAMAGED_COPIES", 1)
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")

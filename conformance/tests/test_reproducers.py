@@ -171,6 +171,7 @@ def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
         assert "pickle" not in archive.read("repro.py").decode().replace("allow_pickle=False", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "finding",
     [
@@ -203,6 +204,7 @@ def run_lacking(path, folder, module):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdict", "repeats", "status"),
     [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, UNTRIED)],
@@ -217,6 +219,7 @@ def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verd
     assert ("the target agrees with what is stored" in done.stdout) != repeats
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("named", ["gone_since:TARGET", "{module}:GONE", "nobody"])
 def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(suite, module, tmp_path, named, repeats):
@@ -228,6 +231,7 @@ def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(sui
     assert "this cannot be tried here: " in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lacking", ["torch", "onnxruntime", "clika_ref_aten"])
 def test_a_finding_where_something_is_not_installed_is_none_that_is_still_there(suite, tmp_path, lacking):
     path = write_reproducer(failed(relu_case(torch.rand(2, 3)), Verdict.CRASH), TASK, suite, "onnxruntime", tmp_path)
@@ -380,6 +384,7 @@ def test_a_finding_about_a_pass_replays_on_the_pass(suite, tmp_path, check):
         replay(path, REGISTRY)
 
 
+@pytest.mark.slow
 def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
     path = tmp_path / "case.zip"
     path.write_bytes(
@@ -389,6 +394,7 @@ def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
     assert (done.returncode, "the target agrees" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_script_asks_the_suite_for_operators_that_no_plugin_has(suite, tmp_path):
     path = tmp_path / "case.zip"
     graph = build_call_graph(SUITE_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})

@@ -46,6 +46,7 @@ AROUND = {
 }
 
 
+@pytest.mark.slow
 def test_a_check_costs_itself_alone_whatever_it_does():
     record = execute_plan(plan_run(request_for("fine", "plan-", *AROUND)))
     assert record.part.startswith("-k fine -k plan- -k exit ")
@@ -73,6 +74,7 @@ def test_a_check_costs_itself_alone_whatever_it_does():
     assert record.environment["torch"]
 
 
+@pytest.mark.slow
 def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becomes_of_the_worker():
     request = request_for("fails-always", "dies-always")
     record = execute_plan(plan_run(replace(request, profile=replace(request.profile, most_failures=2))))
@@ -85,6 +87,7 @@ def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becom
     assert not record.find_accounting_errors()
 
 
+@pytest.mark.slow
 def test_a_check_that_hangs_is_ended_and_meanwhile_the_time_is_told(monkeypatch):
     monkeypatch.setattr(run, "NOTICE_INTERVAL_S", 0.1)
     told = []
@@ -96,6 +99,7 @@ def test_a_check_that_hangs_is_ended_and_meanwhile_the_time_is_told(monkeypatch)
     )
 
 
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_costs_nothing():
     killed = []
 
@@ -111,12 +115,14 @@ def test_a_worker_killed_from_outside_costs_nothing():
     assert record.planned == len(record.results) == 6
 
 
+@pytest.mark.slow
 def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
     record = execute_plan(plan_run(request_for("planned-twice")))
     assert [v for _, v in verdicts_of(record, "planned-twice")] == [Verdict.PASS] * 3
     assert record.exit_code == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("subject", "verdict"),
     [("helper-left", Verdict.PASS), ("helper-stuck", Verdict.HANG), ("helper-orphaned", Verdict.CRASH)],
@@ -138,12 +144,14 @@ def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
     assert seconds_to_wait([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
 
 
+@pytest.mark.slow
 def test_a_fork_that_comes_back_into_the_worker_says_nothing():
     record = execute_plan(plan_run(request_for("doubles", case_seconds=5.0)))
     assert {v for _, v in verdicts_of(record, "doubles")} == {Verdict.PASS}
     assert (record.problems, record.exit_code) == ((), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "verdict"), [(2**29, Verdict.MEMORY), (2**30, Verdict.PASS), (0, Verdict.PASS)])
 def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
     request = request_for("roomy")  # half a gibibyte
@@ -152,6 +160,7 @@ def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
     assert record.environment["limits"] == f"60 s, {limit / 2**30:g} GiB"
 
 
+@pytest.mark.slow
 def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
     record = execute_plan(plan_run(request_for("hoards", "roomy")))
     expected = [("first", Verdict.MEMORY), ("middle", Verdict.PASS), ("last", Verdict.MEMORY)]
@@ -160,6 +169,7 @@ def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
     assert not record.find_accounting_errors()
 
 
+@pytest.mark.slow
 def test_a_plan_that_differs_between_processes_is_told_and_not_run():
     record = execute_plan(plan_run(request_for("unsure")))
     assert [v for _, v in verdicts_of(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]
@@ -168,6 +178,7 @@ def test_a_plan_that_differs_between_processes_is_told_and_not_run():
     assert record.exit_code == 1
 
 
+@pytest.mark.slow
 def test_what_an_interrupted_run_had_not_done_is_not_run():
     interrupts = iter([KeyboardInterrupt()])
 
@@ -193,6 +204,7 @@ DECLARED = Declarations(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_interrupted", [False, True])
 def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_interrupted(is_interrupted):
     def notice(result, running):
@@ -213,6 +225,7 @@ def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_i
     assert len(record.problems) == (0 if is_interrupted else 2), said
 
 
+@pytest.mark.slow
 def test_results_can_be_had_task_by_task():
     plan = plan_run(request_for("fine", "exit"))
     with start_execution(plan, plan.tasks) as running:
@@ -224,11 +237,13 @@ def test_results_can_be_had_task_by_task():
         assert [r.verdict for r in running.results_of(Task("odd", "fine"))] == [Verdict.PASS] * 3
 
 
+@pytest.mark.slow
 def test_a_worker_that_cannot_start_ends_the_run():
     with pytest.raises(ClikaError, match=r"a worker ended before it was ready: exit status 1:\n(.|\n)*no_such_module"):
         execute_plan(plan_run(request_for("fine", arrange="no_such_module:function")))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 3])
 def test_a_replacement_that_is_killed_before_it_is_ready_costs_no_result(monkeypatch, lost):
     """What was done stays; after three in a row the rest is not run, and the run says why."""
@@ -259,6 +274,7 @@ DOUBT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 3])
 def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, lost):
     hire, hired = run.Execution._start_worker, []
@@ -277,6 +293,7 @@ def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, 
     assert lost < 3 or re.match(DOUBT, record.doubts[0])
 
 
+@pytest.mark.slow
 def test_samples_that_raise_are_blamed_in_full_once_and_in_one_line_elsewhere():
     request = RunRequest("identity", select_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
     record = execute_plan(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
@@ -315,6 +332,7 @@ def test_a_run_that_proves_nothing_of_its_target_says_so(verdict):
     assert [find_doubts(record) for record in (*proven, failed, without)] == [[], [], [], []]
 
 
+@pytest.mark.slow
 def test_a_target_that_refuses_everything_does_not_pass():
     request = RunRequest("odd_targets:REFUSING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1)
     record = execute_plan(plan_run(request))

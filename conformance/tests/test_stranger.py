@@ -57,6 +57,7 @@ def test_a_target_is_written_in_85_lines():
     assert len((EXAMPLE / "target.py").read_text(encoding="utf-8").splitlines()) <= 85
 
 
+@pytest.mark.slow
 def test_a_strangers_target_goes_from_its_module_to_the_page(report):
     document = json.loads((report / "report.json").read_text())
     verdicts = {(t["level"], t["subject"]): t["verdict"] for t in document["tasks"]}
@@ -86,6 +87,7 @@ def test_its_declared_deviation_is_seen(report):
     assert entries["peepholes-of-zero"]["watched"] == 0, "nothing else was run"
 
 
+@pytest.mark.slow
 def test_without_the_declaration_it_fails_and_every_kind_of_failure_replays(report, tmp_path):
     shutil.copy(EXAMPLE / "target.py", tmp_path / "undeclared.py")
     words = ("--target", "undeclared:TARGET")
@@ -120,6 +122,7 @@ def test_without_the_declaration_it_fails_and_every_kind_of_failure_replays(repo
     assert case.name in page
 
 
+@pytest.mark.slow
 def test_a_report_that_is_none_is_named(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     done = clika_ref("diff", "a.json", "a.json", folder=tmp_path)

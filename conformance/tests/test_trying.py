@@ -46,6 +46,7 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -64,6 +65,7 @@ def test_a_target_that_ends_the_process_is_refused_before_a_run(module, text, me
         plan_run(RunRequest(text))
 
 
+@pytest.mark.slow
 def test_a_target_that_ends_the_process_is_refused_before_mutants_are_tried(module):
     with pytest.raises(TargetError, match="ended its process"):
         run_mutants([], target="ending:TARGET")
@@ -75,6 +77,7 @@ def test_a_target_that_does_not_come_back_is_refused(module, monkeypatch):
         probe_target("ending_targets:Hanging")
 
 
+@pytest.mark.slow
 def test_what_is_refused_in_words_is_refused_by_the_run(module):
     probe_target("ending_targets:Refused")
     with pytest.raises(TargetError, match="the target identity cannot be used here: install it"):

@@ -96,7 +96,7 @@ def test_missing_operators_are_reported_all_at_once_with_module_and_line():
     assert f"clika_ref_tests.unheard_of.default in inner.1 at test_failures.py:{inner}: no operator is declared" in text
     assert f"clika_ref_tests.unknown.default in <root> at test_failures.py:{outer}" in text
     assert f"clika_ref_tests.unheard_of.default in <root> at test_failures.py:{outer}" in text
-    assert "Declare the operators in a plugin (CONTRIBUTING.md shows one), or rewrite those lines" in text
+    assert "Declare the operators in a plugin (docs/write-an-operator.md shows one), or rewrite those lines" in text
 
 
 def test_a_generator_that_forward_draws_from_is_refused_with_what_to_do():

@@ -80,6 +80,7 @@ with trimmed():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the call")
 def test_what_a_run_frees_leaves_no_holes():
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "GLIBC"))}

@@ -77,7 +77,7 @@ def wrapping(wrapped):
 
 
 def nested(**options):
-    return torch.to_arguments.nested_tensor([torch.ones(2), torch.ones(3)], **options)
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **options)
 
 
 ODD = {

@@ -65,6 +65,7 @@ def training(tmp_path_factory):
 # Quantizing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scenario", ["linear_layers", "convolutions", "few_bits", "by_an_option", "a_small_reservoir", "no_data_on_one"]
 )
@@ -128,6 +129,7 @@ def test_processes_that_were_not_told_to_work_together_are_warned(quantizing):
 NAN = "calibration batch {}: the input 'x' holds NaN; leave the batch out, or mend it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scenario", "rank", "reason"),
     [
@@ -224,6 +226,7 @@ def test_after_a_failure_ranks_can_work_together_again(failing):
     assert one["plans"][0] == one["plans"][1] == other["plans"][0]
 
 
+@pytest.mark.slow
 def test_where_one_rank_ends_the_others_end_as_well(tmp_path):
     codes, said = run("ending", tmp_path)
     assert codes[1] == 3
@@ -232,6 +235,7 @@ def test_where_one_rank_ends_the_others_end_as_well(tmp_path):
     assert "another process has ended or does not answer, so that this one ends too" in told
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path):
     run("hanging", tmp_path)
     found = json.loads((tmp_path / "hangs.0.json").read_text())
@@ -255,6 +259,7 @@ def near(found, wanted):
         assert found[name] == pytest.approx(numbers, rel=rel, abs=off), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", ["replicated_training", "sharded_training"])
 def test_ranks_train_one_model_which_is_that_of_one_process(training, scenario):
     one, other = training.of(scenario)

@@ -136,7 +136,7 @@ class Classifier(nn.Module):
         self.inner = bert()[0]
 
     def forward(self, input_ids, labels):
-        return {"loss": self.inner(input_ids=input_ids, labels=labels).find_error}
+        return {"loss": self.inner(input_ids=input_ids, labels=labels).loss}
 
 
 def test_the_trainer_of_transformers_trains_adapters_alone(tmp_path):

@@ -96,6 +96,7 @@ print(*(hashlib.sha256(FORMATS[suffix](drawing)).hexdigest() for suffix in (".sv
 """
 
 
+@pytest.mark.slow
 def test_the_same_graph_gives_the_same_bytes_in_any_process():
     def digests(seed):
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -95,6 +95,7 @@ def height(page, key):
     return page.locator(f'[data-key="{key}"]').bounding_box()["height"]
 
 
+@pytest.mark.slow
 def test_in_a_browser_all_boxes_are_seen_where_they_were_drawn(page):
     lines = page.eval_on_selector_all("path[data-way]", "ways => ways.map(way => way.getAttribute('d'))")
     assert len(lines) > 10

@@ -40,6 +40,7 @@ def column(page, table, title):
     return [row.locator("td").nth(place).inner_text() for row in page.locator(f"{table} tbody tr").all()]
 
 
+@pytest.mark.slow
 def test_each_section_has_its_title_in_the_navigation_and_something_to_show(page):
     titles = page.locator("nav a").all_inner_texts()
     parts = "Overview Modules Layers Sensitivity Thresholds Values Placement Latency Targets Warnings"

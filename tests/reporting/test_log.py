@@ -336,6 +336,7 @@ def test_the_live_thread_ends_with_the_last_stage():
     assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_real_interrupt_during_a_stage_ends_the_program_with_the_log_closed(tmp_path):
     code = (
         "import os, signal, sys, time\n"

@@ -53,6 +53,7 @@ def test_a_warning_of_the_log_is_one_of_logging(caplog, monkeypatch):
     assert Path(caplog.records[0].pathname) == Path(__file__)
 
 
+@pytest.mark.slow
 def test_what_nobody_listens_to_is_printed_once():
     code = (
         "from clika_ref.reporting.log import CompilationLog\n"

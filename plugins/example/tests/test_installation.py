@@ -75,6 +75,7 @@ def files_outside():
     return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in kept}
 
 
+@pytest.mark.slow
 def test_pip_brings_it_and_takes_it_away_and_nothing_outside_its_folder_changes(environment, tmp_path):
     source = tmp_path / "example"  # building leaves files beside the source
     shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__"))

@@ -51,6 +51,7 @@ signal.raise_signal(signal.SIGTERM)
 """
 
 
+@pytest.mark.slow
 def test_a_process_in_which_models_came_and_went_hears_signals(tmp_path):
     """In a process of its own, as it might not survive."""
     command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "model.onnx")]

@@ -1,0 +1,344 @@
+"""The ``torch.compile`` backend: found by name, one graph for all sizes, options of both records, clear refusals."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils.checkpoint import checkpoint
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError
+from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE
+from clika_ref.integrations.dynamo_backend import translate_options, weight_names
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.rest = nn.Sequential(nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 2))
+
+    def forward(self, x, n=2):
+        return {"y": self.rest(self.first(x)) * x.shape[0] * n}
+
+
+@pytest.fixture(autouse=True)
+def _fresh_dynamo():
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.slow
+def test_pytorch_finds_the_backend_without_importing_clika_ref():
+    script = (
+        "import sys, torch, torch._dynamo\n"
+        "assert 'clika_ref' not in sys.modules\n"
+        "assert 'clika' in torch._dynamo.list_backends()\n"
+        "compiled = torch.compile(torch.nn.Linear(2, 2), backend='clika')\n"
+        "print(tuple(compiled(torch.ones(1, 2)).shape))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith("(1, 2)"), done.stderr
+
+
+def test_one_graph_serves_every_batch_size():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    for batch in (4, 5, 9, 2, 33):
+        x = torch.randn(batch, 3)
+        assert torch.equal(compiled(x)["y"], model(x)["y"])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_automatic_dynamic_compiles_twice_and_then_no_more():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika")
+    for batch in (4, 5, 9, 3, 33):
+        x = torch.randn(batch, 3)
+        assert torch.equal(compiled(x)["y"], model(x)["y"])
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+def test_an_integer_argument_needs_no_graph_of_its_own_for_each_value():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    x = torch.randn(4, 3)
+    for n in (3, 4, 7, 8):
+        assert torch.equal(compiled(x, n)["y"], model(x, n)["y"])
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_weights_that_change_later_are_the_ones_that_compute():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    x = torch.randn(4, 3)
+    compiled(x)
+    with torch.no_grad():
+        model.first.weight.mul_(2)
+    assert torch.equal(compiled(x)["y"], model(x)["y"])
+    model.rest[2].weight = nn.Parameter(torch.ones(2, 3))
+    assert torch.equal(compiled(x)["y"], model(x)["y"])
+
+
+def in_closure():
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+    return lambda x: b(a(x))
+
+
+def as_arguments():
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def composed(half, float, x):  # names of methods, which no part of a module may bear
+        return float(half(x))
+
+    return lambda x: composed(a, b, x)
+
+
+def in_plain_object():
+    class Pipe:
+        def __init__(self):
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+        def run(self, x):
+            return self.b(self.a(x))
+
+    return Pipe().run
+
+
+def in_containers_of_a_module():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = nn.Linear(3, 3)
+            self.listed = [nn.Linear(3, 3)]
+            self.named = {1: nn.Linear(3, 3), "1": nn.Linear(3, 3), "weight": nn.Linear(3, 3)}
+            self.scale = [nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))]
+
+        def forward(self, x):
+            x = self.named["weight"](self.listed[0](self.own(x)) * self.scale[0])
+            return self.named["1"](self.named[1](x)) + self.scale[1]
+
+    return Holder()
+
+
+def under_names_that_begin_alike():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleDict({"a": nn.Linear(3, 3), "a-weight": nn.Linear(3, 3)})
+            self.scales = nn.ParameterDict({"x": torch.rand(3), "x-y": torch.rand(3)})
+
+        def forward(self, x):
+            return self.layers["a-weight"](self.layers["a"](x)) * self.scales["x"] + self.scales["x-y"]
+
+    return Holder()
+
+
+HOLDERS = [in_closure, as_arguments, in_plain_object, in_containers_of_a_module, under_names_that_begin_alike]
+
+
+@pytest.mark.parametrize("make", HOLDERS)
+def test_modules_that_hold_weights_of_one_name_are_not_confused(make):
+    torch.manual_seed(0)
+    model, x = make(), torch.randn(4, 3)
+    torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x))
+
+
+def test_every_source_of_a_weight_gets_a_name_of_its_own():
+    sources = ["L['self'].d[1]._parameters['w']", "L['self'].d['1']._parameters['w']", "L['self']._buffers['mean']"]
+    assert list(weight_names(sources).values()) == ["d.1.w", "d.1.w_1", "mean"]
+    sources = ["G['half']._parameters['weight']", "L['p'].b._modules['0']._parameters['weight']"]
+    assert list(weight_names(sources).values()) == ["half_.weight", "p.b.0.weight"]
+    sources = ["G['training']._parameters['weight']", "L['b']._parameters['weight']"]
+    assert list(weight_names(sources).values()) == ["training_.weight", "b.weight"]
+
+
+def test_no_weight_gets_a_name_under_that_of_another():
+    held = [f"L['self']._parameters['{key}']" for key in ("x", "x-y", "x-y-z", "w-v", "w")]
+    assert list(weight_names(held).values()) == ["x", "x_1.y", "x_1.y_1.z", "w.v", "w_1"]
+
+
+def test_a_float_of_a_module_that_changes_is_not_frozen_in_the_graph():
+    model = Block().eval()
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    x = torch.randn(4, 3)
+    compiled(x)
+    model.rest[0].eps = 0.5
+    assert torch.equal(compiled(x)["y"], model(x)["y"])
+
+
+def test_gradients_reach_the_original_parameters():
+    model = Block().eval()
+    x = torch.randn(4, 3)
+    model(x)["y"].sum().backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    torch.compile(model, backend="clika")(x)["y"].sum().backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-5)  # two orders of one float32 sum
+
+
+def test_training_mode_updates_the_running_statistics_of_the_original():
+    torch.manual_seed(0)
+    model, reference = Block().train(), Block().train()
+    reference.load_state_dict(model.state_dict())
+    compiled = torch.compile(model, backend="clika", dynamic=True)
+    for batch in (4, 6):
+        x = torch.randn(batch, 3)
+        assert torch.equal(compiled(x)["y"], reference(x)["y"])
+    assert torch.equal(model.rest[0].running_var, reference.rest[0].running_var)
+
+
+def test_a_graph_break_is_an_error_with_its_line_and_reason():
+    def breaks(x):
+        y = x + 1
+        print("here")  # noqa: T201 - the cause of the break
+        return y * 2
+
+    with pytest.raises(
+        Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print.*One graph is needed"
+    ):
+        torch.compile(breaks, backend="clika")(torch.randn(3))
+
+
+def branches(x):
+    return x * 2 if x.sum() > 0 else x * 3
+
+
+def loops(x):
+    while x.sum() < 9:
+        x = x + 1
+    return x
+
+
+def selects(x):
+    return x[x > 0]
+
+
+@pytest.mark.parametrize("asks", [branches, loops, selects], ids=lambda f: f.__name__)
+def test_a_break_for_the_value_of_a_tensor_is_told_what_to_write_instead(asks):
+    with pytest.raises(Exception, match=r"several graphs at .*One graph is needed") as caught:
+        torch.compile(asks, backend="clika")(torch.ones(3))
+    assert DATA_DEPENDENT_ADVICE in str(caught.value)
+
+
+def test_tracing_inputs_are_example_inputs_and_a_dataloader_is_calibration_inputs(tmp_path):
+    def never():
+        pytest.fail("the calibration inputs were read")
+        yield
+
+    loader = never()
+    options = {"tracing_inputs": ["b"], "example_inputs": ["a"], "train_dataloader": loader}
+    assert translate_options(options) == {"example_inputs": ["a", "b"], "calibration_inputs": loader}
+    options = {"tracing_inputs": [torch.zeros(5, 3)], "train_dataloader": loader, "logs_dir": tmp_path}
+    torch.compile(Block().eval(), backend="clika", options=options)(torch.randn(4, 3))
+    (log,) = tmp_path.iterdir()
+    assert "calibration_inputs are not read" in log.read_text()
+    assert "Dynamic: " in log.read_text(), "the batch is 4 in the call and 5 in the tracing inputs"
+
+
+def test_options_reach_the_compilation(tmp_path):
+    options = {
+        "settings": DeploymentSettings_ONNXRuntime_ONNX(),
+        "example_inputs": [torch.zeros(4, 3)],
+        "apply_on_data_fn": lambda x: x,
+        "logs_dir": tmp_path,
+        "discard_input_model": False,
+    }
+    torch.compile(Block().eval(), backend="clika", options=options)(torch.randn(4, 3))
+    (log,) = tmp_path.iterdir()
+    assert "target_framework = ONNX Runtime" in log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"speed": 11}, r"no options \['speed'\]; it takes deployment_settings.*settings"),
+        (
+            {"settings": 5},
+            "settings=5: it takes Settings, the path of a YAML file that holds them, or deployment settings",
+        ),
+        ({"settings": "config.yaml"}, "cannot read the settings in config.yaml: No such file"),
+        ({"tracing_inputs": 5}, "tracing_inputs are a int; give a list with one element per call"),
+        ({"example_inputs": torch.ones(2)}, "example_inputs are a Tensor; give a list with one element per call"),
+        ({"dynamic": True}, "'dynamic': Dynamo decides which sides are dynamic; pass it to torch.compile itself"),
+        ({"fullgraph": True}, "'fullgraph': Dynamo decides where graphs end; pass it to torch.compile itself"),
+        ({"disable": True}, "'disable': Dynamo decides whether to compile at all; pass it to torch.compile itself"),
+        ({"skip_eval_set_mode": True}, "'skip_eval_set_mode': Dynamo traces the mode that the model is in; call"),
+        ({"forward_fn": print}, "'forward_fn': Dynamo traces the call that you make of the model; call it that way"),
+        ({"is_dry_run": True}, r"'is_dry_run': .*; use clika_compile\(model, \.\.\., is_dry_run=True\)"),
+    ],
+)
+def test_options_that_cannot_be_served_are_refused_by_name(options, message):
+    with pytest.raises(ModelError, match=message):
+        translate_options(options)
+
+
+class OwnRegion(nn.Module):
+    def __init__(self, outcome=lambda y: y):
+        super().__init__()
+        self.layer, self.outcome = nn.Linear(4, 4), outcome
+
+    def forward(self, x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = self.outcome(self.layer(x))
+        return self.layer(y.float())
+
+
+def test_a_model_with_an_autocast_region_is_compiled():
+    """Dynamo's calls that enter it were noted, and what is within traced outside."""
+    model, x = OwnRegion(), torch.randn(2, 4)
+    torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x), rtol=0, atol=0)
+
+
+def test_a_region_without_gradients_within_one_of_autocast_is_one():
+    class Distilled(OwnRegion):
+        def forward(self, x):
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+                y = self.layer(x).float()
+            return self.head(y)
+
+    model = Distilled()
+    model.head = nn.Linear(4, 4)
+    torch.compile(model, backend="clika")(torch.randn(2, 4)).sum().backward()
+    assert model.layer.weight.grad is None
+
+
+def test_an_inference_mode_region_has_no_gradients():
+    class Frozen(OwnRegion):
+        def forward(self, x):
+            with torch.inference_mode():
+                y = self.layer(x)
+            return self.head(y.clone())
+
+    model, x = Frozen(), torch.randn(2, 4)
+    model.head = nn.Linear(4, 4)
+    found = torch.compile(model, backend="clika")(x)
+    torch.testing.assert_close(found, model(x))
+    found.sum().backward()
+    assert model.layer.weight.grad is None
+    assert model.head.weight.grad is not None
+
+
+def test_a_part_that_is_recomputed_in_backward_is_compiled():
+    """Dynamo's call that holds it was refused without a word that a user knows."""
+    model, x = OwnRegion(), torch.randn(2, 4)
+
+    def recomputing(x):
+        return checkpoint(model.layer, x, use_reentrant=False)
+
+    found = torch.compile(recomputing, backend="clika")(x)
+    torch.testing.assert_close(found, model.layer(x), rtol=0, atol=0)
+    found.sum().backward()
+    assert model.layer.weight.grad is not None
+
+
+def test_a_region_is_left_where_what_is_within_is_refused():
+    model = OwnRegion(torch.special.bessel_j0)
+    with pytest.raises(ModelError, match="bessel_j0"):
+        torch.compile(model, backend="clika")(torch.randn(2, 4))
+    assert not torch.is_autocast_enabled("cpu")

@@ -1,0 +1,283 @@
+"""Where modules compute: on a GPU where there is one, else on the CPU, and on a device that is emulated.
+
+The emulated one refuses to mix its tensors with those of the CPU, as a GPU does: see ``emulated_device.py``.
+"""
+
+import copy
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.distributed as dist
+from adapted_nets import INT4, lora
+from calibrated_nets import HERE, noise
+from saved_nets import ALL, Convolutions, Tokens, batches, made
+from torch import nn
+
+from clika_ref import (
+    ClikaCompileOptions,
+    ClikaModule,
+    DeploymentSettings_TensorRT_ONNX,
+    DistributedTrainingSettings,
+    PruningSettings,
+    clika_compile,
+    clika_distribute,
+    clika_move_to_device,
+)
+
+DEVICE = torch.device(os.environ.get("CLIKA_REF_TEST_DEVICE") or ("cuda:0" if torch.cuda.is_available() else "cpu"))
+IS_EMULATED = DEVICE.type == "emulated"
+
+
+@pytest.fixture(scope="module")
+def device():
+    """Return the device, on which float32 is computed as such: cuDNN rounds what convolutions read by itself."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield DEVICE
+    torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(IS_EMULATED, reason="this is the emulated device")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="an emulated device is compiled, and there is no c++")
+def test_all_of_this_holds_on_an_emulated_device(tmp_path):
+    here = Path(__file__)
+    options = ["-p", "emulated_device", "-p", "no:cacheprovider", "-n", "0"]
+    options += ["-W", "ignore::UserWarning"]  # by PyTorch, of kernels of the CPU in place of others
+    command = [sys.executable, "-m", "pytest", "-q", *options, str(here)]
+    paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is beside python
+    env = {**os.environ, "CLIKA_REF_TEST_DEVICE": "emulated:0", "PYTHONPATH": paths, "PATH": programs}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=here.parents[1])
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def data_on(device, kind=Convolutions):
+    return [x.to(device) for x in (*batches(kind), *batches(kind, 1, 4))]
+
+
+def quantized_on(device, kind=Convolutions, settings=ALL, **options):
+    how = {"quantization_settings": settings, "deployment_settings": HERE, "calibration_inputs": data_on(device, kind)}
+    return clika_compile(made(kind).to(device), **{**how, **options})
+
+
+def devices_of(module):
+    return {t.device for t in [*module.parameters(), *module.buffers()]}
+
+
+class Maker(nn.Module):
+    """Makes tensors of its own, on the device that it finds itself on."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.register_buffer("steps", torch.arange(16.0))
+
+    def forward(self, x):
+        places = torch.arange(x.shape[1], device=x.device)
+        mask = torch.full((x.shape[1], x.shape[1]), float("-inf"), device=x.device).triu(1)
+        y = x + self.table(places) * self.steps[: x.shape[1], None]
+        noise = torch.zeros_like(y).masked_fill(y > 2, 0.5)
+        return nn.functional.scaled_dot_product_attention(y, y, y + noise, attn_mask=mask)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["traced there", "moved there"])
+def test_a_module_computes_what_the_original_does(device, moved):
+    original = Maker().eval()
+    data = [torch.randn(2, n, 8) for n in (5, 9)]
+    if not moved:
+        original, data = original.to(device), clika_move_to_device(data, device)
+    module = clika_compile(copy.deepcopy(original), tracing_inputs=data).to(device)
+    x = torch.randn(2, 7, 8, device=device)
+    found = module(x)
+    assert found.device == device
+    torch.testing.assert_close(found, original.to(device)(x))
+    assert devices_of(module) == {device}
+
+
+@pytest.mark.parametrize("kind", [Convolutions, Tokens])
+def test_what_is_decided_is_what_a_cpu_decides(device, kind):
+    there, here = quantized_on(device, kind), quantized_on("cpu", kind)
+    plans = [m._clika_quantized.plan for m in (there, here)]
+    assert plans[0].activations.keys() == plans[1].activations.keys()
+    assert plans[0].floats == plans[1].floats
+    for name, scale in plans[1].weights.items():
+        torch.testing.assert_close(plans[0].weights[name].cpu(), scale, rtol=1e-3, atol=0)
+    x = batches(kind, 1)[0]
+    assert noise(here(x).detach(), there(x.to(device)).detach().cpu()) > 35
+
+
+@pytest.mark.parametrize("kind", [Convolutions, Tokens])
+def test_a_quantized_module_moves_there_and_back(device, kind):
+    module, x = quantized_on("cpu", kind), batches(kind, 1)[0]
+    here = module(x).detach()
+    there = module.to(device)(x.to(device)).detach()
+    assert there.device == device
+    assert devices_of(module) == {device}
+    assert noise(here, there.cpu()) > 35  # a rounding here and there falls on the other side
+    torch.testing.assert_close(module.cpu()(x).detach(), here, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [Convolutions, Tokens])
+def test_what_is_exported_there_computes_the_same(device, kind, tmp_path):
+    module, x = quantized_on(device, kind), batches(kind, 1)[0]
+    path = tmp_path / "module.onnx"
+    module.clika_export(path)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (name,) = [i.name for i in session.get_inputs()]
+    (found,) = session.run(None, {name: x.numpy()})
+    assert noise(module(x.to(device)).detach().cpu(), torch.from_numpy(found)) > 35
+
+
+def test_a_module_that_was_moved_there_is_written_explained_and_drawn(device, tmp_path):
+    module, x = quantized_on("cpu", batch_norm="live"), batches(Convolutions, 1)[0]
+    here = module(x).detach()
+    module.to(device).clika_export(tmp_path / "module.onnx")
+    (found,) = onnxruntime.InferenceSession(tmp_path / "module.onnx").run(None, {"x": x.numpy()})
+    assert noise(here, torch.from_numpy(found)) > 35
+    assert module(**module.clika_generate_dummy_inputs()).device == device
+    assert module.clika_explain().share() > 0.5
+    assert module.clika_report(tmp_path / "report.html").stat().st_size > 10_000
+    assert module.clika_visualize(tmp_path / "picture.svg").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("norms", ["frozen", "live"])
+@pytest.mark.parametrize("kind", [Convolutions, Tokens])
+def test_training_there_learns(device, kind, norms):
+    module, original = quantized_on(device, kind, batch_norm=norms), made(kind).to(device)
+    x = batches(kind, 1)[0].to(device)
+    wanted = original(x).detach() * 1.1
+    module.train()
+    optimizer = torch.optim.Adam(module.parameters(), lr=1e-3)
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = (module(x) - wanted).square().mean()
+        loss.backward()
+        assert all(p.grad is None or p.grad.device == device for p in module.parameters())
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    trained = module(x).detach() if norms == "frozen" else None
+    module.eval()
+    if trained is not None:
+        assert noise(trained, module(x)) > 35
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_training_under_autocast_takes_scaled_gradients(device, dtype):
+    module, x = quantized_on(device).train(), batches(Convolutions, 1)[0].to(device)
+    scaler = torch.amp.GradScaler(device.type)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    for _ in range(2):
+        with torch.autocast(device.type, dtype):
+            loss = module(x).float().square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert torch.isfinite(loss)
+    assert any(not torch.equal(p, before[n]) for n, p in module.named_parameters())
+
+
+def test_a_model_in_half_precision_computes_there(device):
+    original = made(Convolutions).to(device, torch.bfloat16)
+    data = [x.bfloat16() for x in data_on(device)]
+    module = clika_compile(copy.deepcopy(original), tracing_inputs=data)
+    assert noise(original(data[0]).detach().float(), module(data[0]).detach().float()) > 30
+
+
+def test_what_was_saved_there_is_loaded_anywhere(device, tmp_path):
+    module, x = quantized_on(device), batches(Convolutions, 1)[0]
+    module.clika_save(tmp_path / "saved.clika")
+    loaded = ClikaModule.clika_load(tmp_path / "saved.clika")
+    assert devices_of(loaded) == {torch.device("cpu")}
+    here = loaded(x).detach()
+    assert noise(here, module(x.to(device)).detach().cpu()) > 35
+    torch.testing.assert_close(loaded.to(device)(x.to(device)), module(x.to(device)), rtol=1e-5, atol=1e-6)
+    again = ClikaModule().to(device)
+    again.load_state_dict(module.state_dict())
+    torch.testing.assert_close(again.to(device)(x.to(device)), module(x.to(device)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [ALL, INT4], ids=["int8", "int4"])
+def test_adapters_train_there_and_are_merged(device, settings, tmp_path):
+    options = ClikaCompileOptions(global_lora_settings=lora())
+    data = data_on(device, Tokens)[:-1]
+    module = quantized_on(device, Tokens, settings, clika_compile_options=options, calibration_inputs=data).train()
+    x = batches(Tokens, 1)[0].to(device)
+    optimizer = torch.optim.Adam([p for p in module.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    module.eval().clika_export(tmp_path / "adapted.onnx")
+    assert module.clika_lora_state_dict()
+
+
+@pytest.mark.parametrize("mask", ["structured", "unstructured", "2:4"])
+def test_pruned_there_it_goes_on(device, mask):
+    pruning = PruningSettings(mask, 1e9) if mask == "2:4" else PruningSettings(mask, None, 0.5)
+    module = clika_compile(made(Convolutions).to(device), calibration_inputs=data_on(device), pruning_settings=pruning)
+    assert devices_of(module) == {device}
+    x = batches(Convolutions, 1)[0].to(device)
+    assert torch.isfinite(module(x)).all()
+    module.train()(x).square().mean().backward()
+    pruned = module.eval()(x).detach()
+    module.clika_initialize_algorithms(ALL, deployment_settings=HERE)
+    assert noise(pruned, module(x)) > 15
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by dynamo and inductor of their own calls
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_torch_compile_makes_one_graph_of_it_there(device, mode):
+    module = quantized_on(device).train(mode == "train")
+    x = batches(Convolutions, 1)[0].to(device)
+    torch._dynamo.reset()  # which counts how often it compiled a function for any module
+    backend = "inductor" if device.type == "cuda" else "aot_eager"
+    wanted, found = module(x), torch.compile(module, fullgraph=True, backend=backend)(x)
+    assert noise(wanted.detach(), found) > 35
+    if mode == "train":
+        found.square().mean().backward()
+        assert all(p.grad is not None for p in module.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("moved", [False, True], ids=["traced there", "moved there"])
+def test_another_target_is_decided_for_with_inputs_that_lie_there(device, moved, tmp_path):
+    module = quantized_on("cpu" if moved else device).to(device)
+    module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+    quantizers = [n for n in onnx.load(tmp_path / "other.onnx").graph.node if n.op_type == "QuantizeLinear"]
+    assert len(quantizers) >= 4
+
+
+@pytest.mark.skipif(IS_EMULATED, reason="no backend of torch.distributed knows the emulated device")
+@pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "divided"])
+def test_a_process_of_its_own_trains_there(device, sharded, tmp_path):
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+    try:
+        together = DistributedTrainingSettings(multi_gpu=True, use_sharding=sharded)
+        module = quantized_on(device, distributed_training_settings=together)
+        alone = quantized_on(device)
+        spread = clika_distribute(module.train(), together)
+        x = batches(Convolutions, 1)[0].to(device)
+        wanted = alone.train()(x).square().mean()
+        loss = spread(x).square().mean()
+        torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-6)
+        loss.backward()
+        torch.optim.SGD(spread.parameters(), lr=1e-3).step()
+        assert torch.isfinite(spread(x)).all()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,34 @@
+"""What the distributions bring beside their code: that they are typed, and the files that they read."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECTS = [
+    ROOT / "pyproject.toml",
+    *sorted(ROOT.glob("plugins/*/pyproject.toml")),
+    ROOT / "conformance/pyproject.toml",
+]
+
+
+def data_of(project: Path) -> dict[str, list[str]]:
+    """Return what a distribution takes along for each of its packages."""
+    return tomllib.loads(project.read_text(encoding="utf-8"))["tool"]["setuptools"]["package-data"]
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
+def test_each_distribution_says_that_it_is_typed(project):
+    ((package, patterns),) = data_of(project).items()
+    assert "py.typed" in patterns
+    assert (project.parent / package / "py.typed").read_bytes() == b""
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
+def test_each_distribution_takes_along_what_is_no_code(project):
+    ((package, patterns),) = data_of(project).items()
+    folder = project.parent / package
+    taken = {path for pattern in patterns for path in folder.glob(pattern)}
+    others = {p for p in folder.rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc") and p.name != ".DS_Store"}
+    assert others == taken

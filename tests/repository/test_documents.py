@@ -1,0 +1,301 @@
+"""The documents: their commands exist, their links lead somewhere, their quotations are true, and each is in the site.
+
+What their code does is in `test_fenced_blocks.py`.
+"""
+
+import ast
+import dataclasses
+import inspect
+import re
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fenced_blocks import PAGES as DOCUMENTS
+from fenced_blocks import ROOT, blocks_of
+from test_house import CORE_LINES
+from typer.testing import CliRunner
+
+import clika_ref
+from clika_ref import (
+    ClikaModule,
+    LayerQuantizationSettings,
+    LoraSettings,
+    PruningSettings,
+    QuantizationSettings,
+    Settings,
+)
+from clika_ref.command_line import cli
+from clika_ref.command_line.exit_status import STATUS_MEANINGS
+from clika_ref.pictures.drawing import Role
+from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
+
+EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
+EXAMPLE_PAGE = ROOT / "docs/example-plugin.md"
+PLACEHOLDER = "…"
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The fenced blocks of one language in a document."""
+    return [block.text for block in blocks_of(document) if block.language == language]
+
+
+def fenced(text: str, language: str) -> list[str]:
+    """The same in a text."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def below(document: Path, heading: str) -> str:
+    """What stands below a heading, up to the next one."""
+    _, _, text = document.read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def test_the_quickstart_takes_ten_lines():
+    code, *_ = blocks(ROOT / "README.md", "python")
+    assert len([line for line in code.splitlines() if line]) <= 10
+
+
+def test_the_commands_of_the_documents_exist_in_the_makefile():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {
+        word
+        for d in DOCUMENTS
+        for text in blocks(d, "console")
+        for word in re.findall(r"^make (\w+)", text, re.MULTILINE)
+    }
+    assert named == {"demo", "test", "lint", "conformance", "mutants", "alarms", "docs", "package"}
+    assert named <= targets
+
+
+def test_the_core_has_as_many_files_and_lines_as_its_reader_is_told():
+    text = (ROOT / "docs/reading-guide.md").read_text(encoding="utf-8")
+    files = [path for path in (ROOT / "clika_ref/core").glob("*.py") if path.name != "__init__.py"]
+    assert f"The core is {len(files)} files with at most {CORE_LINES:,} lines of code." in text
+    assert all(f"core/{path.name})" in text for path in files), "a file of the core is in none of the hours"
+
+
+def test_the_help_of_the_makefile_names_every_target():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (phony,) = re.findall(r"^\.PHONY: help (.*)$", text, re.MULTILINE)
+    assert re.findall(r'echo "make ([\w-]+) ', text) == phony.split()
+
+
+def links_of(document: Path) -> list[str]:
+    """Where the links of a document lead, but for those to other places."""
+    text = document.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    found = [re.sub(r"\s+", " ", link) for link in re.findall(r"\]\(([^)]+)\)", prose)]
+    return [link for link in found if "://" not in link]
+
+
+def anchors_of(document: Path) -> set[str]:
+    """What can be linked to in a document: its headings, and the objects that it shows."""
+    text = document.read_text(encoding="utf-8")
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    shown = re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in headings} | {*shown}
+
+
+def broken_links(document: Path) -> list[str]:
+    """The links of a document that lead nowhere."""
+    broken = []
+    for link in links_of(document):
+        path, _, anchor = link.partition("#")
+        place = document.parent / path if path else document
+        anchors = anchors_of(place) if place.suffix == ".md" and place.exists() else set()
+        is_inside = any(anchor.startswith(f"{shown}.") for shown in anchors if shown.startswith("clika_ref."))
+        if not place.exists() or (anchor and anchor not in anchors and not is_inside):
+            broken.append(f"{document.relative_to(ROOT)}: {link}")
+    return broken
+
+
+def test_every_link_of_the_documents_leads_somewhere(capsys):
+    count = sum(len(links_of(document)) for document in DOCUMENTS)
+    broken = [link for document in DOCUMENTS for link in broken_links(document)]
+    with capsys.disabled():
+        print(f"\n{count} links in {len(DOCUMENTS)} documents, {len(broken)} broken")
+    assert broken == []
+
+
+def test_every_page_stands_in_the_navigation_of_the_site():
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    named = re.findall(r"^ +- ([\w/-]+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
+    told = ["architecture.md", "changelog.md", "contributing.md"]  # of the root
+    assert sorted(named) == sorted([*pages, *told]), "a page that is in no menu is found by nobody"
+
+
+def test_every_method_that_documents_name_exists():
+    text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS if document.parent != ROOT)
+    named = set(re.findall(r"`(?:module\.|ClikaModule\.)?(clika_(?!ref)\w+)", text))
+    known = {*dir(ClikaModule), *clika_ref.__all__}
+    of_the_past = {"clika_ace", "clika_compression", "clika_compress", "clika_resume", "clika_deploy"}
+    of_others = {"clika_compile_options", "clika_digest"}  # an argument, and an entry of a file
+    assert len(named) > 20
+    assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
+
+
+def words_of(name: str) -> set[str]:
+    """The words of a page."""
+    return set(re.findall(r"\w+", (ROOT / "docs" / name).read_text(encoding="utf-8")))
+
+
+def test_who_comes_from_torch_onnx_export_is_told_of_each_of_its_arguments():
+    assert inspect.signature(torch.onnx.export).parameters.keys() - words_of("from-torch-onnx-export.md") == set()
+
+
+def test_who_comes_from_clika_ace_is_told_of_each_name():
+    words = words_of("from-clika-ace.md")
+    stages = {
+        "clika_adopt",
+        "clika_configure",
+        "clika_remember",
+        "clika_quantization",
+    }  # of the road
+    names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
+    names |= {name for name in dir(ClikaModule) if name.startswith("clika_")} - stages
+    for settings in (QuantizationSettings, LayerQuantizationSettings, PruningSettings, LoraSettings, Settings):
+        names |= {field.name for field in dataclasses.fields(settings)}
+    assert names - words == set()
+
+
+def test_example_plugin_page_quotes_code_of_its_files():
+    """Each Python block of the page is in a file of the example, and the entry point in its pyproject.toml."""
+    source = "".join(path.read_text(encoding="utf-8") for path in EXAMPLES)
+    shown = blocks(EXAMPLE_PAGE, "python")
+    assert len(shown) >= 5
+    for code in shown:
+        assert code in source, f"in neither of them:\n{code}"
+    (entry,) = blocks(EXAMPLE_PAGE, "toml")
+    assert entry in (ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_example_plugin_page_quotes_onnx_target_whole():
+    """The blocks of that section are the file of the target, from its first line to its last."""
+    shown = fenced(below(EXAMPLE_PAGE, "## A target that reads ONNX, line by line"), "python")
+    written = EXAMPLES[1].read_text(encoding="utf-8")
+    assert [line for code in shown for line in code.splitlines() if line] == [x for x in written.splitlines() if x]
+
+
+@pytest.mark.parametrize("kind", [QuantizationScheme, QuantizedType, FusedSums, WeightOnlyScheme])
+def test_every_field_of_a_scheme_is_explained(kind):
+    assert "(targets.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
+    table = below(ROOT / "docs/targets.md", "### The scheme, field by field")
+    (rows,) = re.findall(rf"^\| field of `{kind.__name__}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", table, re.MULTILINE)
+    told = re.findall(r"^\| `(\w+)` \| ([^|]+) \|", rows, re.MULTILINE)
+    assert [name for name, _ in told] == [field.name for field in dataclasses.fields(kind)]
+
+
+def test_core_layers_of_reading_guide_are_those_of_import_linter():
+    """The table lists each file of the core with the number of its layer in ``pyproject.toml``, from the lowest up."""
+    text = (ROOT / "docs/reading-guide.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| (\d+) \| \[(\w+)\.py\]\(\.\./clika_ref/core/\2\.py\) \|", text, re.MULTILINE)
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    (layers,) = [contract["layers"] for contract in contracts if contract.get("containers") == ["clika_ref.core"]]
+    checked = {(str(n), name) for n, layer in enumerate(reversed(layers)) for name in layer.split(" | ")}
+    assert len(listed) == len(checked)
+    assert {*listed} == checked
+    assert [int(number) for number, _ in listed] == sorted(int(number) for number, _ in listed)
+
+
+def test_the_glossary_is_in_order_and_has_one_entry_for_each_word():
+    words = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert words == sorted(set(words))
+    assert len(words) > 30
+
+
+def sentences() -> list[str]:
+    """Every string in the package, with a placeholder where a value is filled in."""
+    found = []
+    for path in sorted((ROOT / "clika_ref").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (str(v.value) if isinstance(v, ast.Constant) else PLACEHOLDER for v in node.values)
+                found.append("".join(parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_every_error_that_dynamic_shapes_quotes_is_one_that_the_code_raises():
+    text = (ROOT / "docs/dynamic-shapes.md").read_text(encoding="utf-8")
+    quotations = re.findall(r"^> (.+)$", text, re.MULTILINE)
+    assert len(quotations) > 15
+    known = sentences()
+    for quotation in quotations:
+        parts = [part.strip() for part in quotation.split(PLACEHOLDER) if len(part.strip()) > 1]
+        assert parts, quotation
+        assert any(all(part in sentence for part in parts) for sentence in known), quotation
+
+
+def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
+    text = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
+    places = re.findall(r"`((?:clika_ref|plugins)/[\w/]+\.py)`", text)
+    assert all((ROOT / place).exists() for place in places)
+    assert "1,024 roundings" in text
+    assert "ROUNDINGS = 1024" in (ROOT / "clika_ref/core/comparison.py").read_text(encoding="utf-8")
+    check = (ROOT / "clika_ref/export/artifact_check.py").read_text(encoding="utf-8")
+    assert "AGREEMENT = 1024.0" in check
+    assert "JUDGE = 20.0" in check
+    assert "20 * float(" in (ROOT / "plugins/aten/tests/one_operator.py").read_text(encoding="utf-8")
+    assert "REASSOCIATION = 256" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
+
+
+def test_the_colours_of_pictures_are_all_explained():
+    shown = below(ROOT / "docs/pictures.md", "## Pictures")
+    assert len(re.findall(r"^\| (?:green|grey|violet|brown|red|teal|blue) \|", shown, re.MULTILINE)) == len(Role)
+
+
+def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):
+    _, text = blocks(ROOT / "docs/settings.md", "yaml")
+    (tmp_path / "clika.yaml").write_text(text, encoding="utf-8")
+    settings = Settings.load_from_path(tmp_path / "clika.yaml")
+    assert settings.global_quantization_settings.weights_utilize_full_int_range is True
+    assert settings.global_pruning_settings.mask_type == "2:4"
+    assert settings.clika_compile_options.smoothing == "on"
+    assert settings.layer_settings["encoder.layers.0.*"].pruning_settings.skip_pruning
+
+
+def test_the_loop_of_the_document_on_several_processes_names_what_there_is():
+    (code,) = blocks(ROOT / "docs/distributed.md", "python")
+    calls = {
+        node.func.attr
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert {name for name in calls if name.startswith("clika_")} == {"clika_gather", "clika_export"}
+    assert all(hasattr(ClikaModule, name) for name in calls if name.startswith("clika_"))
+
+
+def test_the_command_lines_of_the_manual_run_as_they_stand_and_end_as_it_says(tmp_path, monkeypatch):
+    document = ROOT / "docs/command-line.md"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_model", raising=False)
+    (model,) = blocks(document, "python")
+    (tmp_path / "my_model.py").write_text(model, encoding="utf-8")
+    np.save("x.npy", np.random.default_rng(0).standard_normal((40, 64), dtype=np.float32))
+    lines = [line for text in blocks(document, "console") for line in text.splitlines()]
+    assert {shlex.split(line)[1] for line in lines} == {*cli.COMMANDS}
+    for line in lines:
+        command, _, status = line.partition("  # ends with ")
+        result = CliRunner().invoke(cli.app, shlex.split(command)[1:])
+        assert result.exit_code == int(status or 0), f"{command}\n{result.output}"
+
+
+def test_the_manual_of_the_command_line_names_every_command_and_exit_status():
+    text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| (\d+) \| (.+) \|$", below(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE)
+    assert table == [(str(int(status)), meaning) for status, meaning in STATUS_MEANINGS.items()]
+    named = {
+        word for cell in re.findall(r"^\| \[?(`.+?`)", text, re.MULTILINE) for word in re.findall(r"`([\w-]+)", cell)
+    }
+    assert {*cli.COMMANDS} <= named

@@ -1,0 +1,141 @@
+"""The examples run and show what they promise."""
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from test_house import code_lines
+from torch import nn
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """Return an example by its name, with less training and less timing."""
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    monkeypatch.syspath_prepend(EXAMPLES)  # where an example that is run finds its neighbours
+    for path in EXAMPLES.glob("*.py"):
+        monkeypatch.delitem(sys.modules, path.stem, raising=False)
+    digits = importlib.import_module("digits")
+    digits.EPOCHS, digits.TIMED_RUNS = 2, 1
+    training = importlib.import_module("train_in_integers")
+    training.EPOCHS = 1
+    return importlib.import_module
+
+
+def demo_of_the_readme():
+    """Return what the README says that the first example prints."""
+    text = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"^```text\n(Training.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return shown
+
+
+def without_measures(text):
+    """Return the lines of a text without what the machine decides, and how long it was trained."""
+    measure = r"(?:[\d.]+|<) *(?:1 ms|ms|s|%|MB|KiB|epoch/s)(?!\w)|[\d.]+x|\d/\d|─+"
+    return [" ".join(re.sub(measure, " # ", line).split()) for line in text.splitlines() if line.strip()]
+
+
+def test_the_digits_are_told_apart_as_well_by_the_artifact_as_by_eager(example, tmp_path, capsys):
+    example("digits").main(tmp_path / "build" / "digits.onnx")
+    out, err = capsys.readouterr()
+    rows = {
+        name: re.search(rf"{name} +([\d.]+) % +([\d.]+) %", out)
+        for name in ("PyTorch, eager", "ClikaModule", "ONNX Runtime")
+    }
+    assert all(rows.values()), out
+    accuracies = {name: float(row[1]) for name, row in rows.items()}
+    assert accuracies["PyTorch, eager"] > 90  # guessing gives 10; two epochs give 97
+    assert len(set(accuracies.values())) == 1, out
+    assert {float(row[2]) for row in rows.values()} == {100.0}, out
+    assert "What it took to make" in out
+    assert re.search(r"Capturing +[\d.]+", out)
+    assert [line for line in without_measures(demo_of_the_readme()) if line not in without_measures(out + err)] == []
+    assert (tmp_path / "build" / "digits.onnx").stat().st_size > 300_000  # 96,000 weights of 4 bytes, less batch norm
+
+
+@pytest.mark.filterwarnings("ignore:.*without its dropouts")
+def test_training_in_integers_leaves_an_artifact_that_tells_the_digits_apart(example, tmp_path, capsys):
+    path = tmp_path / "build" / "trained.onnx"
+    example("train_in_integers").main(path)
+    out = capsys.readouterr().out
+    found = [float(x) for x in re.findall(r"(?:in float|quantized|trained in integers) +([\d.]+) %", out)]
+    assert len(found) == 3, out
+    assert min(found) > 90, out
+    assert "QuantizeLinear" in {node.op_type for node in onnx.load(path).graph.node}
+    assert path.stat().st_size < 200_000  # 96,000 weights of one byte
+
+
+@pytest.mark.filterwarnings("ignore:.*without its dropouts")
+def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, capsys):
+    path = tmp_path / "build" / "pruned.onnx"
+    example("prune_then_quantize").main(path)
+    out = capsys.readouterr().out
+    rows = re.findall(r"(in float|pruned|and trained|and quantized) +([\d.]+) % +(\d+) KiB", out)
+    sizes = {stage: int(size) for stage, _, size in rows}
+    assert sizes.keys() == {"in float", "pruned", "and trained", "and quantized"}, out
+    assert sizes["pruned"] < 0.4 * sizes["in float"]
+    assert sizes["and quantized"] < 0.5 * sizes["pruned"]
+    assert float(rows[-1][1]) > 85, out
+
+
+def test_two_tasks_are_learned_by_adapters_beside_weights_of_four_bits(example, tmp_path, capsys):
+    lora = example("lora")
+    lora.EPOCHS, lora.ADAPTER_EPOCHS = 4, 15
+    lora.main(tmp_path / "build")
+    out = capsys.readouterr().out
+    for task in lora.TASKS:
+        told = re.search(rf"{task} +([\d.]+) % +([\d.]+) % +(\d+) KiB", out)
+        ran = re.search(rf"{task}\.onnx +(\d+) KiB +([\d.]+) %", out)
+        assert told, out
+        assert ran, out
+        assert float(told[1]) < 60, out
+        assert float(told[2]) > 85, out
+        assert abs(float(ran[2]) - float(told[2])) < 1, "a few images of 450 may lie between two classes"
+        assert int(told[3]) < 0.25 * int(ran[1]), "the adapter is a small part of the file in four bits"
+    kept = [(tmp_path / "build" / f"{task}.safetensors").read_bytes() for task in lora.TASKS]
+    assert kept[0] != kept[1]
+
+
+@pytest.mark.slow
+def test_two_processes_end_with_one_model(tmp_path):
+    """As a user runs it: it starts torchrun by itself, which starts two processes."""
+    place, environment = tmp_path / "build" / "two.onnx", {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "two_processes.py"), str(place)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,  # issue 6
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    ranks = sorted(re.findall(r"rank ([01]): (\d+) batches read, weights and scales ([0-9a-f]{16})", done.stdout))
+    assert [rank for rank, *_ in ranks] == ["0", "1"], done.stdout
+    assert ranks[0][2] == ranks[1][2]
+    found = {name: float(share) for name, share in re.findall(r"(float|quantized|integers) +([\d.]+) %", done.stdout)}
+    assert min(found.values()) > 90, done.stdout  # guessing gives 10
+    assert found["integers"] >= found["quantized"] - 1
+    assert place.stat().st_size > 5_000  # 24,000 weights of one byte, and less
+
+
+def test_a_pass_of_ones_own_is_put_between_two_stages_in_forty_lines(example, capsys):
+    torch.manual_seed(0)
+    inserting = example("insert_a_pass")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 2)).eval()
+    with torch.no_grad():
+        inserting.main(model, [torch.randn(4, 3, 8, 8) for _ in range(3)])
+    before, behind = capsys.readouterr().out.splitlines()
+    assert before.startswith("as it is: 0 nodes replaced")
+    assert behind.startswith("with Hardswish: 1 nodes replaced")
+    own, whole = (float(x) for x in re.findall(r"(-?[\d.]+) dB", behind))
+    assert own > whole, "integers are nearer to the float graph that they were made of, which is no longer the model"
+    source = (EXAMPLES / "insert_a_pass.py").read_text(encoding="utf-8")
+    assert code_lines(source) <= 40

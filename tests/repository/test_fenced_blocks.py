@@ -1,0 +1,104 @@
+"""Every fenced block of the documents runs as it stands, page by page; the few that do not are listed with a reason."""
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from fenced_blocks import PAGES, ROOT, RUNNING, SHOWN, WRITTEN, Block, Run, blocks_of, run_page
+from warm_process import run_forked
+
+NOT_RUN = {
+    ("docs/conformance.md", "clika-ref conformance replay report/cases/NAME.zip"): (
+        "NAME stands for a case of the reader's; docs/bring-up-a-target.md replays one"
+    ),
+}
+"""By page and first line: what does not run, and why."""
+
+QUOTED = {"docs/example-plugin.md": "plugins/example/clika_ref_example"}
+"""Pages whose code stands word for word in files of a folder (`test_documents.py`), which are tested where they lie."""
+
+ELSEWHERE = {"docs/command-line.md"}
+"""Pages whose lines end with statuses that they state, and run in `test_documents.py`."""
+
+INTEGERS = {"README.md": "quantized.onnx", "docs/training.md": "trained.onnx", "docs/tutorial.md": "digits.onnx"}
+"""Pages that promise a file in integers, and its name."""
+
+
+SLOW_PAGES = {
+    "README.md",
+    "docs/bring-up-a-target.md",
+    "docs/conformance.md",
+    "docs/distributed.md",
+    "docs/example-plugin.md",
+    "docs/new-plugin.md",
+    "docs/tasks.md",
+    "docs/write-a-pass.md",
+    "docs/write-an-operator.md",
+}
+"""Pages above 5 s: they run the conformance suite, install packages, or compile large models."""
+
+
+def runs(block: Block) -> bool:
+    """Whether a block is to do what it says here."""
+    is_quoted = block.page in QUOTED and block.language == "python"
+    return not is_quoted and block.page not in ELSEWHERE and (block.page, block.first) not in NOT_RUN
+
+
+def page_name(page: Path) -> str:
+    """Return the path of a page from the root."""
+    return page.relative_to(ROOT).as_posix()
+
+
+MARKED_PAGES = [pytest.param(p, marks=pytest.mark.slow) if page_name(p) in SLOW_PAGES else p for p in PAGES]
+
+
+@pytest.mark.parametrize("page", MARKED_PAGES, ids=page_name)
+def test_the_blocks_of_a_page_run_in_order(page, tmp_path, warm_commands):
+    blocks = [block for block in blocks_of(page) if runs(block)]
+    if not {block.language for block in blocks} - {"text"}:
+        return
+    run_forked(run_page, blocks, tmp_path, warm_commands)
+    if name := INTEGERS.get(page_name(page)):
+        written = onnx.load(tmp_path / name)
+        assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
+
+
+def test_every_block_is_one_that_runs_is_read_is_quoted_or_is_listed(capsys):
+    blocks = [block for page in PAGES for block in blocks_of(page)]
+    languages = Counter(block.language for block in blocks)
+    assert not languages.keys() - {*RUNNING, *WRITTEN, *SHOWN}, "no test knows what to do with one of these languages"
+    code = [block for block in blocks if block.language not in SHOWN]
+    left_out = [block for block in code if (block.page, block.first) in NOT_RUN]
+    assert {(block.page, block.first) for block in left_out} == NOT_RUN.keys(), "remove what is not there any more"
+    quoted = [block for block in code if block not in left_out and not runs(block)]
+    with capsys.disabled():
+        print(f"\n{len(blocks)} fenced blocks on {len(PAGES)} pages: {dict(languages)}")
+        print(f"of {len(code)} of code, {len(quoted)} stand in files that tests run, {len(left_out)} do not run:")
+        for block in left_out:
+            print(f"  {block.place} {block.first!r}: {NOT_RUN[block.page, block.first]}")
+
+
+def test_a_block_whose_output_is_another_one_is_told_with_its_line(tmp_path):
+    run = Run.begin(tmp_path)
+    run.take(Block("page.md", 3, "python", "", "print(1 + 1)\n"))
+    run.take(Block("page.md", 7, "output", "", "2\n"))
+    with pytest.raises(AssertionError, match=r"page\.md:11"):
+        run.take(Block("page.md", 11, "output", "", "3\n"))
+
+
+def test_a_command_that_fails_fails_the_page_and_one_after_it_does_not_hide_that(tmp_path):
+    run = Run.begin(tmp_path)
+    run.take(Block("page.md", 3, "console", "", 'false; echo "exit status $?"\n'))
+    assert run.printed == "exit status 1\n"
+    with pytest.raises(AssertionError, match=r"(?s)page\.md:7.*failed: false"):
+        run.take(Block("page.md", 7, "console", "", "false\ntrue\n"))
+
+
+def test_a_session_shares_the_names_of_the_blocks_around_it(tmp_path):
+    run = Run.begin(tmp_path)
+    run.take(Block("page.md", 3, "python", "", "x = 2\n"))
+    run.take(Block("page.md", 7, "python", "", ">>> y = x + 1\n>>> y\n3\n"))
+    run.take(Block("page.md", 12, "python", "", "assert y == 3\n"))
+    with pytest.raises(AssertionError, match="Expected"):
+        run.take(Block("page.md", 15, "python", "", ">>> y\n4\n"))

@@ -1,0 +1,147 @@
+"""The distributions: what they state agrees, is what they use, and is what the documents say."""
+
+import ast
+import importlib.metadata
+import re
+import sys
+import tomllib
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")), ROOT / "conformance"]
+STATED = {folder: tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in FOLDERS}
+PROJECTS = {folder: stated["project"] for folder, stated in STATED.items()}
+NAMES = {project["name"]: folder for folder, project in PROJECTS.items()}
+EACH = pytest.mark.parametrize("folder", FOLDERS, ids=[project["name"] for project in PROJECTS.values()])
+TESTS = ("*_test.py", "test_*.py", "conftest.py")
+THE_SUITE = {"clika_ref_conformance/test_conformance.py", "clika_ref_conformance/conftest.py"}
+"""Tests that a distribution is there for: ``pytest --pyargs clika_ref_conformance``."""
+
+RANGED = ("torch", "onnx", "onnxruntime", "openvino")
+
+
+def asked(project):
+    """Everything that a distribution asks for, in extras as well."""
+    extras = project.get("optional-dependencies", {})
+    return [Requirement(text) for text in (*project["dependencies"], *chain(*extras.values()))]
+
+
+def pins():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in lines if not line.startswith("#")}
+
+
+def package_of(folder):
+    return folder / PROJECTS[folder]["name"].replace("-", "_")
+
+
+@pytest.mark.parametrize("field", ["version", "requires-python", "license", "license-files", "classifiers", "readme"])
+def test_all_of_them_state_the_same(field):
+    stated = {name: PROJECTS[folder][field] for name, folder in NAMES.items()}
+    assert [name for name, value in stated.items() if value != PROJECTS[ROOT][field]] == []
+
+
+def test_all_of_them_are_built_alike():
+    assert {str(stated["build-system"]) for stated in STATED.values()} == {str(STATED[ROOT]["build-system"])}
+    needed = Requirement(STATED[ROOT]["build-system"]["requires"][0])
+    assert needed.specifier.contains(pins()[needed.name]), "constraints.txt pins what cannot build them"
+
+
+@EACH
+def test_each_carries_the_license_and_says_what_it_is(folder):
+    assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    name, first = PROJECTS[folder]["name"], (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0]
+    assert first == f"# {name}"
+    assert PROJECTS[folder]["description"].endswith(".")
+
+
+@EACH
+def test_each_takes_the_others_of_its_own_version(folder):
+    version = Version(PROJECTS[ROOT]["version"])
+    wanted = {f">={version.major}.{version.minor}", f"<{version.major}.{version.minor + 1}"}
+    for found in asked(PROJECTS[folder]):
+        if found.name.startswith("clika-ref"):
+            assert found.name in NAMES
+            assert {str(part) for part in found.specifier} == wanted
+
+
+def test_every_distribution_but_the_example_comes_with_an_extra():
+    brought = [found.name for found in asked(PROJECTS[ROOT]) if found.name in NAMES]
+    assert len(brought) == len(set(brought))
+    assert set(brought) == NAMES.keys() - {"clika-ref", "clika-ref-example"}
+
+
+def test_a_package_has_one_range_whoever_asks_for_it_and_the_pinned_version_is_in_it():
+    ranges = {}
+    for project in PROJECTS.values():
+        for found in asked(project):
+            if found.name not in NAMES:
+                ranges.setdefault(canonicalize_name(found.name), set()).add(str(found.specifier))
+    assert {name: found for name, found in ranges.items() if len(found) > 1} == {}
+    pinned = pins()
+    outside = [n for n, (text,) in ranges.items() if not Requirement(n + text).specifier.contains(pinned[n])]
+    assert outside == []
+
+
+@EACH
+def test_each_asks_for_what_it_imports_and_for_nothing_else(folder):
+    package = package_of(folder)
+    imported = (
+        {name for path in package.rglob("*.py") for name in imports_of(path)} - {package.name} - sys.stdlib_module_names
+    )
+    homes = importlib.metadata.packages_distributions()
+    used = {
+        canonicalize_name(name.replace("_", "-") if name.startswith("clika_ref") else homes.get(name, [name])[0])
+        for name in imported
+    }
+    stated = {canonicalize_name(found.name) for found in asked(PROJECTS[folder])}
+    assert used - stated == set(), "it imports what it does not ask for"
+    needless = {name for name in stated - used if name not in NAMES}
+    assert needless == set(), "it asks for what it does not import"
+
+
+@EACH
+def test_none_carries_tests_of_itself(folder):
+    found = {path.relative_to(folder).as_posix() for pattern in TESTS for path in package_of(folder).rglob(pattern)}
+    assert found - THE_SUITE == set(), "move them to a folder tests beside the package: wheels would hold them"
+
+
+def imports_of(path):
+    """The packages that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.module.partition(".")[0]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from (arg.value.partition(".")[0] for arg in node.args[:1] if isinstance(arg, ast.Constant))
+
+
+def test_the_versions_that_are_allowed_are_those_of_the_document_and_the_lowest_is_the_one_that_is_tried():
+    text = (ROOT / "docs/installing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\w+) \| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
+    table = {name: rest for name, *rest in rows}
+    assert set(table) == {"Python", *RANGED}
+    assert table.pop("Python")[0] == PROJECTS[ROOT]["requires-python"]
+    ranges = {found.name: found.specifier for project in PROJECTS.values() for found in asked(project)}
+    for name, (allowed, lowest, usual) in table.items():
+        assert Requirement(name + allowed).specifier == ranges[name]
+        assert Version(lowest) == Version(allowed.removeprefix(">=").partition(",")[0])
+        assert usual == pins()[name]
+
+
+def test_the_distributions_of_the_document_are_those_that_there_are():
+    text = (ROOT / "docs/installing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (?:`clika-ref\[(\w+)\]`)? ?\|$", text, re.MULTILINE)
+    assert [name for name, _ in rows if name not in NAMES] == []
+    assert {name for name, _ in rows} == NAMES.keys()
+    extras = PROJECTS[ROOT]["optional-dependencies"]
+    for name, extra in rows:
+        holding = [known for known, texts in extras.items() if name in {Requirement(text).name for text in texts}]
+        assert holding == ([extra] if extra else [])

@@ -1,0 +1,255 @@
+"""Every public name stands in the API reference, and says what it is, in which shapes and units, and what it raises."""
+
+import ast
+import dataclasses
+import enum
+import inspect
+import itertools
+import pkgutil
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from raised_errors import errors_of, source_of
+
+import clika_ref
+from clika_ref import core
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs/api").glob("*.md"))
+
+ALIASES = {"ModelArgType", "AnyCallable"}
+"""Public names of types, whose meaning is what they stand for; a string below says more."""
+
+SHAPE = re.compile(
+    r"``[\w.]*\[[^\]]*\]|\bshapes?\b|\bsides?\b|\bfor each\b|\bper input\b|\b0-d\b|\binputs of\b|\belement"
+)
+"""How a docstring says which sides a tensor has: in brackets, by its shape, or by what there is one of it for."""
+
+ELSEWHERE = "arguments mean what they mean to"
+"""How a docstring says which other one explains the arguments."""
+
+EXCUSED = {
+    "clika_ref.export.simulation.quantize_for_target": {
+        "TargetError"
+    },  # of forms of a file, of which it asks for the usual one
+}
+"""Errors that calls cannot raise for how they are made, though what they call does."""
+
+UNITS = {
+    r"seconds|timings": r"\bseconds?\b",
+    r"bytes|size_limit": r"\bbytes\b|\bMB\b|\bGB\b",
+    r"bits|widths": r"\bbits\b",
+    r"sqnr": r"\bdB\b",
+    r"sensitivity|threshold": r"\bshare\b|\bsquare\b|\bquantization_sensitivity_threshold\b|\bsensitiv",
+    r"(^|_)rate$": r"\bshare\b",
+}
+"""By the names of parameters, fields and results: in which unit a docstring says that they are."""
+
+
+@dataclass(frozen=True)
+class Public:
+    """A public object, and under which name."""
+
+    name: str
+    found: Any
+
+    @property
+    def doc(self) -> str:
+        own = self.found.fget if isinstance(self.found, property) else self.found
+        return inspect.getdoc(own) or ""
+
+    @property
+    def code(self) -> Any:
+        """The function that is run."""
+        return self.found.fget if isinstance(self.found, property) else inspect.unwrap(self.found)
+
+    @property
+    def owner(self) -> type | None:
+        """The class that it is a method of."""
+        found = resolved(self.name.rpartition(".")[0])
+        return found if inspect.isclass(found) else None
+
+    @property
+    def told(self) -> str:
+        """What is said of it, and of all methods of its class."""
+        return self.doc + (inspect.getdoc(self.owner) or "" if self.owner else "")
+
+
+def named_on_pages() -> list[str]:
+    """The objects and modules that the pages show."""
+    return [name for page in PAGES for name in re.findall(r"^::: ([\w.]+)$", page.read_text("utf-8"), re.MULTILINE)]
+
+
+def resolved(name: str) -> Any:
+    """The object of a dotted name."""
+    return pkgutil.resolve_name(name)
+
+
+def members(name: str, found: Any) -> Iterator[Public]:
+    """An object with what is public in it: of a module its own functions and classes, of a class its methods."""
+    if inspect.ismodule(found):
+        for key, value in vars(found).items():
+            is_own = getattr(value, "__module__", None) == name and (inspect.isclass(value) or inspect.isroutine(value))
+            if is_own and not key.startswith("_"):
+                yield from members(f"{name}.{key}", value)
+        return
+    yield Public(name, found)
+    if not inspect.isclass(found):
+        return
+    for owner in found.__mro__:
+        if owner.__module__.startswith("clika_ref"):
+            for key, value in vars(owner).items():
+                unwrapped = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+                if not key.startswith("_") and (inspect.isroutine(unwrapped) or isinstance(unwrapped, property)):
+                    yield Public(f"{name}.{key}", unwrapped)
+
+
+@pytest.fixture(scope="module")
+def public() -> list[Public]:
+    """Every public object, once."""
+    found = [p for name in named_on_pages() for p in members(name, resolved(name))]
+    return [*{p.name: p for p in found if p.name.rpartition(".")[2] not in ALIASES}.values()]
+
+
+def told(what: str, count: int, wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Print a figure, and fail with what spoils it."""
+    with capsys.disabled():
+        share = 100 * (1 - len(wrong) / count) if count else 100
+        print(f"\n{what}: {count - len(wrong)} of {count}, {share:.1f} %")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_name_of_the_package_stands_on_a_page_of_the_reference_once():
+    shown = named_on_pages()
+    assert len(shown) == len(set(shown)), "shown twice, so that links to it lead to either"
+    expected = {f"clika_ref.{home}.{name}" for name, home in clika_ref.MODULE_BY_PUBLIC_NAME.items()}
+    assert expected - set(shown) == set()
+
+
+def test_every_module_of_the_core_stands_on_a_page_of_the_reference():
+    shown = {name.rpartition(".")[0] if ".errors." in name else name for name in named_on_pages()}
+    assert {f"clika_ref.core.{module.name}" for module in pkgutil.iter_modules(core.__path__)} - shown == set()
+
+
+def test_every_public_name_is_documented(public, capsys):
+    wrong = [p.name for p in public if not p.doc.strip()]
+    told("public names with a docstring", len(public), wrong, capsys)
+
+
+def test_every_field_of_a_public_dataclass_is_documented(public, capsys):
+    fields = [
+        (p, f"{p.name}.{field.name}", field.name)
+        for p in public
+        if inspect.isclass(p.found) and dataclasses.is_dataclass(p.found)
+        for field in dataclasses.fields(p.found)
+        if not field.name.startswith("_")
+    ]
+    wrong = [
+        name
+        for p, name, field in fields
+        if field not in below(p.found) and not re.search(rf"\b{field}\b", p.doc, re.IGNORECASE)
+    ]
+    told("fields with a sentence of their own, or in that of their class", len(fields), wrong, capsys)
+
+
+def below(found: type) -> set[str]:
+    """The fields of a class and of those that it follows that have a string below them."""
+    names: set[str] = set()
+    for owner in found.__mro__:
+        if owner.__module__.startswith("clika_ref"):
+            body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+            for line, following in itertools.pairwise(body):
+                is_told = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+                if is_told and isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
+                    names.add(line.target.id)
+    return names
+
+
+def functions(public: list[Public]) -> list[Public]:
+    """The functions, methods and properties among public names."""
+    return [p for p in public if not inspect.isclass(p.found) and source_of(p.code) is not None]
+
+
+def test_every_error_that_a_public_function_raises_is_told(public, capsys):
+    raising = [(p, errors_of(p.code, p.owner)) for p in functions(public)]
+    raising = [(p, errors - EXCUSED.get(p.name, set())) for p, errors in raising]
+    raising = [(p, errors) for p, errors in raising if errors]
+    wrong = [f"{p.name}: {e}" for p, errors in raising for e in sorted(errors) if not is_told(e, p.told)]
+    told("functions that raise, and say so", len(raising), wrong, capsys)
+
+
+def is_told(error: str, text: str) -> bool:
+    """Whether a docstring lists an error, or the base of all that are ours."""
+    return f"{error}:" in text or (error != "ValueError" and "ClikaError:" in text)
+
+
+def test_the_errors_of_plugins_are_told_once_for_all():
+    text = (ROOT / "docs/api/index.md").read_text("utf-8")
+    assert "Functions that need plugins load them on the first call. They raise a\n  [`PluginError`]" in text
+
+
+def test_every_parameter_of_a_public_function_is_named(public, capsys):
+    taking = [(p, name) for p in public for name in parameters(p)]
+    wrong = [f"{p.name}: {name}" for p, name in taking if ELSEWHERE not in p.doc and not is_named(name, p.doc)]
+    told("parameters that are named in what is said of their function", len(taking), wrong, capsys)
+
+
+def is_named(parameter: str, text: str) -> bool:
+    """Whether a text says the name of a parameter, or the word for one or several of it."""
+    stem = parameter.strip("_").removesuffix("s").replace("_", "[_ ]")
+    return re.search(rf"\b{stem}(?:s|es)?\b", text, re.IGNORECASE) is not None
+
+
+def parameters(p: Public) -> list[str]:
+    """The parameters of a function, or of what makes an instance, that has several, but for its receiver."""
+    if isinstance(p.found, property) or dataclasses.is_dataclass(p.found) or is_exception_or_enum(p.found):
+        return []  # fields are looked at by themselves
+    made = p.found.__init__ if inspect.isclass(p.found) else inspect.unwrap(p.found)
+    found = [name for name in inspect.signature(made).parameters if name not in ("self", "cls")]
+    return found if len(found) > 1 and made is not object.__init__ else []
+
+
+def is_exception_or_enum(found: Any) -> bool:
+    """Whether something is made by Python's own rules."""
+    return inspect.isclass(found) and issubclass(found, Exception | enum.Enum | Protocol)
+
+
+def test_every_tensor_of_a_public_function_has_its_shape_told(public, capsys):
+    taking = [p for p in functions(public) if "Tensor" in annotations(p)]
+    wrong = [p.name for p in taking if not SHAPE.search(p.doc)]
+    told("functions of tensors that say of which sides", len(taking), wrong, capsys)
+
+
+def annotations(p: Public) -> str:
+    """The types that a function states, as text."""
+    own = p.found.fget if isinstance(p.found, property) else inspect.unwrap(p.found)
+    return (
+        " ".join(map(str, getattr(own, "__annotations__", {}).values()))
+        .replace("TensorType", "")
+        .replace("TensorSample", "")
+    )
+
+
+def test_every_quantity_has_its_unit_told(public, capsys):
+    quantities = [
+        (p, name, unit) for p in public for name in names_in(p) for of, unit in UNITS.items() if re.search(of, name)
+    ]
+    wrong = [f"{p.name}: {name}" for p, name, unit in quantities if not re.search(unit, around(p), re.IGNORECASE)]
+    told("quantities that say their unit", len(quantities), wrong, capsys)
+
+
+def names_in(p: Public) -> list[str]:
+    """The names of the parameters or fields of a public object, and its own where it is a property."""
+    if inspect.isclass(p.found):
+        return [f.name for f in dataclasses.fields(p.found)] if dataclasses.is_dataclass(p.found) else []
+    return [p.name.rpartition(".")[2]] if isinstance(p.found, property) else parameters(p)
+
+
+def around(p: Public) -> str:
+    """What is said of a public object, with what stands below its fields."""
+    return f"{p.doc}\n{inspect.getsource(p.found)}" if inspect.isclass(p.found) else p.doc

@@ -1,0 +1,313 @@
+"""A graph as JSON and back: everything survives, nothing that is read is executed, and damage is told from age."""
+
+import copy
+import dataclasses
+import enum
+import json
+import math
+import pickle
+import subprocess
+import sys
+from collections import OrderedDict
+from typing import NamedTuple
+
+import pytest
+import sympy
+import torch
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+
+from clika_ref import ClikaModule, clika_compile
+from clika_ref.core.errors import ModelError
+from clika_ref.core.registry import load_registry
+from clika_ref.core.symbols import SYMPY_TO_PYTHON, evaluate, make_symbol
+from clika_ref.serialization.graph_format import decode, encode, graph_from_json, graph_to_json
+from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
+
+ITEMS = [
+    None,
+    True,
+    3,
+    -2.5,
+    math.inf,
+    -math.inf,
+    1j,
+    complex(-math.inf, 2.5),
+    "text",
+    (1, (2.5, None), [3, "a"]),
+    [],
+    (),
+    torch.float16,
+    torch.device("cpu"),
+    {"a": 1, "b": (2,)},
+    {"tuple": [1]},
+    make_symbol("batch") * 2 + 1,
+    (make_symbol("batch"), 3),
+]
+
+
+@pytest.mark.parametrize("item", ITEMS, ids=str)
+def test_attributes_survive_as_the_types_that_they_are(item):
+    text = json.dumps(encode(item))
+    found = decode(json.loads(text))
+    assert found == item
+    assert type(found) is type(item) or isinstance(item, sympy.Basic)
+    assert isinstance(found, bool) == isinstance(item, bool)
+
+
+def test_nan_survives():
+    assert math.isnan(decode(json.loads(json.dumps(encode(math.nan)))))
+
+
+def test_what_has_no_form_says_what_to_pass_instead():
+    with pytest.raises(
+        ModelError, match=r"\{1\}, a set, cannot be saved; pass a number, a string, a dtype or a tensor"
+    ):
+        encode({1})
+
+
+@pytest.mark.parametrize("item", [{"code": "1"}, {"a": 1, "b": 2}, {}])
+def test_unknown_forms_are_refused(item):
+    with pytest.raises(
+        ModelError, match=r"unknown form .* in a saved graph; it was written by a newer version, or is damaged"
+    ):
+        decode(item)
+
+
+@pytest.mark.parametrize("power", [["Pow", 10, ["Pow", 10, 10]], ["Pow", "n", 10**9]], ids=["numbers", "a size"])
+def test_powers_that_would_take_forever_are_refused(power):
+    with pytest.raises(ModelError, match=r"a saved size expression is a power 10.* of (10|n), which no model has"):
+        decode({"expr": power})
+
+
+@pytest.mark.parametrize("text", ["__import__('os').system('true')", "eval", "S"])
+def test_names_in_expressions_are_symbols_and_never_code(text):
+    expr = decode({"expr": ["Add", text, 1]})
+    assert expr.free_symbols == {make_symbol(text)}
+    with pytest.raises(ModelError, match=r"a saved size expression applies .*, which is not one of"):
+        decode({"expr": [text, 1]})
+
+
+def test_unknown_dtypes_are_refused():
+    with pytest.raises(ModelError, match="a saved graph names the dtype 'float3', which this PyTorch does not have"):
+        decode({"dtype": "float3"})
+
+
+NUMBERS = {"a": 7, "b": 3}
+
+
+def expressions():
+    a, b = make_symbol("a"), make_symbol("b")
+    for kind in SYMPY_TO_PYTHON:
+        for arguments in ((a, b), (a,), (a, sympy.Integer(2), b), (sympy.Ge(a, b), a, b)):
+            try:
+                expr = kind(*arguments)
+                value = evaluate(expr, NUMBERS)
+            except Exception:  # noqa: BLE001, S112 - it takes another number of arguments
+                continue
+            if isinstance(expr, kind):
+                yield pytest.param(expr, value, id=f"{kind.__module__.split('.')[0]}.{kind.__name__}")
+                break
+
+
+@pytest.mark.parametrize(("expr", "value"), list(expressions()))
+def test_expressions_over_every_function_mean_the_same_after_reading(expr, value):
+    found = decode(json.loads(json.dumps(encode(expr))))
+    assert found == expr
+    assert evaluate(found, NUMBERS) == value
+
+
+def test_most_functions_are_covered():
+    assert len(list(expressions())) > len(SYMPY_TO_PYTHON) * 0.7
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)
+        self.twin = self.conv
+
+    def forward(self, x, flag=True, n=2):
+        if x.shape[0] > 30:
+            raise ValueError
+        x = self.norm(self.twin(x))
+        return {"chunks": x.chunk(2, 1), "rows": x.shape[0] * n, "flat": x.flatten(1), "none": None}
+
+
+def compiled():
+    inputs = [torch.randn(2, 3, 8, 8), torch.randn(4, 3, 8, 9)]
+    return clika_compile(Net().train(), tracing_inputs=inputs, skip_eval_set_mode=True)
+
+
+def test_a_graph_survives_with_types_symbols_guards_origins_state_and_aliases():
+    graph = compiled().graph
+    document = json.loads(json.dumps(graph_to_json(graph)))
+    tensors = {n: v.data for n, v in graph.constants.items()}
+    again = graph_from_json(document, load_registry().operators.get, tensors)
+    assert str(again) == str(graph)
+    assert graph_to_json(again) == document
+    assert graph.state
+    assert again.state.keys() == graph.state.keys()
+    assert again.aliases == graph.aliases != {}
+    assert [str(g) for g in again.guards] == [str(g) for g in graph.guards] != []
+    assert again.symbols == graph.symbols
+    assert [n.origin for n in again.nodes] == [n.origin for n in graph.nodes]
+
+
+def test_a_signature_survives():
+    module = compiled()
+    signature = module._clika_signature
+    again = signature_from_json(json.loads(json.dumps(signature_to_json(signature))))
+    assert again == signature
+
+
+def test_the_document_is_the_same_in_every_copy():
+    module = compiled()
+    assert graph_to_json(copy.deepcopy(module).graph) == graph_to_json(module.graph)
+    assert torch.equal(pickle.loads(pickle.dumps(module)).get_extra_state(), module.get_extra_state())  # noqa: S301
+
+
+def test_a_newer_format_and_unknown_operators_are_refused_with_what_to_do():
+    document = graph_to_json(compiled().graph)
+    with pytest.raises(
+        ModelError, match=r"the saved graph has format 99, this clika-ref reads up to \d+; update clika-ref"
+    ):
+        graph_from_json({**document, "version": 99}, lambda _: None, {})
+    with pytest.raises(ModelError, match="the saved graph was saved by a development version; compile again"):
+        graph_from_json({**document, "version": 1}, lambda _: None, {})
+    with pytest.raises(
+        ModelError, match=r"uses the operators \[.*'conv2d'.*\], which no installed plugin declares; install it"
+    ):
+        graph_from_json(document, lambda _: None, {})
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: list
+
+
+@dataclasses.dataclass
+class Result:
+    values: torch.Tensor
+    parts: list
+
+
+STRUCTURES = [
+    lambda x: Pair(x, [x + 1]),
+    lambda x: OrderedDict(b=x, a=x + 1),
+    lambda x: Result(x, [x + 1, None]),
+    lambda x: BaseModelOutput(last_hidden_state=x, attentions=(x + 1,)),
+    lambda x: [(), {}, (x, {"a": [x]})],
+    lambda x: torch.max(x, 1),
+]
+
+
+@pytest.mark.parametrize(
+    "function", STRUCTURES, ids=["namedtuple", "ordered", "dataclass", "output", "nested", "torch"]
+)
+def test_structures_of_results_survive_saving(function):
+    x = torch.randn(2, 3)
+    module = clika_compile(function, tracing_inputs=[x])
+    again = ClikaModule()
+    again.load_state_dict(module.state_dict())
+    for made in (again, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
+        found, expected = made(x), function(x)
+        assert type(found) is type(expected)
+        assert str(found) == str(expected)
+
+
+class Mode(enum.Enum):
+    DOUBLE = 1
+    TRIPLE = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Kind(str, enum.Enum):  # noqa: UP042 - the older spelling, of which there is more
+    PLAIN = "plain"
+
+
+def moded(x, mode=Mode.DOUBLE, level=Level.LOW, kind=Kind.PLAIN):
+    return x * 2 if mode is Mode.DOUBLE and level is Level.LOW and kind is Kind.PLAIN else x * 3
+
+
+def copies_of(module):
+    rebuilt = ClikaModule()
+    rebuilt.load_state_dict(module.state_dict())
+    return rebuilt, copy.deepcopy(module), pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
+
+
+@pytest.mark.parametrize("traced", [(), (Mode.DOUBLE, Level.LOW, Kind.PLAIN)], ids=["defaults", "given"])
+def test_members_of_enumerations_survive_as_defaults_and_as_constants(traced):
+    x = torch.ones(2)
+    for made in copies_of(clika_compile(moded, tracing_inputs=[(x, *traced)])):
+        assert torch.equal(made(x), x * 2)
+        assert torch.equal(made(x, Mode.DOUBLE, Level.LOW, Kind.PLAIN), x * 2)
+        with pytest.raises(ModelError, match="argument 'mode'"):
+            made(x, Mode.TRIPLE)
+
+
+def test_members_that_nothing_would_find_say_so():
+    class Local(enum.Enum):
+        A = 1
+
+    def local(x, mode=Local.A, act=torch.relu):
+        return act(x) if mode is Local.A else x
+
+    x = torch.ones(2)
+    with pytest.raises(ModelError, match=r"<Local.A: 1>, a Local, cannot be saved: only a named member of an enum"):
+        encode(Local.A)
+    for made in copies_of(clika_compile(local, tracing_inputs=[x])):
+        assert torch.equal(made(x), x)
+        with pytest.raises(ModelError, match=r"'mode' was left out .* default <Local.A: 1> is not part of a copied"):
+            made(x, Local.A)
+    with pytest.raises(ModelError, match=r"was compiled for B of a absent.Mode, which this process does not know"):
+        decode({"enum": ["absent:Mode", "B"]})
+    with pytest.raises(ModelError, match=r"was compiled for B of a os.path, which"):
+        decode({"enum": ["os:path", "B"]})
+
+
+def test_a_default_that_this_process_does_not_know_is_missed_only_by_calls_that_give_it():
+    module = clika_compile(moded, tracing_inputs=[torch.ones(2)])
+    document = json.dumps(signature_to_json(module._clika_signature)).replace("test_graph_format:Mode", "absent:Mode")
+    signature = signature_from_json(json.loads(document))
+    assert signature.flatten((1,), {}) == [1]
+    with pytest.raises(ModelError, match=r"its default .*absent:Mode.* is not part"):
+        signature.flatten((1, Mode.DOUBLE), {})
+
+
+LOADING = """
+import sys, torch
+from clika_ref import ClikaError, ClikaModule
+try:
+    ClikaModule().load_state_dict(torch.load(sys.argv[1], weights_only=True))
+except ClikaError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_class_that_this_process_does_not_know_is_named(tmp_path):
+    module = clika_compile(STRUCTURES[2], tracing_inputs=[torch.randn(2, 3)])
+    torch.save(module.state_dict(), tmp_path / "state.pt")
+    run = subprocess.run(
+        [sys.executable, "-c", LOADING, str(tmp_path / "state.pt")], capture_output=True, text=True, check=True
+    )
+    assert "test_graph_format.Result" in run.stdout
+    assert "import the module that defines it first" in run.stdout
+
+
+def test_a_damaged_extra_state_is_refused():
+    state = compiled().state_dict()
+    for damaged in (state["_extra_state"][:50], torch.zeros(8, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)):
+        with pytest.raises(ModelError, match=r"_extra_state of .* bytes, which holds the graph, cannot be read: it"):
+            ClikaModule().load_state_dict({**state, "_extra_state": damaged})
+
+
+def test_a_state_dict_that_lacks_a_weight_is_refused_by_an_empty_module():
+    state = compiled().state_dict()
+    del state["norm.weight"]
+    with pytest.raises(ModelError, match=r"lacks 'norm.weight'"):
+        ClikaModule().load_state_dict(state)
