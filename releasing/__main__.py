@@ -8,12 +8,14 @@ from pathlib import Path
 
 import typer
 
+from releasing.baseline.commands import app as baseline
 from releasing.building import build
 from releasing.distributions import ROOT, distributions, lowest_versions, pinned
 from releasing.fresh import Fresh
 from releasing.trying import try_commands, try_first_artifact
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+app.add_typer(baseline, name="baseline")
 
 PLACE = ROOT / "build"
 WHEELS = PLACE / "dist"

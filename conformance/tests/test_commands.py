@@ -184,12 +184,12 @@ def test_a_run_says_what_it_is_at_and_in_a_pipe_now_and_then(monkeypatch):
     console = Console(file=io.StringIO(), width=200)
     bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
     watch = run_console.ProgressReporter("odd", bar, console)
-    busy = SimpleNamespace(ended=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
+    busy = SimpleNamespace(ended_tasks=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
     watch(Result(TASK, "a", Comparison(Verdict.VALUE)), busy)
     assert bar.desc == "Conformance of odd, 1 checks, 1 failed (operators/relu/float32)"
     assert console.file.getvalue() == ""
     watch.due = 0.0
-    watch(None, SimpleNamespace(ended=1, workers=[SimpleNamespace(progress=None)]))
+    watch(None, SimpleNamespace(ended_tasks=1, workers=[SimpleNamespace(progress=None)]))
     (line,) = console.file.getvalue().splitlines()
     assert line.startswith("Conformance of odd, 1 checks, 1 failed  1/2")
     watch(None, busy)

@@ -125,7 +125,7 @@ def test_a_mutant_that_cannot_be_called_in_place_of_what_it_alters_finds_nothing
         return node.attrs
 
     with pytest.raises(
-        MutantSignatureError, match=r"moved_attrs cannot be called in place of it: too many positional arguments"
+        MutantSignatureError, match=r"permute_attrs cannot be called in place of it: too many positional arguments"
     ):
         mutant_runs.MutantRun(broken.mutants[0], suite).run()
 

@@ -176,7 +176,7 @@ def test_a_task_that_its_run_gave_up_is_no_test_that_is_skipped():
     task = Task("operators", "relu")
     results = [Result(task, "plan", Comparison(Verdict.NOT_RUN))]
     doubts = ["1 of 1 tasks are not done: 3 workers in a row ended before they were ready"]
-    given_up = SimpleNamespace(results_of=lambda _: results, every={task: TaskProgress(task)}, doubts=doubts)
+    given_up = SimpleNamespace(results_of=lambda _: results, progress_by_task={task: TaskProgress(task)}, doubts=doubts)
     with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks are not done"):
         test_conformance.test_target_matches_eager(task, given_up)
 

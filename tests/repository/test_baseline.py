@@ -1,0 +1,141 @@
+"""The baseline: equal records have no differences, and each kind of change is found and named."""
+
+import copy
+import json
+
+import onnx
+import pytest
+from typer.testing import CliRunner
+
+from releasing.baseline.artifacts import digest_graph
+from releasing.baseline.commands import STARTING_COMMIT, app
+from releasing.baseline.comparing import compare_records, environment_warnings, rename, show_differences
+from releasing.baseline.json_outputs import normalize_json
+from releasing.baseline.networks import NETWORKS, QUICK_NETWORKS
+from releasing.baseline.recording import part_names, read_record, write_record
+from releasing.baseline.variants import record_network
+
+PART = "networks/shared-layer"
+
+
+def record_one():
+    part = record_network(NETWORKS["shared-layer"], variants=["float"], targets=["onnxruntime"])
+    signatures = {"top level": {"f": "(x)", "g": "(y)"}}
+    return {"header": {"commit": "0" * 40, "torch": "2.13"}, "parts": {PART: part, "signatures": signatures}}
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return record_one()
+
+
+@pytest.fixture
+def changed(recorded):
+    return copy.deepcopy(recorded)
+
+
+def report(before, after):
+    return "\n".join(show_differences(compare_records(before, after)))
+
+
+def test_record_network_twice_is_equal(recorded):
+    again = record_one()
+    assert "model.onnx" in recorded["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
+    assert compare_records(recorded, again) == []
+
+
+def test_compare_other_graph_is_reported(recorded, changed):
+    files = changed["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
+    digest, graph = files["model.onnx"].split()
+    files["model.onnx"] = f"{digest[::-1]} {graph}"
+    assert "model.onnx: bytes differ, graph is equal\n      in shared-layer/float/onnxruntime" in report(
+        recorded, changed
+    )
+    files["model.onnx"] = f"{digest[::-1]} {graph[::-1]}"
+    assert "model.onnx: graph differs" in report(recorded, changed)
+    del files["model.onnx"]
+    assert "networks, removed: 1\n  files / model.onnx" in report(recorded, changed)
+
+
+def test_compare_other_state_dict_is_reported(recorded, changed):
+    tensors = changed["parts"][PART]["tensors"]
+    index = tensors.index("head.weight: float32[4, 16]")
+    tensors[index] = "head.weight: float32[4, 8]"
+    assert "state_dict / head.weight: float32[4, 16] -> float32[4, 8]" in report(recorded, changed)
+    tensors[index] = "last.weight: float32[4, 16]"
+    found = report(recorded, changed)
+    assert "networks, added: 1\n  state_dict / last.weight" in found
+    assert "networks, removed: 1\n  state_dict / head.weight" in found
+
+
+def test_compare_variant_that_fails_is_reported(recorded, changed):
+    changed["parts"][PART]["variants"]["float"]["onnxruntime"] = {"error": "ModelError: no"}
+    assert "error: ModelError: no" in report(recorded, changed)
+
+
+def test_compare_missing_part_is_reported(recorded, changed):
+    del changed["parts"][PART]
+    assert f"networks, removed: 1\n  not in the other record\n      in {PART}" in report(recorded, changed)
+
+
+def test_compare_renamed_signature_is_equal_with_renames(recorded, changed):
+    changed["parts"]["signatures"]["top level"] = {"first": "(x)", "g": "(y)"}
+    found = report(recorded, changed)
+    assert "signatures, added: 1\n  first: (x)" in found
+    assert "signatures, removed: 1\n  f: (x)" in found
+    assert compare_records(rename(recorded, {"f": "first"}), changed) == []
+
+
+def test_environment_other_version_is_a_warning(recorded, changed):
+    assert environment_warnings(recorded, changed) == []
+    changed["header"] |= {"torch": "2.14", "commit": "1" * 40}
+    assert environment_warnings(recorded, changed) == ["torch: recorded with 2.13, now 2.14"]
+
+
+def test_compare_command_ends_with_1_where_records_differ(recorded, changed, tmp_path):
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    write_record(recorded, before)
+    write_record(changed, after)
+    assert read_record(before) == json.loads(json.dumps(recorded))
+    done = CliRunner().invoke(app, ["compare", str(before), str(after)])
+    assert (done.exit_code, done.output) == (0, "0 differences in 2 parts from 000000000000\n")
+    changed["parts"]["signatures"]["top level"]["g"] = "(y, z)"
+    write_record(changed, after)
+    done = CliRunner().invoke(app, ["compare", str(before), str(after)])
+    assert done.exit_code == 1
+    assert "signatures, changed: 1\n  g: (y) -> (y, z)" in done.output
+    done = CliRunner().invoke(app, ["compare", str(before), str(after), "--only", "networks/*"])
+    assert done.exit_code == 0
+    done = CliRunner().invoke(app, ["compare", str(before), str(after), "--only", "nothing"])
+    assert done.exit_code == 2
+
+
+def test_digest_graph_ignores_metadata_only():
+    node = onnx.helper.make_node("Relu", ["x"], ["y"], name="relu")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "net", values[:1], values[1:]), producer_name="one")
+    digest = digest_graph(model.SerializeToString())
+    model.producer_name = "other"
+    model.graph.node[0].metadata_props.add(key="clika.scope", value="block")
+    model.graph.input[0].doc_string = "the input"
+    assert digest_graph(model.SerializeToString()) == digest
+    model.graph.node[0].op_type = "Abs"
+    assert digest_graph(model.SerializeToString()) != digest
+
+
+def test_normalize_json_keeps_all_but_times():
+    given = {"seconds": {"Writing": 0.1, "Fusing": 0.2}, "ratio": None, "sqnr": 12.3456789, "rows": [{"seconds": 2.0}]}
+    wanted = {"seconds": ["Fusing", "Writing"], "ratio": None, "sqnr": 12.3457, "rows": [{"seconds": "<time>"}]}
+    assert normalize_json(given) == wanted
+
+
+def test_networks_are_thirty_and_selected_by_pattern():
+    assert len(NETWORKS) == 30
+    assert set(QUICK_NETWORKS) < set(NETWORKS)
+    assert part_names("lstm") == ["networks/lstm"]
+    assert part_names("commands/*") == ["commands/convolutional", "commands/linear", "commands/installation"]
+    assert len(part_names(is_quick=True)) == len(QUICK_NETWORKS) + 2
+
+
+def test_starting_commit_has_every_part():
+    assert set(read_record(STARTING_COMMIT)["parts"]) == set(part_names())
