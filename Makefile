@@ -17,6 +17,7 @@ PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/py
 .PHONY: help install demo test test-all docs conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
 
 help:
+	@echo "make install  build the environment in .venv, with everything for development"
 	@echo "make demo    compress a small network and compare it with the original (examples/digits.py)"
 	@echo "make test    run every test that is not marked slow, in minutes"
 	@echo "make test-all  run every test, and show the 30 slowest"

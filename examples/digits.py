@@ -7,6 +7,7 @@ import importlib.util
 import statistics
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,10 +86,15 @@ class Block(nn.Module):
     def __init__(self, channels: int, expansion: int = 4) -> None:
         super().__init__()
         wide = channels * expansion
-        self.layers = nn.Sequential(
-            *(nn.Conv2d(channels, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU()),
-            *(nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU()),
-            *(nn.Conv2d(wide, channels, 1, bias=False), nn.BatchNorm2d(channels)),
+        self.layers = sequential(
+            expand=nn.Conv2d(channels, wide, 1, bias=False),
+            expand_norm=nn.BatchNorm2d(wide),
+            expand_relu=nn.ReLU(),
+            depthwise=nn.Conv2d(wide, wide, 3, padding=1, groups=wide, bias=False),
+            depthwise_norm=nn.BatchNorm2d(wide),
+            depthwise_relu=nn.ReLU(),
+            project=nn.Conv2d(wide, channels, 1, bias=False),
+            project_norm=nn.BatchNorm2d(channels),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,12 +104,27 @@ class Block(nn.Module):
 
 def network() -> nn.Module:
     """Return a convolutional network of 0.4 M parameters with three residual blocks."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
-        *(nn.Conv2d(32, 128, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(128), nn.ReLU()),
-        *(Block(128), Block(128), Block(128)),
-        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2), nn.Linear(128, 10)),
+    stem = sequential(
+        conv1=nn.Conv2d(1, 32, 3, stride=2, padding=1, bias=False),
+        norm1=nn.BatchNorm2d(32),
+        relu1=nn.ReLU(),
+        conv2=nn.Conv2d(32, 128, 3, stride=2, padding=1, bias=False),
+        norm2=nn.BatchNorm2d(128),
+        relu2=nn.ReLU(),
     )
+    blocks = nn.Sequential(Block(128), Block(128), Block(128))
+    head = sequential(
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        dropout=nn.Dropout(0.2),
+        linear=nn.Linear(128, 10),
+    )
+    return sequential(stem=stem, blocks=blocks, head=head)
+
+
+def sequential(**layers: nn.Module) -> nn.Sequential:
+    """Return ``nn.Sequential`` of named layers, so that reports say ``head.linear`` instead of ``2.3``."""
+    return nn.Sequential(OrderedDict(layers))
 
 
 def train(model: nn.Module, images: Tensor, labels: Tensor) -> None:

@@ -33,15 +33,13 @@ def silu_to_hardswish(node: Node, build: Builder) -> Value:
 def main(model: nn.Module, data: list[Tensor]) -> None:
     """Print the SQNR of integers against float, as the model is and with the pass in between."""
     registry, callee, log, batches = load_registry(), make_callable(model), CompilationLog(), [[x] for x in data[1:]]
-    wanted = QuantizationRequest(target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry), QuantizationSettings())
+    spec = QuantizationRequest(target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry), QuantizationSettings())
     for name, rules in {"as it is": [], "with Hardswish": [silu_to_hardswish]}.items():
         graph = capture(callee, make_calls(callee, data[:1]), registry).graph
         Pipeline.of(registry.passes, registry.operators, Phase.CLEAN).run(graph)
         fired = apply_rules(graph, rules, registry.operators)  # the pass of one's own
-        stages = calibrate_graph(
-            prepare_calibration(graph, wanted, registry), batches, wanted, registry, log, model=graph
-        )
-        integers = quantize_for_target(graph, stages.decided().plan, wanted.target, registry)
+        stages = calibrate_graph(prepare_calibration(graph, spec, registry), batches, spec, registry, log, model=graph)
+        integers = quantize_for_target(graph, stages.decided().plan, spec.target, registry)
         (exact,), (found,), original = interpret(graph, data[:1])[0], interpret(integers, data[:1])[0], model(data[0])
         own, whole = sqnr(exact, found), sqnr(original, found)
         print(f"{name}: {fired} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model")

@@ -78,7 +78,7 @@ def try_commands(environment: Fresh, folder: Path) -> None:
         environment.run("pip", "check")
         version = environment.run("clika-ref", "--version").split()[-1]
         told = json.loads(environment.run("clika-ref", "plugins", "--json", cwd=folder))
-        wanted = {name for found in distributions() for name in _entry_points(found.file_entries["project"])}
+        wanted = {name for found in distributions() for name in _entry_points(found.stated["project"])}
         if told["failures"] or {plugin["name"] for plugin in told["plugins"]} != wanted:
             raise SystemExit(f"plugins are {wanted}, and found are {told}")
         if {plugin["version"] for plugin in told["plugins"]} != {version}:

@@ -16,7 +16,7 @@ NEEDED = "CLIKA_REF_NEEDS_BROWSER"
 """Environment variable by which a missing browser fails a test."""
 
 CHROMIUM = "CLIKA_REF_CHROMIUM"
-"""Environment variable that names the program, where it is none of `FIELD_NAMES`."""
+"""Environment variable that names the program, where it is none of `NAMES`."""
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
@@ -63,12 +63,8 @@ def open_page(browser):
         contexts.append(context)
         page, address = context.new_page(), path.absolute().as_uri()
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))
-        page.on(
-            "console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None
-        )
-        page.on(
-            "request", lambda asked: problems.append(asked.url) if not asked.url.startswith(address) else None
-        )
+        page.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("request", lambda asked: problems.append(asked.url) if not asked.url.startswith(address) else None)
         page.goto(address)
         return page
 

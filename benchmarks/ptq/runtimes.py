@@ -62,7 +62,7 @@ RUNTIMES: dict[str, Runtime] = {
         {
             "fp32": quantizers.floating,
             "floor": quantizers.floor,
-            OURS: quantizers.known_symbols,
+            OURS: quantizers.ours,
             OURS_FOR_LATENCY: quantizers.ours_for_latency,
             "ort-default": quantizers.ort_default,
             "ort-best": quantizers.ort_best,
@@ -77,7 +77,7 @@ RUNTIMES: dict[str, Runtime] = {
         {
             "fp32": openvino_roads.floating,
             "floor": quantizers.floor,
-            OURS: openvino_roads.known_symbols,
+            OURS: openvino_roads.ours,
             "nncf": openvino_roads.nncf,
             "nncf-transformer": openvino_roads.nncf_transformer,
         },

@@ -234,7 +234,8 @@ class _WriteRecorder(TorchDispatchMode):
                 )
                 raise ModelError(msg)
         buffers = [t for t in before.tensors if t.is_state and not isinstance(t.tensor, torch.nn.Parameter)]
-        changed = {id(buffer.tensor) for buffer in buffers if buffer.is_changed()}  # _Kept watches parameters itself
+        # _WriteRecorder watches parameters itself.
+        changed = {id(buffer.tensor) for buffer in buffers if buffer.is_changed()}
         changed |= {id(self._before[name]) for name in self._written}  # by id, to include tied names
         return {
             name: new.detach().clone()

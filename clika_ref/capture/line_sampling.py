@@ -60,7 +60,7 @@ def sample_lines(what: str, progress: Callable[[str], None]) -> Iterator[Counter
 def find_slow_line(lines: Counter[str]) -> str | None:
     """Return the line with the most samples of a long trace, and its share of the time; None if the trace was short.
 
-    >>> costly_line(Counter({"model.py:7": 24, "model.py:9": 8}))
+    >>> find_slow_line(Counter({"model.py:7": 24, "model.py:9": 8}))
     'model.py:7 (75% of the tracing)'
     """
     looks = lines.total()

@@ -55,6 +55,15 @@ def _describe_float_difference(expected: torch.Tensor, actual: torch.Tensor, rou
 def describe_differences(
     expected: Sequence[Any], actual: Sequence[Any], roundings: float = MAX_ROUNDINGS
 ) -> dict[int, str]:
-    """Return the differences, by position."""
+    """Describe the differences between two lists of results, by position; equal results are left out.
+
+    Args:
+        expected: the reference results.
+        actual: the results to compare with them, as many as in ``expected``.
+        roundings: the tolerance, as in `describe_difference`.
+
+    Raises:
+        ValueError: the lists differ in length.
+    """
     found = {i: describe_difference(e, a, roundings) for i, (e, a) in enumerate(zip(expected, actual, strict=True))}
     return {i: text for i, text in found.items() if text is not None}

@@ -13,7 +13,12 @@ from clika_ref.core.symbols import resolve
 
 
 class DeclaredTypes:
-    """The declared types of a graph, at the sizes of one call; data-dependent lengths are not checked."""
+    """The declared types of a graph, at the sizes of one call; data-dependent lengths are not checked.
+
+    Args:
+        graph: the graph that declares the types.
+        inputs: one tensor for each input of the graph, in order. The sizes are read from their shapes.
+    """
 
     def __init__(self, graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
         self._sizes = read_sizes(graph, inputs)
@@ -24,6 +29,13 @@ class DeclaredTypes:
 
         Results without readers are skipped: PyTorch's fake kernels declare other dtypes for these than its CPU kernels
         make (the mean and the deviation of `torch.native_layer_norm` on bfloat16).
+
+        Args:
+            node: a node of the graph.
+            results: what the node computed: one tensor for each output of the node, in order.
+
+        Raises:
+            ModelError: a declared shape contains a function that `evaluate` does not know.
         """
         for value, result in zip(node.outputs, results, strict=True):
             if not value.uses:

@@ -47,7 +47,12 @@ def is_deferred(value: Value) -> bool:
 
 
 def make_source_constant(data: torch.Tensor, name: str) -> Value:
-    """Return a constant outside any graph, as a source of a formula."""
+    """Return a constant outside any graph, as a source of a `DeferredConstant`.
+
+    Args:
+        data: the elements, of any shape; the type of the constant has the same dtype and shape.
+        name: the name of the constant.
+    """
     return Value(TensorType(data.dtype, tuple(data.shape)), name, data=data)
 
 

@@ -12,9 +12,10 @@ from clika_ref.core.ir import Graph
 
 
 def compile_with_fx(graph: Graph) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """Compile a graph to a function of its inputs.
+    """Compile a graph to a function of its constants and inputs.
 
-    The first argument holds the constants as attributes ``constant_<i>``, in their order.
+    The first argument of the function holds the constants as attributes ``constant_<i>``, in order. One tensor for each
+    input of the graph follows. The function returns one tensor for each output, and writes new state in place.
     """
     code = to_fx(graph).python_code("self")
     namespace: dict[str, Any] = dict(code.globals)

@@ -14,7 +14,11 @@ from clika_ref.core.symbols import Guard, evaluate
 
 
 def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
-    """Check dtypes, static dims, equal dims and guards.
+    """Check the inputs of a call against the dtypes, dims and guards of a graph.
+
+    Args:
+        graph: the graph whose inputs and guards are checked.
+        inputs: one tensor for each input of the graph, in order. Its shape must match ``value.type.shape``.
 
     Raises:
         ModelError: an input does not match; the message names the dim, the guard and the user's line.
@@ -54,7 +58,12 @@ def _check_type(value: Value, tensor: torch.Tensor) -> None:
 
 
 def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
-    """Whether sizes satisfy a guard; a guard that cannot be evaluated, such as a division by 0, is not met."""
+    """Whether ``sizes`` satisfy ``guard``; a guard that cannot be evaluated, such as a division by 0, is not met.
+
+    Raises:
+        KeyError: ``sizes`` has no value for a symbol of the guard.
+        ModelError: the guard contains a function that `evaluate` does not know.
+    """
     try:
         return bool(evaluate(guard.relation, sizes))
     except (ArithmeticError, ValueError, TypeError):  # the latter two from roots of negative numbers

@@ -17,7 +17,14 @@ from clika_ref.core.types import TensorType
 def substitute_symbols(graph: Graph, mapping: Mapping[sympy.Symbol, Any]) -> None:
     """Replace symbols by others, or by integers, in all types, operands, attributes and guards.
 
-    The caller updates ``Graph.symbols``. A guard that holds for the integers is dropped.
+    The caller updates ``Graph.symbols``. A guard without remaining symbols is dropped.
+
+    Args:
+        graph: the graph to change in place.
+        mapping: the new symbol, expression or integer for each symbol to replace.
+
+    Raises:
+        ModelError: an expression without remaining symbols contains a function that `evaluate` does not know.
     """
 
     def substitute(item: Any) -> Any:

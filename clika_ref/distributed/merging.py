@@ -116,7 +116,7 @@ def gather_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dea
 def interleave_turns(counts: Sequence[int]) -> list[BatchTurn]:
     """Return the turns of batches, given the number of batches of each rank.
 
-    >>> in_turns([2, 3])
+    >>> interleave_turns([2, 3])
     [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
     """
     return sorted((place, rank) for rank, count in enumerate(counts) for place in range(count))

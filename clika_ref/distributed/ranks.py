@@ -57,7 +57,7 @@ class Ranks:
         """All-gather messages, ordered by rank; all ranks call it.
 
         Raises:
-            FailedElsewhereError: another rank has failed since.
+            RemoteFailureError: another rank has failed since.
             ModelError: another rank has ended, or does not answer.
         """
         if not self.is_distributed:
@@ -68,7 +68,7 @@ class Ranks:
         """Broadcast a message that rank 0 creates; all ranks call it.
 
         Raises:
-            FailedElsewhereError: another rank has failed since.
+            RemoteFailureError: another rank has failed since.
             ModelError: another rank has ended, or does not answer.
         """
         if not self.is_distributed:
@@ -79,9 +79,8 @@ class Ranks:
     def sum_counts(self, counts: Tensor) -> Tensor:
         """All-reduce integers by sum: ``int64[...]`` on the CPU, of one shape on all ranks; all ranks call it."""
         if self.is_distributed and counts.numel():
-            self._exchange_bytes(
-                _empty_message()
-            )  # a rank that has failed since reports it here, so that the sum does not wait for it
+            # A rank that has failed since reports it here, so that the sum does not wait for it.
+            self._exchange_bytes(_empty_message())
             with _translate_errors():
                 dist.all_reduce(counts, group=self.group)
         return counts

@@ -41,7 +41,7 @@ FLOAT_ROUNDING_DB = 100.0
 """SQNR above which the difference to the float model is due to float rounding alone.
 
 An output without quantized nodes before it has no error in the graph, and a few float roundings in a runtime
-(`artifact_check.AGREEMENT`: 84 dB).
+(`artifact_check.ROUNDING_TOLERANCE`: 84 dB).
 """
 
 

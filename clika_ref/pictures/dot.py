@@ -53,7 +53,7 @@ def _escape(text: str) -> str:
 def quote_string(text: str) -> str:
     r"""Return a quoted DOT string.
 
-    >>> print(quoted('a "b" \\ c'))
+    >>> print(quote_string('a "b" \\ c'))
     "a \"b\" \\ c"
     """
     return f'"{_escape(text)}"'

@@ -26,7 +26,7 @@ MAX_INPUT_LINES = 4
 def shorten(text: str, longest: int = MAX_LINE_LENGTH) -> str:
     """Return a text, with its middle elided if it is too long.
 
-    >>> shortened("encoder.layers.encoder_layer_0.self_attention", 25)
+    >>> shorten("encoder.layers.encoder_layer_0.self_attention", 25)
     'encoder.laye…lf_attention'
     """
     half = (longest - 1) // 2

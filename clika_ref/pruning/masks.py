@@ -17,7 +17,7 @@ MASK_PREFIX = "clika.masks."
 def magnitude_mask(weight: Tensor, share: float) -> Tensor:
     """Return the mask that removes a share of the elements: those of least magnitude.
 
-    >>> of_least_magnitude(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
+    >>> magnitude_mask(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
     tensor([ True, False, False,  True])
     """
     count = round(weight.numel() * share)
@@ -31,7 +31,7 @@ def pattern_mask(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
 
     That is the reduction dim of the layer, as required by hardware with sparse kernels.
 
-    >>> of_pattern(torch.tensor([[3.0, -1.0, 2.0, -4.0]]), 1, 2, 4)
+    >>> pattern_mask(torch.tensor([[3.0, -1.0, 2.0, -4.0]]), 1, 2, 4)
     tensor([[ True, False, False,  True]])
     """
     rows = weight.detach().abs().movedim(axis, -1)

@@ -24,9 +24,10 @@ def propagate_units(units: Units, own: Tensor, places: Tensor, reason: str) -> d
         reason: prefix of the reason for fixed units.
 
     >>> units = Units()
-    >>> spread(units, units.fresh(3), torch.arange(3).reshape(1, 3).expand(2, 3), "")
+    >>> propagate_units(units, units.fresh(3), torch.arange(3).reshape(1, 3).expand(2, 3), "")
     {1: tensor([0, 1, 2])}
-    >>> {axis: len(found) for axis, found in spread(units, units.fresh(6), torch.arange(6).reshape(2, 3), "").items()}
+    >>> found = propagate_units(units, units.fresh(6), torch.arange(6).reshape(2, 3), "")
+    >>> {axis: len(own) for axis, own in found.items()}
     {0: 2, 1: 3}
     """
     reached = torch.bincount(places.flatten() + 1, minlength=len(own) + 1)[1:] > 0

@@ -68,7 +68,7 @@ class ThresholdPrediction:
 def format_decibels(ratio: float) -> str:
     """Format a ratio in dB for tables; infinite ones are explained.
 
-    >>> told_decibels(31.04), told_decibels(math.inf), told_decibels(-math.inf)
+    >>> format_decibels(31.04), format_decibels(math.inf), format_decibels(-math.inf)
     ('31.0 dB', 'exact', 'none: outputs are constant')
     """
     named = {math.inf: "exact", -math.inf: "none: outputs are constant"}

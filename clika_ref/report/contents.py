@@ -214,7 +214,7 @@ class ReportContents:
 def to_plain_data(found: Any) -> Any:
     """Return nested data with tuples as lists, and None for numbers that JSON lacks.
 
-    >>> plain({"sqnr": (float("inf"), 31.5)})
+    >>> to_plain_data({"sqnr": (float("inf"), 31.5)})
     {'sqnr': [None, 31.5]}
     """
     if isinstance(found, Mapping):

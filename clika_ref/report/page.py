@@ -33,7 +33,7 @@ def render_report(contents: ReportContents) -> bytes:
 def to_script_json(data: Any) -> str:
     """Return data as JSON that an HTML parser never takes for the end or start of a script.
 
-    >>> "<" in as_script({"name": "</script>"})
+    >>> "<" in to_script_json({"name": "</script>"})
     False
     """
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)

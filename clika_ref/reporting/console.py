@@ -57,7 +57,7 @@ def result_console() -> Console:
 def format_size(count: int) -> str:
     """Format a number of bytes.
 
-    >>> [size(count) for count in (0, 999, 13_512, 999_960, 102_500_000, 4_560_000_000)]
+    >>> [format_size(count) for count in (0, 999, 13_512, 999_960, 102_500_000, 4_560_000_000)]
     ['0 bytes', '999 bytes', '13.5 KB', '1.0 MB', '102.5 MB', '4,560.0 MB']
     """
     if count < 1000:
@@ -68,7 +68,7 @@ def format_size(count: int) -> str:
 def format_duration(seconds: float) -> str:
     """Format a duration.
 
-    >>> [duration(s) for s in (0.0004, 0.034, 2.44, 7384)]
+    >>> [format_duration(s) for s in (0.0004, 0.034, 2.44, 7384)]
     ['< 1 ms', '34 ms', '2.4 s', '2 h 03 min']
     """
     if seconds < 0.0005:

@@ -274,7 +274,7 @@ class LogStage:
 def format_stage_line(name: str, text: str, seconds: float | None = None) -> str:
     """Return the line of a stage. The time precedes the text, which may have any length.
 
-    >>> columns("Capturing", "1,018 nodes", 2.41)
+    >>> format_stage_line("Capturing", "1,018 nodes", 2.41)
     'Capturing      2.4 s  1,018 nodes'
     """
     return f"{name:<12}{'' if seconds is None else format_duration(seconds):>8}  {text}".rstrip()

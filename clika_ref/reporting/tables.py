@@ -151,7 +151,7 @@ def print_table(
 def render_text_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Return a table as plain text, of any width.
 
-    >>> print(table_text(["layer", "bits"], [("conv1", 8), ("fc", 32)]))
+    >>> print(render_text_table(["layer", "bits"], [("conv1", 8), ("fc", 32)]))
     layer  bits
     conv1     8
     fc       32
@@ -169,7 +169,7 @@ def render_text_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 def format_cell(value: object) -> str:
     """Format a cell: integers with separators, floats with four digits, None as an empty string.
 
-    >>> [cell(v) for v in (1234567, 0.98765, None, "as it is", True)]
+    >>> [format_cell(v) for v in (1234567, 0.98765, None, "as it is", True)]
     ['1,234,567', '0.9877', '', 'as it is', 'yes']
     """
     if value is None:

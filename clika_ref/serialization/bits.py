@@ -11,7 +11,7 @@ BITS_PER_BYTE = 8
 def pack_bits(x: Tensor) -> Tensor:
     """Pack ``bool[...]`` into ``uint8[ceil(n / 8)]``, lowest bit first; the last byte is padded with zeros.
 
-    >>> packed_bits(torch.tensor([True, False, True]))
+    >>> pack_bits(torch.tensor([True, False, True]))
     tensor([5], dtype=torch.uint8)
     """
     flat = torch.nn.functional.pad(x.reshape(-1).to(torch.uint8), (0, -x.numel() % BITS_PER_BYTE))
@@ -24,7 +24,7 @@ def unpack_bits(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     Raises:
         ValueError: the number of bytes does not match the shape.
 
-    >>> unpacked_bits(torch.tensor([5], dtype=torch.uint8), (3,))
+    >>> unpack_bits(torch.tensor([5], dtype=torch.uint8), (3,))
     tensor([ True, False,  True])
     """
     count = torch.Size(shape).numel()

@@ -14,7 +14,7 @@ COMPRESSION_LEVEL = 9
 def deflate(held: bytes) -> Tensor:
     """Compress bytes with zlib into ``uint8[bytes]``.
 
-    >>> inflated(deflated(b"graph"), 5)
+    >>> inflate(deflate(b"graph"), 5)
     b'graph'
     """
     return torch.frombuffer(bytearray(zlib.compress(held, COMPRESSION_LEVEL)), dtype=torch.uint8)

@@ -23,7 +23,7 @@ ACCEPTED_MASK_TYPES = (
 def parse_pattern(mask_type: str) -> tuple[int, int] | None:
     """Return N and M of a mask that keeps N weights of every M, None for any other mask.
 
-    >>> pattern("2:4"), pattern("structured")
+    >>> parse_pattern("2:4"), parse_pattern("structured")
     ((2, 4), None)
     """
     found = re.fullmatch(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})", mask_type)

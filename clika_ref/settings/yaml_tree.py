@@ -148,8 +148,8 @@ def _line(node: yaml.Node) -> int:
 def parse_scalar(text: str) -> Any:
     """Return the value of an unquoted scalar in YAML 1.2.
 
-    >>> scalar("1e-3"), scalar("8"), scalar("2:4"), scalar("off"), scalar("True"), scalar("~")
-    (0.001, 8, '2:4', 'off', True, None)
+    >>> [parse_scalar(text) for text in ("1e-3", "8", "2:4", "off", "True", "~")]
+    [0.001, 8, '2:4', 'off', True, None]
     """
     if text in NULL_WORDS:
         return None

@@ -3,4 +3,5 @@
 from __future__ import annotations
 
 INT8_PRECISION, FLOAT_PRECISION, FUSED_PRECISION = "int8", "float", "fused"
-"""``FUSED`` is a node without a kernel of its own: another one computes it, or it is computed before any call."""
+"""``FUSED_PRECISION`` is a node without a kernel of its own: another one computes it, or it is computed before
+any call."""

@@ -89,7 +89,7 @@ class QuantizationScheme:
     activations: QuantizedType
     """Type of activations, with one scale for each."""
     weights: QuantizedType
-    """Type of weights, with one scale for each output channel except for ``one_scale``."""
+    """Type of weights, with one scale for each output channel except for ``per_tensor_weights``."""
     layers: frozenset[str] = field(default_factory=_empty_set)
     """Operators with weights that run quantized if their inputs are quantized."""
     closed: frozenset[str] = field(default_factory=_empty_set)
@@ -126,7 +126,7 @@ class QuantizationScheme:
     Other layers add the bias in float.
     """
     int32_bias_2d_or_static: frozenset[str] = field(default_factory=_empty_set)
-    """Those of ``integer_bias`` that need an input with two dims, or with static dims only."""
+    """Those of ``int32_bias`` that need an input with two dims, or with static dims only."""
     weights_only: WeightOnlyScheme | None = None
     """Weight-only support; None if there is none."""
 

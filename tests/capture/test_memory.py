@@ -61,7 +61,7 @@ HOLES = """
 import resource
 from pathlib import Path
 import torch
-from clika_ref.capture.memory_limits import trimmed
+from clika_ref.capture.memory_limits import release_freed_memory
 
 def resident_bytes():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -70,7 +70,7 @@ def filled(size):
     return torch.empty(size, dtype=torch.uint8).fill_(1)
 
 filled(30 * 2**20)  # once that is freed, glibc takes all that is smaller from its heap
-with trimmed():
+with release_freed_memory():
     before, stays = resident_bytes(), []
     for number in range(20):  # each is too large for the hole that the last one leaves below what stays
         activations = filled(4 * 2**20 + number * 2**19)

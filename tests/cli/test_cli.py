@@ -41,7 +41,7 @@ def compiled(monkeypatch):
         return SimpleNamespace(clika_export=export, timings={"Capturing": 0.5})
 
     def export(path):
-        seen.check_export.append(path)
+        seen.exported.append(path)
         return Artifact(path, "onnxruntime", ("input",), ("output",), {"bytes": path.write_bytes(b"abc")})
 
     monkeypatch.setattr(clika_ref, "clika_compile", stand_in)
@@ -63,7 +63,7 @@ def installed(monkeypatch):
     plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
     found = {"failures": (), "left_out": ()}
     for module in (plugin_facts, explaining):
-        monkeypatch.setattr(module, "installed_plugins", lambda: plugin_facts.InstalledPlugins((plugin,), **found))
+        monkeypatch.setattr(module, "load_installed_plugins", lambda: plugin_facts.InstalledPlugins((plugin,), **found))
     return found
 
 
@@ -102,7 +102,7 @@ def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
     assert given["logs_dir"] == tmp_path
     assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (False, True, False)
     assert not given["clika_compile_options"].compare_after_export
-    assert compiled.check_export == [path]
+    assert compiled.exported == [path]
     assert result.stdout == f"{path}  3 bytes\n"
 
 
@@ -135,7 +135,7 @@ def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
     assert result.exit_code == 0
     assert compiled.arguments["is_dry_run"]
     assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "m").exit_code == 0
-    assert compiled.check_export == []
+    assert compiled.exported == []
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_bad_arguments_end_with_2_and_a_message_without_traceback(run, compiled,
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
-    assert compiled.check_export == []
+    assert compiled.exported == []
 
 
 def failing(error):
@@ -181,7 +181,7 @@ def test_debug_shows_the_traceback(run, monkeypatch):
 
 def test_words_that_no_terminal_can_show_are_escaped():
     code = "import sys, typer; from clika_ref.command_line import cli; sys.argv[1:] = ['--version']; "
-    code += "cli.join_commands = lambda app: print('half \\ud800'); cli.main()"
+    code += "cli.add_plugin_commands = lambda app: print('half \\ud800'); cli.main()"
     result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, "half \\ud800")
 

@@ -62,7 +62,7 @@ def test_weights_that_were_trained_are_warned_of_also_where_quantizing_them_anew
     with torch.no_grad():
         module.get_parameter("first.weight").mul_(1.5)
     with monkeypatch.context() as patched:
-        patched.setattr(QuantizationPipeline, "decide", interrupted)
+        patched.setattr(QuantizationPipeline, "decided", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms()
     assert warned_of_weights(module, tmp_path)
@@ -85,7 +85,7 @@ def test_weights_are_known_again_where_a_module_was_copied_or_loaded(tmp_path, w
 def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_there_are_none(monkeypatch):
     module = traced()
     with monkeypatch.context() as patched:
-        patched.setattr(QuantizationPipeline, "decide", interrupted)
+        patched.setattr(QuantizationPipeline, "decided", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
     with pytest.raises(ModelError, match=r"nothing was decided yet by the ranges .* which reads no data"):

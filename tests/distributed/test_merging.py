@@ -18,7 +18,7 @@ from clika_ref.quantization.calibration.range_table import RangeTable
 class Thread(Ranks):
     """A rank in a thread of this process, which meets the others in lists."""
 
-    def _meet(self, message, failure=None):
+    def _exchange_bytes(self, message, failure=None):
         rooms, barrier = self.group
         rooms[self.rank] = (message, failure)
         barrier.wait(20)
@@ -29,7 +29,7 @@ class Thread(Ranks):
             raise RemoteFailureError(str(failed))
         return [message for message, _ in said]
 
-    def summed(self, counts):
+    def sum_counts(self, counts):
         rooms, barrier = self.group
         rooms[self.rank] = counts.clone()
         barrier.wait(20)

@@ -391,7 +391,7 @@ print(hashlib.sha256(compiled(weight_rounding="on").clika_serialize(keep_calibra
 
 @pytest.mark.slow
 def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path, request):
-    script = SCRIPT.format(tests=str(request.path.parent))
+    script = SCRIPT.format(tests=str(request.path.parents[1]))
     found = set()
     for seed in ("1", "2"):
         folder = tmp_path / seed

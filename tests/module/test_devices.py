@@ -48,14 +48,14 @@ def device():
 @pytest.mark.skipif(IS_EMULATED, reason="this is the emulated device")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="an emulated device is compiled, and there is no c++")
 def test_all_of_this_holds_on_an_emulated_device(tmp_path):
-    here = Path(__file__)
+    tests = Path(__file__).parents[1]
     options = ["-p", "emulated_device", "-p", "no:cacheprovider", "-n", "0"]
     options += ["-W", "ignore::UserWarning"]  # by PyTorch, of kernels of the CPU in place of others
-    command = [sys.executable, "-m", "pytest", "-q", *options, str(here)]
-    paths = os.pathsep.join([str(here.parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "pytest", "-q", *options, __file__]
+    paths = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
     programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # ninja is beside python
     env = {**os.environ, "CLIKA_REF_TEST_DEVICE": "emulated:0", "PYTHONPATH": paths, "PATH": programs}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=here.parents[1])
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd=tests.parent)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
 

@@ -73,7 +73,7 @@ class Page:
         (found,) = [e for e in self.root.iter(f"{SPACE}g") if e.get("data-key") == key]
         return "\n".join("".join(text.itertext()) for text in found.iter(f"{SPACE}text"))
 
-    def told(self, key: str) -> str:
+    def tooltip(self, key: str) -> str:
         """The tooltip of a box."""
         (found,) = [e for e in self.root.iter(f"{SPACE}g") if e.get("data-key") == key]
         return found.findtext(f"{SPACE}title")

@@ -89,10 +89,10 @@ DIGEST = """
 import hashlib, sys
 sys.path.insert(0, sys.argv[1])
 from small_graphs import residual
-from clika_ref.pictures.graph_drawing import drawing_of
-from clika_ref.pictures.writing import FORMATS
-drawing = drawing_of(residual(3))
-print(*(hashlib.sha256(FORMATS[suffix](drawing)).hexdigest() for suffix in (".svg", ".html", ".dot")))
+from clika_ref.pictures.graph_drawing import build_drawing
+from clika_ref.pictures.writing import PICTURE_WRITERS
+drawing = build_drawing(residual(3))
+print(*(hashlib.sha256(PICTURE_WRITERS[suffix](drawing)).hexdigest() for suffix in (".svg", ".html", ".dot")))
 """
 
 

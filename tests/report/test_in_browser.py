@@ -208,5 +208,5 @@ def test_two_thousand_nodes_are_shown_sorted_and_scrolled_a_part_at_a_time(tmp_p
     page.wait_for_function("document.querySelectorAll('#layers-table tbody tr').length > 100")
     page.get_by_role("button", name="Unfold all").click()
     assert page.locator("#hierarchy-table tbody tr").count() > 2200
-    page.locator("#sensitivity-plot circle").last_op_types.click()
+    page.locator("#sensitivity-plot circle").last.click()
     assert page.locator("#details svg.histogram").count() == 2

@@ -152,12 +152,7 @@ def test_who_comes_from_torch_onnx_export_is_told_of_each_of_its_arguments():
 
 def test_who_comes_from_clika_ace_is_told_of_each_name():
     words = words_of("from-clika-ace.md")
-    stages = {
-        "clika_adopt",
-        "clika_configure",
-        "clika_remember",
-        "clika_quantization",
-    }  # of the road
+    stages = {"clika_quantization"}  # of the pipeline
     names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
     names |= {name for name in dir(ClikaModule) if name.startswith("clika_")} - stages
     for settings in (QuantizationSettings, LayerQuantizationSettings, PruningSettings, LoraSettings, Settings):
@@ -241,12 +236,12 @@ def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
     places = re.findall(r"`((?:clika_ref|plugins)/[\w/]+\.py)`", text)
     assert all((ROOT / place).exists() for place in places)
     assert "1,024 roundings" in text
-    assert "ROUNDINGS = 1024" in (ROOT / "clika_ref/core/comparison.py").read_text(encoding="utf-8")
+    assert "MAX_ROUNDINGS = 1024" in (ROOT / "clika_ref/core/comparison.py").read_text(encoding="utf-8")
     check = (ROOT / "clika_ref/export/artifact_check.py").read_text(encoding="utf-8")
-    assert "AGREEMENT = 1024.0" in check
-    assert "JUDGE = 20.0" in check
+    assert "ROUNDING_TOLERANCE = 1024.0" in check
+    assert "MAX_EAGER_ERROR_RATIO = 20.0" in check
     assert "20 * float(" in (ROOT / "plugins/aten/tests/one_operator.py").read_text(encoding="utf-8")
-    assert "REASSOCIATION = 256" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
+    assert "MAX_REASSOCIATION_ROUNDINGS = 256" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
 
 
 def test_the_colours_of_pictures_are_all_explained():

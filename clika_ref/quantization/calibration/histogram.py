@@ -21,7 +21,7 @@ def _zero_counts() -> Tensor:
 
 @dataclass
 class Histogram:
-    """Counts of elements in bins of power-of-two width: ``counts[BINS + i]`` of ``[i * width, (i + 1) * width)``.
+    """Counts of elements in bins of power-of-two width: ``[i * width, (i + 1) * width)`` is ``BINS_PER_SIGN + i``.
 
     Bins start at 0, and widen by merging in pairs. Histograms of the same elements are therefore equal in any order of
     additions, and whether counted together or merged from parts.
@@ -39,7 +39,7 @@ class Histogram:
 
     @property
     def centers(self) -> Tensor:
-        """Center of each bin, ``float64[2 * BINS]``."""
+        """Center of each bin, ``float64[2 * BINS_PER_SIGN]``."""
         return (torch.arange(-BINS_PER_SIGN, BINS_PER_SIGN, dtype=torch.float64, device="cpu") + 0.5) * self.width
 
     def add(self, elements: Tensor) -> None:

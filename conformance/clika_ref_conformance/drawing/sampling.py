@@ -99,7 +99,7 @@ def draw_call(op: Operator, draw: Draw) -> Call:
     """Return a call drawn by an operator's sampler, with all attributes filled in.
 
     Raises:
-        UnjudgedError: a tensor of the call has a dtype that is not judged.
+        UnjudgedDtypeError: a tensor of the call has a dtype that is not judged.
         SampleError: the sampler raises, or does not return a call of the operator.
     """
     call = draw_call_of_any_dtype(op, draw)
@@ -134,7 +134,7 @@ def collect_judged_calls(draws: Iterable[Callable[[], T]]) -> list[T]:
     """Return the results of the draws, leaving out calls of dtypes that are not judged.
 
     Raises:
-        UnjudgedError: no other calls are left.
+        UnjudgedDtypeError: no other calls are left.
         SampleError: a sampler raises.
     """
     found: list[T] = []

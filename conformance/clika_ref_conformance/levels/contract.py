@@ -199,7 +199,7 @@ class ContractChecks:
         """Describe the first violation of the quantization trait.
 
         Raises:
-            _Unknown: each call is random, or eager rejects it.
+            _NothingToCheckError: each call is random, or eager rejects it.
         """
         calls = [call for call in self.calls if not Node(self.op, call.operands, dict(call.attrs)).is_random]
         taken = [call for call in calls if self._call_eager(call) is not None]
@@ -249,8 +249,8 @@ class ContractChecks:
         """Calls of the cover, and random ones.
 
         Raises:
-            _Unknown: there are no samples.
-            UnjudgedError: the samples draw no dtype that is judged.
+            _NothingToCheckError: there are no samples.
+            UnjudgedDtypeError: the samples draw no dtype that is judged.
             SampleError: the samples raise.
         """
         traced = [t.call for t in self._traced.values()]

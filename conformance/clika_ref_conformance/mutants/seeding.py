@@ -139,7 +139,7 @@ def _call_faulty(faulty: Callable[..., Any], original: Callable[..., Any], *oper
     """Call faulty code.
 
     Raises:
-        Misfit: it does not accept these operands.
+        MutantSignatureError: it does not accept these operands.
     """
     _check_signature(faulty, original, *operands, **named)
     return faulty(original, *operands, **named)
@@ -201,7 +201,7 @@ def _make_function_patch(holder: Any, name: str, faulty: Callable[..., Any]) -> 
 
 
 def _make_rule_patch(module: Any, name: str, faulty: Callable[..., Any]) -> Callable[[Any], Iterator[None]]:
-    """Return a patch that replaces a rule in a module and in the module's ``RULES``."""
+    """Return a patch that replaces a rule in a module and in each tuple of rules there."""
 
     def patch_rule(_: Registry) -> Iterator[None]:
         right: Rule = getattr(module, name)
@@ -213,9 +213,10 @@ def _make_rule_patch(module: Any, name: str, faulty: Callable[..., Any]) -> Call
         wrong = Rule(right.name, right.kinds, rewrite)
         with contextlib.ExitStack() as stack:
             stack.enter_context(patch.object(module, name, wrong))
-            if hasattr(module, "RULES"):
-                changed = tuple(wrong if r is right else r for r in module.RULES)
-                stack.enter_context(patch.object(module, "RULES", changed))
+            for rules_name, rules in list(vars(module).items()):
+                if isinstance(rules, tuple) and any(r is right for r in rules):
+                    changed = tuple(wrong if r is right else r for r in rules)
+                    stack.enter_context(patch.object(module, rules_name, changed))
             yield
 
     return patch_rule

@@ -62,7 +62,7 @@ def require() -> Iterator[None]:
     """Take what is raised within the block for something that is not there: nothing was tried yet.
 
     Raises:
-        NotThereError: anything was.
+        MissingRequirementError: anything was.
     """
     try:
         yield

@@ -14,7 +14,7 @@ ERFC_ZERO_LIMIT = 30.0
 """From here on erfc is 0 in float64, while the quotient of polynomials would overflow eventually."""
 
 STEPS_PER_UNIT = 16.0
-"""``|x|`` truncated to multiples of ``1 / STEPS`` has an exact square, and thus a precise exponential.
+"""``|x|`` truncated to multiples of ``1 / STEPS_PER_UNIT`` has an exact square, and thus a precise exponential.
 
 Source: as `ERF_COEFFICIENTS`.
 """

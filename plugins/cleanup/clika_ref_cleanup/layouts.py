@@ -44,7 +44,7 @@ LAYOUT_AGNOSTIC = LAST_DIM_OPERATORS | ELEMENTWISE | REDUCTIONS | DIM_ATTRIBUTES
 def invert_order(order: DimOrder) -> DimOrder:
     """Return the inverse of a permutation.
 
-    >>> inverse((1, 2, 0))
+    >>> invert_order((1, 2, 0))
     (2, 0, 1)
     """
     return tuple(sorted(range(len(order)), key=order.__getitem__))

@@ -22,10 +22,9 @@ from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedT
 
 CLIKA_REF_API = 1
 
+WEIGHT_TYPE = QuantizedType(is_signed=True, is_symmetric=True)
 REFERENCE_SCHEME = QuantizationScheme(
-    activations=QuantizedType(),
-    weights=QuantizedType(is_signed=True, is_symmetric=True),
-    layers=frozenset({"conv2d", "linear"}),
+    activations=QuantizedType(), weights=WEIGHT_TYPE, layers=frozenset({"conv2d", "linear"})
 )
 
 

@@ -37,11 +37,11 @@ class Call:
 ENDS = torch.tensor([[LEAST, 3, GREATEST], [1, 2, 4], [2**40, 2**40, 2**40 + 1]])
 LARGE = torch.tensor([2**53 + 1, 5, LEAST, 2, 7]).expand(1, 5, 5)
 CASES = [
-    ("prod", "product_of_integers", Call("prod", ENDS, dim=-1, keepdim=True)),
-    ("prod of all", "product_of_integers", Call("prod", ENDS)),
-    ("pow", "power_of_integers", Call("pow", 3, torch.tensor([2, 35, 90, LEAST]))),
-    ("pow of int32", "power_of_integers", Call("pow", 2, torch.tensor([2, 31, 40, -1], dtype=torch.int32))),
-    ("pow of tensors", "power_of_integers", Call("pow", ENDS, torch.tensor([[0, 1, 2], [3, 4, 5], [2, 3, 1]]))),
+    ("prod", "multiply_integers", Call("prod", ENDS, dim=-1, keepdim=True)),
+    ("prod of all", "multiply_integers", Call("prod", ENDS)),
+    ("pow", "raise_integers", Call("pow", 3, torch.tensor([2, 35, 90, LEAST]))),
+    ("pow of int32", "raise_integers", Call("pow", 2, torch.tensor([2, 31, 40, -1], dtype=torch.int32))),
+    ("pow of tensors", "raise_integers", Call("pow", ENDS, torch.tensor([[0, 1, 2], [3, 4, 5], [2, 3, 1]]))),
     ("max_pool2d", "max_pool2d", Call("max_pool2d", LARGE, kernel_size=(2, 2))),
     ("max_pool2d_with_indices", "max_pool2d_with_indices", Call("max_pool2d_with_indices", LARGE, kernel_size=(2, 2))),
     ("max_pool3d", "max_pool3d", Call("max_pool3d", LARGE[None], kernel_size=(1, 2, 2))),

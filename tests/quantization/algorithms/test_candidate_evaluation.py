@@ -164,5 +164,5 @@ def test_corrections_are_kept_only_where_another_batch_comes_nearer(monkeypatch)
     found = quantized(calibrated())
     assert found.plan.corrections
     worse = {name: shift + 1.0 for name, shift in found.plan.corrections.items()}
-    monkeypatch.setattr(pipeline.BiasShifts, "compute_corrections", lambda _: worse)
+    monkeypatch.setattr(pipeline.BiasShifts, "corrections", lambda _: worse)
     assert not quantized(calibrated()).plan.corrections

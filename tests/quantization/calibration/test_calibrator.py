@@ -102,7 +102,7 @@ def test_nan_inside_is_blamed_on_the_node_that_makes_it():
     with pytest.raises(ModelError, match=re.escape("made by sqrt in ")) as caught:
         found.add([torch.zeros(2)])
     assert "calibration batch 1: %" in str(caught.value)
-    assert "test_calibration.py" in str(caught.value), "the user's line"
+    assert "test_calibrator.py" in str(caught.value), "the user's line"
     assert found.table.batches == 0
     assert found.table.values == {}
 

@@ -178,7 +178,7 @@ def draw_covering_calls(op: Operator, dtype: torch.dtype, seed: int, limit: int 
     """Return at most ``limit`` calls that use ``dtype``, the simplest first.
 
     Raises:
-        UnjudgedError: all calls drawn have dtypes that are not judged.
+        UnjudgedDtypeError: all calls drawn have dtypes that are not judged.
         SampleError: the sampler raises.
     """
     cover, rows, idle = _new_coverage(op, dtype, seed), list[DrawnCall](), 0

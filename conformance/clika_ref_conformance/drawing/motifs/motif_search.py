@@ -124,7 +124,7 @@ def find_motifs(
     """Draw chains until each goal of a pass has ``wanted`` motifs, or ``patience`` chains give no new one.
 
     A goal without any motif is tried up to ``tries`` times. The pass's own ``motifs`` come first: functions that take a
-    builder and return the outputs of a graph. With ``varied``, `_Search.vary` then adds variants.
+    builder and return the outputs of a graph. With ``varied``, `_MotifSearch.vary` then adds variants.
     """
     found, goals = Motifs([*build_pass_motifs(p, operators)]), make_goals(p, operators)
     for goal in goals:
