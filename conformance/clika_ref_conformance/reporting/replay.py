@@ -124,7 +124,7 @@ def _repeat_pass(found: Reproducer, suite: Suite) -> Outcome:
 def _repeat_artifact(found: Reproducer, suite: Suite) -> Outcome:
     """Transfer the artifact to another process again."""
     level: Any = import_level(LEVELS[found.task.level])  # imported lazily: it imports Hypothesis
-    return level.Bench(suite).transfer(found.case)
+    return level.ArtifactChecks(suite).transfer(found.case)
 
 
 _REPEAT_BY_LEVEL: Mapping[str, Callable[[Reproducer, Suite], Outcome]] = {
