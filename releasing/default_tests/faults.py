@@ -10,9 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import coverage
-
-from releasing.default_tests.measuring import DATA, ENVIRONMENT, compare
+from releasing.default_tests.measuring import ENVIRONMENT, compare, read_data
 from releasing.distributions import ROOT
 
 SWAPS = {
@@ -96,9 +94,7 @@ def choose(seed: int, count: int) -> list[Fault]:
 
 def tests_of(path: str, kind: str) -> dict[int, set[str]]:
     """Return the tests that execute each line of a file, in one measurement."""
-    data = coverage.CoverageData(str(DATA / kind))
-    data.read()
-    found = data.contexts_by_lineno(str(ROOT / path))
+    found = read_data(kind).contexts_by_lineno(str(ROOT / path))
     return {line: set(names) for line, names in found.items()}
 
 

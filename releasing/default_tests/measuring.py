@@ -48,10 +48,16 @@ def measure(kind: str, expression: str) -> None:
     subprocess.run([sys.executable, "-m", "pytest", *words], cwd=ROOT, env=environment, check=True)
 
 
-def executed(kind: str) -> dict[str, set[int]]:
-    """Return the lines that a measurement executed, by path from the root."""
+def read_data(kind: str) -> coverage.CoverageData:
+    """Read a measurement of `measure`."""
     data = coverage.CoverageData(str(DATA / kind))
     data.read()
+    return data
+
+
+def executed(kind: str) -> dict[str, set[int]]:
+    """Return the lines that a measurement executed, by path from the root."""
+    data = read_data(kind)
     return {str(Path(f).relative_to(ROOT)): set(data.lines(f) or ()) for f in sorted(data.measured_files())}
 
 
