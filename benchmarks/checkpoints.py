@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.compiled.quantization_state import target_of
 from clika_ref.core.registry import load_registry
-from clika_ref.export.simulation import target_of
 from clika_ref.module.weight_storage import find_storable_weights
 from clika_ref.reporting.tables import print_table
 

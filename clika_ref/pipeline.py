@@ -17,8 +17,10 @@ from clika_ref.capture.capture import CaptureResult, capture
 from clika_ref.capture.inputs import ForwardFn, ModelCall, check_weights, make_calls
 from clika_ref.capture.memory_limits import freeze_gc, run_in_one_stack_chunk
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compress.calibrate import NO_BATCHES_ERROR, prepare_calibration
-from clika_ref.compress.quantize import calibrate_graph, decide_quantization, iter_graph_inputs
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.quantization_state import QuantizationState
+from clika_ref.compress.calibration_pass import NO_BATCHES_ERROR, prepare_calibration
+from clika_ref.compress.graph_quantization import calibrate_graph, decide_quantization, iter_graph_inputs
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
@@ -26,8 +28,6 @@ from clika_ref.distributed.decisions import check_same_model, check_same_setting
 from clika_ref.distributed.merging import gather_batches
 from clika_ref.distributed.ranks import Ranks, broadcast_from_rank0, find_separate_processes
 from clika_ref.export.dry_run import report_dry_run
-from clika_ref.export.export import target_for
-from clika_ref.export.simulation import QuantizationState
 from clika_ref.lora.adapters import freeze_base
 from clika_ref.lora.attaching import attach_adapters, random_matrices
 from clika_ref.module.clika_module import ClikaModule

@@ -11,9 +11,9 @@ from clika_ref.command_line.command_settings import deployment_settings_for
 from clika_ref.command_line.data import read_calls
 from clika_ref.command_line.exit_status import MisuseError
 from clika_ref.command_line.output import show_spinner
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import load_registry
 from clika_ref.core.violations import Violation, checker_of
-from clika_ref.export.export import target_for
 
 
 def find_violations(text: str, target: str, inputs: Sequence[str]) -> Sequence[Violation]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from clika_ref.command_line.exit_status import MisuseError, print_note, raise_as_misuse
+from clika_ref.compiled.lowering import target_named
 from clika_ref.core.registry import load_registry
-from clika_ref.export.export import target_named
 from clika_ref.settings.compile_options import BaseDeploymentSettings, deployment_settings_named, full_target_name
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings

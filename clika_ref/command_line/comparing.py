@@ -23,12 +23,12 @@ from clika_ref.command_line.command_settings import deployment_settings_for
 from clika_ref.command_line.data import DTYPES_BY_NAME, draw_tensor, randomize_floats, read_calls
 from clika_ref.command_line.exit_status import MisuseError, print_note
 from clika_ref.command_line.graphs import onnx_values_as_json
-from clika_ref.compress.model_comparison import Agreement, measure_agreement
-from clika_ref.compress.target_comparison import TargetComparison
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Runner, Target
-from clika_ref.export.export import target_for
+from clika_ref.export.model_comparison import Agreement, measure_agreement
+from clika_ref.export.target_comparison import TargetComparison
 
 UNKNOWN_DIM_SIZE = 2
 """Size used for a dynamic dim if no inputs are given. Models often special-case size 1."""

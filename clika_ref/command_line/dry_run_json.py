@@ -6,9 +6,9 @@ from typing import Any
 
 import clika_ref
 from clika_ref.command_line.graphs import module_graph
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import load_registry
 from clika_ref.export.dry_run import count_operators
-from clika_ref.export.export import target_for
 from clika_ref.settings.compile_options import BaseDeploymentSettings
 
 GRAPH_FACTS = ("name", "inputs", "outputs", "symbols", "guards", "weights_bytes")

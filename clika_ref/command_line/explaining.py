@@ -20,9 +20,9 @@ from clika_ref.command_line.command_settings import deployment_settings_for
 from clika_ref.command_line.data import read_calls
 from clika_ref.command_line.output import show_spinner
 from clika_ref.command_line.plugin_facts import find_operator, load_installed_plugins, operator_facts
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import build_registry, load_registry
 from clika_ref.export.explanation import NOT_REPORTED, Explanation
-from clika_ref.export.export import target_for
 from clika_ref.reporting.tables import render_text_table
 from clika_ref.targets.emulation import describe_runtime
 

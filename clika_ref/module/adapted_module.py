@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.lowering import lower_for
+from clika_ref.compiled.quantization_state import QuantizationState, target_of
+from clika_ref.compiled.weights import set_parameters
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.distributed.decisions import check_same_model, check_same_settings
 from clika_ref.distributed.ranks import broadcast_from_rank0, open_ranks
-from clika_ref.export.export import lower_for
-from clika_ref.export.simulation import QuantizationState, target_of
 from clika_ref.lora.adapter_scales import add_adapter_scales
 from clika_ref.lora.adapter_state import adapter_config, adapter_state, load_adapter_state
 from clika_ref.lora.adapters import ADAPTER_SCOPE, adapters_of, freeze_base
@@ -22,7 +23,6 @@ from clika_ref.lora.attaching import attach_adapters, random_matrices
 from clika_ref.lora.merging import merge_adapters
 from clika_ref.lora.report import AdapterReport
 from clika_ref.module.pruned_module import PrunedModule
-from clika_ref.module.weights import set_parameters
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.request import QuantizationRequest

@@ -10,14 +10,14 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.quantization_state import QuantizationState, target_of
+from clika_ref.compiled.weights import device_of_constants, tensors_by_name
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.export.export import target_for
-from clika_ref.export.simulation import QuantizationState, device_of, target_of
 from clika_ref.module.saved_module import SavedModule, isolate_from_caller_modes
 from clika_ref.module.weight_storage import find_storable_weights, with_nearest_rounding
-from clika_ref.module.weights import tensors_by_name
 from clika_ref.quantization.calibration.calibration_format import calibration_from_json, calibration_to_json
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.qat.learned_scales import apply_learned_scales
@@ -131,7 +131,7 @@ class CheckpointedModule(SavedModule):
         """The quantization state, with the scales learned in training."""
         own = self._clika_quantized
         return own and replace(
-            own, plan=apply_learned_scales(own.plan.to_device(device_of(self.graph)), self._log_scales)
+            own, plan=apply_learned_scales(own.plan.to_device(device_of_constants(self.graph)), self._log_scales)
         )
 
     # Writing

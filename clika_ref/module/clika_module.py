@@ -13,6 +13,8 @@ import torch
 from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.signature import Signature
 from clika_ref.capture.surrounding_autocast import outside_autocast, surrounding_autocast
+from clika_ref.compiled.simulation import Simulation
+from clika_ref.compiled.training_execution import TrainingExecutor
 from clika_ref.core.errors import ClikaError, ClikaWarning, ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.guards import check_inputs
@@ -22,11 +24,9 @@ from clika_ref.core.targets import Artifact
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.export import ExportRequest, artifact_path, export
 from clika_ref.export.interface import resolve_names
-from clika_ref.export.simulation import Simulation
 from clika_ref.module.forward_signature import ClassCallableMethod, make_forward, user_stacklevel
 from clika_ref.module.fsdp import broadcast_buffers, gather_full_tensor, is_sharded, release_weights, unshard_weights
 from clika_ref.module.reported_module import ReportedModule
-from clika_ref.module.training_execution import TrainingExecutor
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
 from clika_ref.settings.compile_options import (

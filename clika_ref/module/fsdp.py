@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from clika_ref.compiled.weights import PARTS_SHARDED
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
-from clika_ref.module.weights import PARTS_SHARDED
 
 
 def is_sharded(module: nn.Module) -> bool:

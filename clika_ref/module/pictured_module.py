@@ -9,11 +9,12 @@ from pathlib import Path
 import torch
 
 from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compiled.lowering import quantize_for_target
+from clika_ref.compiled.quantization_state import target_of
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.export.explanation import Explanation
-from clika_ref.export.simulation import quantize_for_target, target_of
 from clika_ref.module.adapted_module import AdaptedModule
 from clika_ref.pictures.graph_drawing import build_drawing
 from clika_ref.pictures.svg import write_svg

@@ -11,8 +11,8 @@ from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.callables import make_callable
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compress.calibrate import NO_BATCHES_ERROR
-from clika_ref.compress.quantize import iter_graph_inputs
+from clika_ref.compress.calibration_pass import NO_BATCHES_ERROR
+from clika_ref.compress.graph_quantization import iter_graph_inputs
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.distributed.decisions import check_same_model, check_same_settings

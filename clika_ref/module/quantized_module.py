@@ -14,16 +14,21 @@ from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.callables import make_callable
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compress.quantize import begin_calibration, calibrate_graph, decide_quantization, iter_graph_inputs
-from clika_ref.compress.target_comparison import TargetComparison, TargetFacts, make_unsupported_row, measure_target
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.quantization_state import QuantizationState, is_plan_valid
+from clika_ref.compress.graph_quantization import (
+    begin_calibration,
+    calibrate_graph,
+    decide_quantization,
+    iter_graph_inputs,
+)
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Target
 from clika_ref.distributed.decisions import broadcast_score, check_same_model, check_same_settings, decide_on_rank0
 from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks, open_ranks
 from clika_ref.export.configuration import current_configuration
-from clika_ref.export.export import target_for
-from clika_ref.export.simulation import QuantizationState, is_plan_valid
+from clika_ref.export.target_comparison import TargetComparison, TargetFacts, make_unsupported_row, measure_target
 from clika_ref.module.checkpointed_module import CheckpointedModule
 from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch
 from clika_ref.quantization.calibration.calibrator import Calibration

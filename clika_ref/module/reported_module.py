@@ -11,16 +11,16 @@ import torch
 
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.weights import device_of_weights, weight_dtype_error
 from clika_ref.core.errors import ModelError
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.registry import load_registry
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.example_inputs import choose_example, dummy_inputs
 from clika_ref.export.explanation import Explanation, explain
-from clika_ref.export.export import target_for
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
 from clika_ref.module.pictured_module import PicturedModule
-from clika_ref.module.weights import device_of_weights, weight_dtype_error
 from clika_ref.report.page import REPORT_SUFFIX, render_report
 from clika_ref.report.report_builder import ReportSubject, build_contents
 from clika_ref.report.reproduction import collect_settings

@@ -15,14 +15,11 @@ from torch import nn
 
 from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.signature import Signature
-from clika_ref.core.errors import ModelError
-from clika_ref.core.ir import Graph
-from clika_ref.core.operators import Operator
-from clika_ref.core.registry import Registry, load_registry
-from clika_ref.export.simulation import QuantizationState, Simulation
-from clika_ref.module.float_execution import FloatExecutor
-from clika_ref.module.training_execution import TrainingExecutor
-from clika_ref.module.weights import (
+from clika_ref.compiled.float_execution import FloatExecutor
+from clika_ref.compiled.quantization_state import QuantizationState
+from clika_ref.compiled.simulation import Simulation
+from clika_ref.compiled.training_execution import TrainingExecutor
+from clika_ref.compiled.weights import (
     bind_weights,
     device_of_weights,
     non_persistent_buffers,
@@ -31,6 +28,10 @@ from clika_ref.module.weights import (
     set_parameters,
     tensors_by_name,
 )
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.core.operators import Operator
+from clika_ref.core.registry import Registry, load_registry
 from clika_ref.onnx_export.generic_operators import find_operator, torchlib_operator
 from clika_ref.quantization.calibration.calibrator import Calibration, move_inputs
 from clika_ref.quantization.qat.learned_scales import LOG_SCALE_SCOPES, initial_log_scales

@@ -18,8 +18,8 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.compress import quantize
-from clika_ref.export.latency import LayerTimer
+from clika_ref.compiled.latency import LayerTimer
+from clika_ref.compress import graph_quantization
 from clika_ref.quantization.calibration.calibrator import Reservoir
 from clika_ref.quantization.pipeline import QuantizationPipeline
 
@@ -164,7 +164,7 @@ def test_nan_that_nothing_reads_is_no_reason_to_refuse_a_model():
 
 
 def test_a_layer_in_few_bits_that_reads_a_computed_bias_is_not_timed(monkeypatch):
-    monkeypatch.setattr(quantize, "measure_ratio_to_float", lambda *_: 0.5)
+    monkeypatch.setattr(graph_quantization, "measure_ratio_to_float", lambda *_: 0.5)
 
     class Computed(nn.Module):
         def __init__(self):

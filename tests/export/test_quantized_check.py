@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
 from clika_ref.export.quantized_check import compare_quantized
-from clika_ref.export.simulation import quantize_for_target
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 REGISTRY = load_registry()

@@ -23,9 +23,9 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.capture.calibration_inputs import STREAM_EXAMPLE_COUNT
+from clika_ref.compiled.simulation import Simulation
 from clika_ref.core.registry import load_registry
 from clika_ref.export import quantized_check
-from clika_ref.export.simulation import Simulation
 from clika_ref.quantization.request import QuantizationRequest
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()

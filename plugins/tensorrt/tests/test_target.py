@@ -23,9 +23,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.compress.target_comparison import TargetComparison
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
+from clika_ref.export.target_comparison import TargetComparison
 from clika_ref.quantization.request import QuantizationRequest
 
 

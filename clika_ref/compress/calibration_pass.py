@@ -10,13 +10,13 @@ from functools import partial
 
 import torch
 
+from clika_ref.compiled.lowering import lower
 from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.merging import merge_calibrations
 from clika_ref.distributed.ranks import Message, Ranks
-from clika_ref.export.export import lower
 from clika_ref.lora.lowering import detach_adapters, reattach_adapters
 from clika_ref.quantization.algorithms.awq import LowBitWeightEvaluator
 from clika_ref.quantization.algorithms.smooth_quant import (

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.latency import measure_seconds_and_ratio
+from clika_ref.compiled.lowering import check_supported
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
-from clika_ref.export.export import check_supported, make_export_graph
-from clika_ref.export.latency import measure_seconds_and_ratio
+from clika_ref.export.export import make_export_graph
 from clika_ref.quantization.decision import Quantization, format_decibels
 from clika_ref.reporting.tables import HasTables, Table
 from clika_ref.targets.emulation import describe_runtime, emulator_of

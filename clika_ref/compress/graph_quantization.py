@@ -16,15 +16,15 @@ from torch.utils import _pytree as pytree
 
 from clika_ref.capture.inputs import ModelCall
 from clika_ref.capture.signature import Signature
-from clika_ref.compress.calibrate import apply_table_smoothing, prepare_calibration, run_calibration
+from clika_ref.compiled.latency import MIN_SLOWDOWN, LayerTimer, measure_ratio_to_float
+from clika_ref.compiled.lowering import check_supported
+from clika_ref.compress.calibration_pass import apply_table_smoothing, prepare_calibration, run_calibration
 from clika_ref.core.errors import ModelError
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.distributed.decisions import decide_on_rank0
 from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks
-from clika_ref.export.export import check_supported
-from clika_ref.export.latency import MIN_SLOWDOWN, LayerTimer, measure_ratio_to_float
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.fingerprint import fingerprint
 from clika_ref.quantization.calibration.range_table import RangeTable

@@ -4,96 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ClikaWarning, ModelError, TargetError
+from clika_ref.compiled.lowering import quantize_for_target
+from clika_ref.compiled.quantization_state import QuantizationState, target_of
+from clika_ref.compiled.weights import device_of_constants
+from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.fx_execution import compile_with_fx
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
-from clika_ref.export.configuration import ExportConfiguration
-from clika_ref.export.export import make_export_graph
 from clika_ref.quantization.calibration.fingerprint import fingerprint
-from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.qat.learned_scales import apply_learned_scales
-from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.weight_checks import reject_nonfinite_weights
-from clika_ref.settings.compile_options import target_hint
-from clika_ref.targets.quantization_scheme import scheme_of
 
 FLOAT_EXPORT_WARNING = (
     "torch.onnx.export(dynamo=False) knows no integers, and writes those of {} as the floats that they stand for; "
     "export with dynamo=True, or with clika_export"
 )
-
-PLAN_TENSOR_PREFIX = "clika/quantization/"
-"""Prefix of the names of its tensors; qualified names of weights contain no slash."""
-
-
-@dataclass(frozen=True)
-class QuantizationState:
-    """The quantization of a module: the target, and the plan with the scales."""
-
-    target: str
-    plan: Plan
-    model: str = ""
-    """`fingerprint` of the graph with the weights that the scales are for; empty if unknown."""
-    found: Quantization | None = None
-    """Decisions for each layer; None if unknown, as for a loaded module."""
-
-    def to_document(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return a JSON document for `read`, and the plan's tensors, of any shape, under names that no weight has."""
-        document, tensors = plan_to_json(self.plan)
-        told = {"target": self.target, "plan": document, "model": self.model}
-        return told, {f"{PLAN_TENSOR_PREFIX}{n}": t for n, t in tensors.items()}
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> QuantizationState:
-        """Restore the result of `to_document` from its ``document`` and ``tensors``, of any shape; others are ignored.
-
-        Raises:
-            ModelError: the data has another version, or is damaged.
-        """
-        own = {n.removeprefix(PLAN_TENSOR_PREFIX): t for n, t in tensors.items() if n.startswith(PLAN_TENSOR_PREFIX)}
-        return cls(str(document["target"]), plan_from_json(document["plan"], own), str(document.get("model", "")))
-
-
-def quantize_for_target(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:
-    """Return a clone of a float graph as the target gets it, quantized with a plan.
-
-    ``registry`` has the operators and passes.
-
-    Raises:
-        ModelError: an adapter cannot follow the changes of a pass to its layer.
-    """
-    return make_export_graph(graph, plan, target, registry, ExportConfiguration())
-
-
-def target_of(quantized: QuantizationState, registry: Registry) -> Target:
-    """Return the target of a quantized module.
-
-    Raises:
-        TargetError: no plugin provides it.
-    """
-    target = registry.targets.get(quantized.target)
-    if target is None:
-        msg = (
-            f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
-            f"{target_hint(quantized.target)}; or quantize it for another with clika_initialize_algorithms("
-            "calibration_inputs=..., deployment_settings=...)"
-        )
-        raise TargetError(msg)
-    return target
-
-
-def device_of(graph: Graph) -> torch.device:
-    """Return the device of the constants of a graph."""
-    return next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
 
 
 class Simulation:
@@ -161,7 +90,7 @@ class Simulation:
 
     def _build(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
         plan = apply_learned_scales(
-            self._plan.to_device(device_of(graph)), logs
+            self._plan.to_device(device_of_constants(graph)), logs
         )  # first: a diverged scale makes weights diverge at the next step
         reject_nonfinite_weights(graph)
         with torch.no_grad():
@@ -199,20 +128,3 @@ def _is_same(made_of: Sequence[TensorVersion], found: Sequence[TensorVersion]) -
     """Return whether all tensors are the same, at the same addresses, and without writes since."""
     pairs = zip(made_of, found, strict=False)
     return len(made_of) == len(found) and all(a is b and one == other for (a, *one), (b, *other) in pairs)
-
-
-def is_plan_valid(plan: Plan, target: Target, former: Target | None) -> bool:
-    """Return whether a plan is valid for the current configuration of its target.
-
-    Other ``shapes`` change nothing, another preset does.
-
-    Args:
-        plan: decided for a target of the same name.
-        target: as it is configured now.
-        former: as it was configured then; None if unknown, as for a loaded module.
-    """
-    scheme = scheme_of(target)
-    if former is not None:
-        return scheme_of(former) == scheme
-    is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
-    return is_alike or not plan.activations  # the CPU decides whether they are signed

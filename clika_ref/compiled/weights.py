@@ -150,6 +150,11 @@ def device_of_weights(module: nn.Module) -> torch.device:
     return next((t.device for t in chain(module.parameters(), module.buffers())), torch.device("cpu"))
 
 
+def device_of_constants(graph: Graph) -> torch.device:
+    """Return the device of the constants of a graph."""
+    return next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
+
+
 def tensors_by_name(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter and buffer by name, tied ones under each of their names."""
     parameters: Mapping[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
