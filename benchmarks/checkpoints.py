@@ -44,7 +44,7 @@ SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUB
 
 def needed_bytes(module: ClikaModule) -> int:
     """Return what the weights of a quantized module need: integers in their bits, scales, and what stays float."""
-    quantized, graph, registry = module._clika_quantized, module.graph, load_registry()
+    quantized, graph, registry = module.clika_state.quantized, module.graph, load_registry()
     assert quantized is not None
     stored = find_storable_weights(graph, quantized.plan, target_of(quantized, registry), registry)
     planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.packed_weights.items()}

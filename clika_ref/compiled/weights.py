@@ -172,16 +172,24 @@ def non_persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def bind_weights(module: nn.Module, graph: Graph) -> None:
-    """Bind the constants of a graph to the module's current parameters and buffers, which moves and loads replace.
+def weights_of(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
+    """Return the current parameters and buffers of a module, by the names of the constants of its graph.
 
     Raises:
         ModelError: a weight is sharded over processes, or is missing.
     """
     tensors = tensors_by_name(module)
-    for name, value in graph.constants.items():
+    for name in graph.constants:
         if name not in tensors:
             raise ModelError(WEIGHT_MISSING.format(name))
         if isinstance(tensors[name], DTensor):
             raise ModelError(WEIGHT_SHARDED.format(name))
-        value.data = tensors[name]
+    return {name: tensors[name] for name in graph.constants}
+
+
+def bound_clone(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
+    """Return a clone of a graph with its constants bound to weights."""
+    clone = graph.clone()
+    for name, value in clone.constants.items():
+        value.data = weights[name]
+    return clone

@@ -11,11 +11,10 @@ import torch
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.compiled.quantization_state import target_of
+from clika_ref.compiled.state import CompiledModule, bind_graph, learned_quantization
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
-from clika_ref.core.registry import load_registry
 from clika_ref.export.explanation import Explanation
-from clika_ref.module.adapted_module import AdaptedModule
 from clika_ref.pictures.graph_drawing import build_drawing
 from clika_ref.pictures.svg import write_svg
 from clika_ref.pictures.writing import draw, picture_path
@@ -29,7 +28,7 @@ MAX_NOTEBOOK_NODES = 300
 SCROLL_STYLE = "max-height: 480px; overflow: auto; border: 1px solid #d5dbe2"
 
 
-class PicturedModule(AdaptedModule):
+class PicturedModule(CompiledModule):
     """A module around a graph that can be drawn."""
 
     def clika_visualize(self, path: str | os.PathLike[str], explanation: Explanation | None = None) -> Path:
@@ -53,7 +52,7 @@ class PicturedModule(AdaptedModule):
             msg = f"explanation is {explanation!r}, a {type(explanation).__name__}; give what clika_explain() returns"
             raise ModelError(msg)
         place = picture_path(path)
-        with CompilationLog.open(self._clika_logs_dir) as log, log.stage("Drawing") as stage:
+        with CompilationLog.open(self.clika_state.logs_dir) as log, log.stage("Drawing") as stage:
             graph, plan, subtitle = self._graph_to_draw()
             if place.exists():
                 log.detail(f"Visualization: file exists: {place}, Overwriting")
@@ -64,24 +63,24 @@ class PicturedModule(AdaptedModule):
 
     def _graph_to_draw(self) -> tuple[Graph, Plan | None, str]:
         """Return the graph, lowered and quantized if the module is quantized, with its plan and a subtitle."""
-        own = self._learned_quantization
+        own = learned_quantization(self)
         if own is None:
-            return self.graph, None, ""
-        registry = self._clika_registry or load_registry()
+            return bind_graph(self), None, ""
+        registry = self.clika_state.registry
         target = target_of(own, registry)
         with torch.no_grad(), outside_autocast():
             return (
-                quantize_for_target(self.graph, own.plan, target, registry),
+                quantize_for_target(bind_graph(self), own.plan, target, registry),
                 own.plan,
                 f"as for {describe_runtime(target)}",
             )
 
     def _repr_html_(self) -> str:
         """Return HTML for notebooks: a one-line summary, the picture, and the tables of decisions."""
-        if "_clika_graph" not in self.__dict__:
+        if self.clika_state.is_empty:
             return f"<p>{escape(repr(self))}</p>"
         graph, plan, subtitle = self._graph_to_draw()
-        held = (value.data for value in self.graph.constants.values())  # without learned scales
+        held = (value.data for value in bind_graph(self).constants.values())  # without learned scales
         parameters = sum(data.numel() for data in held if isinstance(data, torch.nn.Parameter))
         told = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", subtitle) if part)
         parts = [f"<p><b>{escape(graph.name)}</b>: {escape(told)}</p>"]
@@ -89,7 +88,7 @@ class PicturedModule(AdaptedModule):
             parts.append(f'<div style="{SCROLL_STYLE}">{write_svg(build_drawing(graph, plan)).decode()}</div>')
         else:
             parts.append("<p>clika_visualize(&quot;model.html&quot;) draws it</p>")
-        found = self._clika_quantized and self._clika_quantized.found
+        found = self.clika_state.quantized and self.clika_state.quantized.found
         if found is not None:
             parts.append(f"<details><summary>What was decided</summary>{found._repr_html_()}</details>")
         return "".join(parts)

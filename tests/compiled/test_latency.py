@@ -127,7 +127,7 @@ def compiled(monkeypatch, costs, *, only_weights=False, **options):
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     )
-    plan = module._clika_quantized.plan if module._clika_quantized else Plan(SCHEME)
+    plan = module.clika_state.quantized.plan if module.clika_state.quantized else Plan(SCHEME)
     return sorted([*plan.weights, *plan.packed_weights]), plan.floats
 
 

@@ -49,7 +49,7 @@ def quantized(deployment):
         deployment_settings=deployment,
     )
     target = REGISTRY.targets[deployment.target]
-    return quantize_for_target(module.graph, module._clika_quantized.plan, target, REGISTRY), target
+    return quantize_for_target(module.graph, module.clika_state.quantized.plan, target, REGISTRY), target
 
 
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)

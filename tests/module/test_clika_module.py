@@ -292,11 +292,11 @@ def test_a_part_of_another_module_loads_the_state_of_the_original(original, modu
     [
         (
             lambda n: f"module.{n}",
-            r"it has 'module._extra_state': take 'module.' off its names, as torch.nn.modules.util",
+            r"It has 'module._extra_state': remove 'module.' from its names, as torch.nn.modules.util",
         ),
         (
             lambda n: n.replace("_extra_state", "other"),
-            "give the state dict of a ClikaModule; that of the original loads",
+            "Pass the state dict of a ClikaModule; load that of the original into",
         ),
     ],
     ids=["by DistributedDataParallel", "of the original"],
@@ -304,7 +304,7 @@ def test_a_part_of_another_module_loads_the_state_of_the_original(original, modu
 def test_a_state_dict_without_a_graph_says_where_it_is(module, renamed, hint):
     state = {renamed(name): tensor for name, tensor in module.state_dict().items()}
     with pytest.raises(
-        ModelError, match=rf"empty, and the state dict has no '_extra_state', which holds the.*; {hint}"
+        ModelError, match=rf"empty ClikaModule: it has no '_extra_state', which holds the graph. {hint}"
     ):
         ClikaModule().load_state_dict(state)
 
@@ -317,7 +317,7 @@ def test_an_empty_part_of_another_module_takes_its_graph_from_the_state(module, 
 
 def test_a_part_of_another_module_refuses_the_state_of_another_graph(module):
     other = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3)])
-    with pytest.raises(ModelError, match="the state dict holds another graph than this module"):
+    with pytest.raises(ModelError, match="cannot load the state dict: it holds another graph than this module"):
         nn.Sequential(module).load_state_dict(nn.Sequential(other).state_dict())
 
 
@@ -446,7 +446,7 @@ def test_a_state_dict_of_another_graph_is_refused():
         for last in (nn.ReLU(), nn.ReLU(), nn.Sigmoid())
     )
     one.load_state_dict(same.state_dict())
-    with pytest.raises(ModelError, match="another graph than this module; load it into an empty"):
+    with pytest.raises(ModelError, match="another graph than this module. Load it into an empty"):
         one.load_state_dict(other.state_dict())
 
 

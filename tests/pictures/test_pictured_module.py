@@ -124,7 +124,7 @@ def test_an_empty_module_has_no_picture(tmp_path):
 
 def test_a_module_for_a_target_that_is_not_there_says_what_to_do(module, tmp_path):
     twin = copy.deepcopy(module)
-    twin._clika_registry = replace(load_registry(), targets={})
+    twin.clika_state.registry = replace(load_registry(), targets={})
     with pytest.raises(TargetError, match="for the target 'onnxruntime', which no installed plugin provides"):
         twin.clika_visualize(tmp_path / "model.svg")
 
