@@ -79,7 +79,7 @@ def test_weights_are_known_again_where_a_module_was_copied_or_loaded(tmp_path, w
     with torch.no_grad():
         other.get_parameter("first.weight").mul_(1.5)
     assert warned_of_weights(other, tmp_path)
-    assert "finds them anew, given calibration_inputs" in told(tmp_path)
+    assert "computes new scales, given calibration_inputs" in told(tmp_path)
 
 
 def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_there_are_none(monkeypatch):

@@ -446,7 +446,7 @@ def test_a_state_dict_of_another_graph_is_refused():
         for last in (nn.ReLU(), nn.ReLU(), nn.Sigmoid())
     )
     one.load_state_dict(same.state_dict())
-    with pytest.raises(ModelError, match="another graph than this module. Load it into an empty"):
+    with pytest.raises(ModelError, match=r"another graph than this module. Load it into an empty"):
         one.load_state_dict(other.state_dict())
 
 
