@@ -10,7 +10,7 @@ from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.compiled.simulation import Simulation
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, log_scales_of
 from clika_ref.compiled.training_execution import TrainingExecutor
-from clika_ref.compiled.weights import weights_of
+from clika_ref.compiled.weights import device_of_weights, weights_of
 
 
 def read_tensors(module: CompiledModule) -> tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]:
@@ -36,7 +36,7 @@ def require_training_executor(module: CompiledModule) -> TrainingExecutor:
     """Return the training executor; it is rebuilt after the module has moved to another device."""
     state = module.clika_state
     executor = state.training_executor
-    if executor is not None and (torch.compiler.is_compiling() or executor.device == next(module.parameters()).device):
+    if executor is not None and (torch.compiler.is_compiling() or executor.device == device_of_weights(module)):
         return executor
     quantized = state.quantized
     assert quantized is not None

@@ -222,24 +222,6 @@ def test_a_copy_keeps_tied_weights_tied():
         assert made.head.weight is made.embed.weight
 
 
-def test_replicas_as_data_parallel_makes_them_compute_with_their_own_weights(module, x):
-    """``torch.nn.parallel.replicate`` copies ``__dict__`` and puts plain tensors where the parameters were."""
-    replica = module._replicate_for_data_parallel()
-    for name, part in [("", module), *module._modules.items()]:
-        twin = replica if part is module else part._replicate_for_data_parallel()
-        if name:
-            replica._modules[name] = twin
-        for leaf, weight in part._parameters.items():
-            setattr(twin, leaf, weight.detach() * 2)
-    doubled = copy.deepcopy(module)
-    with torch.no_grad():
-        for name in ("conv", "norm", "head"):
-            for weight in doubled.get_submodule(name).parameters():
-                weight.mul_(2)
-    torch.testing.assert_close(replica(x), doubled(x))
-    assert not torch.allclose(replica(x), module(x))
-
-
 def test_functional_calls_and_other_weights(module, x):
     state = {n: p * 2 for n, p in module.named_parameters()}
     result = torch.func.functional_call(module, state, (x,))
