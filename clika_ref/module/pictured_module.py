@@ -7,6 +7,9 @@ from html import escape
 from pathlib import Path
 
 import torch
+from clika_ref_visualize.pictures.graph_drawing import build_drawing
+from clika_ref_visualize.pictures.svg import write_svg
+from clika_ref_visualize.pictures.writing import draw, picture_path
 
 from clika_ref.capture.surrounding_autocast import outside_autocast
 from clika_ref.core.errors import ModelError
@@ -15,9 +18,6 @@ from clika_ref.core.registry import load_registry
 from clika_ref.export.explanation import Explanation
 from clika_ref.export.simulation import quantize_for_target, target_of
 from clika_ref.module.adapted_module import AdaptedModule
-from clika_ref.pictures.graph_drawing import build_drawing
-from clika_ref.pictures.svg import write_svg
-from clika_ref.pictures.writing import draw, picture_path
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.targets.emulation import describe_runtime

@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from clika_ref_visualize.report.page import REPORT_SUFFIX, render_report
+from clika_ref_visualize.report.report_builder import ReportSubject, build_contents
+from clika_ref_visualize.report.reproduction import collect_settings
 
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.surrounding_autocast import outside_autocast
@@ -21,9 +24,6 @@ from clika_ref.export.export import target_for
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
 from clika_ref.module.pictured_module import PicturedModule
 from clika_ref.module.weights import device_of_weights, weight_dtype_error
-from clika_ref.report.page import REPORT_SUFFIX, render_report
-from clika_ref.report.report_builder import ReportSubject, build_contents
-from clika_ref.report.reproduction import collect_settings
 from clika_ref.reporting.console import format_size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.atomic_files import require_suffix, write_atomically

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from clika_ref_cli.plugin_facts import load_installed_plugins
 from torch import nn
 
 from clika_ref import (
@@ -20,7 +21,6 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.command_line.plugin_facts import load_installed_plugins
 from clika_ref.core.errors import ClikaError, ModelError, TargetError
 from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS
 

@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clika_ref.command_line.import_path import find_object
+from clika_ref_cli.import_path import find_object
+
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
