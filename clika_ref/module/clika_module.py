@@ -6,6 +6,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -20,12 +22,21 @@ from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
 from clika_ref.export.configuration import current_configuration
+from clika_ref.export.explanation import Explanation
 from clika_ref.export.export import ExportRequest, artifact_path, export
 from clika_ref.export.interface import resolve_names
 from clika_ref.export.simulation import Simulation
+from clika_ref.module.adapted_module import AdaptedModule
+from clika_ref.module.export_examples import generate_dummy_inputs, list_examples, require_exportable
 from clika_ref.module.forward_signature import ClassCallableMethod, make_forward, user_stacklevel
 from clika_ref.module.fsdp import broadcast_buffers, gather_full_tensor, is_sharded, release_weights, unshard_weights
-from clika_ref.module.reported_module import ReportedModule
+from clika_ref.module.inspection import (
+    draw_module,
+    explain_module,
+    own_deployment_settings,
+    render_notebook_html,
+    write_report,
+)
 from clika_ref.module.training_execution import TrainingExecutor
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_types
@@ -45,7 +56,7 @@ IDLE_DROPOUTS_WARNING = (
 )
 
 
-class ClikaModule(ReportedModule):
+class ClikaModule(AdaptedModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Created by `clika_compile`. An empty one, ``ClikaModule()``, takes its graph from the ``_extra_state`` of a state
@@ -281,6 +292,29 @@ class ClikaModule(ReportedModule):
         """Seconds spent in each stage of compilation and of the last export."""
         return self._clika_timings
 
+    @property
+    def clika_target(self) -> str | None:
+        """Name of the target that the module is quantized for; None for a float module."""
+        return self._clika_quantized and self._clika_quantized.target
+
+    @property
+    def clika_deployment_settings(self) -> BaseDeploymentSettings | None:
+        """The deployment settings of the module; None for a float module that was compiled without any.
+
+        Raises:
+            TargetError: it was loaded, and its target needs settings that have no defaults.
+        """
+        return own_deployment_settings(self)
+
+    @property
+    def clika_logs_dir(self) -> str | PathLike[str] | None:
+        """The folder for the logs of later calls; None writes none. It can be set."""
+        return self._clika_logs_dir
+
+    @clika_logs_dir.setter
+    def clika_logs_dir(self, folder: str | PathLike[str] | None) -> None:
+        self._clika_logs_dir = folder
+
     # Export
 
     def clika_export(  # noqa: PLR0917 - clika-ace's arguments, and one more
@@ -316,7 +350,7 @@ class ClikaModule(ReportedModule):
         deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
         registry = self._clika_registry or load_registry()
         place = artifact_path(file, deployment, registry)
-        self._require_exportable()
+        require_exportable(self)
         if self._clika_simulation is not None and not self.training:  # the simulation must match the artifact
             self._clika_simulation.prepare(self.graph, self._log_scales, looks_at_numbers=True)
         form = current_configuration()
@@ -326,7 +360,7 @@ class ClikaModule(ReportedModule):
         request = ExportRequest(
             self.graph.clone(form.kept(self.graph.outputs)),
             place,
-            self._examples(example_inputs),
+            list_examples(self, example_inputs),
             lambda inputs: form.kept(self._graph_outputs(inputs)),
             inputs,
             resolve_names("output_names", output_names, defaults, taken=inputs),
@@ -347,3 +381,75 @@ class ClikaModule(ReportedModule):
         with torch.no_grad():
             outputs, _ = interpret(self.graph, [t.clone() for t in inputs])
         return outputs
+
+    # Inspection
+
+    def clika_generate_dummy_inputs(self) -> dict[str, Any]:
+        """Return dummy inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
+
+        They are on the device of the weights.
+
+        Raises:
+            ModelError: the module is empty.
+        """
+        return generate_dummy_inputs(self)
+
+    def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
+        """Export the module and return the precision of each node in the runtime.
+
+        The result prints as a table: the planned precision, the actual precision, and the reasons for the differences.
+        `export_configuration` selects FP16, BF16 or INT4 here as well.
+
+        Args:
+            deployment_settings: the target; by default that of the module.
+
+        Raises:
+            ModelError: ``deployment_settings`` have the wrong type, or the requested form is not available.
+            TargetError: the target rejects a node, or its runtime is not installed.
+        """
+        return explain_module(self, deployment_settings)
+
+    def clika_visualize(self, path: str | PathLike[str], explanation: Explanation | None = None) -> Path:
+        """Draw the module to a file, and return its path.
+
+        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. A
+        quantized module is drawn as lowered for its target, with its batch norms folded. Colours mark quantized nodes,
+        quantized tensors and layers kept in float; tooltips give the reason.
+
+        Args:
+            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; ``.svg`` is added to
+                a path without a suffix. An existing file is overwritten.
+            explanation: the result of `clika_explain`, to show the precision of each node in the runtime.
+
+        Raises:
+            ModelError: the suffix is another one, the file cannot be written, the module is empty, or the renderer for
+                ``.png`` is not installed: ``pip install resvg_py``.
+            PluginError: no plugin draws pictures; the message says what to install.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        return draw_module(self, path, explanation)
+
+    def clika_report(self, path: str | PathLike[str], deployments: Sequence[BaseDeploymentSettings] = ()) -> Path:
+        """Write a report on the module as one self-contained HTML file, and return its path.
+
+        For the model: the modules with their totals, the effect of other thresholds, targets side by side, warnings,
+        and the settings and versions to reproduce the run. For each layer: its sensitivity, the decision with its
+        reason, the precision in the runtime, the observed values, the quantized range, and the time per node if the
+        runtime reports it. Missing facts, as for a float or loaded module, are explained. `export_configuration`
+        selects FP16, BF16 or INT4 here as well.
+
+        Args:
+            path: the ``.html`` file; an existing one is replaced once the new one is complete.
+            deployments: further targets to compare with. The quantization is decided again for each from the
+                calibration ranges, which takes longest.
+
+        Raises:
+            ModelError: the path has another suffix or cannot be written, the module returns no tensor, or
+                ``deployments`` have the wrong type, or need ranges that the module does not hold.
+            PluginError: no plugin writes reports; the message says what to install.
+            TargetError: no plugin provides a target.
+        """
+        return write_report(self, path, deployments)
+
+    def _repr_html_(self) -> str:
+        return render_notebook_html(self)

@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
+from clika_ref.core.errors import PluginError, format_install_command
 from clika_ref.reporting.console import command_context
 from clika_ref_cli import build_commands, check_commands, inspect_commands, list_commands, new_plugin, report
-from clika_ref_cli.exit_status import STATUS_HELP
+from clika_ref_cli.exit_status import STATUS_HELP, report_errors
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +44,12 @@ for _name, _command in COMMANDS.items():
 COMMAND_ENTRY_POINT_GROUP = "clika_ref.commands"
 """The entry-point group for commands of other distributions."""
 
+SUITE_COMMAND = "conformance"
+"""The command that the distribution clika-ref-conformance adds."""
+
+ANY_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Context settings of a command that takes any words."""
+
 
 def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
     if asked:
@@ -54,7 +61,7 @@ def _show_version(asked: bool) -> None:  # noqa: FBT001 - typer calls it so
 def options(
     context: typer.Context,
     *,
-    version: Annotated[  # noqa: ARG001 - its callback handles it
+    version: Annotated[
         bool, typer.Option("--version", help="Print the version and end.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
@@ -75,12 +82,24 @@ def main() -> None:
 def add_plugin_commands(into: typer.Typer) -> None:
     """Add the commands of other distributions: entry points of `COMMAND_ENTRY_POINT_GROUP`, each a group of its own.
 
-    An entry point that fails to load is reported on stderr. The others are still added.
+    An entry point that fails to load is reported on stderr. The others are still added. Without the conformance suite,
+    its command reports how to install it.
     """
-    for entry in sorted(importlib.metadata.entry_points(group=COMMAND_ENTRY_POINT_GROUP), key=lambda e: e.name):
+    found = sorted(importlib.metadata.entry_points(group=COMMAND_ENTRY_POINT_GROUP), key=lambda e: e.name)
+    if SUITE_COMMAND not in {entry.name for entry in found}:
+        into.command(SUITE_COMMAND, hidden=True, context_settings=ANY_ARGUMENTS)(_report_missing_suite)
+    for entry in found:
         try:
             into.add_typer(entry.load(), name=entry.name)
         except Exception as error:  # noqa: BLE001 - a plugin may raise anything
             owner = entry.dist.name if entry.dist else "unknown distribution"
             reason = f"{type(error).__name__}: {error}"
             print(f"clika-ref {entry.name} ({owner}) cannot be used: {reason}", file=sys.stderr)  # noqa: T201
+
+
+def _report_missing_suite() -> None:
+    """Report that the conformance suite is not installed, and what to install."""
+    with report_errors(debug=False):
+        command = format_install_command("clika-ref-conformance")
+        msg = f"clika-ref {SUITE_COMMAND}: the conformance suite is not installed. Run {command}."
+        raise PluginError(msg)

@@ -84,8 +84,7 @@ def deployment_settings_for(target: str | None) -> BaseDeploymentSettings:
 
 def deployment_settings_of_saved(module: Any) -> BaseDeploymentSettings:
     """Return the deployment settings of a saved module."""
-    own = module._clika_quantized
-    return module._clika_deployment or deployment_settings_named(own.target if own is not None else DEFAULT_TARGET)
+    return module.clika_deployment_settings or deployment_settings_named(DEFAULT_TARGET)
 
 
 def check_artifact_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> None:

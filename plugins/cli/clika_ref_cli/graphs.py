@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from clika_ref_visualize.pictures.writing import picture_path
 
 import clika_ref
 from clika_ref.core.ir import Node, Value
@@ -16,7 +15,6 @@ from clika_ref.onnx_export.emission import SCOPE_KEY, SOURCE_KEY
 from clika_ref.reporting.console import format_size
 from clika_ref.reporting.tables import render_text_table
 from clika_ref_cli.artifacts import read_onnx
-from clika_ref_cli.output_paths import prefix_errors_with_flag
 
 
 @dataclass(frozen=True)
@@ -34,24 +32,12 @@ class GraphView:
         return self.data
 
 
-def resolve_picture_path(path: Path | None) -> Path | None:
-    """Return the path of the picture, with a suffix, or None if no picture is requested.
-
-    Raises:
-        MisuseError: the suffix is no supported picture format.
-    """
-    if path is None:
-        return None
-    with prefix_errors_with_flag("--picture"):
-        return picture_path(path)
-
-
 def module_graph(module: clika_ref.ClikaModule) -> GraphView:
     """Return the graph of a module."""
     graph = module.graph
     held = [value.data for value in graph.constants.values()]
     weights = sum(data.nbytes for data in held if data is not None)
-    target = module._clika_quantized.target if module._clika_quantized is not None else None
+    target = module.clika_target
     last = f"{len(graph):,} nodes, {format_size(weights)} of weights"
     if target is not None:
         last += f", quantized for {target}: `clika-ref explain` shows which"

@@ -55,7 +55,7 @@ def inspect(
         with show_spinner("Loading"):
             seed_all(seed)
             arguments, data, graphs = import_lazily("arguments"), import_lazily("data"), import_lazily("graphs")
-            place = graphs.resolve_picture_path(picture)
+            place = import_lazily("visualizer").resolve_picture_path(picture)
             is_onnx = (
                 arguments.reject_unused_inputs(arguments.kind_of(model), model, inputs or ())
                 is arguments.ModelKind.ONNX

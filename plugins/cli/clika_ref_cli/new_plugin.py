@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from clika_ref.core.errors import format_install_command
 from clika_ref.core.hooks import ENTRY_POINT_GROUP
 from clika_ref.serialization.atomic_files import stage_file
 from clika_ref_cli.exit_status import Debug, MisuseError, report_errors
@@ -28,8 +29,19 @@ NAME_PATTERN = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 MAX_NAME_LENGTH = 30
 """Maximum number of characters, which keeps the generated lines within 120 columns."""
 
-RESERVED_NAMES = frozenset({"aten", "cleanup", "conformance", "example", "onnxruntime", "openvino", "tensorrt"})
+RESERVED_NAMES = frozenset(
+    {"aten", "cleanup", "cli", "conformance", "example", "onnxruntime", "openvino", "tensorrt", "visualize"}
+)
 """Names of this project's own distributions, installed or not."""
+
+TEST_REQUIREMENTS = (
+    "clika-ref-aten",
+    "clika-ref-cleanup",
+    "clika-ref-onnxruntime",
+    "clika-ref-visualize",
+    "clika-ref-conformance",
+)
+"""Our distributions that the extra ``test`` of a new plugin needs."""
 
 Name = Annotated[
     str,
@@ -56,8 +68,25 @@ def new_plugin(
     steps = [f"cd {shlex.quote(str(place))}", 'pip install -e ".[test]"', "pytest"]
     begin = next(file for file in files if file.endswith("plugin.py"))
     heading = f"{place}  {len(files)} files, of which {begin} is the one to change first. Next:"
-    told = {"folder": place, "files": files, "next": steps}
-    print_result("\n".join([heading, *(f"  {step}" for step in steps)]), told, as_json=as_json)
+    lines = [heading, *(f"  {step}" for step in steps), *_list_missing_requirements()]
+    print_result("\n".join(lines), {"folder": place, "files": files, "next": steps}, as_json=as_json)
+
+
+def _list_missing_requirements() -> list[str]:
+    """Return a line for each of our distributions that the tests of a plugin need and that is not installed."""
+    return [
+        f"Its tests need {name}, which is not installed: {format_install_command(name)}"
+        for name in TEST_REQUIREMENTS
+        if not _is_installed(name)
+    ]
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def write_plugin(name: str, into: Path) -> tuple[Path, list[str]]:

@@ -19,7 +19,7 @@ from clika_ref.core.registry import PLUGINS_VARIABLE, Plugin, Registry, build_re
 from clika_ref.core.traits import QuantizationTrait
 from clika_ref_cli.exit_status import MisuseError
 
-PLUGIN_ITEM_KINDS = ("operators", "passes", "targets")
+PLUGIN_ITEM_KINDS = ("operators", "passes", "targets", "visualizers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +67,14 @@ def _failure_reason(error: PluginError) -> str:
 
 
 def names_of(plugin: Plugin, kind: str) -> list[str]:
-    """Return the sorted names of a plugin's operators, passes or targets."""
+    """Return the sorted names of a plugin's operators, passes, targets or visualizers."""
     return sorted(item.name for item in getattr(plugin, kind))
 
 
 def counts_of(plugin: Plugin) -> str:
     """Return the number of items that a plugin adds: ``218 operators, 1 target``."""
     counts = {kind: len(getattr(plugin, kind)) for kind in PLUGIN_ITEM_KINDS}
-    singular = {"operators": "operator", "passes": "pass", "targets": "target"}
+    singular = {"operators": "operator", "passes": "pass", "targets": "target", "visualizers": "visualizer"}
     return ", ".join(f"{n} {kind if n > 1 else singular[kind]}" for kind, n in counts.items() if n) or "nothing"
 
 

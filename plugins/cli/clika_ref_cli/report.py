@@ -65,6 +65,7 @@ def report(
         with prefix_errors_with_flag("-o"):
             require_suffix(output, "a report", [".html"])
         with show_spinner("Loading"):
+            import_lazily("visualizer").check_can_report()
             seed_all(seed)
             choices, arguments = import_lazily("command_settings"), import_lazily("arguments")
             others = [choices.deployment_settings_for(name) for name in beside or ()]

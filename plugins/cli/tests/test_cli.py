@@ -13,6 +13,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+import typer
 from clika_ref_cli import cli, explaining, plugin_facts
 from typer.testing import CliRunner
 
@@ -379,3 +380,23 @@ def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_d
         result = run("check", *words)
         assert result.exit_code == 2
         assert message in result.stderr
+
+
+@pytest.fixture
+def no_suite(monkeypatch):
+    """Hide the command that the conformance suite adds."""
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    app = typer.Typer()
+    app.command("other")(lambda: None)
+    cli.add_plugin_commands(app)
+    return app
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("run", "--target", "onnxruntime")])
+def test_conformance_without_the_suite_says_what_to_install(no_suite, words):
+    result = CliRunner().invoke(no_suite, ["conformance", *words])
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: clika-ref conformance: the conformance suite is not installed. Run pip install clika-ref-conformance "
+        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER).\n"
+    )

@@ -52,7 +52,9 @@ def installed(monkeypatch):
 
 
 def test_our_own_targets_are_known_without_loading_them(installed):
-    loaded = installed(aten="clika-ref-aten", ort="clika-ref-onnxruntime", trt="clika-ref-tensorrt")
+    loaded = installed(
+        aten="clika-ref-aten", ort="clika-ref-onnxruntime", trt="clika-ref-tensorrt", visualize="clika-ref-visualize"
+    )
     assert complete_target("") == ["onnxruntime", "ort", "tensorrt", "tensorrt-llm", "trt", "trt-llm"]
     assert complete_target("ten") == ["tensorrt", "tensorrt-llm"]
     assert loaded == []

@@ -98,8 +98,8 @@ def test_a_file_below_the_working_directory_is_shown_from_there(tmp_path, monkey
 
 def test_counts_leave_out_what_is_not_there():
     assert counts_of(PLUGIN) == "2 operators"
-    assert counts_of(Plugin("a", "b", "1", operators=(linear,), passes=(1, 2), targets=(3,))) == (
-        "1 operator, 2 passes, 1 target"
+    assert counts_of(Plugin("a", "b", "1", operators=(linear,), passes=(1, 2), targets=(3,), visualizers=(4,))) == (
+        "1 operator, 2 passes, 1 target, 1 visualizer"
     )
     assert counts_of(Plugin("a", "b", "1")) == "nothing"
 
@@ -143,6 +143,7 @@ def test_a_plugin_that_fails_does_not_hide_the_others(environment):
                 "operators": ["linear"],
                 "passes": [],
                 "targets": [],
+                "visualizers": [],
             }
         ],
         "failures": ["'broken' = b.plugin (b 0.1): ImportError: no c"],

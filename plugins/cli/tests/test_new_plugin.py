@@ -1,5 +1,6 @@
 """``clika-ref new-plugin``: which names it takes, what it writes, and that nothing is ever half written."""
 
+import importlib.metadata
 import json
 import re
 import tomllib
@@ -42,6 +43,21 @@ def test_it_writes_a_whole_distribution_and_says_what_comes_next(run, tmp_path):
         '  pip install -e ".[test]"',
         "  pytest",
     ]
+
+
+def test_new_plugin_without_the_suite_says_what_its_tests_need(run, monkeypatch):
+    found = importlib.metadata.distribution
+
+    def without_suite(name):
+        if name == "clika-ref-conformance":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", without_suite)
+    assert run("my-ops").stdout.splitlines()[-1] == (
+        "Its tests need clika-ref-conformance, which is not installed: pip install clika-ref-conformance "
+        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)"
+    )
 
 
 def test_machines_are_told_the_same_and_another_folder_may_be_named(run, tmp_path):

@@ -78,3 +78,13 @@ def test_another_suffix_is_refused_before_the_work_begins(here, monkeypatch):
         2,
         "error: -o: 'report.pdf' ends in '.pdf', and a report ends in .html; write it so\n",
     )
+
+
+def test_report_without_visualizer_fails_before_any_work(here, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    done = clika_ref("nets_to_report:Net", "--calibrate", "nets_to_report:absent", "-o", "report.html")
+    assert done.exit_code == 3
+    assert done.stderr.startswith(
+        "error: clika-ref report: no loaded plugin draws pictures and writes reports (loaded: "
+    )
+    assert done.stderr.endswith("$CLIKA_REF_PLUGINS limits which plugins are loaded.\n")

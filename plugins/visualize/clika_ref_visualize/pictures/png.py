@@ -27,9 +27,7 @@ FONT_PROBE_SVG = (
 MIN_READABLE_ZOOM = 0.7
 """Minimum zoom for readable rows: letters are 8 pixels high."""
 
-MISSING_RENDERER_MESSAGE = (
-    "a .png is drawn by resvg_py, which is not installed: pip install 'clika-ref[pictures]', or write a .svg"
-)
+MISSING_RENDERER_MESSAGE = "a .png is drawn by resvg_py, which is not installed: pip install resvg_py, or write a .svg"
 
 NO_FONT_MESSAGE = (
     f"a .png needs one of the fonts {FONT.removesuffix(', monospace')}, and this machine has none of them: install one "

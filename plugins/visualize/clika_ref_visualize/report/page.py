@@ -10,8 +10,6 @@ from typing import Any
 
 from clika_ref_visualize.report.contents import ReportContents
 
-REPORT_SUFFIX = ".html"
-
 REPORT_SCRIPTS = ("formats.js", "drawing.js", "table.js", "hierarchy.js", "charts.js", "details.js", "sections.js")
 """In load order; later scripts may use the earlier ones."""
 

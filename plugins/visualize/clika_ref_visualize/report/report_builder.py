@@ -9,18 +9,15 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from clika_ref.compress.target_comparison import TargetFacts, make_row, make_unsupported_row
+from clika_ref.compress.visualization import ReportFacts
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
 from clika_ref.export.export import check_supported, make_export_graph
 from clika_ref.export.latency import profiler_of
 from clika_ref.export.runners import to_cpu
-from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.decision import Quantization
-from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.report import NO_DECISIONS_MESSAGE, summarize_quantization
 from clika_ref.settings.settings import Settings
 from clika_ref.targets.emulation import describe_runtime, emulator_of
@@ -47,30 +44,6 @@ DECISION_PARTS = ("sensitivity", "what_if", "targets")
 
 
 @dataclass(frozen=True)
-class ReportSubject:
-    """A read-only view of a module for a report."""
-
-    graph: Graph
-    """The stored graph, bound to its weights."""
-    target: Target
-    registry: Registry
-    form: ExportConfiguration
-    example: Sequence[torch.Tensor]
-    """Inputs of the graph, for counting MACs and measuring times."""
-    settings: Settings
-    plan: Plan | None = None
-    """The quantization plan with current scales; None for a float module."""
-    found: Quantization | None = None
-    """The quantization decision; None if unknown."""
-    table: RangeTable | None = None
-    """Observed ranges; None if unknown."""
-    warnings: Sequence[str] = ()
-    """Warnings given during compilation."""
-    seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Seconds of each stage."""
-
-
-@dataclass(frozen=True)
 class _RuntimeResults:
     """Results from the target's runtime."""
 
@@ -82,14 +55,11 @@ class _RuntimeResults:
     """Row of the target in the comparison; None if the quantization decision is unknown."""
 
 
-def build_contents(
-    subject: ReportSubject, others: Sequence[TargetFacts], step: Callable[[str], None]
-) -> ReportContents:
+def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportContents:
     """Return the contents of a report on a module.
 
     Args:
-        subject: the module.
-        others: rows of further targets, for comparison.
+        subject: the facts about the module.
         step: callback that receives the name of each step.
 
     Raises:
@@ -124,7 +94,7 @@ def build_contents(
         if found
         else [],
         chosen=_find_chosen_row(found, subject.settings) if found else None,
-        targets=[*own, *others],
+        targets=[*own, *subject.others],
         latency=_latency(asked, nodes),
         warnings=[*subject.warnings, *_describe_missed_nodes(asked.explanation)],
         repeat=collect_reproduction(subject.settings, subject.target.name, subject.registry, subject.seconds),
@@ -132,7 +102,7 @@ def build_contents(
     )
 
 
-def _query_runtime(subject: ReportSubject, written: Graph, step: Callable[[str], None]) -> _RuntimeResults:
+def _query_runtime(subject: ReportFacts, written: Graph, step: Callable[[str], None]) -> _RuntimeResults:
     """Write an artifact and query the runtime for precisions and times, or return the reasons for missing results."""
     target, found = subject.target, subject.found
     try:
@@ -145,7 +115,7 @@ def _query_runtime(subject: ReportSubject, written: Graph, step: Callable[[str],
 
 
 def _query_artifact(
-    file: Artifact, subject: ReportSubject, written: Graph, step: Callable[[str], None]
+    file: Artifact, subject: ReportFacts, written: Graph, step: Callable[[str], None]
 ) -> _RuntimeResults:
     target, example, size = subject.target, subject.example, file.facts.get("bytes")
     step("asking the runtime")
@@ -188,7 +158,7 @@ def _latency(asked: _RuntimeResults, nodes: Sequence[NodeRecord]) -> LatencyReco
 
 
 def _own_row(
-    subject: ReportSubject, file: Artifact, explanation: Explanation | None, missing: str = ""
+    subject: ReportFacts, file: Artifact, explanation: Explanation | None, missing: str = ""
 ) -> TargetFacts | None:
     """Return the target's own row of the comparison; None if the quantization decision is unknown."""
     target, found = subject.target, subject.found
@@ -223,7 +193,7 @@ def _describe_missed_nodes(explanation: Explanation | None) -> list[str]:
     return [f"{len(missed):,} nodes that were planned in integers run in float: {names}{more}"]
 
 
-def _empty_part_reasons(subject: ReportSubject) -> dict[str, str]:
+def _empty_part_reasons(subject: ReportFacts) -> dict[str, str]:
     """Return the parts that must stay empty for this module, with the reasons."""
     unknown = {"repeat": irreproducible_reason(subject.graph, subject.settings, subject.seconds)}
     if subject.plan is None:

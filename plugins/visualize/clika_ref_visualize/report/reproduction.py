@@ -8,16 +8,13 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import torch
 
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.lora.adapters import adapters_of
-from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
-from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
-from clika_ref.settings.settings import LayerSettings, Settings
+from clika_ref.settings.settings import Settings
 from clika_ref.targets.cpu import cpu_name
 from clika_ref_visualize.report.contents import Reproduction
 
@@ -28,22 +25,6 @@ module = clika_compile(model, {}, **settings.compile_arguments())
 module.clika_report("report.html")
 """
 """Code that compiles a model with the settings next to it in a file. Same weights and data give the same module."""
-
-
-def collect_settings(
-    deployment: BaseDeploymentSettings,
-    options: ClikaCompileOptions,
-    quantization: QuantizationSettings | None,
-    layers: Mapping[str, LayerQuantizationSettings],
-) -> Settings:
-    """Return all settings of a module as one object. Settings of an earlier pruning are not available any more."""
-    return Settings(
-        deployment_settings=deployment,
-        global_quantization_settings=quantization,
-        global_lora_settings=options.global_lora_settings,
-        layer_settings={name: LayerSettings(layer) for name, layer in layers.items()},
-        clika_compile_options=replace(options, global_lora_settings=None),
-    )
 
 
 def irreproducible_reason(graph: Graph, settings: Settings, seconds: Mapping[str, float]) -> str:

@@ -154,7 +154,7 @@ def test_what_is_too_large_for_pixels_is_drawn_smaller_and_says_so(monkeypatch):
 
 def test_without_what_draws_pixels_it_is_said_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    with pytest.raises(ModelError, match=r"resvg_py, which is not installed: pip install 'clika-ref\[pictures\]'"):
+    with pytest.raises(ModelError, match=r"resvg_py, which is not installed: pip install resvg_py, or write a .svg"):
         draw(residual(), tmp_path / "model.png")
     assert not [*tmp_path.iterdir()]
 

@@ -151,7 +151,7 @@ def test_a_notebook_shows_an_empty_module_as_such():
 
 
 def test_a_notebook_shows_no_picture_that_nobody_could_read(monkeypatch):
-    monkeypatch.setattr("clika_ref.module.pictured_module.MAX_NOTEBOOK_NODES", 2)
+    monkeypatch.setattr("clika_ref.module.inspection.MAX_NOTEBOOK_NODES", 2)
     shown = traced()._repr_html_()
     assert "<svg" not in shown
     assert "clika_visualize(&quot;model.html&quot;) draws it" in shown

@@ -294,7 +294,7 @@ def test_a_path_that_is_no_place_for_a_report_is_refused_before_anything_is_aske
     module, tmp_path, monkeypatch, name, said
 ):
     (tmp_path / "folder.html").mkdir()
-    monkeypatch.setattr("clika_ref.module.reported_module.build_contents", None)
+    monkeypatch.setattr("clika_ref_visualize.plugin.build_contents", None)
     with pytest.raises(ModelError, match=said):
         module.clika_report(tmp_path / name)
 
@@ -313,7 +313,7 @@ def test_a_report_that_fails_leaves_the_one_before_it(module, tmp_path, monkeypa
     def failing(contents):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("clika_ref.module.reported_module.render_report", failing)
+    monkeypatch.setattr("clika_ref_visualize.plugin.render_report", failing)
     with pytest.raises(KeyboardInterrupt):
         module.clika_report(place)
     assert place.read_text() == "before"

@@ -7,7 +7,7 @@ import reported_nets
 
 import clika_ref
 
-DOCUMENT = Path(__file__).parents[4] / "docs/report.md"
+DOCUMENT = Path(__file__).parents[2] / "docs/report.md"
 
 
 def test_the_code_of_the_document_runs_as_it_stands(tmp_path, monkeypatch):
@@ -25,7 +25,7 @@ def test_the_code_of_the_document_runs_as_it_stands(tmp_path, monkeypatch):
 
 
 def test_the_parts_of_the_document_are_those_of_the_page():
-    page = (Path(__file__).parents[4] / "plugins/visualize/clika_ref_visualize/report/assets/report.html").read_text(
+    page = (Path(__file__).parents[2] / "plugins/visualize/clika_ref_visualize/report/assets/report.html").read_text(
         encoding="utf-8"
     )
     told = re.findall(r"^\| ([A-Z][\w ]+) \| ", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
