@@ -28,6 +28,7 @@ PRELOADED = [
     "clika_ref_onnxruntime.plugin",
     "clika_ref_openvino.plugin",
     "clika_ref_tensorrt.plugin",
+    "clika_ref_visualize.plugin",
 ]
 """Modules that the server imports before it forks. They start no threads, so that a fork of them is safe."""
 
