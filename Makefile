@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --constraint constraints.txt
 # The first version torch is asked for must be this exact one, alone: otherwise pip may fetch another torch with all of CUDA.
 TORCH := $(shell grep '^torch==' constraints.txt)
 
-RUNTIME := . plugins/aten plugins/cleanup plugins/onnxruntime
+RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugins/visualize
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 

@@ -19,7 +19,7 @@ STATEMENTS = {
     "torch": "import torch",
     "clika_ref": "import torch, clika_ref",
     "clika_compile": "import torch; from clika_ref import clika_compile",
-    "command line": "from clika_ref.command_line import cli",
+    "command line": "from clika_ref_cli import cli",
 }
 
 PROGRAM = """

@@ -20,7 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
-BUNDLED = "aten,cleanup,onnxruntime,openvino,tensorrt"
+BUNDLED = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
 """The plugins whose work is measured."""
 
 

@@ -12,7 +12,7 @@ from releasing.baseline.commands import app as baseline
 from releasing.building import build
 from releasing.distributions import ROOT, distributions, lowest_versions, pinned
 from releasing.fresh import Fresh
-from releasing.trying import try_commands, try_first_artifact
+from releasing.trying import try_commands, try_first_artifact, try_missing_plugins
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(baseline, name="baseline")
@@ -26,7 +26,7 @@ EXAMPLE = "clika-ref-example"
 AT_LOWEST = (
     *("plugins/onnxruntime/tests", "plugins/openvino/tests", "plugins/tensorrt/tests"),
     *("plugins/example/tests/test_example.py", "plugins/example/tests/test_reference.py"),
-    *("tests/onnx_emission", "tests/exporting"),
+    *("tests/onnx_export", "tests/export"),
 )
 """Tests of all that touches onnx, onnxruntime and openvino."""
 
@@ -40,6 +40,7 @@ def package() -> None:
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
+        try_missing_plugins(environment, Path(folder), WHEELS)
     environment.show([f"{len(distributions())} sdists and as many wheels are in {WHEELS.relative_to(ROOT)}"])
 
 

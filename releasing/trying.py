@@ -42,6 +42,29 @@ from clika_ref import DeploymentSettings_OpenVINO_ONNX, DeploymentSettings_Tenso
 module = clika_compile(torch.nn.Linear(3, 4), tracing_inputs=[torch.rand(2, 3)])
 module.clika_export("openvino.xml", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
 module.clika_export("tensorrt.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
+module.clika_visualize("picture.html")
+module.clika_report("report.html")
+"""
+
+NO_COMMAND_LINE = """
+import subprocess, sys
+done = subprocess.run([sys.executable, "-m", "clika_ref"], capture_output=True, text=True)
+sys.exit(None if done.returncode == 1 and "pip install clika-ref-cli" in done.stderr else done.stderr or "it runs")
+"""
+
+NO_VISUALIZER = """
+import sys, torch
+from clika_ref import PluginError, clika_compile
+
+module = clika_compile(torch.nn.Linear(3, 4), tracing_inputs=[torch.rand(2, 3)])
+for write in (module.clika_visualize, module.clika_report):
+    try:
+        write("written.html")
+    except PluginError as error:
+        if "pip install clika-ref-visualize" not in str(error):
+            sys.exit(f"{error} names no command")
+    else:
+        sys.exit(f"{write.__name__} runs without clika-ref-visualize")
 """
 
 
@@ -90,6 +113,21 @@ def try_commands(environment: Fresh, folder: Path) -> None:
         environment.run("clika-ref", *suite, cwd=folder)
         if not (folder / "report/index.html").exists():
             raise SystemExit("the conformance suite wrote no page")
+
+
+def try_missing_plugins(environment: Fresh, folder: Path, wheels: Path) -> None:
+    """Uninstall the command line, pictures and the suite, check the errors, and install them as the errors say.
+
+    Raises:
+        SystemExit: an error is missing or names no command, or the command fails.
+    """
+    optional = ("clika-ref-conformance", "clika-ref-visualize", "clika-ref-cli")
+    with environment.timed("errors of missing plugins"):
+        environment.run("pip", "uninstall", "--quiet", "--yes", *optional)
+        environment.run("python", "-c", NO_COMMAND_LINE, cwd=folder)
+        environment.run("python", "-c", NO_VISUALIZER, cwd=folder)
+        environment.install("missing plugins", "--find-links", str(wheels), *optional)
+        environment.run("python", "-m", "clika_ref", "--version", cwd=folder)
 
 
 def _entry_points(project: dict[str, dict[str, dict[str, str]]]) -> list[str]:

@@ -15,10 +15,7 @@ from clika_ref.capture.inputs import pack_arguments
 sys.path.insert(0, str(Path(__file__).parent))  # the importlib mode of pytest leaves the folder of a test off the path
 sys.path.append(str(Path(__file__).parents[1]))  # for `releasing`; last, so that what is installed comes first
 
-from browser import browser, open_page
 from warm_process import CommandServer
-
-__all__ = ["browser", "open_page"]
 
 
 @pytest.fixture(scope="session")

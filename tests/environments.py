@@ -11,7 +11,7 @@ ALONE = {"PIP_NO_INDEX": "1", "PIP_NO_DEPS": "1", "PIP_NO_BUILD_ISOLATION": "0",
 """By which pip installs a folder without asking anybody else; of what pip calls no_..., 0 is the strict one."""
 
 COMMANDS = {
-    "clika-ref": ("-c", "from clika_ref.command_line.cli import main; main()"),
+    "clika-ref": ("-c", "from clika_ref_cli.cli import main; main()"),
     "pip": ("-m", "pip"),
     "pytest": ("-m", "pytest"),
 }

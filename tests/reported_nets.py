@@ -5,10 +5,7 @@ import json
 import re
 
 import torch
-from torch import nn
-
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
-from clika_ref.report.contents import (
+from clika_ref_visualize.report.contents import (
     ChosenRow,
     HistogramRecord,
     NodeRecord,
@@ -18,7 +15,10 @@ from clika_ref.report.contents import (
     ValueRecord,
     WhatIfRecord,
 )
-from clika_ref.report.module_tree import module_records
+from clika_ref_visualize.report.module_tree import module_records
+from torch import nn
+
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
 X = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))

@@ -21,13 +21,14 @@ PRELOADED = [
     "torch",
     "onnxruntime",
     "clika_ref.api",
-    "clika_ref.command_line.cli",
+    "clika_ref_cli.cli",
     "clika_ref_aten.plugin",
     "clika_ref_cleanup.plugin",
     "clika_ref_conformance.cli",
     "clika_ref_onnxruntime.plugin",
     "clika_ref_openvino.plugin",
     "clika_ref_tensorrt.plugin",
+    "clika_ref_visualize.plugin",
 ]
 """Modules that the server imports before it forks. They start no threads, so that a fork of them is safe."""
 
@@ -139,7 +140,7 @@ def _run_command(client: Any) -> None:
     if name == "pytest":
         runpy.run_module("pytest", run_name="__main__", alter_sys=True)
     else:
-        importlib.import_module("clika_ref.command_line.cli").main()
+        importlib.import_module("clika_ref_cli.cli").main()
 
 
 def enter(folder: str, environment: Mapping[str, str]) -> None:

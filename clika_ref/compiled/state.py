@@ -38,7 +38,7 @@ from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
-from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, deployment_settings_named
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.targets.size_statistics import SymbolSizes
 
@@ -137,6 +137,20 @@ class CompiledState:
         if self._signature is None:
             raise ModelError(EMPTY_MODULE)
         return self._signature
+
+    @property
+    def target(self) -> str | None:
+        """The name of the target that the module is quantized for; None in float."""
+        return self.quantized and self.quantized.target
+
+    @property
+    def deployment_settings(self) -> BaseDeploymentSettings | None:
+        """The settings that the module was compiled with, or the defaults of its target; None if it has none.
+
+        Raises:
+            TargetError: the module was loaded, and its target needs settings that have no defaults.
+        """
+        return self.deployment or (deployment_settings_named(self.target) if self.target is not None else None)
 
     @property
     def sizes(self) -> Counter[SymbolSizes]:

@@ -1,4 +1,4 @@
-"""The error classes, one for each kind of reader, and the warning category."""
+"""The error classes, one for each kind of reader, the warning category, and the remedy for a missing plugin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ModelError(ClikaError):
 
 
 class PluginError(ClikaError):
-    """For the plugin author: a plugin is broken, clashes with another, or targets another version."""
+    """For the plugin author: a plugin is broken, clashes with another, targets another version, or is not installed."""
 
 
 class PassError(ClikaError):
@@ -25,3 +25,14 @@ class TargetError(ClikaError):
 
 class ClikaWarning(UserWarning):
     """Category of every warning of this project, so that filters can select them."""
+
+
+def format_install_command(distribution: str) -> str:
+    """Return the command that installs one of our distributions, with its forms for a clone and for wheels.
+
+    >>> format_install_command("clika-ref-cli")
+    'pip install clika-ref-cli (in a clone: pip install plugins/cli; from wheels: add --find-links FOLDER)'
+    """
+    name = distribution.removeprefix("clika-ref-")
+    folder = name if name == "conformance" else f"plugins/{name}"
+    return f"pip install {distribution} (in a clone: pip install {folder}; from wheels: add --find-links FOLDER)"

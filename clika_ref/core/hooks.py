@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from clika_ref.core.operators import Operator
     from clika_ref.core.passes import Pass
     from clika_ref.core.targets import Target
+    from clika_ref.core.visualizers import Visualizer
 
 ENTRY_POINT_GROUP = "clika_ref"
 """The entry-point group, and the pluggy project name."""
@@ -41,3 +42,12 @@ def clika_ref_passes() -> Sequence[Pass]:  # type: ignore[empty-body]
 @hookspec
 def clika_ref_targets() -> Sequence[Target]:  # type: ignore[empty-body]
     """Return the targets that this plugin adds. Do not import the runtime here; `Target.missing` may import it."""
+
+
+@hookspec
+def clika_ref_visualizers() -> Sequence[Visualizer]:  # type: ignore[empty-body]
+    """Return the visualizers that this plugin adds, which draw graphs and write reports of modules.
+
+    `ClikaModule.clika_visualize` and `ClikaModule.clika_report` use the first visualizer of the first plugin that has
+    one, in order of entry-point names.
+    """

@@ -15,6 +15,7 @@ import pluggy
 from clika_ref.core import hooks
 from clika_ref.core.errors import PluginError
 from clika_ref.core.operators import Operator, index_by_overload
+from clika_ref.core.visualizers import Visualizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,7 @@ PLUGINS_VARIABLE = "CLIKA_REF_PLUGINS"
 
 @dataclass(frozen=True, slots=True)
 class Plugin:
-    """One installed plugin: its entry point, distribution and version, and its operators, passes and targets."""
+    """One installed plugin: its entry point, distribution and version, operators, passes, targets and visualizers."""
 
     name: str
     """The name of the entry point."""
@@ -39,6 +40,7 @@ class Plugin:
     operators: tuple[Operator, ...] = ()
     passes: tuple[Pass, ...] = ()
     targets: tuple[Target, ...] = ()
+    visualizers: tuple[Visualizer, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.name!r} ({self.distribution} {self.version})"
@@ -46,7 +48,7 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All operators, passes and targets by name, and the plugins that provide them."""
+    """All operators, passes, targets and visualizers by name, and the plugins that provide them."""
 
     plugins: tuple[Plugin, ...]
     operators: Mapping[str, Operator]
@@ -54,6 +56,7 @@ class Registry:
     targets: Mapping[str, Target]
     overloads: Mapping[torch._ops.OpOverload | str, Operator] = field(repr=False)
     """Operators by the ATen overloads that they implement."""
+    visualizers: Mapping[str, Visualizer] = field(default_factory=dict[str, Visualizer])
 
     def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
         """Return the operator for an ATen overload, or None."""
@@ -104,11 +107,12 @@ def build_registry(plugins: Iterable[Plugin]) -> Registry:
     overloads = collect_unique("the ATen call", lambda p: ((c, o) for o in p.operators for c in index_by_overload([o])))
     passes = collect_unique("pass", lambda p: ((q.name, q) for q in p.passes))
     targets = collect_unique("target", lambda p: ((t.name, t) for t in p.targets))
+    visualizers = collect_unique("visualizer", lambda p: ((v.name, v) for v in p.visualizers))
     if problems:
         shown = "\n".join(f"  {p}" for p in problems)
         msg = f"plugins clash:\n{shown}\nUninstall one of each, or list those to load in ${PLUGINS_VARIABLE}."
         raise PluginError(msg)
-    return Registry(plugins, operators, passes, targets, overloads)
+    return Registry(plugins, operators, passes, targets, overloads, visualizers)
 
 
 def _load_all(found: list[EntryPoint]) -> list[Plugin]:
@@ -159,7 +163,11 @@ def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
         if not isinstance(item, Operator):
             msg = f"clika_ref_operators returned {item!r}, a {type(item).__name__}; return what @operator made"
             raise PluginError(msg)
-    for kind in ("passes", "targets"):
+    for item in parts.get("visualizers", ()):
+        if not isinstance(item, Visualizer):
+            msg = f"clika_ref_visualizers returned {item!r}, a {type(item).__name__}; return instances of Visualizer"
+            raise PluginError(msg)
+    for kind in ("passes", "targets", "visualizers"):
         for item in parts.get(kind, ()):
             if not isinstance(getattr(item, "name", None), str):
                 msg = f"clika_ref_{kind} returned {item!r}, which has no `name`; return instances, not classes"

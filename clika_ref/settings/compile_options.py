@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any, ClassVar, Literal, get_args
 
-from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.errors import ModelError, TargetError, format_install_command
 from clika_ref.settings.lora import LoraSettings
 
 Preset = Literal["mixed", "performance"]
@@ -202,7 +202,7 @@ def target_hint(target: str, installed: Collection[str] = ()) -> str:
     if name in RETIRED_TARGETS:
         return f"it retired before release 25, and is not implemented; {PLUGIN_HINT}"
     if name in TARGET_DISTRIBUTIONS and name not in installed:
-        return f"pip install {TARGET_DISTRIBUTIONS[name]}"
+        return format_install_command(TARGET_DISTRIBUTIONS[name])
     near = difflib.get_close_matches(name, [*installed, *TARGET_DISTRIBUTIONS], n=1)
     return f"did you mean {near[0]!r}?" if near else PLUGIN_HINT
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from clika_ref_cli.exit_status import Status, report_errors
 
-from clika_ref.command_line.exit_status import Status, report_errors
 from clika_ref_conformance.execution.interruption import handle_end_signals
 
 app = typer.Typer(

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import typer
+from clika_ref_cli import cli as core
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.cli import LEVELS, app
 from clika_ref_conformance.execution import levels
@@ -18,7 +19,6 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 from typer.testing import CliRunner
 
-from clika_ref.command_line import cli as core
 from clika_ref.reporting.progress import SimpleProgressBar
 
 TASK = Task("operators", "relu", "float32")
@@ -159,7 +159,7 @@ def test_help_names_every_level():
 def test_help_imports_neither_torch_nor_hypothesis():
     code = (
         "import sys; sys.argv = ['clika-ref', 'conformance', 'run', '--help']\n"
-        "from clika_ref.command_line.cli import main\n"
+        "from clika_ref_cli.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'torch', 'hypothesis', 'onnx', 'pytest'} & sys.modules.keys()\n"

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
 """What a process needs that was started where SIGINT is ignored, as behind the & of a script."""
 
-COMMAND = f"{HEEDING}; from clika_ref.command_line.cli import main; main()"
+COMMAND = f"{HEEDING}; from clika_ref_cli.cli import main; main()"
 STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
 
 

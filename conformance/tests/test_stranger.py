@@ -18,7 +18,7 @@ TASKS = ("operators/relu/float32", "dynamic/relu/float32", "operators/log_softma
 
 def clika_ref(*words, folder):
     """Run the command line in a process of its own that finds no module in its folder by itself, as the script does."""
-    main = "from clika_ref.command_line.cli import main; main()"
+    main = "from clika_ref_cli.cli import main; main()"
     return subprocess.run(
         [sys.executable, "-P", "-c", main, "conformance", *map(str, words)],
         cwd=folder,

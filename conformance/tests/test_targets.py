@@ -1,5 +1,7 @@
 """Which target is meant: an installed one, eager itself, or one in a module of its own; and what is said otherwise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from clika_ref_conformance.execution.case_checks import run_case
@@ -137,3 +139,12 @@ def test_the_identity_refuses_a_header_that_holds_no_graph(tmp_path):
     artifact.path.write_bytes(artifact.path.read_bytes().replace(b"nodes", b"modes"))
     with pytest.raises(TargetError, match=r"model is damaged, compile it again: "):
         Identity().load(artifact)
+
+
+def test_load_target_of_a_missing_plugin_says_what_to_install():
+    registry = replace(REGISTRY, targets={})
+    message = (
+        r"no target is called 'ov'; run pip install clika-ref-openvino \(in a clone: pip install plugins/openvino; "
+    )
+    with pytest.raises(TargetError, match=message):
+        load_target("ov", registry)

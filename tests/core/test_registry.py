@@ -13,6 +13,7 @@ from clika_ref.core.errors import PluginError
 from clika_ref.core.hooks import API_LEVEL
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import PLUGINS_VARIABLE, Plugin, build_registry, load_registry
+from clika_ref.core.visualizers import Visualizer
 
 HEAD = f"""
 from clika_ref.core.hooks import hookimpl
@@ -47,6 +48,27 @@ def clika_ref_{kind}():
     return [Thing("{name}")]
 """
 )
+
+
+class NamedVisualizer(Visualizer):
+    """A visualizer with nothing but a name."""
+
+    name = ""
+
+    def __init__(self, name):
+        self.name = name
+
+    def picture_path(self, path):
+        raise NotImplementedError
+
+    def draw(self, facts, path):
+        raise NotImplementedError
+
+    def render_svg(self, facts):
+        raise NotImplementedError
+
+    def write_report(self, facts, file, step):
+        raise NotImplementedError
 
 
 class Installed:
@@ -153,6 +175,10 @@ def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install
             HEAD + "@hookimpl\ndef clika_ref_targets():\n    return [3]",
             "clika_ref_targets returned 3, which has no `name`",
         ),
+        (
+            HEAD + "@hookimpl\ndef clika_ref_visualizers():\n    return ['svg']",
+            "clika_ref_visualizers returned 'svg', a str; return instances of Visualizer",
+        ),
     ],
 )
 def test_a_plugin_that_is_broken_is_named_with_the_reason(install, source, reason):
@@ -188,6 +214,17 @@ def test_two_operators_of_one_name_or_of_one_call_name_both_plugins(install):
         r"operator 'same' is claimed by 'a' .* and by 'b'",
         r"the ATen call 'aten\.neg\.default' is claimed by 'b' .* and by 'c'",
     )
+
+
+def test_build_registry_two_visualizers_of_one_name_names_both_plugins():
+    plugins = [Plugin(name, f"dist-{name}", "1", visualizers=(NamedVisualizer("same"),)) for name in ("a", "b")]
+    with pytest.raises(PluginError, match=r"visualizer 'same' is claimed by 'a' \(dist-a 1\) and by 'b' \(dist-b 1\)"):
+        build_registry(plugins)
+
+
+def test_build_registry_visualizers_keep_the_order_of_plugins():
+    plugins = [Plugin(name, f"dist-{name}", "1", visualizers=(NamedVisualizer(name),)) for name in ("b", "a")]
+    assert [*build_registry(plugins).visualizers] == ["b", "a"]
 
 
 def test_a_plugin_that_clashes_with_itself_is_found(install):

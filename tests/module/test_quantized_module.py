@@ -631,6 +631,9 @@ def test_what_there_is_not_is_said_before_data_is_read():
 
 def test_a_module_whose_target_is_not_installed_says_what_to_install(module):
     nothing = replace(load_registry(), targets={})
-    message = r"for the target 'tensorrt-llm', which no .*; pip install clika-ref-tensorrt; or quantize it for another"
+    message = (
+        r"for the target 'tensorrt-llm', which no .*; pip install clika-ref-tensorrt \(in a clone: pip install "
+        r"plugins/tensorrt; .*\); or quantize it for another"
+    )
     with pytest.raises(TargetError, match=message):
         Simulation(replace(module.clika_state.quantized, target="tensorrt-llm"), nothing)

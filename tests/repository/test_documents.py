@@ -15,6 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from clika_ref_cli import cli
+from clika_ref_cli.exit_status import STATUS_MEANINGS
+from clika_ref_visualize.pictures.drawing import Role
 from fenced_blocks import PAGES as DOCUMENTS
 from fenced_blocks import ROOT, blocks_of
 from test_house import CORE_LINES
@@ -29,9 +32,6 @@ from clika_ref import (
     QuantizationSettings,
     Settings,
 )
-from clika_ref.command_line import cli
-from clika_ref.command_line.exit_status import STATUS_MEANINGS
-from clika_ref.pictures.drawing import Role
 from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
 
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]

@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.fixture
 def example(monkeypatch):
     """Return an example by its name, with less timing."""
-    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime,openvino")
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime,openvino,visualize")
     monkeypatch.syspath_prepend(EXAMPLES)  # where an example that is run finds its neighbours
     for path in EXAMPLES.glob("*.py"):
         monkeypatch.delitem(sys.modules, path.stem, raising=False)

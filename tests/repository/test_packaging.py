@@ -3,6 +3,7 @@
 import ast
 import importlib.metadata
 import re
+import shlex
 import sys
 import tomllib
 from itertools import chain
@@ -12,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from clika_ref.core.errors import format_install_command
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = [ROOT, *sorted(path.parent for path in ROOT.glob("plugins/*/pyproject.toml")), ROOT / "conformance"]
@@ -145,3 +148,76 @@ def test_the_distributions_of_the_document_are_those_that_there_are():
     for name, extra in rows:
         holding = [known for known, texts in extras.items() if name in {Requirement(text).name for text in texts}]
         assert holding == ([extra] if extra else [])
+
+
+INSTRUCTIONS = [
+    *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(folder / "README.md" for folder in FOLDERS),
+    ROOT / "plugins/cli/clika_ref_cli/plugin_template/README.md.template",
+]
+"""The documents that say what to install."""
+
+
+def pip_commands(path):
+    """The words after ``pip install`` of each command of a document, options and their values left out."""
+    text = path.read_text(encoding="utf-8")
+    for command in re.findall(r"`pip install ([^`\n]+)`", text):
+        words = shlex.split(re.sub(r"--find-links \S+", "", command))
+        yield [word for word in words if word != "-e"]
+
+
+def test_pip_commands_of_documents_name_what_a_clone_or_wheels_have():
+    """Each word is a folder with a distribution, one of ours with its extras, or a package that we ask for."""
+    extras = {f"{name}[{extra}]" for name, folder in NAMES.items() for extra in optional(folder)}
+    packages = {canonicalize_name(found.name) for folder in FOLDERS for found in asked(PROJECTS[folder])}
+    unknown = [
+        (path.relative_to(ROOT).as_posix(), word)
+        for path in INSTRUCTIONS
+        for words in pip_commands(path)
+        for word in words
+        if (ROOT / word) not in FOLDERS
+        and not all(part in {*NAMES, *extras} or canonicalize_name(part) in packages for part in expand(word))
+    ]
+    assert unknown == []
+
+
+def optional(folder):
+    return PROJECTS[folder].get("optional-dependencies", {})
+
+
+def expand(word):
+    """``name[a,b]`` as ``name[a]`` and ``name[b]``."""
+    found = re.fullmatch(r"([\w-]+)\[([\w,]+)\]", word)
+    return [f"{found[1]}[{extra}]" for extra in found[2].split(",")] if found else [word]
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/installing.md"])
+def test_clone_command_of_document_installs_the_standard_extra(path):
+    (command,) = [words for words in pip_commands(ROOT / path) if "." in words and len(words) > 1]
+    installed = {PROJECTS[(ROOT / word).resolve()]["name"] for word in command}
+    standard = {Requirement(text).name for text in PROJECTS[ROOT]["optional-dependencies"]["standard"]}
+    assert installed == standard | {"clika-ref"}
+
+
+def test_clone_command_of_the_scaffold_installs_standard_and_conformance():
+    (command,) = [words for words in pip_commands(INSTRUCTIONS[-1]) if "." in words]
+    extras = PROJECTS[ROOT]["optional-dependencies"]
+    wanted = {Requirement(text).name for extra in ("standard", "conformance") for text in extras[extra]}
+    assert {PROJECTS[(ROOT / word).resolve()]["name"] for word in command} == wanted | {"clika-ref"}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "clika-ref"])
+def test_install_command_of_errors_names_a_distribution_and_its_folder(name):
+    command = re.fullmatch(
+        r"pip install ([\w-]+) \(in a clone: pip install ([\w/]+); .*\)", format_install_command(name)
+    )
+    assert (command[1], ROOT / command[2]) == (name, NAMES[name])
+
+
+def test_makefile_installs_every_distribution():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    words = [
+        word for line in re.findall(r"^(?:RUNTIME|DEVELOPMENT) := (.*)$", text, re.MULTILINE) for word in line.split()
+    ]
+    assert sorted((ROOT / word).resolve() for word in words) == sorted(FOLDERS)

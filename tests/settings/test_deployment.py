@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+from clika_ref_cli.command_settings import deployment_settings_for
+from clika_ref_cli.exit_status import MisuseError
 
 import clika_ref
 from clika_ref import BaseDeploymentSettings, DeploymentSettings_TensorRT_ONNX
-from clika_ref.command_line.command_settings import deployment_settings_for
-from clika_ref.command_line.exit_status import MisuseError
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.settings.compile_options import deployment_settings_named
 

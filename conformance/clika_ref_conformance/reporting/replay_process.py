@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 import typer
+from clika_ref_cli.exit_status import Status, report_errors
 
-from clika_ref.command_line.exit_status import Status, report_errors
 from clika_ref.core.registry import load_registry
 from clika_ref.reporting.console import result_console
 from clika_ref_conformance.execution.error_attribution import reset_sigint

@@ -37,6 +37,7 @@ try:
     from clika_ref.core.targets import Artifact
     from clika_ref.export.interface import name_interface
     from clika_ref.serialization.graph_format import decode, graph_from_json
+    from clika_ref.settings.compile_options import target_hint
 except ImportError as missing:
     print(f"this cannot be tried here: {missing}; install it")
     sys.exit(2)
@@ -179,7 +180,7 @@ def find_target(name: str) -> tuple[Any, Registry]:
     registry = load_registry()
     found: Any = registry.targets.get(name)
     if found is None and ":" not in name and name != "identity":
-        raise MissingRequirementError(f"no plugin that is installed provides the target {name}")
+        raise MissingRequirementError(f"no plugin that is installed provides the target {name}; {target_hint(name)}")
     if found is None:
         place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
         sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks

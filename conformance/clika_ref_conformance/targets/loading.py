@@ -10,11 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from clika_ref.command_line.import_path import find_object
+from clika_ref_cli.import_path import find_object
+
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.settings.compile_options import full_target_name
+from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS, full_target_name, target_hint
 from clika_ref.targets.arithmetic import arithmetic_of
 from clika_ref.targets.quantization_scheme import scheme_of
 from clika_ref_conformance.targets.identity import Identity
@@ -97,6 +98,8 @@ def _find_by_name(text: str, registry: Registry) -> Target:
     if found is None:
         near = difflib.get_close_matches(text, known)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
+        if full_target_name(text) in TARGET_DISTRIBUTIONS:
+            hint = f"run {target_hint(text)}. "
         msg = (
             f"no target is called {text!r}; {hint}Installed are {', '.join(sorted(known))}. "
             "One that is not installed as a plugin is given as package.module:TARGET."

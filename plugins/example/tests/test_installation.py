@@ -20,7 +20,7 @@ INSTALL = ("install", "--no-index", "--no-build-isolation", "--no-deps", "--no-c
 
 TOLD = """
 import importlib.util, json
-from clika_ref.command_line.plugin_facts import load_installed_plugins
+from clika_ref_cli.plugin_facts import load_installed_plugins
 
 found, package = load_installed_plugins(), importlib.util.find_spec("clika_ref_example")
 print(json.dumps({"failures": found.failures, "file": package and package.origin, **found.as_json()}))

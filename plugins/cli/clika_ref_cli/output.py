@@ -1,0 +1,83 @@
+"""Output of the commands: results on stdout, as text or JSON, and progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from clika_ref.reporting.console import format_size, is_quiet, progress_console
+from clika_ref.reporting.progress import SimpleProgressBar
+from clika_ref_cli.exit_status import MisuseError
+
+
+def import_lazily(name: str) -> Any:
+    """Import a module of this package on first use: torch takes a second to import, and ``--help`` need not wait."""
+    return importlib.import_module(f"clika_ref_cli.{name}")
+
+
+def seed_all(seed: int) -> None:
+    """Seed the random number generator for weights and inputs.
+
+    Raises:
+        MisuseError: the seed has more than 64 bits.
+    """
+    if not -(2**63) <= seed < 2**64:  # the range that torch.manual_seed accepts
+        msg = f"--seed {seed} has more than 64 bits; give a smaller one"
+        raise MisuseError(msg)
+    importlib.import_module("torch").manual_seed(seed)
+
+
+def show_spinner(what: str) -> contextlib.AbstractContextManager[Any]:
+    """Show a spinner on stderr while the block runs; silent if stderr is no terminal."""
+    console = progress_console()
+    if is_quiet() or not console.is_terminal:
+        return contextlib.nullcontext()
+    return console.status(f"{what} ...")
+
+
+def show_progress(what: str, each: Iterable[Any]) -> Iterable[Any]:
+    """Iterate with a progress bar on stderr; silent if stderr is no terminal."""
+    return SimpleProgressBar(each, what, disable=not progress_console().is_terminal)
+
+
+@contextlib.contextmanager
+def divert_stdout(*, applies: bool = True) -> Iterator[None]:
+    """Redirect prints of models and libraries in the block to stderr, since stdout is for the result."""
+    with contextlib.redirect_stdout(sys.stderr) if applies else contextlib.nullcontext():
+        yield
+
+
+def print_result(result: object, told: Any, *, as_json: bool) -> None:
+    """Print a result: its ``str`` for people, or the plain data in ``told`` as JSON."""
+    if as_json:
+        print_json(told)
+    else:
+        typer.echo(str(result))
+
+
+def describe_file(path: Path) -> str:
+    """Return the line to print for a written file: its path and size."""
+    return f"{path}  {format_size(path.stat().st_size)}"
+
+
+def print_json(result: Any) -> None:
+    """Print a result as JSON; NaN and infinities become null."""
+    typer.echo(json.dumps(_to_plain_data(result), indent=2, allow_nan=False))
+
+
+def _to_plain_data(item: Any) -> Any:
+    if isinstance(item, Mapping):
+        return {str(name): _to_plain_data(value) for name, value in item.items()}
+    if isinstance(item, Sequence) and not isinstance(item, str):
+        return [_to_plain_data(value) for value in item]
+    if isinstance(item, float):
+        return item if math.isfinite(item) else None
+    return str(item) if isinstance(item, Path) else item

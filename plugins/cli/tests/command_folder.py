@@ -1,0 +1,100 @@
+"""A folder with a small model, and the command line in it: what the tests of commands share."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from clika_ref_cli import cli
+from typer.testing import CliRunner
+
+SOURCE = '''
+import torch
+
+class Net(torch.nn.Module):
+    """Two layers, whose model talks on stdout."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(32, 64), torch.nn.Linear(64, 8)
+
+    def forward(self, x):
+        print("a model that talks")
+        return self.second(torch.relu(self.first(x)))
+
+
+class Wider(Net):
+    def __init__(self):
+        super().__init__()
+        self.second = torch.nn.Linear(64, 9)
+
+
+class Keyed(Net):
+    def forward(self, batch):
+        return self.second(torch.relu(self.first(batch["text"]))) + batch["image"]
+
+
+def dictionaries():
+    for size in (2, 3):
+        yield {"text": torch.randn(size, 32), "image": torch.randn(size, 8)}
+
+
+def dictionaries_in_tuples():
+    for batch in dictionaries():
+        yield ({"image": batch["image"], "text": batch["text"]},)
+
+
+class Random(torch.nn.Module):
+    def forward(self, x):
+        return x + torch.rand_like(x)
+
+
+def batches():
+    print("data that talks")
+    spread = torch.Generator().manual_seed(1)
+    for _ in range(4):
+        yield torch.randn(8, 32, generator=spread)
+    yield torch.randn(4, 32, generator=spread)
+'''
+
+MANUAL = Path(__file__).parents[3] / "docs/command-line.md"
+
+PLUGINS = "aten,cleanup,onnxruntime,openvino,tensorrt,visualize"
+
+
+def clika_ref(*words):
+    """Run the command line in this process."""
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def enter(folder, patch):
+    patch.chdir(folder)
+    patch.syspath_prepend(folder)
+    patch.delitem(sys.modules, "talking_model", raising=False)
+    patch.setenv("CLIKA_REF_PLUGINS", PLUGINS)
+
+
+def told(*words, status=0):
+    """What a command says to a machine, in no other keys than the manual names."""
+    result = clika_ref(*words, "--json")
+    assert result.exit_code == status, result.output
+    found = json.loads(result.stdout)
+    assert set(keys_of(found)) <= set(documented(words[0])), words
+    return found
+
+
+def keys_of(item):
+    """Every key of a document, but those that are names of stages and attributes."""
+    if isinstance(item, list):
+        yield from (key for part in item for key in keys_of(part))
+    if isinstance(item, dict):
+        for key, part in item.items():
+            yield key
+            yield from () if key in ("seconds", "attributes") else keys_of(part)
+
+
+def documented(command):
+    """The keys that the manual names in the rows of a command; and those of tensors, which it names once."""
+    text = MANUAL.read_text(encoding="utf-8").partition("## JSON output")[2].partition("## ")[0]
+    rows = [row for row in text.splitlines() if row.startswith("|") and f"`{command}`" in row.split("|")[1]]
+    return {word for row in rows for word in re.findall(r"`(\w+)`", row)} | {"name", "dtype", "shape"}

@@ -1,0 +1,134 @@
+"""Models and inputs named on a command line: what is read, and what each mistake is told."""
+
+import itertools
+import sys
+
+import pytest
+import torch
+from clika_ref_cli.arguments import load_model
+from clika_ref_cli.data import parse_example_input
+
+from clika_ref.core.errors import ModelError
+
+numbers = itertools.count()
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """Write a module of a new name into the working directory; return the name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def write(text: str) -> str:
+        name = f"model_of_a_test_{next(numbers)}"
+        (tmp_path / f"{name}.py").write_text(f"import torch\n{text}\n")
+        return name
+
+    return write
+
+
+MODELS = """
+class Net(torch.nn.Module):
+    small = torch.nn.Tanh()
+made = Net()
+def make(): return Net()
+def fail(): raise ZeroDivisionError("the fault")
+def leave(): raise SystemExit(5)
+def needs(size): return Net()
+number = 3
+def tensor(): return torch.ones(1)
+"""
+
+
+@pytest.mark.parametrize("path", ["Net", "made", "make"])
+def test_an_instance_a_class_and_a_function_all_name_a_model(source, path):
+    assert type(load_model(f"{source(MODELS)}:{path}")).__name__ == "Net"
+
+
+def test_a_path_may_have_dots(source):
+    assert isinstance(load_model(f"{source(MODELS)}:Net.small"), torch.nn.Tanh)
+    assert isinstance(load_model("torch.nn:ReLU"), torch.nn.ReLU)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("makes", r"model_of_a_test_\d+ \(.*\.py\) has no 'makes'; did you mean make or made\?"),
+        ("zzz", r"has no 'zzz'$"),
+        ("fail", r":fail\(\) raised ZeroDivisionError: the fault; --debug shows where"),
+        ("leave", r":leave\(\) raised SystemExit: 5; --debug shows where"),
+        ("needs", r":needs\(\) raised TypeError: .*'size'; --debug shows where\. It is called without arguments\."),
+        ("number", r":number is of type int; name a torch\.nn\.Module, its class, or a function that returns one"),
+        ("tensor", r":tensor is of type Tensor; name a torch\.nn\.Module"),
+    ],
+)
+def test_what_makes_no_model_is_told_why(source, path, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(f"{source(MODELS)}:{path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model", r"'model' names no model: write the module and what makes the model in it, for example package\."),
+        ("nets/model.py:Net", r"names no model: .* for example model:Net"),
+        ("model.py", r"names no model: .* for example model:Net"),
+        (
+            "absent_package.net:Net",
+            r"no module named 'absent_package'; run this in the folder that holds it, or install",
+        ),
+        ("torch.absent:Net", r"no module named 'torch\.absent'; run this"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_told_the_form(text, message):
+    with pytest.raises(ModelError, match=message):
+        load_model(text)
+
+
+def test_a_module_that_fails_to_import_says_so(source):
+    with pytest.raises(ModelError, match=r"imports 'absent_package', which is not installed"):
+        load_model(f"{source('import absent_package')}:Net")
+    with pytest.raises(ModelError, match=r"importing model_of_a_test_\d+ raised ZeroDivisionError: .*; --debug shows"):
+        load_model(f"{source('1 / 0')}:Net")
+
+
+def test_one_tensor_several_and_keywords_take_the_forms_of_tracing_inputs():
+    one = parse_example_input("1x3x4")
+    assert (one.shape, one.dtype) == ((1, 3, 4), torch.float32)
+    several = parse_example_input("2x3, int64:5")
+    assert [(t.shape, t.dtype) for t in several] == [((2, 3), torch.float32), ((5,), torch.int64)]
+    keywords = parse_example_input("ids=int64:1x8,mask=bool:1x8")
+    assert [(k, t.shape, t.dtype) for k, t in keywords.items()] == [
+        ("ids", (1, 8), torch.int64),
+        ("mask", (1, 8), torch.bool),
+    ]
+    x, named = parse_example_input("1x2,scale=scalar")
+    assert (x.shape, named["scale"].shape) == ((1, 2), ())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "complex64", "uint8", "int32", "bool"])
+def test_every_kind_of_dtype_can_be_drawn(dtype):
+    drawn = parse_example_input(f"{dtype}:3x4")
+    assert drawn.dtype == getattr(torch, dtype)
+    if not (drawn.dtype.is_floating_point or drawn.dtype.is_complex):
+        assert set(drawn.flatten().tolist()) <= {0, 1}  # legal as indices
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "1x",
+            r"--input '1x': cannot read '1x'; write sides joined by x \(1x3x224x224\) or a file x\.npy, a dtype before",
+        ),
+        ("", r"--input '': cannot read ''; write sides"),
+        ("1x2,,3", r"--input '1x2,,3': cannot read ''"),
+        ("-1x3", r"cannot read '-1x3'"),
+        ("in64:1x3", r"--input 'in64:1x3': PyTorch has no dtype 'in64'; did you mean int64\?"),
+        ("a=1,a=2", r"--input 'a=1,a=2': 'a' is given twice; keywords come last, each once"),
+        ("a=1,2", r"'2' has no keyword but follows one that has; keywords come last"),
+    ],
+)
+def test_an_input_of_another_form_is_told_the_form(text, message):
+    with pytest.raises(ModelError, match=message):
+        parse_example_input(text)

@@ -1,0 +1,402 @@
+"""The command line: what it prints, what it hands on, and how it ends."""
+
+import errno
+import importlib
+import importlib.metadata
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import typer
+from clika_ref_cli import cli, explaining, plugin_facts
+from typer.testing import CliRunner
+
+import clika_ref
+from clika_ref.core.errors import ModelError, PluginError, TargetError
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import Plugin
+from clika_ref.core.targets import Artifact
+from clika_ref.export.disagreement_error import DisagreementError
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Run the command line in this process."""
+    monkeypatch.setenv("COLUMNS", "200")  # of the help
+    return lambda *words: CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Stand in for compilation: what it was called with, and a module whose export writes three bytes."""
+    seen = SimpleNamespace(model=None, arguments=None, exported=[])
+
+    def stand_in(model, **arguments):
+        seen.model, seen.arguments = model, arguments
+        return SimpleNamespace(clika_export=export, timings={"Capturing": 0.5})
+
+    def export(path):
+        seen.exported.append(path)
+        return Artifact(path, "onnxruntime", ("input",), ("output",), {"bytes": path.write_bytes(b"abc")})
+
+    monkeypatch.setattr(clika_ref, "clika_compile", stand_in)
+    return seen
+
+
+@operator(torch.ops.aten.relu.default)
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """``max(x, 0)``.
+
+    Second paragraph about float32[b, 3].
+    """
+    return torch.relu(x)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Stand in for what is installed."""
+    plugin = Plugin("mine", "my-distribution", "1.2", operators=(relu,))
+    found = {"failures": (), "left_out": ()}
+    for module in (plugin_facts, explaining):
+        monkeypatch.setattr(module, "load_installed_plugins", lambda: plugin_facts.InstalledPlugins((plugin,), **found))
+    return found
+
+
+def test_help_names_the_commands_and_their_options(run):
+    out = run("--help").stdout
+    assert all(command in out for command in cli.COMMANDS)
+    assert "Exit status: 0 done; 1 the answer is bad" in " ".join(out.split())
+    out = run("compile", "--help").stdout
+    for option in ("--input", "--output", "--target", "--logs-dir", "--seed", "--static", "--train-mode", "--dry-run"):
+        assert option in out
+
+
+def test_version_is_that_of_the_distribution(run):
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"clika-ref {importlib.metadata.version('clika-ref')}\n")
+
+
+def test_a_keyword_that_forward_does_not_have_is_named_beside_those_that_it_has(run, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = run("compile", "torch.nn:Sigmoid", "--input", "image=1x1x8x8", "--dry-run")
+    assert result.exit_code == 3
+    assert "no argument 'image': forward takes input" in result.stderr
+
+
+def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
+    path = tmp_path / "model.onnx"
+    result = run(
+        *("compile", "torch.nn:Sigmoid", "--input", "1x3", "--input", "2x3", "-o", path),
+        *("--logs-dir", tmp_path, "--static", "--train-mode", "--no-compare"),
+    )
+    assert result.exit_code == 0, result.output
+    assert isinstance(compiled.model, torch.nn.Sigmoid)
+    given = compiled.arguments
+    assert [t.shape for t in given["tracing_inputs"]] == [(1, 3), (2, 3)]
+    assert given["deployment_settings"].is_ONNXRuntime_ONNX()
+    assert given["logs_dir"] == tmp_path
+    assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (False, True, False)
+    assert not given["clika_compile_options"].compare_after_export
+    assert compiled.exported == [path]
+    assert result.stdout == f"{path}  3 bytes\n"
+
+
+def test_compile_has_the_defaults_of_the_api(run, compiled, tmp_path):
+    assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m").exit_code == 0
+    given = compiled.arguments
+    assert given["logs_dir"] is None
+    assert (given["dynamic"], given["skip_eval_set_mode"], given["is_dry_run"]) == (True, False, False)
+    assert given["clika_compile_options"].compare_after_export
+
+
+def test_the_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "seeded_model.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 3)\n")
+
+    def numbers(*more):
+        assert run("compile", "seeded_model:make", "--input", "1x3", "-o", tmp_path / "m", *more).exit_code == 0
+        return compiled.model.weight.flatten().tolist() + compiled.arguments["tracing_inputs"][0].flatten().tolist()
+
+    assert numbers() == numbers("--seed", 0) != numbers("--seed", 1)
+
+
+def test_a_target_of_a_plugin_is_handed_on_by_name(run, compiled, tmp_path):
+    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "interpreter")
+    assert compiled.arguments["deployment_settings"].target == "interpreter"
+
+
+def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert result.exit_code == 0
+    assert compiled.arguments["is_dry_run"]
+    assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "m").exit_code == 0
+    assert compiled.exported == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["torch.nn:Sigmoid", "--input", "1x3"], "give -o FILE to write to, or --dry-run"),
+        (["torch.nn:Sigmoid", "--input", "1x3", "-o", "gone/m"], "there is no folder gone to write to; make it first"),
+        (["torch.nn:Sigmoid", "-o", "m"], "error: give --input: a shape such as 1x3x224x224, or a file of inputs"),
+        (["torch.nn:Sigmod", "--input", "1x3", "-o", "m"], "error: torch.nn ("),
+        (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot read '1xa'; write sides"),
+    ],
+)
+def test_bad_arguments_end_with_2_and_a_message_without_traceback(run, compiled, words, message):
+    result = run("compile", *words)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert compiled.exported == []
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def test_an_error_for_the_reader_is_its_message_and_its_notes(run, monkeypatch):
+    error = ModelError("the model has no outputs")
+    error.add_note("while compiling it")
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert (result.exit_code, result.stderr) == (3, "error: the model has no outputs\nwhile compiling it\n")
+
+
+def test_debug_shows_the_traceback(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(ModelError("the model has no outputs")))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "--debug")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("Traceback (most recent call last):")
+    assert result.stderr.endswith("ModelError: the model has no outputs\n")
+
+
+def test_words_that_no_terminal_can_show_are_escaped():
+    code = "import sys, typer; from clika_ref_cli import cli; sys.argv[1:] = ['--version']; "
+    code += "cli.add_plugin_commands = lambda app: print('half \\ud800'); cli.main()"
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, "half \\ud800")
+
+
+def test_a_bug_of_ours_is_called_one_in_a_line_and_shown_where_debug_asks_for_it(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(ZeroDivisionError("a bug.")))
+    words = ("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    result = run(*words)
+    said = "error: ZeroDivisionError: a bug; this is a bug of clika-ref or of a plugin; --debug shows where, which a "
+    assert (result.exit_code, result.stderr) == (70, f"{said}report of it needs\n")
+    shown = run(*words, "--debug")
+    assert shown.exit_code == 70
+    assert shown.stderr.startswith("Traceback (most recent call last):")
+    assert shown.stderr.endswith("ZeroDivisionError: a bug.\n")
+
+
+def test_an_artifact_that_disagrees_ends_with_1_and_a_broken_plugin_with_3(run, monkeypatch):
+    for error, status in ((DisagreementError("off by 1"), 1), (PluginError("it is broken"), 3), (TargetError("no"), 3)):
+        monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
+        result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+        assert (result.exit_code, result.stderr) == (status, f"error: {error}\n")
+
+
+def test_a_model_that_ends_the_process_is_refused_and_not_taken_for_an_answer(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(SystemExit(0)))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    said = "error: something in the model or the data ended the process: SystemExit(0)\n"
+    assert (result.exit_code, result.stderr) == (3, said)
+
+
+def test_an_interrupt_ends_with_130_and_one_line(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(KeyboardInterrupt()))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    said = "interrupted: no file was left half written, and what was there before is as it was\n"
+    assert (result.exit_code, result.stderr) == (130, said)
+
+
+def test_a_pipe_that_is_closed_is_no_bug(run, monkeypatch):
+    monkeypatch.setattr(clika_ref, "clika_compile", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
+    assert (result.exit_code, result.stderr) == (1, "")
+
+
+def test_plugins_lists_what_each_adds(run, installed):
+    result = run("plugins")
+    assert result.exit_code == 0
+    rows = [line.split() for line in result.stdout.splitlines()]
+    assert ["mine", "my-distribution", "1.2", "1", "operator"] in rows
+    assert "relu" not in result.stdout
+    assert "mine operators: relu\n" in run("plugins", "--names").stdout
+
+
+def test_plugins_writes_json(run, installed):
+    found = json.loads(run("plugins", "--json").stdout)
+    assert found["plugins"][0]["operators"] == ["relu"]
+    assert found["failures"] == []
+
+
+def test_plugins_tells_failures_and_ends_with_1(run, installed):
+    installed["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
+    installed["left_out"] = ("unwanted",)
+    result = run("plugins")
+    assert result.exit_code == 1
+    assert "cannot be used: 'broken' = b.plugin (b 0.1): ImportError: no [c]" in result.stdout
+    assert "unwanted is installed but left out by $CLIKA_REF_PLUGINS" in result.stdout
+    result = run("plugins", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["failures"] == list(installed["failures"])
+
+
+def test_explain_shows_the_facts_one_below_the_other(run, installed):
+    result = run("explain", "aten.relu.default")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[:5] == [
+        "schema          relu(x: torch.Tensor) -> torch.Tensor",
+        "meaning         ``max(x, 0)``.",
+        "",
+        "                Second paragraph about float32[b, 3].",
+        "ATen calls      aten.relu.default",
+    ]
+    assert "plugin          'mine' (my-distribution 1.2)" in lines
+
+
+def test_explain_works_although_another_plugin_is_broken(run, installed):
+    installed["failures"] = ("'broken'",)
+    assert run("explain", "relu").exit_code == 0
+
+
+def test_explain_answers_an_unknown_name_with_near_ones(run, installed):
+    result = run("explain", "rellu")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: no installed plugin declares an operator 'rellu'; near it are relu")
+
+
+def test_the_written_file_runs_with_a_batch_that_was_never_traced(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "real_model.py").write_text("import torch\nmade = torch.nn.Linear(3, 2)\n")
+    path = tmp_path / "model.onnx"
+    result = run("compile", "real_model:made", "--input", "1x3", "--input", "2x3", "-o", path)
+    assert result.exit_code == 0, result.output
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    model, x = importlib.import_module("real_model").made, torch.randn(7, 3)
+    (y,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    # Three products and a sum of size 1 in another order: some 4 roundings of 6e-8.
+    torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=0, atol=1e-6)
+
+
+def test_a_dry_run_reports_operators_and_writes_nothing(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "model.onnx")
+    assert result.exit_code == 0, result.output
+    assert "sigmoid" in result.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_target_is_told_which_are_installed(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "toaster")
+    assert result.exit_code == 2
+    assert (
+        "error: no installed plugin provides the target 'toaster' (installed: onnxruntime); a plugin" in result.stderr
+    )
+
+
+def test_a_target_that_retired_says_so_and_names_no_distribution_to_install(run, tmp_path):
+    for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
+        result = run(*words, "--target", "tflite")
+        assert result.exit_code == 2
+        assert "it retired before release 25, and is not implemented" in result.stderr
+        assert "pip install" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [("trt", "tensorrt"), ("ov", "openvino"), ("ort", "onnxruntime"), ("trt-llm", "tensorrt-llm")],
+)
+def test_a_short_name_is_one_of_our_targets(run, compiled, tmp_path, given, name):
+    run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", given)
+    settings = compiled.arguments["deployment_settings"]
+    assert settings.target == name
+    assert type(settings).__module__ == "clika_ref.settings.compile_options", (
+        "one of ours, and none that was made for the name"
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("OpenVINO", "did you mean 'openvino'?"),
+        ("tensorrt_llm", "did you mean 'tensorrt-llm'?"),
+        ("TRT", "did you mean 'tensorrt'?"),
+        ("interpeter", "did you mean 'interpreter'?"),
+        ("", "give the name of one"),
+        (" ", "give the name of one"),
+    ],
+)
+def test_a_name_that_is_none_is_answered_with_those_that_there_are_and_the_near_one(run, tmp_path, given, said):
+    known = "interpreter, onnx-reference, onnxruntime, openvino, tensorrt, tensorrt-llm"
+    for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
+        result = run(*words, "--target", given)
+        assert result.exit_code == 2
+        message = f"error: no installed plugin provides the target {given!r} (installed: {known}); {said}\n"
+        assert message in result.stderr
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys\nfrom clika_ref_cli import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_do(run, tmp_path):
+    path = tmp_path / "model.onnx"
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
+    scale = onnx.numpy_helper.from_array(np.float32(0.1), "scale")
+    nodes = [
+        onnx.helper.make_node("QuantizeLinear", ["x", "scale"], ["q"], "quantizer"),
+        onnx.helper.make_node("DequantizeLinear", ["q", "scale"], ["y"], "dequantizer"),
+    ]
+    graph = onnx.helper.make_graph(nodes, "pair", [x], [y], [scale])
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
+    result = run("check", str(path), "--target", "tensorrt")
+    assert result.exit_code == 1
+    assert "[integer-type] quantizer: its integers are UINT8" in result.stdout
+    told = json.loads(run("check", str(path), "--target", "trt", "--json").stdout)
+    assert {violation["rule"] for violation in told} == {"integer-type", "isolated"}
+    for words, message in (
+        ([str(path), "--target", "toaster"], "no installed plugin provides the target 'toaster'"),
+        ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
+        ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
+        ([str(tmp_path), "--target", "tensorrt"], "is a folder; give the file of a model in it"),
+        ([__file__, "--target", "tensorrt"], "names no model: write the module and what makes the model in it"),
+    ):
+        result = run("check", *words)
+        assert result.exit_code == 2
+        assert message in result.stderr
+
+
+@pytest.fixture
+def no_suite(monkeypatch):
+    """Hide the command that the conformance suite adds."""
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    app = typer.Typer()
+    app.command("other")(lambda: None)
+    cli.add_plugin_commands(app)
+    return app
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("run", "--target", "onnxruntime")])
+def test_conformance_without_the_suite_says_what_to_install(no_suite, words):
+    result = CliRunner().invoke(no_suite, ["conformance", *words])
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: clika-ref conformance: the conformance suite is not installed. Run pip install clika-ref-conformance "
+        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER).\n"
+    )

@@ -1,0 +1,584 @@
+"""The commands on a small model: what they write, what they print for people and machines, and how they end."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from command_folder import SOURCE, clika_ref, enter, told
+
+from clika_ref import ClikaModule
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with a model, and what it was quantized to, which the tests of this file read only."""
+    folder = tmp_path_factory.mktemp("commands")
+    (folder / "talking_model.py").write_text(SOURCE)
+    with pytest.MonkeyPatch.context() as patch:
+        enter(folder, patch)
+        words = ("--input", "1x32", "--input", "2x32", "-o", "q.onnx", "--save", "q.clika", "--keep-inputs", "--json")
+        result = clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
+        assert result.exit_code == 0, result.output
+        np.save("x.npy", np.random.default_rng(0).standard_normal((6, 32)))
+    return SimpleNamespace(folder=folder, quantized=result)
+
+
+@pytest.fixture(autouse=True)
+def _in_the_folder(made, monkeypatch):
+    enter(made.folder, monkeypatch)
+
+
+# quantize
+
+
+def test_quantize_writes_an_artifact_in_integers_and_the_module_and_tells_machines_of_both(made):
+    assert "talks" not in made.quantized.stdout, "what a model prints is no part of a result"
+    assert "a model that talks" in made.quantized.stderr
+    assert "data that talks" in made.quantized.stderr
+    found = json.loads(made.quantized.stdout)
+    assert {*found} == {"observer", "bytes", "layers", "what_if", "artifact", "saved", "seconds"}
+    assert [(layer["name"], layer["weight_bits"], layer["reason"]) for layer in found["layers"]] == [
+        ("linear", 8, ""),
+        ("linear_1", 8, ""),
+    ]
+    assert {*found["layers"][0]} == {
+        *("name", "scope", "operator", "weight_bits", "value_bits", "sensitivity"),
+        *("bytes_before", "bytes_after", "reason"),
+    }
+    assert {*found["what_if"][0]} == {"threshold", "layers", "bytes", "sqnr_db"}
+    written = {tensor.data_type for tensor in onnx.load("q.onnx").graph.initializer}
+    assert onnx.TensorProto.INT8 in written
+    size = (made.folder / "q.onnx").stat().st_size
+    assert found["artifact"] == {
+        "file": "q.onnx",
+        "target": "onnxruntime",
+        "bytes": size,
+        "inputs": ["x"],
+        "outputs": ["output"],
+    }
+    assert found["saved"] == {"file": "q.clika", "bytes": (made.folder / "q.clika").stat().st_size}
+    assert {"Capturing", "Calibrating", "Quantizing", "Writing", "Comparing"} <= {*found["seconds"]}
+
+
+def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_module_without_data(made, tmp_path):
+    place = tmp_path / "again.onnx"
+    result = clika_ref("quantize", "q.clika", "--keep-float", "second", "-o", place)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == [
+        "layer",
+        "operator",
+        "weights",
+        "activations",
+        "QS",
+        "bytes",
+        "bytes",
+        "after",
+        "decision",
+    ]
+    assert any(line.startswith("first") and line.endswith("integers") for line in lines)
+    assert any(line.startswith("second") and "float: " in line for line in lines)
+    assert "clika_summary" not in result.stderr + made.quantized.stderr, "what a command shows itself"
+    assert lines[-1].startswith(f"{place}  ")
+
+
+def test_a_dry_run_of_quantize_decides_and_writes_nothing(made):
+    before = sorted(made.folder.iterdir())
+    found = told(
+        "quantize", "talking_model:Net", "--calibrate", "talking_model:batches", "--dry-run", "-o", "none.onnx"
+    )
+    assert (found["artifact"], found["saved"], len(found["layers"])) == (None, None, 2)
+    assert sorted(path for path in made.folder.iterdir() if path.name != "__pycache__") == [
+        path for path in before if path.name != "__pycache__"
+    ]
+
+
+def test_weights_alone_are_held_in_few_bits_where_a_flag_asks_for_it(tmp_path):
+    words = ("--weights-only", "--weights-bits", 4, "--threshold", 1e9, "--save", tmp_path / "few")
+    found = told("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
+    assert [(layer["weight_bits"], layer["value_bits"]) for layer in found["layers"]] == [(4, 32), (4, 32)]
+    assert (tmp_path / "few").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["talking_model:Net", "-o", "m.onnx"], "give --calibrate DATA: talking_model:Net is quantized by what its"),
+        (["talking_model:Net", "--calibrate", "1x32"], "give -o FILE or --save FILE to write to, or --dry-run"),
+        (["talking_model:Net", "--calibrate", "1x32", "-o", "m", "--save", "m"], "-o and --save name one file; give"),
+        (["talking_model:Net", "--calibrate", "1x32", "-o", "m", "--keep-inputs"], "--keep-inputs is about the file"),
+        (["talking_model:Net", "--calibrate", "1x32", "--save", "gone/m"], "--save: there is no folder gone to write"),
+        (["q.onnx", "--calibrate", "1x32", "-o", "m"], "q.onnx is an ONNX file; only models that Python makes, and"),
+        (["q.clika", "--input", "1x32", "-o", "m"], "q.clika is compiled already, and --input says what to trace with"),
+        (["q.clika", "--option", "smoothing=off", "-o", "m"], "--option says how a model is compiled, and this one is"),
+        (["absent.onnx", "--calibrate", "1x32", "-o", "m"], "there is no file absent.onnx"),
+        (["absent.clika", "-o", "m"], "there is no file absent.clika; for a model that Python makes write its module"),
+        (["q.clika", "-o", "m.py"], "-o m.py: files of onnxruntime end in .onnx"),
+        (["talking_model:Net", "--calibrate", "1x32", "-o", "m.py"], "-o m.py: files of onnxruntime end in .onnx"),
+        (["talking_model:Net", "--calibrate", "x.npy", "--save", "x.npy"], "--save: x.npy is read here, and would be"),
+        (["q.clika", "--save", "q.clika"], "--save: q.clika is read here, and would be written over; choose another"),
+        (["q.clika", "--seed", 2**64, "-o", "m"], f"--seed {2**64} has more than 64 bits; give a smaller one"),
+        ([".", "--calibrate", "1x32", "-o", "m"], ". is a folder; give the file of a model in it"),
+        (["talking_model:Net", "--calibrate", "absent.npz", "-o", "m"], "--calibrate: cannot read absent.npz: No such"),
+    ],
+)
+def test_quantize_says_what_it_was_not_given_or_cannot_take(words, message):
+    result = clika_ref("quantize", *words)
+    assert result.exit_code == 2, result.output
+    assert f"error: {message}" in result.stderr
+    assert result.stdout == ""
+
+
+def test_ranges_of_random_numbers_are_warned_of():
+    result = clika_ref("quantize", "talking_model:Net", "--calibrate", "8x32", "--batch-size", 4, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert "note: --calibrate 8x32 draws random numbers, whose ranges are not those of your data" in result.stderr
+
+
+def test_data_that_does_not_fit_is_refused_with_3():
+    result = clika_ref("quantize", "talking_model:Net", "--calibrate", "8x31", "--dry-run")
+    assert result.exit_code == 3
+    assert "Traceback" not in result.stderr
+
+
+# export
+
+
+def test_export_writes_for_the_own_target_or_for_another_one(tmp_path):
+    own, other = tmp_path / "own.onnx", tmp_path / "other.onnx"
+    result = clika_ref("export", "q.clika", "-o", own)
+    assert (result.exit_code, result.stdout) == (0, f"{own}  {own.stat().st_size / 1e3:.1f} KB\n")
+    found = told("export", "q.clika", "-o", other, "--target", "trt", "--input", "float32:x.npy")
+    assert {*found} == {"artifact", "seconds"}
+    assert found["artifact"]["target"] == "tensorrt"
+    assert list(tmp_path.glob("other*.trtexec.sh"))
+    for path in (own, other):
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        (y,) = session.run(None, {"x": np.zeros((3, 32), np.float32)})
+        assert y.shape == (3, 8)
+
+
+def test_export_takes_other_forms(tmp_path):
+    place = tmp_path / "half.onnx"
+    assert clika_ref("export", "q.clika", "-o", place, "--target", "ov", "--fp16", "--keep-output", 0).exit_code == 0
+    kinds = {tensor.data_type for tensor in onnx.load(place).graph.initializer}
+    assert onnx.TensorProto.FLOAT16 in kinds
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["q.clika"], 2, "give -o FILE to write to"),
+        (["q.clika", "-o", "m.onnx", "--fp16", "--bf16"], 2, "--fp16 and --bf16 exclude each other; ask for one"),
+        (
+            ["q.onnx", "-o", "m.onnx"],
+            2,
+            "q.onnx is an ONNX file; export takes a file of clika_save; `clika-ref compile`",
+        ),
+        (
+            ["talking_model:Net", "-o", "m.onnx"],
+            2,
+            "talking_model:Net is a model that Python makes; export takes a file of clika_save; `clika-ref compile`",
+        ),
+        (["q.clika", "-o", "m.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
+        (["q.clika", "-o", "m.onnx", "--input", "1x32", "--input", "2x32"], 2, "--input stands for 2 calls where one"),
+        (["q.clika", "-o", "m.onnx", "--keep-output", 7], 3, "keep_outputs_at_idx names 7, but the module returns 1"),
+        (["talking_model.py", "-o", "m.onnx"], 2, "talking_model.py is a model that Python makes"),
+        (["q.clika", "-o", "m.py"], 2, "-o m.py: files of onnxruntime end in .onnx"),
+        (
+            ["q.clika", "-o", "m.xml"],
+            2,
+            "-o m.xml: files of onnxruntime end in .onnx, and those of openvino in .xml: -",
+        ),
+        (["q.clika", "-o", "m.xml", "--target", "trt"], 2, "-o m.xml: files of tensorrt end in .onnx, and those of op"),
+        (["q.clika", "-o", "."], 2, "-o: cannot write '"),
+        (["q.clika", "-o", "q.clika"], 2, "-o: q.clika is read here, and would be written over; choose another name"),
+    ],
+)
+def test_export_says_what_it_cannot_do(words, status, message):
+    result = clika_ref("export", *words)
+    assert result.exit_code == status, result.output
+    assert f"error: {message}" in result.stderr
+
+
+def test_a_module_that_was_saved_without_inputs_serves_no_other_target_and_is_told_how_it_would(tmp_path):
+    ClikaModule.clika_load("q.clika").clika_save(tmp_path / "bare")
+    result = clika_ref("export", tmp_path / "bare", "-o", tmp_path / "m.onnx", "--target", "ov")
+    assert result.exit_code == 3
+    assert "error: there are no ranges by which to quantize the module for openvino" in result.stderr
+    assert not (tmp_path / "m.onnx").exists()
+
+
+def test_a_file_that_is_damaged_is_refused_with_3(tmp_path):
+    (tmp_path / "cut").write_bytes(Path("q.clika").read_bytes()[:1000])
+    result = clika_ref("export", tmp_path / "cut", "-o", tmp_path / "m.onnx")
+    assert result.exit_code == 3
+    assert "it is cut off" in result.stderr
+
+
+# inspect
+
+
+def test_inspect_shows_graphs_of_models_saved_modules_and_onnx_files_and_one_form_for_machines(tmp_path):
+    shown = clika_ref("inspect", "talking_model:Net", "--input", "1x32", "--input", "2x32")
+    assert shown.exit_code == 0, shown.output
+    assert "graph Net(%x: float32[batch, 32])" in shown.stdout
+    assert " = linear(" in shown.stdout
+    assert "talking_model.py:" in shown.stdout
+    saved, file = clika_ref("inspect", "q.clika"), clika_ref("inspect", "q.onnx")
+    assert saved.stdout.splitlines()[-1].endswith("quantized for onnxruntime: `clika-ref explain` shows which")
+    assert "QuantizeLinear" in file.stdout
+    assert "x: float32[batch, 32]" in file.stdout.splitlines()[0]
+    forms = [
+        told("inspect", "talking_model:Net", "--input", "1x32", "--input", "2x32"),
+        told("inspect", "q.clika"),
+        told("inspect", "q.onnx"),
+    ]
+    assert len({tuple(sorted(form)) for form in forms}) == 1
+    assert len({tuple(sorted(form["nodes"][0])) for form in forms}) == 1
+    for form in forms:
+        assert form["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 32]}]
+        assert all({*value} == {"name", "dtype", "shape"} for node in form["nodes"] for value in node["outputs"])
+    model, module, artifact = forms
+    assert [node["operator"] for node in model["nodes"]] == ["linear", "relu", "linear"]
+    assert (model["quantized_for"], module["quantized_for"], artifact["quantized_for"]) == (None, "onnxruntime", None)
+    assert artifact["weights_bytes"] < 0.5 * model["weights_bytes"] == 0.5 * 4 * (32 * 64 + 64 + 64 * 8 + 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["talking_model:Net"], 2, "talking_model:Net is to be compiled, which takes --input: a shape such as"),
+        (["talking_model.py"], 2, "'talking_model.py' names no model: write the module and what makes the model in it"),
+        (["talking_model:Nets", "--input", "1x32"], 2, "has no 'Nets'; did you mean Net?"),
+        (["junk.onnx"], 3, "junk.onnx cannot be read as an ONNX file: "),
+        (["x.npy"], 3, "cannot load 'x.npy': it is no safetensors file"),
+        (["empty.onnx"], 3, "empty.onnx holds no graph; is it an ONNX file, and whole?"),
+        (["absent"], 2, "there is no file absent; for a model that Python makes write its module and what makes it: "),
+        (["q.clika", "--input", "1x32"], 2, "q.clika is compiled already, and --input says what to trace with; leave"),
+        (["q.onnx", "--input", "1x32"], 2, "q.onnx is compiled already, and --input says what to trace with; leave it"),
+        (["q.onnx", "--picture", "q.svg"], 2, "q.onnx is an ONNX file; pictures are of models that Python makes, and"),
+        (["q.clika", "--picture", "q.jpg"], 2, "--picture: 'q.jpg' ends in '.jpg', and a picture ends in .svg or .ht"),
+        (["q.clika", "--picture", "gone/q.svg"], 2, "--picture: there is no folder gone to write to; make it first"),
+    ],
+)
+def test_inspect_says_what_it_cannot_show(made, words, status, message):
+    (made.folder / "junk.onnx").write_bytes(b"junk")
+    (made.folder / "empty.onnx").touch()
+    result = clika_ref("inspect", *words)
+    assert result.exit_code == status, result.output
+    assert message in result.stderr
+    assert result.stderr.startswith("error: ")
+
+
+def test_inspect_picture_without_visualizer_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    result = clika_ref("inspect", "q.clika", "--picture", tmp_path / "net.svg")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: --picture: no loaded plugin draws pictures and writes reports (loaded: aten, cleanup, onnxruntime). "
+        "Run pip install clika-ref-visualize (in a clone: pip install plugins/visualize; from wheels: add --find-links "
+        "FOLDER). $CLIKA_REF_PLUGINS limits which plugins are loaded.\n"
+    )
+
+
+def test_inspect_draws_pictures(tmp_path):
+    place = tmp_path / "net.svg"
+    result = clika_ref("inspect", "q.clika", "--picture", place)
+    assert (result.exit_code, result.stdout) == (0, f"{place}  {place.stat().st_size / 1e3:.1f} KB\n"), result.output
+    assert b"</svg>" in place.read_bytes()
+    found = told("inspect", "talking_model:Net", "--input", "1x32", "--picture", tmp_path / "other")
+    assert (found["picture"], len(found["nodes"])) == (str(tmp_path / "other.svg"), 3)
+    assert (tmp_path / "other.svg").exists()
+    assert told("inspect", "q.clika")["picture"] is None
+
+
+# explain
+
+
+def test_explain_says_what_runs_in_integers_of_a_saved_module_for_its_target_and_for_others():
+    shown = clika_ref("explain", "q.clika")
+    assert shown.exit_code == 0, shown.output
+    assert "onnxruntime: 2 of 2 nodes that were planned in integers run in integers" in shown.stdout
+    found = told("explain", "q.clika", "--target", "ov")
+    assert {*found} == {"target", "nodes", "share", "planned_share", "missed"}
+    assert (found["target"], found["planned_share"]) == ("openvino", 1.0)
+    assert {*found["nodes"][0]} == {"name", "scope", "operator", "products", "planned", "runs", "reason"}
+
+
+def test_explain_says_of_onnx_files_of_ours_and_of_others_what_runs_in_integers(tmp_path):
+    ours, foreign = told("explain", "q.onnx"), written_by_another(tmp_path / "foreign.onnx")
+    assert {(node["scope"], node["runs"]) for node in ours["nodes"] if node["operator"] == "Gemm"} == {
+        ("first", "int8"),
+        ("second", "int8"),
+    }
+    assert {*ours} == {"target", "nodes", "share", "planned_share", "missed"}
+    found = told("explain", foreign)
+    assert [(node["name"], node["operator"], node["runs"]) for node in found["nodes"]] == [
+        ("here/there", "Gemm", "float"),
+        ("Relu", "Relu", "fused"),
+    ]
+    assert "here/there" in clika_ref("explain", foreign, "--target", "ov").stdout
+
+
+def written_by_another(path):
+    """A file of two nodes, one of which has a slash in its name, and the other none."""
+    x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 2]) for name in "xy")
+    weight = onnx.numpy_helper.from_array(np.ones((2, 2), np.float32), "w")
+    nodes = [
+        onnx.helper.make_node("Gemm", ["x", "w"], ["h"], "here/there"),
+        onnx.helper.make_node("Relu", ["h"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "foreign", [x], [y], [weight])
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=10), path)
+    return path
+
+
+def test_explain_refuses_files_that_no_runtime_reads_and_knows_files_by_their_suffix(tmp_path):
+    (tmp_path / "empty.onnx").touch()
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Nonsense", ["x"], ["y"])], "odd", [], [])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "odd.onnx")
+    for name, status, said in (
+        ("empty.onnx", 3, "holds no graph"),
+        ("odd.onnx", 3, "ONNX Runtime .* cannot load "),
+        ("absent.onnx", 2, "there is no file .*absent.onnx"),
+    ):
+        result = clika_ref("explain", tmp_path / name)
+        assert result.exit_code == status, result.output
+        assert re.match(f"error: .*{said}", result.stderr)
+    assert "there is no file absent.xml" in clika_ref("explain", "absent.xml").stderr
+    assert clika_ref("explain", tmp_path / "odd.onnx", "--target", "ov").exit_code == 3
+
+
+def test_openvino_own_files_are_explained_and_compared(tmp_path):
+    place = tmp_path / "q.xml"
+    assert clika_ref("export", "q.clika", "--target", "ov", "-o", place).exit_code == 0
+    found = told("explain", place)
+    assert found["target"] == "openvino"
+    runs = {node["operator"]: node["runs"] for node in found["nodes"]}
+    assert runs["MatMul"] == "int8", found
+    same = told("compare", "q.clika", place, "--input", "talking_model:batches", "--at-least", 20)
+    assert same["agrees"]
+    assert told("compare", place, place)["inputs"] == 1
+    for words in (("explain", place), ("compare", place, place)):
+        result = clika_ref(*words, "--target", "ort")
+        assert (result.exit_code, "is a file for openvino, and none that onnxruntime reads" in result.stderr) == (
+            3,
+            True,
+        )
+    result = clika_ref("inspect", place)
+    assert result.exit_code == 2
+    assert "is a file of a target's own form; `clika-ref explain` and `compare` read it" in result.stderr
+    (tmp_path / "cut.xml").write_bytes(place.read_bytes()[:300])
+    result = clika_ref("explain", tmp_path / "cut.xml")
+    assert (result.exit_code, "OpenVINO" in result.stderr) == (3, True), result.output
+
+
+def test_explain_tells_a_machine_the_facts_of_an_operator():
+    result = clika_ref("explain", "softplus", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    assert {"schema", "meaning", "ATen calls", "quantization", "ONNX lowering", "plugin"} <= {*found}
+
+
+def test_a_model_in_float_is_explained_as_well():
+    found = told("explain", "talking_model:Net", "--input", "2x32")
+    assert {node["runs"] for node in found["nodes"]} <= {"float", "fused"}
+    assert (found["share"], found["missed"]) == (0.0, [])
+
+
+# check
+
+
+def test_check_reads_files_and_what_would_be_exported_of_a_module_or_a_model():
+    broken = told("check", "q.onnx", "--target", "trt", status=1)
+    assert {*broken[0]} == {"rule", "node", "message"}
+    assert told("check", "q.clika", "--target", "trt") == []
+    assert told("check", "talking_model:Net", "--input", "2x32", "--target", "trt") == []
+    shown = clika_ref("check", "q.clika", "--target", "trt")
+    assert shown.stdout == "q.clika keeps all rules of trt\n"
+    assert (
+        clika_ref("check", "q.onnx", "--target", "trt")
+        .stdout.splitlines()[-1]
+        .startswith("q.onnx breaks rules of trt in")
+    )
+
+
+def test_check_wants_a_target():
+    result = clika_ref("check", "q.onnx")
+    assert (result.exit_code, result.stderr) == (2, "error: give --target: whose rules are to be kept\n")
+
+
+# compare
+
+
+def test_two_that_are_equal_within_rounding_agree_and_others_do_not_unless_decibels_are_enough(tmp_path):
+    place = tmp_path / "f.onnx"
+    assert clika_ref("compile", "talking_model:Net", "--input", "1x32", "--input", "2x32", "-o", place).exit_code == 0
+    same = told("compare", "talking_model:Net", place, "--input", "float32:x.npy")
+    assert (same["agrees"], same["inputs"]) == (True, 1)
+    (output,) = same["outputs"]
+    assert (output["name"], output["elements"], output["beyond_rounding"]) == ("output", 48, "")
+    assert output["same_decisions"] == 1.0
+    other = told("compare", place, "q.onnx", "--input", "talking_model:batches", status=1)
+    assert (other["agrees"], other["inputs"], other["at_least_db"]) == (False, 5, None)
+    assert other["outputs"][0]["beyond_rounding"].startswith("off by ")
+    assert other["outputs"][0]["sqnr_db"] > 20
+    assert told("compare", place, "q.onnx", "--input", "talking_model:batches", "--at-least", 20)["agrees"]
+    told("compare", place, "q.onnx", "--input", "talking_model:batches", "--at-least", 90, status=1)
+
+
+def test_compare_prints_a_table_and_draws_inputs_where_a_file_says_which_it_takes():
+    result = clika_ref("compare", "q.clika", "q.onnx")
+    assert result.exit_code == 0, result.output
+    heading, row = result.stdout.splitlines()
+    assert heading.split("  ")[0] == "output"
+    assert row.startswith("output")
+    assert row.endswith("yes")
+    assert result.stderr == "note: compared on random numbers; --input says on what else\n"
+    assert (
+        clika_ref("compare", "q.onnx", "q.onnx", "--target", "ort", "--target", "ov", "--at-least", 20).exit_code == 0
+    )
+
+
+@pytest.mark.parametrize("data", ["dictionaries", "dictionaries_in_tuples"])
+def test_a_model_that_takes_a_dictionary_is_compared_with_its_own_file_on_the_data_it_was_traced_with(tmp_path, data):
+    place = tmp_path / "keyed.onnx"
+    result = clika_ref("compile", "talking_model:Keyed", "--input", f"talking_model:{data}", "-o", place)
+    assert result.exit_code == 0, result.output
+    for one in ("dictionaries", "dictionaries_in_tuples"):
+        assert told("compare", "talking_model:Keyed", place, "--input", f"talking_model:{one}")["agrees"]
+
+
+def test_arrays_are_cut_into_batches():
+    found = told("compare", "q.clika", "q.onnx", "--input", "float32:x.npy", "--batch-size", 4)
+    assert found["inputs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["talking_model:Net", "talking_model:Net"], 2, "give --input: nothing says what these models take"),
+        (
+            ["talking_model:Net", "talking_model:Wider", "--input", "1x32"],
+            3,
+            "output 0 is of shape [1, 8] in the first",
+        ),
+        (
+            ["talking_model:Net", "q.onnx", "--input", "1x31"],
+            3,
+            "talking_model:Net raised RuntimeError on float32[1, 31]",
+        ),
+        (["q.onnx", "q.onnx", "--input", "y=1x32"], 3, "q.onnx takes x, and the call is {y: float32[1, 32]}"),
+        (["q.onnx", "q.onnx", *["--target", "ort"] * 3], 2, "--target is given 3 times for two models"),
+        (["q.clika"], 2, "give a second model, or --target once for each target that a saved module is for"),
+        (["q.onnx", "--target", "ort"], 2, "q.onnx is an ONNX file; give two models to compare, or a saved module"),
+        (["q.onnx", "q.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
+    ],
+)
+def test_compare_says_what_it_cannot_compare(words, status, message):
+    result = clika_ref("compare", *words)
+    assert result.exit_code == status, result.output
+    assert message in result.stderr
+    assert result.stdout == ""
+
+
+def test_targets_stand_side_by_side_for_a_saved_module_and_one_that_refuses_is_a_bad_answer(tmp_path):
+    rows = told("compare", "q.clika", "--target", "ort", "--target", "trt")
+    assert [row["target"] for row in rows] == ["onnxruntime", "tensorrt, emulated by ONNX Runtime"]
+    assert {"layers", "of_layers", "bytes", "sqnr", "share", "seconds", "ratio", "refusal"} <= {*rows[0]}
+    words = ("--weights-only", "--weights-bits", 8, "--threshold", 1e9, "--save", tmp_path / "eight", "--keep-inputs")
+    assert clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words).exit_code == 0
+    result = clika_ref("compare", tmp_path / "eight", "--target", "ort", "--target", "trt")
+    assert result.exit_code == 1
+    assert "none: see below" in result.stdout
+
+
+# targets
+
+
+def test_targets_are_listed_with_what_they_take():
+    shown = clika_ref("targets")
+    assert shown.exit_code == 0, shown.output
+    (row,) = (line for line in shown.stdout.splitlines() if line.strip().startswith("onnxruntime "))
+    assert f"onnxruntime {onnxruntime.__version__}" in row
+    assert "4 or 8 bits" in row
+    found = told("targets")
+    rows = {row["name"]: row for row in found["targets"]}
+    assert {*rows} == {"onnxruntime", "openvino", "tensorrt", "tensorrt-llm"}
+    assert (rows["openvino"]["short"], rows["openvino"]["suffixes"]) == ("ov", [".onnx", ".xml"])
+    assert (rows["tensorrt"]["emulated_by"], rows["tensorrt"]["has_rules"]) == ("ONNX Runtime", True)
+    assert (rows["tensorrt"]["weights_only"], rows["onnxruntime"]["weights_only"]) == ([4], [4, 8])
+    assert found["failures"] == []
+    assert {*rows["onnxruntime"]} == {
+        *("name", "short", "plugin", "runtime", "runtime_version", "emulated_by", "missing"),
+        *("values", "weights", "weights_only", "suffixes", "has_rules"),
+    }
+
+
+def test_a_target_whose_runtime_is_not_installed_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("clika_ref_openvino.target.find_spec", lambda _: None)
+    assert "openvino is not installed; pip install openvino" in clika_ref("targets").stdout
+
+
+# compile
+
+
+def test_compile_takes_settings_of_a_file_and_says_which_it_leaves_aside(made, tmp_path):
+    (tmp_path / "clika.yaml").write_text(
+        "deployment_settings:\n  target_framework: trt\n  shapes:\n    batch: [1, 2, 4]\n"
+        "global_quantization_settings:\n  weights_num_bits: 8\n"
+    )
+    words = ("--input", "1x32", "--input", "2x32", "-o", tmp_path / "f.onnx", "--settings", tmp_path / "clika.yaml")
+    result = clika_ref("compile", "talking_model:Net", *words)
+    assert result.exit_code == 0, result.output
+    assert "note: compile leaves the model float, and global_quantization_settings of" in result.stderr
+    (script,) = tmp_path.glob("*.trtexec.sh")
+    assert "4x32" in script.read_text()
+
+
+def test_compile_refuses_what_is_compiled_already():
+    result = clika_ref("compile", "q.clika", "--input", "1x32", "-o", "m.onnx")
+    said = "compile takes what Python makes, and `clika-ref export` writes artifacts of saved modules"
+    assert (result.exit_code, result.stderr) == (2, f"error: q.clika is a saved module; {said}\n")
+
+
+def test_a_dry_run_of_compile_tells_machines_what_its_tables_tell_people(made, monkeypatch):
+    words = ("talking_model:Net", "--input", "1x32", "--input", "2x32", "--dry-run")
+    found = told("compile", *words)
+    assert (found["target"], found["name"]) == ("onnxruntime", "Net")
+    assert found["operators"] == [
+        {"operator": "linear", "nodes": 2, "refusal": None},
+        {"operator": "relu", "nodes": 1, "refusal": None},
+    ]
+    assert found["symbols"] == ["batch: 0.. from side 0 of 'x'"]
+    target = sys.modules["clika_ref_onnxruntime.target"].OnnxRuntime
+    monkeypatch.setattr(target, "refusal", lambda self, node: "no relu here" if node.kind == "relu" else None)
+    assert told("compile", *words)["operators"][1]["refusal"] == "no relu here"
+    assert "no relu here" in clika_ref("compile", *words).stdout
+
+
+def test_an_artifact_that_disagrees_ends_with_1_and_leaves_no_file(monkeypatch, tmp_path):
+    target = sys.modules["clika_ref_onnxruntime.target"]
+    right = target.OnnxRuntimeRunner.__call__
+    monkeypatch.setattr(target.OnnxRuntimeRunner, "__call__", lambda self, x: [y + 1 for y in right(self, x)])
+    result = clika_ref("export", "q.clika", "-o", tmp_path / "m.onnx")
+    assert result.exit_code == 1, result.output
+    assert "it does not compute what was planned" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_target_refuses_ends_with_3_and_leaves_no_file(monkeypatch, tmp_path):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,example")
+    words = ("--input", "1x32", "-o", tmp_path / "m", "--target", "interpreter")
+    result = clika_ref("compile", "talking_model:Random", *words)
+    assert result.exit_code == 3, result.output
+    assert "rand draws random numbers" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,93 @@
+"""Tab completion: commands, options, targets and fields of options, without waiting for what is heavy."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from clika_ref_cli import completion
+from clika_ref_cli.completion import complete_option, complete_target
+
+BEGIN = "import sys; sys.argv = ['clika-ref']; from clika_ref_cli.cli import main; main()"
+
+
+def completed(line):
+    """What bash is offered for the last word of a line, by a process of its own."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
+    environment = {**os.environ, "_CLIKA_REF_COMPLETE": "complete_bash", **words}
+    done = subprocess.run([sys.executable, "-c", BEGIN], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.slow
+def test_bash_completes_commands_options_and_names_of_targets():
+    assert completed("clika-ref co") == ["compile", "compare", "conformance"]
+    assert "--calibrate" in completed("clika-ref quantize --cal")
+    assert {"openvino", "onnxruntime", "ort", "ov"} <= {*completed("clika-ref compile m --target o")}
+
+
+def test_files_are_left_to_the_shell():
+    assert completed("clika-ref inspect mod") == []
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Let a few distributions be installed; return the names of those whose plugins were loaded."""
+    loaded = []
+
+    def entry(name, owner):
+        return type("Entry", (), {"name": name, "dist": owner and type("Dist", (), {"name": owner})})
+
+    def load(found):
+        loaded.append(found.name)
+        return ["toaster"]
+
+    def choose(**owners):
+        monkeypatch.setattr(completion, "entry_points", lambda group: [entry(n, o) for n, o in owners.items()])
+        monkeypatch.setattr(completion, "_targets_of", load)
+        return loaded
+
+    return choose
+
+
+def test_our_own_targets_are_known_without_loading_them(installed):
+    loaded = installed(
+        aten="clika-ref-aten", ort="clika-ref-onnxruntime", trt="clika-ref-tensorrt", visualize="clika-ref-visualize"
+    )
+    assert complete_target("") == ["onnxruntime", "ort", "tensorrt", "tensorrt-llm", "trt", "trt-llm"]
+    assert complete_target("ten") == ["tensorrt", "tensorrt-llm"]
+    assert loaded == []
+
+
+def test_targets_of_others_are_loaded(installed):
+    loaded = installed(ort="clika-ref-onnxruntime", other="somebody-else", unknown=None)
+    assert complete_target("to") == ["toaster", "toaster"]
+    assert loaded == ["other", "unknown"]
+
+
+def test_a_plugin_that_is_broken_offers_nothing(monkeypatch):
+    monkeypatch.setattr(completion.importlib, "import_module", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        completion._targets_of(type("Entry", (), {"name": "broken"}))
+    registry = type("Registry", (), {"load_registry": lambda _: 1 / 0})
+    monkeypatch.setattr(completion.importlib, "import_module", lambda _: registry)
+    assert completion._targets_of(type("Entry", (), {"name": "broken"})) == []
+
+
+def test_fields_of_options_are_completed_and_their_values_where_these_are_few():
+    assert complete_option("smo") == ["smoothing="]
+    assert complete_option("smoothing=o") == ["smoothing=on", "smoothing=off"]
+    assert complete_option("check_passes=") == ["check_passes=true", "check_passes=false"]
+    assert complete_option("observer=") == []
+    assert complete_option("nothing=") == []
+
+
+def test_completing_a_target_of_ours_does_not_wait_for_torch():
+    code = (
+        "import sys; from clika_ref_cli import completion\n"
+        "found = [e for e in completion.entry_points(group='clika_ref') if e.dist.name != 'clika-ref-example']\n"
+        "completion.entry_points = lambda group: found\n"
+        "assert 'onnxruntime' in completion.complete_target('o'); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,200 @@
+"""Data named on a command line: shapes, files of tensors and functions; what is read, and what each mistake is told."""
+
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from clika_ref_cli.data import (
+    NamedBatches,
+    note_random_calibration,
+    randomize_floats,
+    read_calls,
+    read_single_call,
+)
+from clika_ref_cli.exit_status import MisuseError
+
+numbers = itertools.count()
+
+SOURCE = """
+import torch
+listed = [torch.ones(2, 3), torch.ones(1, 3)]
+def generated():
+    yield from listed
+def mapped(): return {"x": torch.ones(1)}
+def fails(): raise ZeroDivisionError("at once")
+def fails_later():
+    yield listed[0]
+    raise ZeroDivisionError("later")
+class Loader:
+    def __iter__(self): return iter(listed)
+    def __len__(self): return 2
+number = 3
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder that is entered, with a module of functions under a new name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    name = f"data_of_a_test_{next(numbers)}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    return name
+
+
+def shapes(calls):
+    return [tuple(call.shape) for call in calls]
+
+
+def test_an_array_is_one_call_in_its_own_dtype_or_in_another_one(place):
+    np.save("x.npy", np.arange(6.0).reshape(2, 3))
+    (call,) = read_calls(["x.npy"])
+    assert (call.dtype, call.tolist()) == (torch.float64, [[0, 1, 2], [3, 4, 5]])
+    (call,) = read_calls(["float32:x.npy"])
+    assert call.dtype == torch.float32
+    (call,) = read_calls(["1x2,mask=bool:x.npy,scale=scalar"])
+    first, named = call
+    assert (first.shape, named["mask"].dtype, named["scale"].shape) == ((1, 2), torch.bool, ())
+
+
+@pytest.mark.parametrize("dtype", [">f4", "<i8", "u1", "?", "f2"])
+def test_arrays_of_any_byte_order_and_kind_are_read(place, dtype):
+    wanted = np.array([0, 1, 1]).astype(dtype)
+    np.save("x.npy", wanted)
+    (call,) = read_calls(["x.npy"])
+    assert call.tolist() == wanted.tolist()
+
+
+def test_a_number_without_sides_is_read_as_one(place):
+    np.save("x.npy", np.float32(3))
+    (call,) = read_calls(["x.npy"])
+    assert (call.shape, float(call)) == ((), 3.0)
+
+
+def test_tensors_of_an_archive_stand_by_position_where_they_have_no_names_and_by_keyword_where_they_have(place):
+    x, y = np.zeros((1, 2), np.float32), np.ones((3,), np.int64)
+    np.savez("by_position.npz", x, y)
+    (call,) = read_calls(["by_position.npz"])
+    assert [tuple(tensor.shape) for tensor in call] == [(1, 2), (3,)]
+    np.savez("by_name.npz", ids=y, mask=x)
+    (call,) = read_calls(["by_name.npz"])
+    assert {name: tensor.dtype for name, tensor in call.items()} == {"ids": torch.int64, "mask": torch.float32}
+    np.savez("by_both.npz", x, mask=y)
+    (call,) = read_calls(["by_both.npz"])
+    assert (call[0].shape, call[1]["mask"].shape) == ((1, 2), (3,))
+    safetensors.torch.save_file({"ids": torch.ones(2, dtype=torch.bfloat16)}, "calls.safetensors")
+    (call,) = read_calls(["calls.safetensors"])
+    assert call["ids"].dtype == torch.bfloat16
+
+
+def test_ten_tensors_and_more_keep_their_order(place):
+    np.savez("many.npz", *[np.full((1,), i) for i in range(12)])
+    (call,) = read_calls(["many.npz"])
+    assert [int(tensor) for tensor in call] == list(range(12))
+
+
+def test_calls_are_cut_along_their_first_sides(place):
+    np.savez("two.npz", np.zeros((5, 2)), mask=np.zeros((5,)))
+    calls = read_calls(["two.npz"], batch_size=2)
+    assert [(len(first), len(named["mask"])) for first, named in calls] == [(2, 2), (2, 2), (1, 1)]
+    assert shapes(read_calls(["5x2", "3x2"], batch_size=4)) == [(4, 2), (1, 2), (3, 2)]
+    with pytest.raises(
+        MisuseError, match=r"--calibrate '5x2,4x2' cannot be cut into batches: its first sides are 4, 5"
+    ):
+        read_calls(["5x2,4x2"], "--calibrate", batch_size=2)
+
+
+def test_functions_lists_and_loaders_give_batches_that_are_read_when_they_are_wanted(place):
+    assert shapes(read_calls([f"{place}:generated"])) == [(2, 3), (1, 3)]
+    assert len(read_calls([f"{place}:listed"])) == 2
+    loader = read_calls([f"{place}:Loader"])
+    assert (type(loader), len(loader), shapes(loader), shapes(loader)) == (
+        NamedBatches,
+        2,
+        [(2, 3), (1, 3)],
+        shapes(loader),
+    )
+    assert shapes(read_calls([f"{place}:generated", "7x3"])) == [(2, 3), (1, 3), (7, 3)]
+
+
+def test_what_fails_names_the_function(place):
+    with pytest.raises(MisuseError, match=rf"{place}:fails\(\) raised ZeroDivisionError: at once; --debug shows where"):
+        read_calls([f"{place}:fails"])
+    later = iter(read_calls([f"{place}:fails_later"]))
+    next(later)
+    with pytest.raises(
+        MisuseError, match=rf"^{place}:fails_later raised ZeroDivisionError: later; --debug shows where"
+    ):
+        next(later)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "{}:number",
+            r"--input data_of_a_test_\d+:number is of type int; name a list of batches, or a function that yields",
+        ),
+        ("{}:mapped", r":mapped is of type dict; name a list of batches"),
+        ("{}:generate", r"has no 'generate'; did you mean generated\?"),
+        ("absent_module:batches", r"no module named 'absent_module'; run this in the folder that holds it"),
+        ("absent.npz", r"--input: cannot read absent\.npz: No such file"),
+        ("x=absent.npy", r"--input 'x=absent\.npy': cannot read absent\.npy: No such file"),
+        ("junk.npy", r"--input 'junk\.npy': junk\.npy holds no tensors that can be read: "),
+        ("junk.npz", r"--input: junk\.npz holds no tensors that can be read: "),
+        ("junk.safetensors", r"--input: junk\.safetensors holds no tensors that can be read: "),
+        ("objects.npy", r"objects\.npy holds no tensors that can be read: what it holds is a pickle, which may run"),
+        ("words.npy", r"words\.npy holds no tensors that can be read: "),
+        ("folder/x.txt", r"cannot read 'folder/x\.txt'; write sides joined by x"),
+        pytest.param("x" * 999, r"cannot read 'x+'; write sides joined by x", id="long"),
+        ("folder", r"cannot read 'folder': it is a folder; write sides joined by x"),
+        ("photo.jpg", r"cannot read 'photo\.jpg': files that end in '\.jpg' are not read; write sides joined by x"),
+    ],
+)
+def test_what_cannot_be_read_is_told_why(place, text, message):
+    for suffix in ("npy", "npz", "safetensors"):
+        with open(f"junk.{suffix}", "wb") as file:  # noqa: PTH123 - in the folder of the test
+            file.write(b"no tensors at all")
+    np.save("objects.npy", np.array([{}], dtype=object))
+    np.save("words.npy", np.array(["a"]))
+    Path("folder").mkdir()
+    Path("photo.jpg").touch()
+    with pytest.raises(MisuseError, match=message):
+        list(read_calls([text.format(place)]))
+
+
+def test_floats_of_64_bits_which_nobody_asked_for_are_told_of(place, capsys):
+    np.save("x.npy", np.zeros((2, 3)))
+    np.savez("calls.npz", np.zeros((2, 3)))
+    read_calls(["x.npy"])
+    said = "note: --input 'x.npy': it holds floats of 64 bits, as NumPy's own are; most models take float32:x.npy\n"
+    assert capsys.readouterr().err == said
+    read_calls(["calls.npz"])
+    assert capsys.readouterr().err.startswith("note: --input calls.npz: it holds floats of 64 bits, as NumPy's own are")
+    np.save("y.npy", np.zeros((2, 3), np.float32))
+    read_calls(["float64:x.npy", "float32:x.npy", "y.npy", "float64:2x3"])
+    assert capsys.readouterr().err == ""
+
+
+def test_one_call_is_one(place):
+    assert read_single_call([]) is None
+    assert read_single_call(["2x3"]).shape == (2, 3)
+    with pytest.raises(MisuseError, match="--input stands for 2 calls where one is wanted; give one"):
+        read_single_call(["2x3", "2x3"])
+
+
+def test_only_floats_are_drawn_anew():
+    call = randomize_floats({"x": torch.ones(100), "ids": torch.ones(3, dtype=torch.int64)})
+    assert call["x"].std() > 0.5
+    assert call["ids"].tolist() == [1, 1, 1]
+
+
+def test_only_shapes_are_warned_of(capsys):
+    note_random_calibration(["x.npy", "data:batches", "mask=x.npy"], "--calibrate")
+    assert capsys.readouterr().err == ""
+    note_random_calibration(["x=1x3,y=x.npy"], "--calibrate")
+    assert capsys.readouterr().err.startswith("note: --calibrate x=1x3,y=x.npy draws random numbers")

@@ -1,0 +1,97 @@
+"""What ``clika-ref new-plugin`` writes: in this project's style, installed by pip, and passing its tests as written."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from clika_ref_cli.new_plugin import MAX_NAME_LENGTH, write_plugin
+from environments import Environment
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/new-plugin.md"
+LINES = 30
+"""From new-plugin to a passing run of the conformance suite, commands included."""
+
+NAMES = ["acme", "my-2nd-ops"]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    return Environment(tmp_path_factory.mktemp("new_plugin") / "environment")
+
+
+def tool(name, *words, cwd):
+    done = subprocess.run([sys.executable, "-m", name, *words], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(params=["x", "a" * MAX_NAME_LENGTH], ids=["shortest", "longest"])
+def folder(request, tmp_path):
+    """A new plugin, of a name whose lines are as short or as long as any."""
+    return write_plugin(request.param, tmp_path)[0]
+
+
+def test_it_keeps_the_style_of_this_project(folder):
+    ours = SETTINGS["ruff"]["lint"]["per-file-ignores"]
+    (tests,) = [codes for pattern, codes in ours.items() if pattern.startswith("{tests,plugins/*/tests")]
+    ignored = {"**": ours["plugins/**"], "tests/**": tests}
+    stated = "".join(f"{json.dumps(pattern)} = {json.dumps(codes)}\n" for pattern, codes in ignored.items())
+    extend = f"extend = {json.dumps(str(ROOT / 'pyproject.toml'))}\n"
+    (folder / "ruff.toml").write_text(f"{extend}[lint.per-file-ignores]\n{stated}", encoding="utf-8")
+    tool("ruff", "format", "--check", "--no-cache", ".", cwd=folder)
+    tool("ruff", "check", "--no-cache", ".", cwd=folder)
+
+
+@pytest.mark.slow
+def test_its_types_are_right(tmp_path):
+    folder, _ = write_plugin("acme", tmp_path)
+    ours = {name: SETTINGS["pyright"][name] for name in ("pythonVersion", "typeCheckingMode", "reportPrivateUsage")}
+    places = [str(ROOT), *(str(ROOT / path) for path in SETTINGS["pyright"]["extraPaths"])]
+    settings = {**ours, "include": ["clika_ref_*", "tests"], "extraPaths": places}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    tool("pyright", "--pythonpath", sys.executable, cwd=folder)
+
+
+@pytest.mark.slow
+def test_two_of_them_install_beside_each_other_and_pass_their_tests_as_written(environment, tmp_path):
+    steps = {}
+    for name in NAMES:
+        told = json.loads(environment.run("clika-ref", "new-plugin", name, "--json", cwd=tmp_path))
+        (change, *folders), (pip, *install), steps[name] = map(shlex.split, told["next"])
+        assert (change, folders, pip) == ("cd", [told["folder"]], "pip")
+        environment.run(pip, *install, cwd=tmp_path / told["folder"])
+    shown = environment.run("clika-ref", "plugins", "--names", cwd=tmp_path)
+    for name in NAMES:
+        assert f"{name} passes: fuse-{name}-squared-relu" in shown
+        passed = environment.run(*steps[name], cwd=tmp_path / f"clika-ref-{name}")
+        assert re.search(r" \d+ passed in ", passed), passed
+
+
+@pytest.mark.slow
+def test_an_operator_of_ones_own_takes_thirty_lines_up_to_a_passing_run(environment, tmp_path):
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
+    lines = [line for *_, block in blocks for line in block.splitlines() if line.strip()]
+    assert lines[0].startswith("clika-ref new-plugin ")
+    assert lines[-1].startswith("clika-ref conformance run ")
+    assert len(lines) <= LINES
+    place = tmp_path
+    for _, title, block in blocks:
+        if title:
+            assert (tmp_path / title).exists(), "it is written over, or the page names another place"
+            (tmp_path / title).write_text(block, encoding="utf-8")
+            continue
+        for line in block.splitlines():
+            command, *words = shlex.split(line)
+            if command == "cd":
+                place /= words[0]
+            else:
+                printed = environment.run(command, *words, cwd=place)
+    assert "pass" in printed
+    assert (place / "report/index.html").exists()

@@ -1,0 +1,167 @@
+"""What is installed, and what is known of an operator."""
+
+import inspect
+
+import pytest
+import torch
+from clika_ref_cli import plugin_facts
+from clika_ref_cli.plugin_facts import (
+    counts_of,
+    find_operator,
+    load_installed_plugins,
+    operator_facts,
+    source_location,
+)
+
+from clika_ref.core.errors import ModelError, PluginError
+from clika_ref.core.operators import operator
+from clika_ref.core.registry import Plugin, build_registry
+from clika_ref.core.traits import compute_trait
+
+
+@operator(torch.ops.aten.linear.default, quant=compute_trait(bias=2))
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Map ``x[..., i]`` to ``y[..., o]``.
+
+    Twice over.
+    """
+    return torch.nn.functional.linear(x, weight, bias)
+
+
+@linear.onnx
+def lower(op, x, weight, bias):
+    return op.Gemm(x, weight, bias)
+
+
+@operator(torch.ops.aten.rand_like.default, random=True)
+def rand_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.rand_like(x)
+
+
+PLUGIN = Plugin("mine", "my-distribution", "1.2", operators=(linear, rand_like))
+
+
+@pytest.fixture
+def registry():
+    return build_registry([PLUGIN])
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["linear", "aten.linear.default", "aten.linear", "aten::linear", "torch.ops.aten.linear.default"],
+)
+def test_an_operator_is_found_by_its_name_and_by_its_aten_calls(registry, text):
+    assert find_operator(registry, text) is linear
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("liner", r"no installed plugin declares an operator 'liner'; near it are linear; `clika-ref plugins --names`"),
+        ("aten.linear.out", r"near it are aten\.linear\.default"),
+        ("rand", r"near it are rand_like"),
+        ("zzz", r"no installed plugin declares an operator 'zzz'; `clika-ref plugins --names` lists all"),
+    ],
+)
+def test_an_unknown_operator_is_answered_with_near_ones(registry, text, message):
+    with pytest.raises(ModelError, match=message):
+        find_operator(registry, text)
+
+
+def test_all_facts_of_an_operator_are_told(registry):
+    line = inspect.getsourcelines(lower)[1]
+    facts = dict(operator_facts(registry, linear))
+    assert facts["schema"] == (
+        "linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor"
+    )
+    assert facts["meaning"] == "Map ``x[..., i]`` to ``y[..., o]``.\n\nTwice over."
+    assert facts["ATen calls"] == "aten.linear.default"
+    assert facts["quantization"] == "compute (weight 1, axis 0, bias 2)"
+    assert facts["rounding error"] == "compose"
+    assert facts["repeatable"] == "yes"
+    assert facts["ONNX lowering"].endswith(f"test_inspection.py:{line}")
+    assert facts["samples"] == "none"
+    assert facts["plugin"] == "'mine' (my-distribution 1.2)"
+    other = dict(operator_facts(registry, rand_like))
+    assert other["meaning"] == "not documented"
+    assert other["repeatable"] == "no: two calls with equal operands may differ"
+    assert other["quantization"] == "keep-float"
+
+
+def test_a_file_below_the_working_directory_is_shown_from_there(tmp_path, monkeypatch):
+    code = compile("def f(): pass", str(tmp_path / "folder" / "file.py"), "exec")
+    (function,) = [torch.nn.Module.__init__.__class__(code.co_consts[0], {})]
+    monkeypatch.chdir(tmp_path)
+    assert source_location(function) in {"folder/file.py:1", "folder\\file.py:1"}
+    assert source_location(torch.relu) == "builtins.builtin_function_or_method"
+
+
+def test_counts_leave_out_what_is_not_there():
+    assert counts_of(PLUGIN) == "2 operators"
+    assert counts_of(Plugin("a", "b", "1", operators=(linear,), passes=(1, 2), targets=(3,), visualizers=(4,))) == (
+        "1 operator, 2 passes, 1 target, 1 visualizer"
+    )
+    assert counts_of(Plugin("a", "b", "1")) == "nothing"
+
+
+class Entry:
+    def __init__(self, name):
+        self.name = name
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Stand in for what is installed: a good plugin, a broken one, and one that claims what the good one does."""
+    monkeypatch.delenv("CLIKA_REF_PLUGINS", raising=False)
+
+    def install(*names):
+        monkeypatch.setattr(plugin_facts, "entry_points", lambda group: [Entry(name) for name in names])
+
+    def load(limit):
+        if limit == "broken":
+            message = (
+                "1 of 1 plugins cannot be used:\n  'broken' = b.plugin (b 0.1): ImportError: no c\nUpdate or uninstall"
+            )
+            raise PluginError(message)
+        return build_registry([Plugin(limit, f"dist-{limit}", "1.2", operators=(linear,))])
+
+    monkeypatch.setattr(plugin_facts, "load_registry", load)
+    return install
+
+
+def test_a_plugin_that_fails_does_not_hide_the_others(environment):
+    environment("broken", "good")
+    installed = load_installed_plugins()
+    assert [p.name for p in installed.plugins] == ["good"]
+    assert installed.failures == ("'broken' = b.plugin (b 0.1): ImportError: no c",)
+    assert installed.as_json() == {
+        "plugins": [
+            {
+                "name": "good",
+                "distribution": "dist-good",
+                "version": "1.2",
+                "operators": ["linear"],
+                "passes": [],
+                "targets": [],
+                "visualizers": [],
+            }
+        ],
+        "failures": ["'broken' = b.plugin (b 0.1): ImportError: no c"],
+        "left_out": [],
+    }
+
+
+def test_plugins_that_clash_are_both_listed_and_the_clash_is_told(environment):
+    environment("good", "twin")
+    installed = load_installed_plugins()
+    assert [p.name for p in installed.plugins] == ["good", "twin"]
+    (failure,) = installed.failures
+    assert "operator 'linear' is claimed by 'good' (dist-good 1.2) and by 'twin' (dist-twin 1.2)" in failure
+
+
+def test_what_the_environment_leaves_out_is_told(environment, monkeypatch):
+    environment("broken", "good")
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "good, absent")
+    installed = load_installed_plugins()
+    assert installed.failures == ("'absent', which $CLIKA_REF_PLUGINS names, is not installed",)
+    assert installed.left_out == ("broken",)

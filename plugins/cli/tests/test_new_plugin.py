@@ -1,0 +1,154 @@
+"""``clika-ref new-plugin``: which names it takes, what it writes, and that nothing is ever half written."""
+
+import importlib.metadata
+import json
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from clika_ref_cli import cli
+from clika_ref_cli.new_plugin import MAX_NAME_LENGTH, RESERVED_NAMES, render_plugin_files
+from typer.testing import CliRunner
+
+ROOT = Path(__file__).parents[3]
+FILES = {
+    "README.md",
+    "pyproject.toml",
+    "clika_ref_my_ops/__init__.py",
+    "clika_ref_my_ops/plugin.py",
+    "clika_ref_my_ops/py.typed",
+    "tests/test_conformance.py",
+    "tests/test_plugin.py",
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run the command in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(cli.app, ["new-plugin", *map(str, words)])
+
+
+def test_it_writes_a_whole_distribution_and_says_what_comes_next(run, tmp_path):
+    result = run("my-ops")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "clika-ref-my-ops"
+    assert {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} == FILES
+    assert list(tmp_path.iterdir()) == [folder]
+    assert result.stdout.splitlines() == [
+        "clika-ref-my-ops  7 files, of which clika_ref_my_ops/plugin.py is the one to change first. Next:",
+        "  cd clika-ref-my-ops",
+        '  pip install -e ".[test]"',
+        "  pytest",
+    ]
+
+
+def test_new_plugin_without_the_suite_says_what_its_tests_need(run, monkeypatch):
+    found = importlib.metadata.distribution
+
+    def without_suite(name):
+        if name == "clika-ref-conformance":
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", without_suite)
+    assert run("my-ops").stdout.splitlines()[-1] == (
+        "Its tests need clika-ref-conformance, which is not installed: pip install clika-ref-conformance "
+        "(in a clone: pip install conformance; from wheels: add --find-links FOLDER)"
+    )
+
+
+def test_machines_are_told_the_same_and_another_folder_may_be_named(run, tmp_path):
+    (tmp_path / "some where").mkdir()
+    told = json.loads(run("my-ops", "--into", "some where", "--json").stdout)
+    assert told["folder"] == "some where/clika-ref-my-ops"
+    assert set(told["files"]) == FILES
+    assert told["next"][0] == "cd 'some where/clika-ref-my-ops'"
+    assert all((tmp_path / told["folder"] / file).is_file() for file in told["files"])
+
+
+def test_what_it_states_is_what_this_project_states():
+    project = tomllib.loads((ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8"))["project"]
+    written = tomllib.loads(render_plugin_files("my-ops")["pyproject.toml"])["project"]
+    assert written["dependencies"] == [name for name in project["dependencies"] if name.startswith("clika-ref>")]
+    assert written["requires-python"] == project["requires-python"]
+    assert written["entry-points"] == {"clika_ref": {"my-ops": "clika_ref_my_ops.plugin"}}
+
+
+def test_the_names_of_our_own_distributions_are_not_given_away():
+    folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
+    assert folders | {"conformance"} == RESERVED_NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("My_Ops", r"'My_Ops' names no plugin: write lower-case letters, .*; for example my-ops"),
+        ("clika-ref-my-ops", "and without clika-ref, which is put before it; for example my-ops"),
+        ("clika-ref", "for example my-ops"),
+        ("3d ops", "a letter first, 30 characters at most, .* for example d-ops"),
+        ("two--hyphens", "for example two-hyphens"),
+        ("../up", "for example up"),
+        ("größe", "for example gr-e"),
+        ("", "for example my-ops"),
+        ("a" * (MAX_NAME_LENGTH + 1), f"for example {'a' * MAX_NAME_LENGTH}"),
+        ("aten", "aten is the name of clika-ref-aten, which belongs to clika-ref: choose another one"),
+        ("conformance", "is the name of clika-ref-conformance"),
+        ("reference", "reference is the name of a plugin of clika-ref-example, which is installed: choose another one"),
+    ],
+)
+def test_a_name_that_cannot_be_or_is_taken_is_wrong_use_with_what_to_do(run, tmp_path, name, problem):
+    result = run("--", name)
+    assert result.exit_code == 2
+    assert re.search(problem, " ".join(result.stderr.split())), result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_distribution_that_installers_take_for_the_same_has_the_name_already(run, tmp_path, monkeypatch):
+    entry = SimpleNamespace(name="other", dist=SimpleNamespace(name="Clika_Ref.My_Ops"))
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+    result = run("my-ops")
+    assert (result.exit_code, "a plugin of Clika_Ref.My_Ops, which is installed" in result.stderr) == (2, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["folder", "file", "broken link"])
+def test_what_is_there_is_not_overwritten(run, tmp_path, kind):
+    place = tmp_path / "clika-ref-my-ops"
+    if kind == "folder":
+        place.mkdir()
+    elif kind == "file":
+        place.write_text("mine")
+    else:
+        place.symlink_to("nowhere")
+    result = run("my-ops")
+    assert result.exit_code == 2
+    assert "error: clika-ref-my-ops is there already: choose another name or another folder (--into)" in result.stderr
+    assert list(tmp_path.iterdir()) == [place]
+    assert kind != "folder" or list(place.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_not_made(run, tmp_path):
+    result = run("my-ops", "--into", "gone")
+    assert result.exit_code == 2
+    assert "--into: there is no folder gone to write to; make it first" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("error", "status"), [(OSError(28, "No space left on device"), 3), (KeyboardInterrupt(), 130)])
+def test_it_writes_all_or_nothing(run, tmp_path, monkeypatch, error, status):
+    written = []
+    write = Path.write_text
+
+    def failing(path, *arguments, **options):
+        written.append(path)
+        if len(written) == len(FILES):
+            raise error
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    assert run("my-ops").exit_code == status
+    assert len(written) == len(FILES)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,90 @@
+"""``clika-ref report``: of a model in integers, of a saved one, in float, and how it ends where it cannot."""
+
+import json
+
+import pytest
+from clika_ref_cli import cli
+from reported_nets import in_integers, told_in
+from typer.testing import CliRunner
+
+SOURCE = """
+import torch
+
+Net = lambda: torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+
+def batches():
+    for seed in range(4):
+        yield torch.randn(8, 32, generator=torch.Generator().manual_seed(seed))
+"""
+
+
+def clika_ref(*words):
+    """Run the command line in this process."""
+    if "report" not in cli.COMMANDS:
+        pytest.fail("cli.py does not register the command")
+    return CliRunner().invoke(cli.app, ["report", *map(str, words)])
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "nets_to_report.py").write_text(SOURCE)
+    return tmp_path
+
+
+def test_a_model_is_quantized_and_reported_with_another_target_beside_its_own(here):
+    words = ("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.html", "--beside", "ov")
+    done = clika_ref(*words, "--json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["report"]["file"] == "report.html"
+    found = told_in(here / "report.html")
+    assert [row["target"] for row in found["targets"]] == ["onnxruntime", "openvino"]
+    assert told["report"]["bytes"] == (here / "report.html").stat().st_size
+
+
+def test_a_saved_module_is_reported_as_it_is_and_a_model_in_float(here):
+    in_integers().clika_save(here / "saved")
+    for words in (("saved",), ("nets_to_report:Net", "--input", "4x32")):
+        done = clika_ref(*words, "-o", "report.html")
+        assert done.exit_code == 0, done.output
+        assert done.stdout == f"report.html  {(here / 'report.html').stat().st_size / 1e3:.1f} KB\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("nets_to_report:Net",), "give -o FILE.html to write to"),
+        (("nets_to_report:Net", "-o", "r.html"), "give --calibrate DATA for a report in integers, or --input"),
+        (("saved", "-o", "r.html", "--target", "ov"), "name others with --beside"),
+        (("saved", "-o", "r.html", "--settings", "settings.yaml"), "this one is a saved module; leave them out"),
+        (("saved", "-o", "r.html", "--beside", "nowhere"), "no installed plugin provides the target 'nowhere'"),
+    ],
+)
+def test_what_does_not_say_what_to_do_is_wrong_use(here, words, said):
+    in_integers().clika_save(here / "saved")
+    (here / "settings.yaml").write_text("{}\n")
+    done = clika_ref(*words)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not (here / "r.html").exists()
+
+
+def test_another_suffix_is_refused_before_the_work_begins(here, monkeypatch):
+    monkeypatch.setattr("clika_ref.clika_compile", None)
+    done = clika_ref("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.pdf")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: -o: 'report.pdf' ends in '.pdf', and a report ends in .html; write it so\n",
+    )
+
+
+def test_report_without_visualizer_fails_before_any_work(here, monkeypatch):
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+    done = clika_ref("nets_to_report:Net", "--calibrate", "nets_to_report:absent", "-o", "report.html")
+    assert done.exit_code == 3
+    assert done.stderr.startswith(
+        "error: clika-ref report: no loaded plugin draws pictures and writes reports (loaded: "
+    )
+    assert done.stderr.endswith("$CLIKA_REF_PLUGINS limits which plugins are loaded.\n")

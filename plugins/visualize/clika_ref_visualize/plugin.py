@@ -1,0 +1,71 @@
+"""The plugin: a visualizer that draws graphs and writes HTML reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clika_ref.core.hooks import hookimpl
+from clika_ref.core.visualizers import Visualizer
+from clika_ref.export.visualization import PictureFacts, ReportFacts
+from clika_ref.reporting.console import format_size
+from clika_ref_visualize.pictures.graph_drawing import build_drawing
+from clika_ref_visualize.pictures.svg import write_svg
+from clika_ref_visualize.pictures.writing import draw, picture_path
+from clika_ref_visualize.report.page import render_report
+from clika_ref_visualize.report.report_builder import build_contents
+
+CLIKA_REF_API = 1
+
+
+class HtmlVisualizer(Visualizer):
+    """Draws graphs as SVG, HTML, PNG and Graphviz, and writes reports as HTML."""
+
+    name = "html"
+
+    def picture_path(self, path: Any) -> Path:
+        """Return the path of a picture, with a supported suffix; a path without one becomes an SVG.
+
+        Raises:
+            ModelError: it is no path, a folder, or has an unsupported suffix.
+        """
+        return picture_path(path)
+
+    def draw(self, facts: PictureFacts, path: Path) -> None:
+        """Draw a graph to a file.
+
+        Args:
+            facts: the graph and its precision.
+            path: the file; its suffix selects the format.
+
+        Raises:
+            ModelError: the file cannot be written, or the renderer for ``.png`` is missing.
+        """
+        draw(facts.graph, path, plan=facts.plan, explanation=facts.explanation, subtitle=facts.subtitle)
+
+    def render_svg(self, facts: PictureFacts) -> str:
+        """Return the picture of a graph as an ``<svg>`` element."""
+        return write_svg(build_drawing(facts.graph, facts.plan)).decode()
+
+    def write_report(self, facts: ReportFacts, file: BinaryIO, step: Callable[[str], None]) -> str:
+        """Write the report of a module as HTML, and return its number of nodes and its size.
+
+        Args:
+            facts: the facts about the module.
+            file: an open file.
+            step: receives the name of each step before it starts.
+
+        Raises:
+            ModelError: the requested form of export is unsupported.
+        """
+        contents = build_contents(facts, step)
+        page = render_report(contents)
+        file.write(page)
+        return f"{len(contents.nodes):,} nodes, {format_size(len(page))}"
+
+
+@hookimpl
+def clika_ref_visualizers() -> Sequence[Visualizer]:
+    """Return the visualizer."""
+    return [HtmlVisualizer()]

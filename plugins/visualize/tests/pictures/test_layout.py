@@ -1,0 +1,195 @@
+"""Where things lie on a picture: nothing twice, nothing over another, ways from box to box, whatever the graph."""
+
+import random
+from itertools import combinations
+
+import pytest
+from clika_ref_visualize.pictures import layers
+from clika_ref_visualize.pictures.arrangement import arrange
+from clika_ref_visualize.pictures.coordinates import nearest_in_order
+from clika_ref_visualize.pictures.drawing import BoxGroup, PictureDrawing
+from clika_ref_visualize.pictures.graph_drawing import build_drawing
+from clika_ref_visualize.pictures.style import GROUP_TITLE_HEIGHT
+from clika_ref_visualize.pictures.svg import write_svg
+from read_pictures import Page
+from small_graphs import TYPE, branches, plus, put, residual
+
+from clika_ref.core.ir import Graph
+
+NEAR = 0.2  # pixels: places are rounded to tenths
+
+
+def thicket(seed: int) -> Graph:
+    """A graph in which anybody reads anything, in modules of three levels, some of which are called again."""
+    chosen, graph = random.Random(seed), Graph("Thicket")
+    values = [graph.add_input(TYPE, "x"), graph.add_input(TYPE, "y")]
+    for _ in range(40):
+        scope = chosen.choice(["", "a", "a.b", "a.b.c", "a.d", "e", "e.f"])
+        values.append(put(graph, plus, chosen.choice(values), chosen.choice(values[-6:]), scope=scope))
+    for value in values[-3:]:
+        graph.add_output(value)
+    return graph
+
+
+GRAPHS = {"residual": residual(), "branches": branches(6), **{f"thicket {seed}": thicket(seed) for seed in range(8)}}
+
+
+@pytest.fixture(params=GRAPHS.values(), ids=GRAPHS.keys())
+def graph(request):
+    return request.param
+
+
+@pytest.fixture(params=[layers.MAX_STATIONS, 0], ids=["past layers", "by lanes"])
+def page(graph, request, monkeypatch):
+    monkeypatch.setattr(layers, "MAX_STATIONS", request.param)
+    monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 4 if request.param else 0)
+    return Page(write_svg(build_drawing(graph)))
+
+
+def test_each_node_is_there_once(graph, page):
+    expected = [f"node {node.name}" for node in graph.nodes]
+    expected += [f"input {value.name}" for value in graph.inputs]
+    expected += [f"output {index}" for index in range(len(graph.outputs))]
+    assert sorted(box.key for box in page.boxes) == sorted(expected)
+
+
+def test_no_two_boxes_lie_over_each_other(page):
+    assert not [(a.key, b.key) for a, b in combinations(page.boxes, 2) if a.overlaps(b)]
+
+
+def test_a_group_lies_whole_inside_another_or_beside_it_and_a_box_inside_a_group_or_beside_it(page):
+    for group in page.groups:
+        for other in (*page.groups, *page.boxes):
+            if other is not group and other.overlaps(group):
+                assert group.holds(other) or other.holds(group)
+
+
+def test_everything_lies_on_the_page(page):
+    width, height = float(page.root.get("width")), float(page.root.get("height"))
+    for area in (*page.boxes, *page.groups):
+        assert area.x >= 0
+        assert area.y >= 0
+        assert area.x + area.width <= width
+        assert area.y + area.height <= height
+
+
+def test_each_way_ends_at_a_box_that_its_tip_touches_or_at_the_border_of_a_group(page):
+    assert page.ways
+    for way in page.ways:
+        x, y = way.end
+        areas = page.boxes if way.has_tip else page.groups
+        edges = [(a.x, a.x + a.width, y) for a in areas for y in (a.y, *([] if way.has_tip else [a.y + a.height]))]
+        assert any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges), way
+
+
+def test_each_way_begins_at_a_box_a_group_or_on_another_that_carries_the_same(page):
+    for way in page.ways:
+        x, y = way.start
+        edges = [(a.x, a.x + a.width, a.y + a.height) for a in (*page.boxes, *page.groups)]
+        edges += [(a.x, a.x + a.width, a.y + GROUP_TITLE_HEIGHT) for a in page.groups]
+        touches = any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges)
+        others = [w for w in page.ways if w is not way and w.carries == way.carries and w.start[1] < y < w.end[1]]
+        assert touches or others, way
+
+
+def test_ways_lead_down(page):
+    assert all(way.start[1] <= way.end[1] for way in page.ways)
+
+
+def test_as_many_tips_touch_a_box_as_it_reads_values(graph, page):
+    for node in graph.nodes:
+        box = page.box(f"node {node.name}")
+        tips = [
+            w
+            for w in page.ways
+            if w.has_tip and abs(w.end[1] - box.y) < NEAR and box.x <= w.end[0] <= box.x + box.width
+        ]
+        made = {v for v in node.inputs if not v.is_constant}
+        assert len(tips) == len(made)
+
+
+def test_texts_are_no_wider_than_their_box(page):
+    letter = 11 * 0.602  # of DejaVu Sans Mono, the widest of the fonts: its advance is 1233/2048 em
+    for box in page.boxes:
+        indent = 0
+        for line in page.texts(box.key).splitlines():
+            assert indent + len(line) * letter <= box.width
+
+
+def test_a_chain_is_straight():
+    graph = Graph("Chain")
+    value = graph.add_input(TYPE, "x")
+    for _ in range(5):
+        value = put(graph, plus, value, 1.0)
+    page = Page(write_svg(build_drawing(graph)))
+    middles = [box.x + box.width / 2 for box in page.boxes]
+    assert max(middles) - min(middles) < NEAR
+
+
+def test_the_way_past_a_block_is_straight_and_so_is_the_way_through_it():
+    page = Page(write_svg(build_drawing(residual(1))))
+    middles = [box.x + box.width / 2 for box in page.boxes]
+    assert max(middles) - min(middles) < 1.0
+
+
+def test_a_module_that_is_called_again_is_a_group_again():
+    graph = Graph("Twice")
+    x = graph.add_input(TYPE, "x")
+    for scope in ("shared", "between", "shared"):
+        x = put(graph, plus, put(graph, plus, x, 1.0, scope=scope), 2.0, scope=scope)
+    graph.add_output(x)
+    keys = [group.key for group in Page(write_svg(build_drawing(graph))).groups]
+    assert keys == ["group shared 1", "group between 1", "group shared 2"]
+
+
+def test_a_graph_without_anything_is_drawn():
+    assert Page(write_svg(build_drawing(Graph("Empty")))).boxes == []
+    assert Page(write_svg(PictureDrawing("", "", BoxGroup("group", "", []), []))).boxes == []
+
+
+def test_a_value_that_all_read_is_led_past_them_once():
+    graph = Graph("Everybody")
+    x = graph.add_input(TYPE, "x")
+    value = x
+    for _ in range(400):
+        value = put(graph, plus, value, x)
+    graph.add_output(value)
+    # A way of its own for each reader would have points in all layers above: 80,000 of them.
+    assert write_svg(build_drawing(graph)).count(b"C") < 5 * 400
+
+
+def long_links(count: int) -> Graph:
+    """A graph in which each node reads the one before it and any other above it."""
+    chosen, graph = random.Random(0), Graph("Long")
+    values = [graph.add_input(TYPE, "x")]
+    for _ in range(count):
+        values.append(put(graph, plus, values[-1], chosen.choice(values)))
+    graph.add_output(values[-1])
+    return graph
+
+
+def test_links_between_any_two_nodes_take_as_many_points_as_there_are_links_not_as_layers_that_they_pass():
+    routes = arrange(build_drawing(long_links(1200))).routes
+    # A point in each layer would be 1200 ** 2 / 6, of which those that carry the same share half.
+    assert sum(len(route.columns) for route in routes) < 10 * 1200
+
+
+def test_lanes_around_a_thicket_lie_beside_each_other_and_are_used_again(monkeypatch):
+    monkeypatch.setattr(layers, "MAX_STATIONS", 0)
+    monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 0)
+    items = [layers.Item(100.0, 20.0, layer=layer) for layer in range(12)]
+    ends = {(0, 5), (1, 4), (0, 3), (6, 9)}
+    links = [layers.Link(source, target, 50.0, 50.0, str(source)) for source, target in sorted(ends)]
+    near, far = layers.split_links_by_length(items, links)
+    assert (near, far) == ([], links)
+    layers.add_lanes(items, far)
+    lanes = {(link.source, link.target): {items[station].x for station in link.stations} for link in links}
+    assert lanes == {(0, 3): {126.0}, (0, 5): {126.0}, (1, 4): {132.0}, (6, 9): {126.0}}
+    assert [link.branches_off for link in links] == [False, True, False, False]
+
+
+def test_numbers_that_must_not_fall_come_as_near_as_they_can_to_those_that_are_wished_for():
+    wished, counts = [3.0, 1.0, 2.0, 7.0, 4.0], [1.0, 1.0, 2.0, 1.0, 3.0]
+    found = nearest_in_order(wished, counts)
+    assert found == sorted(found)
+    assert found == pytest.approx([2.0, 2.0, 2.0, 4.75, 4.75])

@@ -1,0 +1,169 @@
+"""The HTML form: one file that needs nothing else, with all that its script looks for; and what it does in browsers."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from clika_ref_visualize.pictures.graph_drawing import build_drawing
+from clika_ref_visualize.pictures.page import write_page
+from clika_ref_visualize.pictures.writing import draw
+from small_graphs import residual
+
+
+@pytest.fixture(scope="module")
+def text():
+    return write_page(build_drawing(residual(), subtitle="as written")).decode()
+
+
+class Elements(HTMLParser):
+    """All elements of a page, with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def keys(self, kind: str) -> set[str]:
+        return {attrs["data-key"] for _, attrs in self.found if attrs.get("class") == kind}
+
+    def ids(self) -> list[str]:
+        return [attrs["id"] for _, attrs in self.found if "id" in attrs]
+
+
+def layout_in(text: str):
+    (found,) = re.findall(r'<script id="layout" type="application/json">(.*?)</script>', text, re.DOTALL)
+    return json.loads(found)
+
+
+def test_the_page_asks_for_nothing_from_elsewhere(text):
+    sources = [(tag, attrs) for tag, attrs in Elements(text).found if attrs.keys() & {"src", "href", "xlink:href"}]
+    assert not sources
+    assert "default-src 'none'" in text
+    assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_the_script_finds_each_element_that_it_looks_for(text):
+    looked_for = re.findall(r'getElementById\("(\w+)"\)', text)
+    assert looked_for
+    ids = Elements(text).ids()
+    assert set(looked_for) <= set(ids)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_layout_names_each_box_and_group_of_the_picture(text):
+    def keys(group):
+        for member in group["members"]:
+            yield member["key"]
+            yield from keys(member.get("group", {"members": []}))
+
+    elements = Elements(text)
+    assert set(keys(layout_in(text))) == elements.keys("box") | elements.keys("group")
+
+
+def test_the_layout_has_a_way_for_each_line_of_each_group_in_their_order(text):
+    def ways(group):
+        found = len(group["routes"])
+        return found + sum(ways(member["group"]) for member in group["members"] if "group" in member)
+
+    assert ways(layout_in(text)) == len(re.findall(r"data-way=", text))
+
+
+def test_the_page_says_what_it_shows(text):
+    assert "<title>Residual</title>" in text
+    assert "8 nodes, as written" in text
+
+
+def test_names_that_would_end_the_script_do_not():
+    graph = residual()
+    graph.name = "</script><script>alert(1)</script>"
+    text = write_page(build_drawing(graph)).decode()
+    assert len(re.findall(r"</script>", text)) == 2
+    assert layout_in(text)["title"] == "</script><script>alert(1)</script>"
+
+
+@pytest.fixture
+def page(open_page, tmp_path):
+    return open_page(draw(residual(), tmp_path / "model.html"), width=1200)
+
+
+def height(page, key):
+    return page.locator(f'[data-key="{key}"]').bounding_box()["height"]
+
+
+@pytest.mark.slow
+def test_in_a_browser_all_boxes_are_seen_where_they_were_drawn(page):
+    lines = page.eval_on_selector_all("path[data-way]", "ways => ways.map(way => way.getAttribute('d'))")
+    assert len(lines) > 10
+    assert all(line.startswith("M") and "NaN" not in line and "undefined" not in line for line in lines)
+    for box in page.locator(".box").all():
+        assert box.bounding_box()["height"] > 10
+
+
+def test_in_a_browser_a_click_on_its_title_folds_a_module_and_another_unfolds_it(page):
+    before, below = height(page, "group body 1"), page.locator('[data-key="node layer_5"]').bounding_box()["y"]
+    title = page.locator('[data-key="group body 1"] > .title')
+    title.click()
+    assert height(page, "group body 1") < before / 5
+    assert title.locator("text").text_content() == "+ body  6 nodes"
+    assert page.locator('[data-key="node layer_5"]').bounding_box()["y"] < below
+    assert not page.locator('[data-key="node layer_1"]').is_visible()
+    title.click()
+    assert height(page, "group body 1") == pytest.approx(before)
+
+
+def test_in_a_browser_all_fold_and_unfold(page):
+    page.click("#fold")
+    assert not page.locator('[data-key="node layer_1"]').is_visible()
+    page.click("#unfold")
+    assert page.locator('[data-key="node layer_1"]').is_visible()
+
+
+def test_in_a_browser_a_search_shows_what_it_finds_although_it_was_folded(page):
+    page.click("#fold")
+    page.fill("#search", "body.1.second")
+    assert page.text_content("#count") == "1 of 1"
+    found = page.locator(".box.found")
+    assert found.get_attribute("data-key") == "node layer_4"
+    area = found.bounding_box()
+    assert 0 < area["x"] < 1200
+    assert 0 < area["y"] < 900
+    page.fill("#search", "layer")
+    first = page.text_content("#count")
+    page.press("#search", "Enter")
+    assert page.text_content("#count") != first
+
+
+def test_in_a_browser_a_click_shows_what_is_known_of_a_node(page):
+    assert not page.locator("#details").is_visible()
+    page.locator('[data-key="node layer_1"]').click()
+    assert "body.0.first.weight: float32[4, 8]" in page.text_content("#details pre")
+    page.click("#close")
+    assert not page.locator("#details").is_visible()
+
+
+def test_in_a_browser_the_picture_is_dragged_and_zoomed(page):
+    box = page.locator('[data-key="input x"]')
+    before = box.bounding_box()
+    page.mouse.move(600, 700)
+    page.mouse.down()
+    page.mouse.move(650, 640, steps=4)
+    page.mouse.up()
+    moved = box.bounding_box()
+    assert (moved["x"] - before["x"], moved["y"] - before["y"]) == pytest.approx((50, -60), abs=1)
+    page.click("#closer")
+    assert box.bounding_box()["width"] > moved["width"] * 1.2
+    page.click("#fit")
+    assert box.bounding_box() == pytest.approx(before)
+
+
+def test_in_a_browser_something_of_each_colour_is_painted(page, tmp_path):
+    from PIL import Image  # noqa: PLC0415 - as the browser is
+
+    page.screenshot(path=tmp_path / "shot.png")
+    colours = {colour for _, colour in Image.open(tmp_path / "shot.png").convert("RGB").getcolors(1 << 20)}
+    wanted = {"input": (0x1D, 0x5F, 0xBF), "float": (0x5A, 0x64, 0x72), "edge": (0x8A, 0x93, 0x9E)}
+    assert not {name for name, colour in wanted.items() if colour not in colours}

@@ -1,0 +1,124 @@
+"""The parts of a report by themselves: joined histograms, sums of modules, JSON that HTML leaves alone."""
+
+import json
+
+import pytest
+import torch
+from clika_ref_visualize.report.contents import to_plain_data
+from clika_ref_visualize.report.module_tree import module_records
+from clika_ref_visualize.report.node_records import state_of
+from clika_ref_visualize.report.page import render_report, to_script_json
+from clika_ref_visualize.report.value_records import MAX_BINS, merge_bins
+from reported_nets import large, made_up, node
+
+from clika_ref.quantization.calibration.histogram import Histogram as Full
+
+
+def counted(*elements):
+    full = Full()
+    full.add(torch.tensor(elements, dtype=torch.float32))
+    return full
+
+
+@pytest.mark.parametrize("reach", [1.0, 3.7, 1000.0, 2.0**-140])
+def test_a_joined_histogram_has_few_bins_between_the_first_and_the_last_element_and_all_of_them(reach):
+    elements = (torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 2 - 0.7) * reach
+    full = counted(*elements.tolist())
+    found = merge_bins(full)
+    assert len(found.counts) <= MAX_BINS
+    assert sum(found.counts) == full.total == 5000
+    assert found.counts[0] > 0
+    assert found.counts[-1] > 0
+    assert found.start <= float(elements.min())
+    assert float(elements.max()) < found.start + len(found.counts) * found.width
+    assert (found.start / found.width).is_integer()  # 0 lies between two bins
+
+
+def test_each_element_is_in_the_bin_that_it_is_counted_in():
+    full = counted(-0.9, -0.01, 0.0, 0.01, 0.5, 0.99)
+    found = merge_bins(full)
+    for element in (-0.9, -0.01, 0.0, 0.01, 0.5, 0.99):
+        assert found.counts[int((element - found.start) // found.width)] > 0
+    assert found.counts[int((0.25 - found.start) // found.width)] == 0
+
+
+def test_nothing_counted_has_no_bins_and_one_number_has_one():
+    assert merge_bins(Full()).counts == []
+    assert merge_bins(counted(0.0, 0.0)).counts == [2]
+
+
+@pytest.mark.parametrize(
+    ("planned", "runs", "is_kept", "state"),
+    [
+        ("int8", "int8", False, "integers"),
+        ("int8", None, False, "integers"),
+        ("int8", "fused", False, "integers"),
+        ("int4 weights", "int4 weights", False, "weights"),
+        ("int8", "float", False, "missed"),
+        ("int4 weights", "not named by the runtime", False, "missed"),
+        ("float", "float", True, "kept"),
+        ("float", "fused", False, "fused"),
+        ("float", "float", False, "float"),
+    ],
+)
+def test_the_state_of_a_node(planned, runs, is_kept, state):
+    assert state_of(planned, runs, is_kept=is_kept) == state
+
+
+def test_modules_stand_behind_those_that_hold_them_and_add_up():
+    layer = {"bits": (8, 8), "bytes_before": 40, "bytes_after": 10, "products": 3, "state": "integers"}
+    nodes = [
+        node("a", "encoder.layers.0.fc", **layer, sensitivity=0.1, seconds=2.0),
+        node("b", "encoder", operator="add"),
+        node("c", "", operator="mul", seconds=1.0),
+        node("d", "encoder.layers.1", **{**layer, "state": "missed"}, sensitivity=0.3),
+    ]
+    found = module_records(nodes)
+    assert [m.scope for m in found] == [
+        "",
+        "encoder",
+        "encoder.layers",
+        "encoder.layers.0",
+        "encoder.layers.0.fc",
+        "encoder.layers.1",
+    ]
+    assert [m.parent for m in found] == [None, 0, 1, 2, 3, 2]
+    assert [m.nodes for m in found] == [[2], [1], [], [], [0], [3]]
+    whole, encoder = found[:2]
+    assert (whole.count, whole.layers, whole.integers, whole.products_in_integers) == (4, 2, 1, 3)
+    assert (encoder.count, encoder.bytes_before, encoder.bytes_after, encoder.products) == (3, 80, 20, 6)
+    assert (whole.seconds, encoder.seconds, found[5].seconds) == (3.0, 2.0, None)
+    assert (whole.sensitivity, found[3].sensitivity) == (0.3, 0.1)
+
+
+def test_numbers_that_json_does_not_have_are_nothing():
+    found = to_plain_data({"a": [float("nan"), 1.5, (float("-inf"), 2)]})
+    assert found == {"a": [None, 1.5, [None, 2]]}
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!--<script>",
+    "]]>",
+    "&lt;b&gt;",
+    "\u2028\u2029",
+    "a\x00b",
+    "${x}`",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_whatever_a_name_holds_is_data_and_ends_no_script(name):
+    text = to_script_json({"name": name})
+    assert "<" not in text
+    assert ">" not in text
+    assert json.loads(text)["name"] == name
+    page = render_report(made_up([node(name, name, reason=name)], model=name)).decode()
+    assert page.count("</script>") == 2
+    assert "alert(1)</script>" not in page
+
+
+def test_a_report_of_two_thousand_nodes_is_smaller_than_3_mb():
+    assert len(render_report(large(2000))) < 3e6

@@ -1,0 +1,125 @@
+"""Pictures, reports and notebooks of a module without the plugin that draws and writes them."""
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from calibrated_nets import compiled, traced
+
+from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, PluginError
+from clika_ref.core.registry import load_registry
+from clika_ref.core.visualizers import Visualizer
+from clika_ref.export.visualization import PictureFacts, ReportFacts
+
+INSTALL = (
+    "pip install clika-ref-visualize (in a clone: pip install plugins/visualize; from wheels: add --find-links FOLDER)"
+)
+
+
+@pytest.fixture
+def no_visualizer(monkeypatch):
+    """Load only plugins without a visualizer."""
+    monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
+
+
+@pytest.mark.parametrize("method", ["clika_visualize", "clika_report"])
+def test_clika_module_without_visualizer_says_what_to_install(no_visualizer, monkeypatch, method, tmp_path):
+    message = (
+        rf"^{method}: no loaded plugin draws pictures and writes reports \(loaded: aten, cleanup, onnxruntime\)\. "
+        rf"Run {re.escape(INSTALL)}\."
+    )
+    limit = r" \$CLIKA_REF_PLUGINS limits which plugins are loaded\."
+    with pytest.raises(PluginError, match=f"{message}{limit}$"):
+        getattr(traced(), method)(tmp_path / "file.html")
+    assert not [*tmp_path.iterdir()]
+    module = traced()
+    module.clika_state.registry = load_registry()
+    monkeypatch.delenv("CLIKA_REF_PLUGINS")
+    with pytest.raises(PluginError, match=f"{message}$"):
+        getattr(module, method)(tmp_path / "file.html")
+
+
+def test_notebook_html_without_visualizer_shows_tables_and_says_what_to_install(no_visualizer):
+    shown = compiled()._repr_html_()
+    assert f"<p>To draw it, run {INSTALL}.</p>" in shown
+    assert "<svg" not in shown
+    assert "<th" in shown
+
+
+class RecordingVisualizer(Visualizer):
+    """Keeps the facts that it is given."""
+
+    name = "recording"
+
+    def __init__(self):
+        self.facts = []
+
+    def picture_path(self, path):
+        return Path(path).with_suffix(".svg")
+
+    def draw(self, facts, path):
+        self.facts.append(facts)
+        path.write_text("picture")
+
+    def render_svg(self, facts):
+        self.facts.append(facts)
+        return "<svg/>"
+
+    def write_report(self, facts, file, step):
+        step("writing")
+        self.facts.append(facts)
+        assert isinstance(file, io.IOBase)
+        file.write(b"report")
+        return "1 node"
+
+
+@pytest.fixture
+def visualizer():
+    return RecordingVisualizer()
+
+
+@pytest.fixture
+def module(visualizer):
+    """A quantized module whose only visualizer is the recording one."""
+    found = compiled()
+    found.clika_state.registry = replace(load_registry(), visualizers={visualizer.name: visualizer})
+    return found
+
+
+def test_clika_visualize_gives_the_visualizer_the_quantized_graph(module, visualizer, tmp_path):
+    explanation = module.clika_explain()
+    assert module.clika_visualize(tmp_path / "model", explanation=explanation) == tmp_path / "model.svg"
+    (facts,) = visualizer.facts
+    assert isinstance(facts, PictureFacts)
+    assert "quantize" in {node.kind for node in facts.graph.nodes}
+    assert (facts.plan, facts.explanation) == (module.clika_state.quantized.plan, explanation)
+    assert facts.subtitle.startswith("as for onnxruntime")
+
+
+def test_clika_report_gives_the_visualizer_the_facts_and_writes_its_file(module, visualizer, tmp_path):
+    deployment = DeploymentSettings_ONNXRuntime_ONNX()
+    assert module.clika_report(tmp_path / "report.html", [deployment]).read_bytes() == b"report"
+    (facts,) = visualizer.facts
+    assert isinstance(facts, ReportFacts)
+    assert (facts.target.name, [row.target for row in facts.others]) == ("onnxruntime", ["onnxruntime"])
+    assert facts.found is module.clika_quantization
+    assert facts.settings.deployment_settings == deployment
+
+
+def test_notebook_html_shows_the_picture_of_the_visualizer(module, visualizer):
+    assert "<svg/></div>" in module._repr_html_()
+    assert len(visualizer.facts) == 1
+
+
+def test_clika_target_and_deployment_settings_are_those_of_the_quantization(module):
+    assert (module.clika_state.target, module.clika_state.deployment_settings.target) == ("onnxruntime", "onnxruntime")
+    assert (ClikaModule().clika_state.target, ClikaModule().clika_state.deployment_settings) == (None, None)
+
+
+def test_clika_logs_dir_when_set_receives_the_log_of_the_next_call(module, tmp_path):
+    module.clika_state.logs_dir = tmp_path / "logs"
+    module.clika_visualize(tmp_path / "model")
+    assert module.clika_state.logs_dir == tmp_path / "logs"
+    assert any("Drawing" in path.read_text() for path in (tmp_path / "logs").rglob("*") if path.is_file())
