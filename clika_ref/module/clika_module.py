@@ -17,6 +17,7 @@ from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, 
 from clika_ref.compiled.weights import device_of_weights, register_weights
 from clika_ref.compress.adapters import attach_lora, merge_lora, require_adapters
 from clika_ref.compress.calibrate import CalibrationArguments
+from clika_ref.compress.prune import PruningArguments, prune
 from clika_ref.compress.quantize import quantize, quantize_to_goal, require_decisions
 from clika_ref.core.errors import ClikaError, ClikaWarning
 from clika_ref.core.ir import Graph
