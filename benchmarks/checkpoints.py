@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.compiled.quantization_state import target_of
 from clika_ref.core.registry import load_registry
-from clika_ref.export.simulation import target_of
 from clika_ref.module.weight_storage import find_storable_weights
 from clika_ref.reporting.tables import print_table
 
@@ -44,7 +44,7 @@ SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUB
 
 def needed_bytes(module: ClikaModule) -> int:
     """Return what the weights of a quantized module need: integers in their bits, scales, and what stays float."""
-    quantized, graph, registry = module._clika_quantized, module.graph, load_registry()
+    quantized, graph, registry = module.clika_state.quantized, module.graph, load_registry()
     assert quantized is not None
     stored = find_storable_weights(graph, quantized.plan, target_of(quantized, registry), registry)
     planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.packed_weights.items()}

@@ -25,8 +25,8 @@ from clika_ref import (
     clika_compile,
     distillation_loss,
 )
+from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.core.registry import load_registry
-from clika_ref.export.latency import measure_seconds_and_ratio
 from clika_ref.reporting.tables import print_table
 
 SEEDS = 3

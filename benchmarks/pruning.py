@@ -19,8 +19,8 @@ from torch import nn
 
 from benchmarks.measuring import geometric_mean, in_fresh_process
 from clika_ref import ClikaModule, PruningSettings, clika_compile
+from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.core.registry import load_registry
-from clika_ref.export.latency import measure_seconds_and_ratio
 from clika_ref.reporting.tables import print_table
 
 SHARE = 0.5

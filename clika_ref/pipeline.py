@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,12 @@ from clika_ref.capture.capture import CaptureResult, capture
 from clika_ref.capture.inputs import ForwardFn, ModelCall, check_weights, make_calls
 from clika_ref.capture.memory_limits import freeze_gc, run_in_one_stack_chunk
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compress.calibrate import NO_BATCHES_ERROR, prepare_calibration
-from clika_ref.compress.quantize import calibrate_graph, decide_quantization, iter_graph_inputs
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.quantization_state import QuantizationState
+from clika_ref.compiled.state import set_quantization
+from clika_ref.compress.calibration_pass import NO_BATCHES_ERROR, prepare_calibration
+from clika_ref.compress.graph_quantization import calibrate_graph, decide_quantization, iter_graph_inputs
+from clika_ref.compress.prune import PRUNING_ON_TRACING_INPUTS
 from clika_ref.core.errors import ModelError
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import Registry, load_registry
@@ -26,12 +31,9 @@ from clika_ref.distributed.decisions import check_same_model, check_same_setting
 from clika_ref.distributed.merging import gather_batches
 from clika_ref.distributed.ranks import Ranks, broadcast_from_rank0, find_separate_processes
 from clika_ref.export.dry_run import report_dry_run
-from clika_ref.export.export import target_for
-from clika_ref.export.simulation import QuantizationState
 from clika_ref.lora.adapters import freeze_base
 from clika_ref.lora.attaching import attach_adapters, random_matrices
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.module.pruned_module import PRUNING_ON_TRACING_INPUTS
 from clika_ref.onnx_export.generic_operators import torchlib_operator
 from clika_ref.pruning.batches import take_batches
 from clika_ref.pruning.stages import PruningRequest, prune_graph
@@ -47,6 +49,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaComp
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+from clika_ref.targets.size_statistics import symbol_sizes_of
 
 CALIBRATION_INPUTS_UNREAD = (
     "The calibration_inputs are not read yet, as tracing_inputs are given and quantization_settings are not: "
@@ -116,7 +119,7 @@ def compile_model(
         module = _compile(_CompileContext(callee, given, registry, choices, log, options, deployment, ranks))
     if module is None:
         return module_or_func  # type: ignore[return-value]
-    module._configure_export(deployment, options, logs_dir, given.distributed_training_settings)
+    module.clika_state.configure(deployment, options, logs_dir, given.distributed_training_settings)
     return module
 
 
@@ -182,12 +185,14 @@ def _compile(travel: _CompileContext) -> ClikaModule | None:
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     read = len(examples) if calibration is None else calibration.sizes.total()
     are_data = travel.given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
-    known = {"are_data": are_data, "unread": travel.given.unread, "idle_dropouts": dropouts}
-    module._keep_compilation_data(examples, log, **known)
+    state = module.clika_state
+    state.examples, state.examples_are_data, state.unread = examples, are_data, travel.given.unread
+    state.example_sizes = Counter(symbol_sizes_of(state.graph, inputs) for inputs in examples)
+    state.idle_dropouts = dropouts
+    state.record_log(log)
     if wanted is not None and calibration is not None and found is not None:
-        module._set_quantization(
-            QuantizationState(wanted.target.name, found.plan, calibration.model, found), calibration, wanted
-        )
+        quantized = QuantizationState(wanted.target.name, found.plan, calibration.model, found)
+        set_quantization(module, quantized, calibration, wanted)
         if log.path is None and not is_in_command():
             log.say(SUMMARY_HINT)
     return module.train(training)

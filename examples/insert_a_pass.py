@@ -10,16 +10,15 @@ from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings
 from clika_ref.capture.callables import make_callable
 from clika_ref.capture.capture import capture
 from clika_ref.capture.inputs import make_calls
-from clika_ref.compress.calibrate import prepare_calibration
-from clika_ref.compress.quantize import calibrate_graph
+from clika_ref.compiled.lowering import quantize_for_target, target_for
+from clika_ref.compress.calibration_pass import prepare_calibration
+from clika_ref.compress.graph_quantization import calibrate_graph
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Node, Value
 from clika_ref.core.passes import Phase, Pipeline
 from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriter import apply_rules, rule
-from clika_ref.export.export import target_for
-from clika_ref.export.simulation import quantize_for_target
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 

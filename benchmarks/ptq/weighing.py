@@ -77,7 +77,7 @@ class Weighing:
         scheme = scheme_of(self.registry.targets["onnxruntime"])
         assert scheme is not None
         self.scheme: QuantizationScheme = scheme
-        calibration = module._clika_calibration
+        calibration = module.clika_state.calibration
         assert calibration is not None
         self.calibration: Calibration = calibration
         names = [value.name for value in self.graph.inputs]

@@ -69,8 +69,8 @@ def main(name: str) -> list[dict[str, Any]]:
 
 
 def _of_target(module: Any, deployment: Any) -> dict[str, Any]:
+    from clika_ref.compiled.lowering import target_for  # noqa: PLC0415
     from clika_ref.core.registry import load_registry  # noqa: PLC0415 - as above
-    from clika_ref.export.export import target_for  # noqa: PLC0415
 
     target = target_for(deployment, load_registry())
     with TemporaryDirectory() as folder:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -82,3 +83,11 @@ def _parse_lines(stack_trace: str) -> tuple[str, ...]:
     frames = [(name, int(line)) for name, line in _FRAME.findall(stack_trace)]
     own = [f for f in frames if is_user_file(f[0])]
     return tuple(format_line(*f) for f in own or [f for f in frames if not f[0].startswith(PACKAGE_DIR)][-1:])
+
+
+def user_stacklevel() -> int:
+    """Return the ``stacklevel`` of the user's frame for the caller, past the frames of hooks and containers."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,179 +1,196 @@
-"""The calibration pass, in one process or several: search for smoothing factors, then collect statistics."""
+"""Calibrate a compiled module: with the user's data, with ranges that it holds, or with its tracing inputs."""
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from functools import partial
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from clika_ref.core.deferred_constants import DeferredConstant
+from clika_ref.capture.calibration_inputs import LazyDataset
+from clika_ref.capture.callables import make_callable
+from clika_ref.capture.inputs import ForwardFn
+from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.quantization_state import QuantizationState
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph
+from clika_ref.compress.graph_quantization import begin_calibration, calibrate_graph, iter_graph_inputs
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
-from clika_ref.core.registry import Registry
-from clika_ref.distributed.merging import merge_calibrations
-from clika_ref.distributed.ranks import Message, Ranks
-from clika_ref.export.export import lower
-from clika_ref.lora.lowering import detach_adapters, reattach_adapters
-from clika_ref.quantization.algorithms.awq import LowBitWeightEvaluator
-from clika_ref.quantization.algorithms.smooth_quant import (
-    MAX_ERROR_SHARE_ABSORBED,
-    MAX_ERROR_SHARE_WITH_NODE,
-    MIN_ELEMENTS_PER_CHANNEL,
-    QuantizedInputEvaluator,
-    SmoothingOptions,
-    apply_smoothing,
-    search_smoothing_factors,
-)
-from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions
+from clika_ref.distributed.decisions import check_same_model, check_same_settings
+from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks, open_ranks
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.fingerprint import fingerprint
-from clika_ref.quantization.calibration.range_table import RangeTable
-from clika_ref.quantization.request import QuantizationRequest, smallest_width_and_blocks
-from clika_ref.quantization.weight_checks import reject_nonfinite_weights
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.pipeline import QuantizationPipeline
+from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings.compile_options import Switch
+from clika_ref.settings.argument_checks import check_types
+from clika_ref.settings.compile_options import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
+from clika_ref.settings.distributed import DistributedTrainingSettings
+from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 
-NO_BATCHES_ERROR = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
+CALIBRATION_INTERRUPTED = (
+    "cannot calibrate: calibration was interrupted after {:,} batches. Pass the same calibration_inputs to resume "
+    "after them, or other ones to start again"
+)
 
-UNEVEN_RANKS_WARNING = (
-    "The ranks gave {} batches. Each of them counts once, and the plan is that of one process that takes them in "
-    "turns; deal the data evenly, so that none waits for another"
+SAVED_WITHOUT_INPUTS = (
+    "cannot calibrate: the module was saved with the ranges of {:,} batches, but without inputs. Pass the same "
+    "calibration_inputs again, which are not run again, or other ones to start again; "
+    "clika_save(..., keep_calibration_inputs=True) saves the inputs too"
+)
+
+NO_CALIBRATION_DATA = (
+    "there is no calibration data: the module is a copy or was loaded, and has neither ranges nor tracing inputs. Pass "
+    "calibration_inputs"
+)
+
+RANGES_OF_TRACING_INPUTS = (
+    "The ranges are those of the {:,} tracing inputs, whose values may differ from the data; pass calibration_inputs"
 )
 
 
-def prepare_calibration(
-    graph: Graph, wanted: QuantizationRequest, registry: Registry, found: Calibration | None = None
-) -> Calibration:
-    """Return a calibration of the lowered form of a graph.
+@dataclass(frozen=True)
+class CalibrationArguments:
+    """Arguments of `ClikaModule.clika_initialize_algorithms`, under their names."""
 
-    Args:
-        graph: in float; it is not changed.
-        wanted: the target and the settings.
-        registry: the operators and passes.
-        found: another calibration with ranges to start with.
+    quantization_settings: QuantizationSettings | None = None
+    calibration_inputs: Iterable[Any] | None = None
+    deployment_settings: BaseDeploymentSettings | None = None
+    layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None
+    data_transform_fn: Callable[[Any], Any] | None = None
+    forward_fn: ForwardFn | None = None
+    distributed_training_settings: DistributedTrainingSettings | None = None
+
+    def data(self, unread: LazyDataset | None) -> LazyDataset | None:
+        """Return the data to read: the given data, or else the data that compilation has not read."""
+        if self.calibration_inputs is not None:
+            return LazyDataset(self.calibration_inputs, self.data_transform_fn, self.forward_fn)
+        if unread is None:
+            return None
+        return LazyDataset(
+            unread.inputs, self.data_transform_fn or unread.transform, self.forward_fn or unread.forward_fn
+        )
+
+
+@dataclass(frozen=True)
+class CalibratedRun:
+    """A finished calibration, with all that the decision needs."""
+
+    graph: Graph
+    """The graph of the module, bound to its weights."""
+    pipeline: QuantizationPipeline
+    deployment: BaseDeploymentSettings
+    request: QuantizationRequest
+    log: CompilationLog
+    ranks: Ranks
+
+    def quantized(self, found: Quantization) -> QuantizationState:
+        """Return the quantization of the module for a decision."""
+        return QuantizationState(self.deployment.target, found.plan, self.pipeline.calibration.model, found)
+
+
+@contextlib.contextmanager
+def calibrate(module: CompiledModule, given: CalibrationArguments) -> Iterator[CalibratedRun]:
+    """Calibrate a module; existing ranges stay until the new ones are complete.
 
     Raises:
-        ModelError: weights are NaN or infinite.
+        ModelError: there is no data, or it does not fit; or the settings cannot be satisfied.
+        TargetError: the target computes in float, or no plugin provides it.
     """
-    reject_nonfinite_weights(graph)
-    clone, model = graph.clone(), fingerprint(graph)
-    aside = tuple(detach_adapters(clone, is_quantized=True))
-    lower(clone, registry, wanted.target, for_any_weights=bool(aside))
-    if found is None:
-        calibration = Calibration(
-            clone, RangeTable(smoothing_purpose=wanted.smoothing_purpose, model=model), model=model
+    state = module.clika_state
+    together = open_ranks(given.distributed_training_settings or state.distributed)
+    with together as ranks, open_log(state, ranks) as log, outside_autocast():
+        check_types(vars(given))
+        known = state.calibration
+        data = given.data(None if known else state.unread)
+        deployment = given.deployment_settings or state.deployment or DeploymentSettings_ONNXRuntime_ONNX()
+        request = QuantizationRequest(
+            target_for(deployment, state.registry),
+            given.quantization_settings or QuantizationSettings(),
+            given.layer_quantization_settings or {},
+            state.options,
         )
-    else:
-        calibration = found.of(clone, model)
-    calibration.detached_adapters = aside
-    apply_table_smoothing(calibration, registry)
-    return calibration
+        graph = bind_graph(module)
+        _check_same_request(graph, request, deployment, ranks, has_data=data is not None)
+        pipeline = _run_calibration(module, graph, data, request, log, ranks=ranks)
+        state.calibration = pipeline.calibration
+        yield CalibratedRun(graph, pipeline, deployment, request, log, ranks)
+        state.record_log(log)
 
 
-def apply_table_smoothing(calibration: Calibration, registry: Registry) -> None:
-    """Apply the smoothing factors of the table, and compute all weights once instead of at each read.
-
-    Weights get no gradients: equal ones are merged by now, and a mean that is also a bias must not get one. Adapters
-    are put back once the factors are known, since they absorb a part of them.
-    """
-    apply_smoothing(calibration.graph, calibration.table.smoothing or {}, registry.operators)
-    if calibration.table.smoothing is not None:
-        reattach_adapters(calibration.graph, calibration.detached_adapters, registry.operators)
-    for value in calibration.graph.constants.values():
-        elements, formula = value.data, value.deferred_data
-        if elements is not None:
-            elements = elements.detach()
-            if calibration.detached_adapters and isinstance(formula, DeferredConstant):  # keeps its sources in memory
-                value.data = replace(formula, known=elements)
-            else:
-                value.data = elements
+def _check_same_request(
+    graph: Graph, request: QuantizationRequest, deployment: BaseDeploymentSettings, ranks: Ranks, *, has_data: bool
+) -> None:
+    """Check that all ranks quantize the same model in the same way."""
+    given = {"deployment_settings": deployment, "clika_compile_options": request.options}
+    given |= {"quantization_settings": request.given, "layer_quantization_settings": {**request.layers}}
+    given["whether there are calibration_inputs"] = has_data
+    check_same_settings(given, ranks)
+    if ranks.is_distributed:
+        check_same_model(fingerprint(graph), ranks)
 
 
-def run_calibration(
-    calibration: Calibration,
-    batches: Iterable[Sequence[torch.Tensor]],
-    wanted: QuantizationRequest,
-    registry: Registry,
+def _run_calibration(
+    module: CompiledModule,
+    graph: Graph,
+    data: LazyDataset | None,
+    request: QuantizationRequest,
     log: CompilationLog,
     *,
-    total: int | None,
     ranks: Ranks,
-) -> None:
-    """Run a graph on batches; those that the range table counts already are only offered to the reservoir.
+) -> QuantizationPipeline:
+    """Calibrate on data, or without any on the batches that the module holds."""
+    state, known = module.clika_state, module.clika_state.calibration
+    before = state.unfinished if data else known
+    if ranks.is_distributed and data:
+        before = None  # an interrupt stops each rank at another batch
+    calibration = begin_calibration(graph, request, state.registry, before, log, has_data=data is not None)
+    if data is not None:
+        batches, total, file = _read_data(module, graph, data, calibration, log), data.count, state.options.ranges_file
+    else:
+        batches = known.reservoir.batches if known else _tracing_inputs(state, log)
+        total, file = len(batches), ""
+    reading = SINGLE_PROCESS if data is None and known else ranks  # existing ranges are those of all ranks
+    options = {"total": total, "ranges_file": file, "are_given": data is not None, "ranks": reading}
+    pipeline = calibrate_graph(calibration, batches, request, state.registry, log, model=graph, **options)
+    if data is None and known is not None:
+        calibration.sizes = known.sizes  # includes batches that were not kept
+    return pipeline
 
-    The first batch of the first rank determines the channels to smooth before anything is counted.
+
+def open_log(state: CompiledState, ranks: Ranks) -> CompilationLog:
+    """Open a log; of several processes, only rank 0 writes to the console."""
+    return CompilationLog.open(state.logs_dir, console=ranks.is_first)
+
+
+def _read_data(
+    module: CompiledModule, graph: Graph, data: LazyDataset, calibration: Calibration, log: CompilationLog
+) -> Iterator[list[torch.Tensor]]:
+    """Read data for a calibration, which counts as unfinished until all data is read."""
+    state = module.clika_state
+    state.unfinished, state.unread = calibration, None
+    yield from iter_graph_inputs(graph, state.signature, data.start().calls(make_callable(module)), log)
+    state.unfinished = None
+    if calibration.reservoir.batches:
+        state.calibration = calibration
+
+
+def _tracing_inputs(state: CompiledState, log: CompilationLog) -> list[list[torch.Tensor]]:
+    """Return the tracing inputs, in place of data.
 
     Raises:
-        ModelError: there is no batch, or one contains NaN or infinities.
+        ModelError: there are none; or a calibration was interrupted.
     """
-    seen, started = calibration.table.batches, time.perf_counter()
-    with log.stage("Calibrating") as stage:
-        later = iter(batches)
-        first = [*itertools.islice(later, 1)]
-        if calibration.table.smoothing is None:
-            calibration.table.smoothing = _decide_smoothing(calibration, first, wanted, ranks)
-            apply_table_smoothing(calibration, registry)
-        for number, inputs in enumerate(itertools.chain(first, later), 1):
-            if number > seen:
-                calibration.add(inputs)
-                stage.progress(number, total, (number - seen) / (time.perf_counter() - started))
-            elif number > calibration.sizes.total():
-                calibration.keep(inputs)
-        counts = merge_calibrations(calibration, ranks)
-        if not calibration.reservoir.batches:
-            raise ModelError(NO_BATCHES_ERROR)
-        known = f", {seen:,} of them from before" if seen else ""
-        of_ranks = f" of {ranks.count} ranks" if ranks.is_distributed else ""
-        stage.done(f"{calibration.table.batches:,} batches{of_ranks}{known}, {len(calibration.table.values):,} values")
-    if max(counts) > min(counts) + 1:
-        log.warning(UNEVEN_RANKS_WARNING.format(", ".join(map(str, counts))))
-
-
-def _decide_smoothing(
-    calibration: Calibration, first: Sequence[Sequence[torch.Tensor]], wanted: QuantizationRequest, ranks: Ranks
-) -> dict[str, torch.Tensor]:
-    """Return the smoothing factors, from the first batch of the first rank."""
-
-    def search_factors() -> Message:
-        if not first:
-            raise ModelError(NO_BATCHES_ERROR)
-        calibration.reject_infinite(first[0])
-        factors = _search_factors(calibration.graph, wanted, first[0])
-        return {"values": [*factors]}, factors
-
-    document, factors = ranks.broadcast_message(search_factors)
-    device = calibration.devices[0] if calibration.graph.inputs else torch.device("cpu")
-    return {name: factors[name].to(device) for name in document["values"]}
-
-
-def _search_factors(
-    graph: Graph, wanted: QuantizationRequest, inputs: Sequence[torch.Tensor]
-) -> dict[str, torch.Tensor]:
-    """Return the smoothing factors from a batch; if only weights are quantized, those that need no separate node."""
-    scheme, settings = wanted.scheme, wanted.settings
-    smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
-    if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
-        bits, blocks = smallest_width_and_blocks(settings)
-        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, ways=WeightOnlyOptions.of(wanted.options))
-        wishes = SmoothingOptions(
-            None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0
-        )  # each is evaluated on held-out data
-        return search_smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
-    shares = (
-        _error_share(smoothing, MAX_ERROR_SHARE_WITH_NODE),
-        _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED),
-        _error_share(equalization, MAX_ERROR_SHARE_ABSORBED),
-    )
-    wishes = SmoothingOptions(*shares, 0 if "on" in (smoothing, equalization) else MIN_ELEMENTS_PER_CHANNEL)
-    return search_smoothing_factors(
-        graph, scheme.layers, inputs, partial(QuantizedInputEvaluator, scheme=scheme), wishes
-    )
-
-
-def _error_share(switch: Switch, share: float) -> float | None:
-    """Return the largest share of the error that a factor may leave; None if it is switched off."""
-    return None if switch == "off" else 1.0 if switch == "on" else share
+    unfinished = state.unfinished
+    if unfinished is not None and unfinished.table.batches:
+        text = CALIBRATION_INTERRUPTED if unfinished.reservoir.batches else SAVED_WITHOUT_INPUTS
+        raise ModelError(text.format(unfinished.table.batches))
+    if not state.examples:
+        raise ModelError(NO_CALIBRATION_DATA)
+    if not state.examples_are_data:
+        log.warning(RANGES_OF_TRACING_INPUTS.format(len(state.examples)))
+    return state.examples

@@ -135,7 +135,8 @@ class Node:
         return f"{line}  # {self.origin}" if self.origin.scopes or self.origin.lines else line
 
 
-def _type_of(tensor: torch.Tensor) -> TensorType:
+def _type_of(tensor: torch.Tensor | None) -> TensorType:
+    assert tensor is not None
     return TensorType(tensor.dtype, tuple(tensor.shape))
 
 
@@ -230,8 +231,8 @@ class Graph:
         self.revision += 1
         return value
 
-    def add_constant(self, data: Data, name: str, type: TensorType | None = None) -> Value:
-        """Register a constant under its qualified name (made unique). Pass ``type`` if ``data`` is a function."""
+    def add_constant(self, data: Data | None, name: str, type: TensorType | None = None) -> Value:
+        """Register a constant under its qualified name (made unique). Pass ``type`` if ``data`` is no tensor."""
         value = Value(type or _type_of(data() if callable(data) else data), self.fresh_name(name), data=data)
         self.constants[value.name] = value
         self.revision += 1

@@ -14,7 +14,7 @@ class Visualizer(ABC):
     """Draws graphs and writes reports, for `ClikaModule.clika_visualize` and `ClikaModule.clika_report`.
 
     The methods receive plain data about a module, never the module itself: a
-    `clika_ref.compress.visualization.PictureFacts` or a `clika_ref.compress.visualization.ReportFacts`.
+    `clika_ref.export.visualization.PictureFacts` or a `clika_ref.export.visualization.ReportFacts`.
     """
 
     name: str

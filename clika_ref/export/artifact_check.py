@@ -8,13 +8,13 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from clika_ref.compiled.runners import load_runner
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.export.disagreement_error import DisagreementError
-from clika_ref.export.runners import load_runner
 from clika_ref.targets.emulation import describe_runtime
 
 ROUNDING_TOLERANCE = 1024.0

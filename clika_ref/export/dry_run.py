@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.export.export import target_for
 from clika_ref.quantization.decision import THRESHOLD_TABLE_TITLE, Quantization
 from clika_ref.reporting.console import format_size
 from clika_ref.reporting.log import CompilationLog

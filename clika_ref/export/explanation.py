@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.lowering import check_supported
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.export.configuration import ExportConfiguration
-from clika_ref.export.export import check_supported, make_export_graph
+from clika_ref.export.export import make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
 from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.qdq.insertion import Plan

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.runners import load_runner
 from clika_ref.core.comparison import describe_differences
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret, read_sizes
@@ -18,7 +19,6 @@ from clika_ref.core.symbols import resolve
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.artifact_check import ROUNDING_TOLERANCE
-from clika_ref.export.runners import load_runner
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 
 MAX_MOVED_SHARE = 1e-4

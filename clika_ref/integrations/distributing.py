@@ -99,12 +99,12 @@ def _check_same_plan(module: ClikaModule, steps: int | None, ranks: Ranks) -> No
 def _settings_to_compare(module: ClikaModule, settings: DistributedTrainingSettings) -> dict[str, Any]:
     """Return the settings that must agree on all ranks: the trainable parameters and how they are held."""
     learned = {f"{name}.requires_grad": parameter.requires_grad for name, parameter in module.named_parameters()}
-    return {"batch_norm": module._clika_options.batch_norm, "use_sharding": settings.use_sharding, **learned}
+    return {"batch_norm": module.clika_state.options.batch_norm, "use_sharding": settings.use_sharding, **learned}
 
 
 def _digest(module: ClikaModule) -> str:
     """Return 64 hexadecimal digits that are equal for equal plans and weight shapes."""
-    quantized = module._clika_quantized
+    quantized = module.clika_state.quantized
     document, tensors = quantized.to_document() if quantized is not None else ({}, {})
     shapes = {name: list(parameter.shape) for name, parameter in module.named_parameters()}
     saved: torch.Tensor = write_extra_state({**document, "shapes": shapes}, tensors)

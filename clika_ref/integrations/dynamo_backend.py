@@ -21,9 +21,9 @@ from torch.autograd.grad_mode import _enter_inference_mode, _exit_inference_mode
 from clika_ref.api import clika_compile
 from clika_ref.capture.inputs import check_iterable
 from clika_ref.capture.messages import DATA_DEPENDENT_ADVICE, DATA_DEPENDENT_MARKERS
+from clika_ref.compiled.weights import register_weight
 from clika_ref.core.errors import ModelError
 from clika_ref.module.clika_module import ClikaModule
-from clika_ref.module.weights import register_weight
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
 from clika_ref.settings.settings import Settings
 

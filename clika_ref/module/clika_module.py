@@ -2,61 +2,47 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 
-from clika_ref.capture.calibration_inputs import LazyDataset
+from clika_ref.capture.inputs import ForwardFn
 from clika_ref.capture.signature import Signature
-from clika_ref.capture.surrounding_autocast import outside_autocast, surrounding_autocast
-from clika_ref.core.errors import ClikaError, ClikaWarning, ModelError
-from clika_ref.core.execution import interpret, read_sizes
-from clika_ref.core.guards import check_inputs
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, set_quantization
+from clika_ref.compiled.weights import device_of_weights, register_weights
+from clika_ref.compress.adapters import attach_lora, merge_lora, require_adapters
+from clika_ref.compress.calibrate import CalibrationArguments
+from clika_ref.compress.prune import PruningArguments, prune
+from clika_ref.compress.quantize import quantize, quantize_to_goal, require_decisions
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
-from clika_ref.core.registry import load_registry
+from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.targets import Artifact
-from clika_ref.export.configuration import current_configuration
 from clika_ref.export.explanation import Explanation
-from clika_ref.export.export import ExportRequest, artifact_path, export
-from clika_ref.export.interface import resolve_names
-from clika_ref.export.simulation import Simulation
-from clika_ref.module.adapted_module import AdaptedModule
-from clika_ref.module.export_examples import generate_dummy_inputs, list_examples, require_exportable
-from clika_ref.module.forward_signature import ClassCallableMethod, make_forward, user_stacklevel
-from clika_ref.module.fsdp import broadcast_buffers, gather_full_tensor, is_sharded, release_weights, unshard_weights
-from clika_ref.module.inspection import (
-    draw_module,
-    explain_module,
-    own_deployment_settings,
-    render_notebook_html,
-    write_report,
-)
-from clika_ref.module.training_execution import TrainingExecutor
-from clika_ref.reporting.log import CompilationLog
-from clika_ref.settings.argument_checks import check_types
-from clika_ref.settings.compile_options import (
-    BaseDeploymentSettings,
-    BatchNormMode,
-    DeploymentSettings_ONNXRuntime_ONNX,
-)
-from clika_ref.targets.size_statistics import symbol_sizes_of
-
-MAX_CHECKED_SHAPES = 4096
-"""Maximum number of input shape combinations to remember as checked; further ones are checked on every call."""
-
-IDLE_DROPOUTS_WARNING = (
-    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
-    "What regularizes in their place is yours to choose: weight decay, varied data, or distillation_loss"
-)
+from clika_ref.export.inspection import draw_module, explain_module, render_notebook_html, write_report
+from clika_ref.export.module_export import ExportArguments, export_module, generate_dummy_inputs
+from clika_ref.export.target_comparison import TargetComparison, compare_targets
+from clika_ref.lora.adapter_state import adapter_config, adapter_state, load_adapter_state
+from clika_ref.lora.report import AdapterReport
+from clika_ref.module.checkpoint import deserialize, load, save, serialize
+from clika_ref.module.forward_signature import OWN_FORWARD, ClassCallableMethod, own_forward, set_forward
+from clika_ref.module.fsdp import broadcast_buffers, gather, is_sharded, release_whole_weights
+from clika_ref.module.running import prepare_execution, rebuild_training_executor, set_batch_norm, warn_of_idle_dropouts
+from clika_ref.module.state_dict import prepare_to_load, write_state
+from clika_ref.pruning.report import PruningReport
+from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch
+from clika_ref.quantization.decision import Quantization
+from clika_ref.settings.compile_options import BaseDeploymentSettings, BatchNormMode
+from clika_ref.settings.distributed import DistributedTrainingSettings
+from clika_ref.settings.lora import LoraSettings
+from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
+from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 
 
-class ClikaModule(AdaptedModule):
+class ClikaModule(CompiledModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Created by `clika_compile`. An empty one, ``ClikaModule()``, takes its graph from the ``_extra_state`` of a state
@@ -65,6 +51,8 @@ class ClikaModule(AdaptedModule):
     training mode. A quantized module in train mode applies fake quantization, with gradients for its parameters and its
     scales. That is quantization-aware training, in any loop.
 
+    All but the weights is in ``clika_state``; the methods below delegate to functions of it.
+
     Args:
         graph: the graph to compute; None creates an empty module.
         signature: maps a call to the inputs of the graph.
@@ -72,15 +60,29 @@ class ClikaModule(AdaptedModule):
         registry: the known operators and targets; by default those of all plugins.
     """
 
-    _clika_idle_dropouts = 0
-    """Number of dropouts traced in eval mode; reset once training has warned about them."""
+    def __init__(
+        self,
+        graph: Graph | None = None,
+        signature: Signature | None = None,
+        *,
+        persistent: frozenset[str] = frozenset(),
+        registry: Registry | None = None,
+    ) -> None:
+        super().__init__()
+        self.clika_state = CompiledState(registry or load_registry())
+        if graph is not None and signature is not None:
+            register_weights(self, graph, persistent)
+            self.clika_state.install(graph, signature)
+            set_quantization(self, None, None)
+            set_forward(self)
+
+    # Run
 
     @ClassCallableMethod
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """Compute the graph, under the original's signature, which tools inspect."""
         # Bound at each access: copies of ``__dict__``, which DataParallel makes, must not call another module.
-        forward = self.__dict__.get("_clika_forward", ClikaModule._require_graph)
-        return self.__dict__.get("forward") or forward.__get__(self)  # dynamo does not support MethodType
+        return self.__dict__.get("forward") or own_forward(self)
 
     @forward.setter
     def forward(self, wrapped: Callable[..., Any]) -> None:
@@ -92,102 +94,6 @@ class ClikaModule(AdaptedModule):
         """Restore the graph's own forward."""
         del self.__dict__["forward"]
 
-    def _keep_compilation_data(
-        self,
-        examples: list[list[torch.Tensor]],
-        log: CompilationLog,
-        *,
-        are_data: bool = False,
-        unread: LazyDataset | None = None,
-        idle_dropouts: int = 0,
-    ) -> None:
-        """Keep data of the compilation; copies and state dicts keep only the sizes of the examples.
-
-        Args:
-            examples: the inputs to compare artifacts on, one tensor for each input of the graph.
-            log: the log of the compilation.
-            are_data: whether the examples are all calibration inputs, not a subset or inputs of the same shapes.
-            unread: calibration inputs that were given but not read yet.
-            idle_dropouts: number of dropouts traced in eval mode, for a warning when training starts.
-        """
-        self._clika_idle_dropouts = idle_dropouts
-        self._clika_examples, self._clika_examples_are_data, self._clika_unread = examples, are_data, unread
-        self._clika_sizes = Counter(symbol_sizes_of(self._clika_graph, inputs) for inputs in examples)
-        self._keep_log(log)
-
-    # Copies
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_clika_trains": self.training and self._clika_training is not None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        trains = state.pop("_clika_trains", False)
-        super().__setstate__(state)
-        self._rebuild_training_form(trains=trains)
-
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        trains = self.training and self._clika_training is not None
-        super()._load_from_state_dict(*args, **kwargs)
-        self._rebuild_training_form(trains=trains)
-
-    def _rebuild_training_form(self, *, trains: bool) -> None:
-        """Build the training form at once if it existed before, since a tracer cannot build it in the next call."""
-        quantized = self._clika_quantized
-        if trains and quantized is not None and quantized.target in (self._clika_registry or load_registry()).targets:
-            self._require_training_form()
-
-    # Running
-
-    def _install(self, graph: Graph, signature: Signature) -> None:
-        super()._install(graph, signature)
-        self._clika_accepted: set[Any] = set()
-        elements = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
-        self._clika_numbers = [v.name in elements for v in graph.inputs]
-        self.__dict__["_clika_forward"] = make_forward(signature.call_signature)
-
-    def _call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        signature = self._clika_signature
-        inputs = signature.graph_inputs(signature.flatten(args, kwargs))
-        self._check(inputs)
-        if signature.autocast is None:
-            results = self._compute_outputs(inputs)
-        else:
-            self._warn_of_autocast(signature.autocast)
-            with outside_autocast():
-                results = self._compute_outputs(inputs)
-        sizes = read_sizes(self._clika_graph, inputs) if signature.needs_sizes else {}
-        return signature.unflatten(results, sizes)
-
-    def _compute_outputs(self, inputs: list[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Run the graph; a quantized module uses fake quantization in train mode, and the simulation in eval mode."""
-        if self._clika_quantized is None:
-            assert self._clika_float is not None
-            return self._clika_float(self, inputs, has_live_norms=self._clika_options.batch_norm == "live")
-        if self.training:
-            return self._require_training_form()(self, inputs)
-        return self._require_simulation()(self.graph, self._log_scales, inputs)
-
-    def _require_simulation(self) -> Simulation:
-        """Return the simulation of the quantized artifact, created on first use."""
-        if self._clika_simulation is None:
-            assert self._clika_quantized is not None
-            self._clika_simulation = Simulation(self._clika_quantized, self._clika_registry or load_registry())
-        return self._clika_simulation
-
-    def _require_training_form(self) -> TrainingExecutor:
-        """Return the training form; it is rebuilt after the module has moved to another device."""
-        form = self._clika_training
-        if form is not None and (torch.compiler.is_compiling() or form.device == next(self.parameters()).device):
-            return form
-        quantized, registry = self._clika_quantized, self._clika_registry or load_registry()
-        assert quantized is not None
-        with torch.inference_mode(mode=False), outside_autocast():
-            form = TrainingExecutor(self.graph, quantized, self._log_scales, registry, self._clika_options.batch_norm)
-        if form.quantized.plan.norms.keys() != quantized.plan.norms.keys():  # scales follow these norms now
-            self._clika_quantized, self._clika_simulation = form.quantized, None
-        self._clika_training = form
-        return form
-
     def train(self, mode: bool = True) -> Self:  # noqa: FBT001, FBT002 - PyTorch's signature
         """Set train or eval mode; a quantized module quantizes the current weights again in eval mode.
 
@@ -195,34 +101,92 @@ class ClikaModule(AdaptedModule):
             ModelError: the module is quantized, and a weight or scale is NaN, or a parameter could not be trained.
             TargetError: no plugin provides the target that it is quantized for.
         """
-        before = self.training
+        before, state = self.training, self.clika_state
         super().train(mode)
         broadcast_buffers(self)
-        if mode and self._clika_idle_dropouts:
-            msg = IDLE_DROPOUTS_WARNING.format(self._require_graph().name, self._clika_idle_dropouts)
-            warnings.warn(msg, ClikaWarning, stacklevel=user_stacklevel())
-            self._clika_idle_dropouts = 0
-        if self._clika_quantized is None:
+        if mode:
+            warn_of_idle_dropouts(state)
+        if state.quantized is None:
             return self
         try:
-            self._prepare()
+            prepare_execution(self)
         except ClikaError:
             super().train(before)
             raise
         if mode and is_sharded(self):
-            self._clika_simulation = None
-            release_weights(self._clika_graph, *([self._clika_calibration.graph] if self._clika_calibration else []))
+            release_whole_weights(state)
         return self
 
-    def _prepare(self) -> None:
-        """Build the training form or the simulation, according to the mode."""
-        with unshard_weights(self):
-            if self.training:
-                self._require_training_form()
-            else:
-                self._require_simulation().prepare(self.graph, self._log_scales, looks_at_numbers=True)
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        """Move kept inputs along when ``to`` or ``cuda`` moves the weights."""
+        before = device_of_weights(self)
+        super()._apply(fn, recurse)
+        after = device_of_weights(self)
+        if after not in (before, torch.device("meta")):
+            self.clika_state.move_inputs(before, after)
+        return self
 
-    def clika_gather(self) -> ClikaModule:
+    @property
+    def graph(self) -> Graph:
+        """A clone of the stored graph, its constants bound to the current parameters and buffers.
+
+        Raises:
+            ModelError: the module is empty, or its weights are sharded over processes.
+        """
+        return bind_graph(self)
+
+    @property
+    def timings(self) -> Mapping[str, float]:
+        """Seconds spent in each stage of compilation and of the last export."""
+        return self.clika_state.timings
+
+    def extra_repr(self) -> str:
+        """Return the name of the graph with its size."""
+        if self.clika_state.is_empty:
+            return "empty"
+        graph = self.clika_state.graph
+        return f"{graph.name}: {len(graph)} nodes, {len(graph.constants)} constants"
+
+    # Copy, and load
+
+    def __getstate__(self) -> dict[str, Any]:
+        trains = self.training and self.clika_state.training_executor is not None
+        return {name: value for name, value in self.__dict__.items() if name != OWN_FORWARD} | {"trains": trains}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        trains = state.pop("trains")
+        super().__setstate__(state)
+        if not self.clika_state.is_empty:
+            set_forward(self)
+        if trains:
+            rebuild_training_executor(self)
+
+    def get_extra_state(self) -> torch.Tensor:
+        """Return the graph, the signature and the original's non-persistent buffers, as ``uint8[bytes]``.
+
+        Raises:
+            ModelError: the module is empty, or its graph holds an object that no file can store.
+        """
+        return write_state(self)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Ignore the ``uint8[bytes]``: the graph is rebuilt before the weights are loaded."""
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        """Load weights; PyTorch calls this for every module, whether top-level or nested.
+
+        An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
+        too: parameters that compression added keep their values.
+        """
+        trains = self.training and self.clika_state.training_executor is not None
+        prepare_to_load(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if trains:
+            rebuild_training_executor(self)
+
+    # Train
+
+    def clika_gather(self) -> Self:
         """Return a module with unsharded weights on each rank; with sharded weights (FSDP), all ranks call it.
 
         A module with unsharded weights is returned unchanged.
@@ -230,16 +194,7 @@ class ClikaModule(AdaptedModule):
         Raises:
             ModelError: the graph holds an object that a state dict cannot store.
         """
-        if not is_sharded(self) and not hasattr(self, "unshard"):  # kept while weights are whole
-            return self
-        broadcast_buffers(self)
-        found = ClikaModule(registry=self._clika_registry)
-        found.load_state_dict({name: gather_full_tensor(tensor) for name, tensor in self.state_dict().items()})
-        settings = (self._clika_deployment, self._clika_options, self._clika_logs_dir, self._clika_distributed)
-        found._configure_export(*settings)
-        found._clika_calibration, found._clika_wanted = self._clika_calibration, self._clika_wanted
-        found._clika_examples, found._clika_sizes = self._clika_examples, Counter(self._clika_sizes)
-        return found.train(self.training)
+        return gather(self, type(self))
 
     def clika_set_batch_norm(self, batch_norm: BatchNormMode) -> None:
         """Make batch norms frozen or live from now on; their statistics do not change.
@@ -253,69 +208,216 @@ class ClikaModule(AdaptedModule):
         Raises:
             ModelError: the value is neither, or the norms cannot be live.
         """
-        broadcast_buffers(self)
-        before, form = self._clika_options, self._clika_training
-        self._clika_options, self._clika_training = replace(before, batch_norm=batch_norm), None
-        try:
-            if form is not None:
-                with unshard_weights(self):
-                    self._require_training_form()
-        except ModelError:
-            self._clika_options, self._clika_training = before, form
-            raise
+        set_batch_norm(self, batch_norm)
 
-    def _warn_of_autocast(self, compiled_in: str) -> None:
-        """Warn if the autocast regions around a call differ from those that the graph was compiled in."""
-        around = surrounding_autocast()
-        if around != compiled_in:
-            compiled, called = (f"in torch.autocast ({text})" if text else "outside" for text in (compiled_in, around))
-            msg = (
-                f"{self.graph.name} is called {called}, but was compiled {compiled}, and computes as it would there; "
-                "compile it where it is called"
-            )
-            warnings.warn(msg, ClikaWarning, 2 if torch.compiler.is_compiling() else user_stacklevel())
+    # Quantize
 
-    def _check(self, inputs: list[torch.Tensor]) -> None:
-        """Reject inputs that do not match the graph: it would silently return wrong results."""
-        if torch.compiler.is_compiling():
-            return  # sizes are symbols here; the tracer's own guards apply
-        numbers = self._clika_numbers
-        key = tuple((int(t) if n else t.shape, t.dtype) for t, n in zip(inputs, numbers, strict=True))
-        if key in self._clika_accepted:
-            return
-        check_inputs(self._clika_graph, inputs)
-        if len(self._clika_accepted) < MAX_CHECKED_SHAPES:
-            self._clika_accepted.add(key)
+    def clika_initialize_algorithms(
+        self,
+        quantization_settings: QuantizationSettings | None = None,
+        *,
+        calibration_inputs: Iterable[Any] | None = None,
+        deployment_settings: BaseDeploymentSettings | None = None,
+        layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
+    ) -> Quantization:
+        """Calibrate and quantize a compiled module, or quantize it again with other settings; return the decisions.
 
-    @property
-    def timings(self) -> Mapping[str, float]:
-        """Seconds spent in each stage of compilation and of the last export."""
-        return self._clika_timings
+        Data need not be given twice: a new threshold, new layer settings or weights changed by training reuse the
+        existing calibration ranges. Without ranges, the module reads the calibration inputs that `clika_compile` was
+        given together with ``tracing_inputs``; failing that, it uses the tracing inputs, with a warning. After an
+        interrupt, a call with the same data resumes; a call with another first batch starts again, with a warning.
+        Until a call succeeds, the module computes as before.
 
-    @property
-    def clika_target(self) -> str | None:
-        """Name of the target that the module is quantized for; None for a float module."""
-        return self._clika_quantized and self._clika_quantized.target
-
-    @property
-    def clika_deployment_settings(self) -> BaseDeploymentSettings | None:
-        """The deployment settings of the module; None for a float module that was compiled without any.
+        Args:
+            quantization_settings: as for `clika_compile`; by default ``QuantizationSettings()``.
+            calibration_inputs: the data, as for `clika_compile`; see above.
+            deployment_settings: the target; by default that of the module.
+            layer_quantization_settings: overrides for single layers, as for `clika_compile`.
+            data_transform_fn: applied to each element, as for `clika_compile`.
+            forward_fn: how to call the model on an element, as for `clika_compile`.
+            distributed_training_settings: whether processes work together; by default as the module was compiled.
 
         Raises:
-            TargetError: it was loaded, and its target needs settings that have no defaults.
+            ModelError: there is no data, or it does not fit; or the settings cannot be satisfied.
+            TargetError: the target computes in float, or no plugin provides it.
         """
-        return own_deployment_settings(self)
+        given = CalibrationArguments(
+            quantization_settings,
+            calibration_inputs,
+            deployment_settings,
+            layer_quantization_settings,
+            data_transform_fn,
+            forward_fn,
+            distributed_training_settings,
+        )
+        return quantize(self, given)
+
+    def clika_quantize_to_goal(
+        self,
+        eval_fn: Callable[[Self], float],
+        max_drop: float,
+        quantization_settings: QuantizationSettings | None = None,
+        *,
+        calibration_inputs: Iterable[Any] | None = None,
+        deployment_settings: BaseDeploymentSettings | None = None,
+        layer_quantization_settings: Mapping[str, LayerQuantizationSettings] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
+    ) -> AccuracySearch:
+        """Quantize as much as possible while ``eval_fn`` drops by at most ``max_drop``; return the candidates.
+
+        The search bisects sensitivity thresholds: a model of a hundred layers is evaluated eight or nine times, the
+        float model first. The module keeps the best candidate, even if ``eval_fn`` raises or is interrupted. If not
+        even one layer may be quantized, it stays float, and the ``reason`` of the result says why.
+
+        Args:
+            eval_fn: takes this module, in eval mode and without gradients, and returns a score; higher is better.
+            max_drop: maximum drop of the score, in its own units; at least 0.
+            quantization_settings: as for `clika_compile`. The search replaces its threshold, which decides together
+                with ``sparing`` which layers stay float: ``automatic_skip_quantization=False`` and
+                ``skip_tail_quantization=False`` have no effect, with a warning. Nor has ``optimize_for="latency"`` with
+                weight-only quantization; otherwise layers are timed before the search, and the whole model is not.
+            calibration_inputs: this and the following, as for `clika_initialize_algorithms`.
+            deployment_settings: the target.
+            layer_quantization_settings: overrides for single layers.
+            data_transform_fn: applied to each element.
+            forward_fn: how to call the model on an element.
+            distributed_training_settings: if processes work together, all of them call this, and the score of rank 0
+                counts; by default as the module was compiled.
+
+        Raises:
+            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` is negative or
+                no number.
+            TargetError: as `clika_initialize_algorithms`.
+        """
+        given = CalibrationArguments(
+            quantization_settings,
+            calibration_inputs,
+            deployment_settings,
+            layer_quantization_settings,
+            data_transform_fn,
+            forward_fn,
+            distributed_training_settings,
+        )
+        return quantize_to_goal(self, eval_fn, max_drop, given)
+
+    def clika_summary(self) -> Quantization:
+        """Return the decision for each layer with its reason, and the effect of other thresholds; prints as two tables.
+
+        Raises:
+            ModelError: nothing was decided, or only the scales are known, as in a loaded module.
+        """
+        return require_decisions(self.clika_state)
 
     @property
-    def clika_logs_dir(self) -> str | PathLike[str] | None:
-        """The folder for the logs of later calls; None writes none. It can be set."""
-        return self._clika_logs_dir
+    def clika_quantization(self) -> Quantization | None:
+        """The decision for each layer, and the effect of other thresholds; None where `clika_summary` raises."""
+        return self.clika_state.quantized and self.clika_state.quantized.found
 
-    @clika_logs_dir.setter
-    def clika_logs_dir(self, folder: str | PathLike[str] | None) -> None:
-        self._clika_logs_dir = folder
+    # Prune, and add adapters
 
-    # Export
+    def clika_prune(
+        self,
+        pruning_settings: PruningSettings | None = None,
+        *,
+        layer_pruning_settings: Mapping[str, LayerPruningSettings] | None = None,
+        calibration_inputs: Iterable[Any] | None = None,
+        data_transform_fn: Callable[[Any], Any] | None = None,
+        forward_fn: ForwardFn | None = None,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
+    ) -> PruningReport:
+        """Prune a compiled module; return the removed parts, which print as a table.
+
+        The first few dozen samples of the data are used to estimate the error of the outputs, so pass them in no
+        particular order. Prune first, then fine-tune, and quantize last; to combine both kinds of pruning, remove
+        channels before masking weights. Pruning replaces parameters, so create a new optimizer afterwards.
+
+        Args:
+            pruning_settings: as for `clika_compile`; by default ``PruningSettings()``.
+            layer_pruning_settings: overrides for single layers, as for `clika_compile`.
+            calibration_inputs: the data, as for `clika_compile`; by default the data that the module holds.
+            data_transform_fn: applied to each element, as for `clika_compile`.
+            forward_fn: how to call the model on an element, as for `clika_compile`.
+            distributed_training_settings: whether processes work together; by default as the module was compiled.
+
+        Raises:
+            ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or the
+                settings cannot be satisfied.
+            PassError: a node returns other types than expected after removal, which is a bug.
+        """
+        given = PruningArguments(
+            pruning_settings,
+            layer_pruning_settings,
+            calibration_inputs,
+            data_transform_fn,
+            forward_fn,
+            distributed_training_settings,
+        )
+        return prune(self, given)
+
+    def clika_attach_lora(
+        self,
+        lora_settings: LoraSettings | None = None,
+        *,
+        distributed_training_settings: DistributedTrainingSettings | None = None,
+    ) -> AdapterReport:
+        """Attach adapters to a compiled module; return the adapters, which print as a table.
+
+        From then on only the adapters are trained: all other parameters, including learned quantization scales, no
+        longer require gradients. The outputs do not change at first. A quantized module stays quantized, with the same
+        quantized weights and learned scales; its calibration ranges are dropped. Create a new optimizer from the
+        parameters that require gradients.
+
+        Args:
+            lora_settings: the layers to adapt, and the rank; by default all layers.
+            distributed_training_settings: if several processes work together, all of them call this and get the
+                adapters of the first rank; by default as the module was compiled.
+
+        Raises:
+            ModelError: a name in the settings matches no layer, the module has adapters already, or its batch norms are
+                live; or another process has another module.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        return attach_lora(self, lora_settings, distributed_training_settings)
+
+    def clika_lora_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the adapters, two matrices for each layer, under the names of the ``peft`` package, for safetensors.
+
+        Raises:
+            ModelError: the module has no adapters.
+        """
+        return adapter_state(require_adapters(self))
+
+    def clika_lora_config(self) -> dict[str, Any]:
+        """Return the contents of ``adapter_config.json`` in the format of the ``peft`` package, ready for ``json``.
+
+        Raises:
+            ModelError: the module has no adapters.
+        """
+        return adapter_config(require_adapters(self))
+
+    def clika_load_lora_state_dict(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """Load adapters, two matrices for each layer, from `clika_lora_state_dict` or from ``peft``.
+
+        Raises:
+            ModelError: the module has no adapters, or the adapters do not match; all mismatches are listed, and nothing
+                is loaded.
+        """
+        load_adapter_state(require_adapters(self), state_dict)
+
+    def clika_merge_lora(self) -> None:
+        """Merge the adapters into the weights and remove them; frozen parameters stay frozen.
+
+        Raises:
+            ModelError: the module has no adapters, or one belongs to a layer with a quantized, masked or tied weight.
+        """
+        merge_lora(self)
+
+    # Export, and compare
 
     def clika_export(  # noqa: PLR0917 - clika-ace's arguments, and one more
         self,
@@ -346,43 +448,21 @@ class ClikaModule(AdaptedModule):
             ModelError: an argument does not fit the model, or ``file`` cannot be written, or has another suffix.
             TargetError: the target cannot run the model, or its results differ from this module's.
         """
-        check_types(locals())  # only the arguments at this point
-        deployment = deployment_settings or self._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-        registry = self._clika_registry or load_registry()
-        place = artifact_path(file, deployment, registry)
-        require_exportable(self)
-        if self._clika_simulation is not None and not self.training:  # the simulation must match the artifact
-            self._clika_simulation.prepare(self.graph, self._log_scales, looks_at_numbers=True)
-        form = current_configuration()
-        inputs = resolve_names("input_names", input_names, [v.name for v in self._clika_graph.inputs])
-        defaults = form.kept(self._clika_signature.output_names(inputs))
-        plan = self._plan_for(deployment)
-        request = ExportRequest(
-            self.graph.clone(form.kept(self.graph.outputs)),
-            place,
-            list_examples(self, example_inputs),
-            lambda inputs: form.kept(self._graph_outputs(inputs)),
-            inputs,
-            resolve_names("output_names", output_names, defaults, taken=inputs),
-            dynamic_axes,
-            plan,
-            self._clika_options,
-            self._count_sizes(),
-            form,
-        )
-        with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():
-            self._warn_of_trained_weights(plan, log)
-            artifact = export(request, deployment, registry, log)
-            self._keep_log(log)
-        return artifact
+        given = ExportArguments(file, example_inputs, input_names, output_names, dynamic_axes, deployment_settings)
+        return export_module(self, given)
 
-    def _graph_outputs(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Compute the graph on copies of the inputs; buffers do not change."""
-        with torch.no_grad():
-            outputs, _ = interpret(self.graph, [t.clone() for t in inputs])
-        return outputs
+    def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:
+        """Quantize for each target from the calibration ranges and compare the results; prints as a table.
 
-    # Inspection
+        Files are written as by `clika_export`, in the form of `export_configuration`. If a target lacks a requested
+        feature, such as a weight width, or rejects a node, its row says so.
+
+        Raises:
+            ModelError: the module holds no ranges, or nothing was decided from them yet; or no target is given, or an
+                argument has the wrong type; or the form names an output that does not exist.
+            TargetError: no plugin provides a target.
+        """
+        return compare_targets(self, deployments)
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
         """Return dummy inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
@@ -393,6 +473,71 @@ class ClikaModule(AdaptedModule):
             ModelError: the module is empty.
         """
         return generate_dummy_inputs(self)
+
+    # Save, and load
+
+    def clika_save(
+        self,
+        path: str | PathLike[str],
+        *,
+        keep_float_weights: bool = False,
+        keep_calibration_inputs: bool = False,
+    ) -> None:
+        """Save the module in one file; `clika_load` restores it without the original's source.
+
+        The file holds the graph, its guards, weights and masks, the quantization plan, calibration ranges, learned
+        scales and settings. Quantized weights are stored as integers: the loaded module computes and exports the same,
+        bit for bit, and its float weights are the dequantized ones. The path is used as given; no suffix is added. The
+        file is replaced atomically; until then an old file stays as it was.
+
+        Args:
+            path: the file to write.
+            keep_float_weights: store all weights as they are, so that training can continue from them.
+            keep_calibration_inputs: store the calibration inputs that the module has kept, up to 64 MB, so that the
+                loaded module can be quantized for another target, or differently, without data.
+
+        Raises:
+            ModelError: no file can be written there; or the module is empty, or holds tensors that are not part of its
+                graph.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        save(self, path, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
+
+    @classmethod
+    def clika_load(cls, path: str | PathLike[str]) -> Self:
+        """Load a module that `clika_save` wrote; nothing in the file is executed.
+
+        Raises:
+            ModelError: the file cannot be read, is truncated, altered, of a newer format or no saved module, or needs
+                plugins or classes that are not installed; the message says which.
+        """
+        module = cls()
+        load(module, path)
+        return module
+
+    def clika_serialize(self, *, keep_float_weights: bool = False, keep_calibration_inputs: bool = False) -> bytes:
+        """Return the file contents that `clika_save` writes, as bytes.
+
+        ``keep_float_weights`` and ``keep_calibration_inputs`` are as for `clika_save`.
+
+        Raises:
+            ModelError: the module is empty, or holds tensors that are not part of its graph.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        return serialize(self, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
+
+    @classmethod
+    def clika_from_serialized(cls, serialized: bytes) -> Self:
+        """Load a module from the bytes of `clika_serialize`; nothing in them is executed.
+
+        Raises:
+            ModelError: as `clika_load`.
+        """
+        module = cls()
+        deserialize(module, serialized)
+        return module
+
+    # Inspect
 
     def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
         """Export the module and return the precision of each node in the runtime.

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any
 
-from clika_ref.capture.origins import is_user_file
+from clika_ref.compiled.state import EMPTY_MODULE, CompiledModule
+from clika_ref.core.errors import ModelError
+from clika_ref.module.running import call
+
+OWN_FORWARD = "_clika_forward"
+"""The attribute that holds the graph's own forward, as a function of the module."""
 
 
 class ClassCallableMethod(property):
@@ -18,20 +22,23 @@ class ClassCallableMethod(property):
         return self.__get__(module)(*args, **kwargs)
 
 
-def user_stacklevel() -> int:
-    """Return the ``stacklevel`` of the user's frame for the caller, past the frames of hooks and containers."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and not is_user_file(frame.f_code.co_filename):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def make_forward(signature: inspect.Signature) -> Callable[..., Any]:
-    """Return a ``forward`` that reports the given signature as its own."""
+def set_forward(module: CompiledModule) -> None:
+    """Make the graph's own ``forward`` at once: the next call may come from a tracer, which cannot make it."""
+    signature = module.clika_state.signature.call_signature
 
     def forward(clika_module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        return clika_module._call(args, kwargs)
+        return call(clika_module, args, kwargs)
 
     own = inspect.Parameter("clika_module", inspect.Parameter.POSITIONAL_ONLY)
     forward.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
-    return forward
+    module.__dict__[OWN_FORWARD] = forward
+
+
+def own_forward(module: CompiledModule) -> Callable[..., Any]:
+    """Return the graph's own ``forward``, bound to a module."""
+    return module.__dict__.get(OWN_FORWARD, _reject_empty).__get__(module)  # dynamo does not support MethodType
+
+
+def _reject_empty(*_: Any, **__: Any) -> None:
+    """Raise the error for a call of an empty module."""
+    raise ModelError(EMPTY_MODULE)

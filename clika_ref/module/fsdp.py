@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -12,9 +13,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from clika_ref.compiled.state import CompiledModule, CompiledState
+from clika_ref.compiled.weights import PARTS_SHARDED
 from clika_ref.core.errors import ModelError
-from clika_ref.core.ir import Graph
-from clika_ref.module.weights import PARTS_SHARDED
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -73,8 +74,25 @@ def gather_full_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor.detach().clone()
 
 
-def release_weights(*graphs: Graph) -> None:
-    """Release the weights of graphs, which would stay in memory unsharded; they are bound again before use."""
-    for graph in graphs:
-        for value in graph.constants.values():
-            value.data = None
+def release_whole_weights(state: CompiledState) -> None:
+    """Release what was computed from the whole weights, which would stay in memory; it is computed again before use."""
+    state.simulation = None
+    for value in state.calibration.graph.constants.values() if state.calibration else ():
+        value.data = None
+
+
+AnyModule = TypeVar("AnyModule", bound=CompiledModule)
+
+
+def gather(module: AnyModule, make_empty: Callable[[], AnyModule]) -> AnyModule:
+    """Return a module with the whole weights of a sharded one, and its state; all ranks call it."""
+    if not is_sharded(module) and not hasattr(module, "unshard"):  # kept while weights are whole
+        return module
+    broadcast_buffers(module)
+    found, state = make_empty(), module.clika_state
+    found.load_state_dict({name: gather_full_tensor(tensor) for name, tensor in module.state_dict().items()})
+    gathered = found.clika_state
+    gathered.configure(state.deployment, state.options, state.logs_dir, state.distributed)
+    gathered.calibration, gathered.request = state.calibration, state.request
+    gathered.examples, gathered.example_sizes = state.examples, Counter(state.example_sizes)
+    return found.train(module.training)

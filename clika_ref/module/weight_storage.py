@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from clika_ref.compiled.lowering import lower_for
 from clika_ref.core.deferred_constants import DeferredConstant
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.export.export import lower_for
 from clika_ref.quantization.qdq.insertion import Plan, quantize_layer_weight, scale_axis_of
 from clika_ref.quantization.qdq.invert_folding import find_inverse_steps
 from clika_ref.quantization.qdq.layer_weights import data_of, weight_of

@@ -189,9 +189,11 @@ def _encode_node(node: Node) -> list[Any]:
 
 
 def graph_from_json(
-    document: Mapping[str, Any], find: Callable[[str], Operator | None], tensors: Mapping[str, torch.Tensor]
+    document: Mapping[str, Any],
+    find: Callable[[str], Operator | None],
+    tensors: Mapping[str, torch.Tensor] | None = None,
 ) -> Graph:
-    """Rebuild a graph with given tensors; ``find`` returns an operator by name.
+    """Rebuild a graph with given tensors, or without any; ``find`` returns an operator by name.
 
     Raises:
         ModelError: the graph is of another version, uses an operator that no plugin declares or attributes that the
@@ -217,8 +219,10 @@ def graph_from_json(
         values[name] = graph.add_input(read_type(kind), name)
     for name, kind in zip(document["constants"], document["constant_types"], strict=True):
         # The traced type: a weight that was cast later is then rejected here as in the module itself.
-        values[name] = graph.add_constant(tensors[name], name, read_type(kind))
-        _check_shape(values[name], tensors[name])
+        tensor = None if tensors is None else tensors[name]
+        values[name] = graph.add_constant(tensor, name, read_type(kind))
+        if tensor is not None:
+            _check_shape(values[name], tensor)
     for name, low, high, source, dim, example in document["symbols"]:
         graph.symbols[name] = Symbol(name, low, high, SymbolSource(source, dim), example)
     graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document["guards"]]  # type: ignore[arg-type]

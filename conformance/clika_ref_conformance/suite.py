@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from clika_ref.compiled.lowering import lower
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
-from clika_ref.export.export import lower
 from clika_ref.export.interface import name_interface
 from clika_ref.targets.arithmetic import Arithmetic, arithmetic_of
 from clika_ref_conformance.cases import Case, Check, Task

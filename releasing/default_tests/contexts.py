@@ -15,7 +15,7 @@ class FunctionContexts:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Name the context by the test, without its parameters."""
-        measurement, context = coverage.Coverage.current_value(), item.nodeid.partition("[")[0]
+        measurement, context = coverage.Coverage.current(), item.nodeid.partition("[")[0]
         if measurement is not None and context != self.context:
             measurement.switch_context(context)
             self.context = context

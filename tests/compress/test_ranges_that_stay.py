@@ -18,8 +18,8 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.compress import quantize
-from clika_ref.export.latency import LayerTimer
+from clika_ref.compiled.latency import LayerTimer
+from clika_ref.compress import graph_quantization
 from clika_ref.quantization.calibration.calibrator import Reservoir
 from clika_ref.quantization.pipeline import QuantizationPipeline
 
@@ -34,7 +34,7 @@ def test_data_of_which_nothing_was_read_leaves_nothing_to_go_on_with(bad):
     with pytest.raises(ModelError, match=r"no element|NaN"):
         module.clika_initialize_algorithms(calibration_inputs=bad)
     module.clika_initialize_algorithms()
-    assert module._clika_calibration.table.batches == 2
+    assert module.clika_state.calibration.table.batches == 2
 
 
 def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows_was_interrupted(monkeypatch):
@@ -44,7 +44,7 @@ def test_data_that_was_read_to_its_end_is_not_asked_for_again_where_what_follows
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms(calibration_inputs=iter(batches()))
     module.clika_initialize_algorithms()
-    assert module._clika_calibration.table.batches == 4
+    assert module.clika_state.calibration.table.batches == 4
 
 
 def interrupted(*_, **__):
@@ -74,12 +74,12 @@ def test_weights_are_known_again_where_a_module_was_copied_or_loaded(tmp_path, w
     other = copy.deepcopy(module) if way == "copied" else ClikaModule()
     if way == "saved":
         other.load_state_dict(module.state_dict())
-    other._clika_logs_dir = tmp_path
+    other.clika_state.logs_dir = tmp_path
     assert not warned_of_weights(other.eval(), tmp_path)
     with torch.no_grad():
         other.get_parameter("first.weight").mul_(1.5)
     assert warned_of_weights(other, tmp_path)
-    assert "finds them anew, given calibration_inputs" in told(tmp_path)
+    assert "computes new scales, given calibration_inputs" in told(tmp_path)
 
 
 def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_there_are_none(monkeypatch):
@@ -88,7 +88,7 @@ def test_where_nothing_was_decided_yet_by_the_ranges_targets_are_not_told_that_t
         patched.setattr(QuantizationPipeline, "decided", interrupted)
         with pytest.raises(KeyboardInterrupt):
             module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
-    with pytest.raises(ModelError, match=r"nothing was decided yet by the ranges .* which reads no data"):
+    with pytest.raises(ModelError, match=r"holds calibration ranges, but was not quantized .* which reads no data"):
         module.clika_compare_targets(HERE)
     module.clika_initialize_algorithms(deployment_settings=HERE)
     assert module.clika_compare_targets(HERE).rows[0].of_layers == 2
@@ -103,17 +103,17 @@ def test_an_interrupted_pass_goes_on_though_older_ranges_served_meanwhile():
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms(calibration_inputs=interrupted())
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0.5))
-    assert module._clika_unfinished.table.batches == 6
+    assert module.clika_state.unfinished.table.batches == 6
     module.clika_initialize_algorithms(calibration_inputs=batches(7, seed=7))
-    assert module._clika_calibration.table.batches == 7
-    assert module._clika_unfinished is None
+    assert module.clika_state.calibration.table.batches == 7
+    assert module.clika_state.unfinished is None
 
 
 def test_data_that_nobody_has_read_stays_when_weights_are_loaded():
     module = traced(calibration_inputs=iter(batches()))
     module.load_state_dict(module.state_dict())
     module.clika_initialize_algorithms()
-    assert module._clika_calibration.table.batches == 4
+    assert module.clika_state.calibration.table.batches == 4
 
 
 @pytest.mark.parametrize(("count", "traced_with"), [(6, 4), (3, 3)])
@@ -121,8 +121,8 @@ def test_the_few_elements_that_were_traced_with_are_no_data_when_weights_are_loa
     module = compiled(calibration_inputs=iter(batches(count)), logs_dir=tmp_path)
     module.load_state_dict(module.state_dict())
     module.clika_initialize_algorithms()
-    assert module._clika_calibration.table.batches == traced_with
-    warned = "The ranges are those of the 4 inputs that the module was traced with" in told(tmp_path)
+    assert module.clika_state.calibration.table.batches == traced_with
+    warned = "The ranges are those of the 4 tracing inputs" in told(tmp_path)
     assert warned is (count > traced_with)
 
 
@@ -130,13 +130,13 @@ def test_sizes_stay_when_weights_are_loaded_and_when_ranges_are_found_anew(monke
     first_only = lambda self, inputs: self.batches or self.batches.append(inputs)  # noqa: E731
     monkeypatch.setattr(Reservoir, "offer", first_only)
     module = compiled()
-    sizes = module._count_sizes()
+    sizes = module.clika_state.sizes
     assert {dict(one)[name] for one in sizes for name, _ in one} == {4, 5, 6, 7}
     few = QuantizationSettings(weights_num_bits=4, prefer_weights_only_quantization=True)
     module.clika_initialize_algorithms(few)
-    assert module._count_sizes() == sizes
+    assert module.clika_state.sizes == sizes
     module.load_state_dict(module.state_dict())
-    assert module._count_sizes() == sizes
+    assert module.clika_state.sizes == sizes
 
 
 def test_what_is_left_to_a_target_is_what_each_target_does():
@@ -160,11 +160,11 @@ def test_targets_that_are_emulated_are_compared_without_times_where_the_user_wan
 
 
 def test_nan_that_nothing_reads_is_no_reason_to_refuse_a_model():
-    assert compiled()._clika_quantized is not None
+    assert compiled().clika_state.quantized is not None
 
 
 def test_a_layer_in_few_bits_that_reads_a_computed_bias_is_not_timed(monkeypatch):
-    monkeypatch.setattr(quantize, "measure_ratio_to_float", lambda *_: 0.5)
+    monkeypatch.setattr(graph_quantization, "measure_ratio_to_float", lambda *_: 0.5)
 
     class Computed(nn.Module):
         def __init__(self):
@@ -178,4 +178,4 @@ def test_a_layer_in_few_bits_that_reads_a_computed_bias_is_not_timed(monkeypatch
     few = QuantizationSettings(prefer_weights_only_quantization=True, quantization_sensitivity_threshold=1.0)
     options = {"deployment_settings": HERE, "clika_compile_options": ClikaCompileOptions(optimize_for="latency")}
     module = clika_compile(Computed().eval(), calibration_inputs=batches(), quantization_settings=few, **options)
-    assert module._clika_quantized.plan.packed_weights
+    assert module.clika_state.quantized.plan.packed_weights

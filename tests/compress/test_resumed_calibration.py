@@ -21,7 +21,7 @@ def after_an_interrupt(module, data, stops=5):
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
     module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
-    return module._clika_calibration
+    return module.clika_state.calibration
 
 
 @pytest.mark.parametrize("smoothing", ["on", "off"])
@@ -81,7 +81,7 @@ def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(
     before = file.read_bytes()
     module = compiled(ranges_file=file, calibration_inputs=batches()[::-1], logs_dir=tmp_path)
     assert "begins with another batch than the ranges in" in told(tmp_path)
-    assert module._clika_calibration.table.batches == 4
+    assert module.clika_state.calibration.table.batches == 4
     assert file.read_bytes() == before
     assert RangeTable.load(file).first == batch_fingerprint(batches()[:1])
 
@@ -100,8 +100,8 @@ def test_what_is_smoothed_is_so_once_where_a_pass_goes_on_with_the_ranges_of_a_f
         module.clika_initialize_algorithms(calibration_inputs=stopping(), deployment_settings=HERE)
     for one in (module, alone):
         one.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
-    assert module._clika_calibration.table.smoothing
-    assert module._clika_calibration.table.batches == 6
+    assert module.clika_state.calibration.table.smoothing
+    assert module.clika_state.calibration.table.batches == 6
     assert torch.equal(module.eval()(data[0]), alone.eval()(data[0]))
 
 
@@ -110,7 +110,7 @@ def test_ranges_of_a_file_serve_later_decisions_though_other_data_stood_beside_i
     compiled(ranges_file=file)
     module = compiled(ranges_file=file, calibration_inputs=batches()[::-1][:3], logs_dir=tmp_path)
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0.1))
-    assert module._clika_calibration.table.batches == 4
+    assert module.clika_state.calibration.table.batches == 4
     module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
     assert "the pass that was interrupted" not in told(tmp_path)
 
@@ -131,7 +131,7 @@ def test_a_pass_begins_anew_where_weights_were_changed_since_it_was_interrupted(
     assert "its 5 batches are run again" in told(tmp_path)
     with torch.no_grad():
         largest = max(float(original(x).abs().max()) for x in data)
-    (output,) = module._clika_calibration.graph.outputs
-    found = module._clika_calibration.table.values[output.name]
+    (output,) = module.clika_state.calibration.graph.outputs
+    found = module.clika_state.calibration.table.values[output.name]
     assert max(-found.low, found.high) == pytest.approx(largest, rel=1e-4)
-    assert module._clika_calibration.table.batches == 6
+    assert module.clika_state.calibration.table.batches == 6

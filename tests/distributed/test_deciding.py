@@ -6,7 +6,7 @@ from clika_ref.distributed.decisions import _from_message, _to_message
 
 
 def test_what_is_decided_is_the_same_on_the_other_side():
-    found = compiled()._clika_quantized.found
+    found = compiled().clika_state.quantized.found
     again = _from_message(*_to_message(found), found.plan.scheme)
     assert (again.layers, again.what_if, again.observer, again.bytes) == (
         *([*found.layers], [*found.what_if]),

@@ -83,13 +83,13 @@ def compiled(model, data, settings=ALL, **options):
 
 def plan_of(module):
     """Return a digest of all that was decided, and of the scales that were learned since."""
-    saved = write_extra_state(*module._clika_quantized.to_document())
+    saved = write_extra_state(*module.clika_state.quantized.to_document())
     return hashlib.sha256(saved.numpy().tobytes()).hexdigest()
 
 
 def seen_by(module):
     """Return what a module keeps of its data, but for the form in which sums are held."""
-    found = module._clika_calibration
+    found = module.clika_state.calibration
     values = {name: statistics_to_json(statistics) for name, statistics in found.table.values.items()}
     for name, statistics in found.table.values.items():
         own = {"lows": statistics.lows.value, "highs": statistics.highs.value, "total": statistics.histogram.total}
@@ -122,9 +122,9 @@ def both(model, data, settings=ALL, **options):
     return {
         "plans": [plan_of(found), plan_of(alone)],
         "seen": [seen_by(found), seen_by(alone)],
-        "layers": [str(found._clika_quantized.plan.floats), str(alone._clika_quantized.plan.floats)],
-        "smoothed": len(found._clika_quantized.plan.smoothing),
-        "weights": len(found._clika_quantized.plan.weights) + len(found._clika_quantized.plan.packed_weights),
+        "layers": [str(found.clika_state.quantized.plan.floats), str(alone.clika_state.quantized.plan.floats)],
+        "smoothed": len(found.clika_state.quantized.plan.smoothing),
+        "weights": len(found.clika_state.quantized.plan.weights) + len(found.clika_state.quantized.plan.packed_weights),
     }
 
 
@@ -185,7 +185,7 @@ def quantized_later():
         plans.append(plan_of(of))
         scores = iter([1.0, 0.0, 1.0, 0.0, 1.0, 0.0] if of is alone or dist.get_rank() == 0 else [1.0] * 6)
         of.clika_quantize_to_goal(lambda _, scores=scores: next(scores), 0.5)
-        plans.append(plan_of(of) if of._clika_quantized else "float")
+        plans.append(plan_of(of) if of.clika_state.quantized else "float")
     return {"plans": plans}
 
 
@@ -424,8 +424,8 @@ def sharded_training():
     model = clika_distribute(module, SHARDED, steps=4)
     trained(model, halves()[0])
     local = sum(p.to_local().numel() for p in model.parameters())
-    held = [v.data for v in module._clika_graph.constants.values()] + [
-        v.data for v in module._clika_calibration.graph.constants.values()
+    held = [v.data for v in module.clika_state.graph.constants.values()] + [
+        v.data for v in module.clika_state.calibration.graph.constants.values()
     ]
     refused = told(lambda: module.clika_export(Path(sys.argv[4]) / "none.onnx"))
     x = images(1)[0]
@@ -444,7 +444,7 @@ def sharded_training():
         "told": refused,
         "numbers": numbers_of(whole),
         "digest": digest(whole),
-        "settings": [whole._clika_deployment == HERE, whole._clika_calibration is not None, whole.training],
+        "settings": [whole.clika_state.deployment == HERE, whole.clika_state.calibration is not None, whole.training],
         "same": [torch.equal(sharded, twice), torch.equal(*later), not torch.equal(sharded, later[0])],
     }
     if dist.get_rank() == 0:

@@ -137,7 +137,7 @@ def test_integers_between_half_precisions_have_scales_of_that_and_no_casts(form,
         # OpenVINO 2026.4 computes something else at each run there; the comparison keeps such a file from its place.
         with export_configuration(export_bf16=True), pytest.raises(TargetError, match="does not compute what was"):
             module.clika_export(tmp_path / "half.onnx")
-        module._configure_export(deployment, ClikaCompileOptions(compare_after_export=False))
+        module.clika_state.configure(deployment, ClikaCompileOptions(compare_after_export=False))
     with export_configuration(**{form: True}):
         artifact = module.clika_export(tmp_path / "half.onnx")
     read, model = dtypes_of(artifact.path)

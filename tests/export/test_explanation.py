@@ -132,7 +132,7 @@ def test_printed_it_is_a_table_with_its_sum_below():
 @pytest.mark.parametrize("is_planned", [True, False])
 def test_what_was_planned_and_is_not_done_is_missed(monkeypatch, is_planned):
     module = quantized() if is_planned else clika_compile(network(), tracing_inputs=[X])
-    target = module._clika_registry.targets["onnxruntime"]
+    target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(
         type(target),
         "explain",
@@ -153,7 +153,7 @@ def test_what_was_planned_and_is_not_done_is_missed(monkeypatch, is_planned):
 )
 def test_a_layer_that_the_runtime_names_nowhere_counts_as_missed_and_says_so(monkeypatch, said):
     module = quantized()
-    target = module._clika_registry.targets["onnxruntime"]
+    target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
     found = module.clika_explain()
     assert [(n.operator, n.runs) for n in found.missed] == [

@@ -14,9 +14,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.core.registry import load_registry
 from clika_ref.export.layer_check import find_regions, first_broken_layer
-from clika_ref.export.simulation import quantize_for_target
 
 X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 REGISTRY = load_registry()
@@ -49,7 +49,7 @@ def quantized(deployment):
         deployment_settings=deployment,
     )
     target = REGISTRY.targets[deployment.target]
-    return quantize_for_target(module.graph, module._clika_quantized.plan, target, REGISTRY), target
+    return quantize_for_target(module.graph, module.clika_state.quantized.plan, target, REGISTRY), target
 
 
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)

@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, clika_compile
+from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.core.errors import TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
 from clika_ref.export.quantized_check import compare_quantized
-from clika_ref.export.simulation import quantize_for_target
 
 X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 REGISTRY = load_registry()
@@ -38,7 +38,9 @@ def compiled():
         quantization_settings=QuantizationSettings(automatic_skip_quantization=False),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
-    graph = quantize_for_target(module.graph, module._clika_quantized.plan, REGISTRY.targets["onnxruntime"], REGISTRY)
+    graph = quantize_for_target(
+        module.graph, module.clika_state.quantized.plan, REGISTRY.targets["onnxruntime"], REGISTRY
+    )
     return graph, interpret(module.graph, [X])[0][0]
 
 
@@ -83,6 +85,6 @@ def test_an_output_in_float_beside_integers_may_differ_by_roundings(tmp_path):
         quantization_settings=QuantizationSettings(quantization_sensitivity_threshold=1e9),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
     )
-    assert module._clika_quantized.plan.weights.keys() == {"linear"}
+    assert module.clika_state.quantized.plan.weights.keys() == {"linear"}
     module.clika_export(tmp_path / "read.onnx")
     assert (tmp_path / "read.onnx").exists()

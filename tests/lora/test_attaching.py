@@ -267,7 +267,7 @@ def test_torch_compile_makes_one_graph_of_it_in_either_mode(settings):
 
 def test_a_module_with_adapters_is_not_pruned_but_a_pruned_one_is_adapted():
     module, data = compiled(Images, lora=lora()), batches(Images)
-    with pytest.raises(ModelError, match=r"has adapters beside its layers.*prune first"):
+    with pytest.raises(ModelError, match=r"cannot prune: the module has adapters.*Prune before"):
         module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)
     both = compiled(Images, INT8, lora(), pruning_settings=PruningSettings("structured", None, 0.5))
     assert both.pointwise.weight.shape[0] == 12

@@ -21,6 +21,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.compiled.state import log_scales_of
 
 CASES = [(Images, INT8), (Tokens, INT8), (Tokens, INT4)]
 IDS = ["images", "tokens", "few bits"]
@@ -92,7 +93,7 @@ def test_attached_to_integers_they_leave_them_and_all_that_was_decided(kind, set
     before, integers, plan = (
         module(x),
         integers_in(module.clika_export(tmp_path / "a.onnx")),
-        module._clika_quantized.plan,
+        module.clika_state.quantized.plan,
     )
     module.clika_attach_lora(lora(dropout_rate=0.3))
     assert torch.equal(module(x), before)
@@ -104,8 +105,8 @@ def test_attached_to_integers_they_leave_them_and_all_that_was_decided(kind, set
     assert after.keys() == integers.keys()
     assert all((after[name] == integers[name]).all() for name in integers)
     assert noise(module(x), run(artifact, x)) > 30
-    assert module._clika_quantized.plan.weights.keys() == plan.weights.keys()
-    assert not any(p.requires_grad for p in module._log_scales.values())
+    assert module.clika_state.quantized.plan.weights.keys() == plan.weights.keys()
+    assert not any(p.requires_grad for p in log_scales_of(module).values())
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
@@ -118,7 +119,7 @@ def test_training_computes_what_integers_and_adapters_do(kind, settings):
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
 def test_beside_integers_they_add_what_they_add_in_float(kind, settings):
     module, x = compiled(kind, settings, smoothing="on", equalization="on"), batches(kind, 1, seed=5)[0]
-    assert module._clika_quantized.plan.smoothing, "factors are followed, too"
+    assert module.clika_state.quantized.plan.smoothing, "factors are followed, too"
     module.clika_attach_lora(lora())
     plain = compiled(kind, lora=lora())
     with torch.no_grad():
@@ -138,11 +139,11 @@ def test_what_is_quantized_with_adapters_has_ranges_of_what_they_return(kind, se
     wanted = module(x)
     module.clika_initialize_algorithms(settings, calibration_inputs=batches(kind), deployment_settings=HERE)
     assert noise(wanted, module(x)) > 15
-    plan = module._clika_quantized.plan
+    plan = module.clika_state.quantized.plan
     assert kind is Tokens or "conv2d" in plan.activations, "the result of a layer has a range of its own"
     assert (settings is INT4) is bool(plan.packed_weights)
     assert not any("adapt" in name for name in (*plan.weights, *plan.packed_weights)), "adapters stay float"
-    assert not any(p.requires_grad for p in module._log_scales.values())
+    assert not any(p.requires_grad for p in log_scales_of(module).values())
     artifact = module.clika_export(tmp_path / "integers.onnx")
     assert noise(module(x), run(artifact, x)) > 30
     with pytest.raises(ModelError, match=r"query: it stands beside integers|stem: it stands beside integers"):
@@ -180,7 +181,7 @@ def test_a_loaded_module_is_adapted_without_data():
 
 def test_learned_scales_stay_learned():
     module, x = compiled(Images, INT8), batches(Images, 1)[0]
-    for log in module._log_scales.values():
+    for log in log_scales_of(module).values():
         log.data.fill_(0.2)
     before = module.eval()(x)
     module.clika_attach_lora(lora())
@@ -192,11 +193,11 @@ def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)).eval()
     data = [torch.randn(4, 3, 12, 12) for _ in range(3)]
     module = clika_compile(model, calibration_inputs=data, quantization_settings=INT8, deployment_settings=HERE)
-    assert module._clika_quantized.plan.scale_sources == {"max_pool2d": "conv2d"}
+    assert module.clika_state.quantized.plan.scale_sources == {"max_pool2d": "conv2d"}
     before = module(data[0])
     module.clika_attach_lora(lora(target_layers=["0"]))
-    assert module._clika_quantized.plan.scale_sources == {"max_pool2d": "conv2d_adapted"}
-    assert {"conv2d", "conv2d_adapted"} <= module._clika_quantized.plan.activations.keys(), "both in integers"
+    assert module.clika_state.quantized.plan.scale_sources == {"max_pool2d": "conv2d_adapted"}
+    assert {"conv2d", "conv2d_adapted"} <= module.clika_state.quantized.plan.activations.keys(), "both in integers"
     assert torch.equal(module(data[0]), before)
     assert torch.equal(module.train()(data[0]), before)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from clika_ref import BaseDeploymentSettings, ClikaModule, ModelError, clika_compile
 from clika_ref.core.registry import Plugin, build_registry, load_registry
-from clika_ref.module import checkpointed_module as checkpointed
+from clika_ref.module import checkpoint, clika_module
 from clika_ref.serialization import container
 from clika_ref.serialization.container import pack_file, unpack_file
 
@@ -71,7 +71,7 @@ def test_the_path_is_taken_as_it_is(module, tmp_path):
 def test_a_folder_is_refused(module, tmp_path):
     with pytest.raises(ModelError, match=r"cannot write '.*': it is a folder; add a file name"):
         module.clika_save(tmp_path)
-    with pytest.raises(ModelError, match=r"cannot load '.*': it is a folder; give the file in it"):
+    with pytest.raises(ModelError, match=r"cannot load '.*': it is a folder. Pass the path of a file in it"):
         ClikaModule.clika_load(tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_path_and_no_bytes_is_refused(module):
         module.clika_save(3)
     with pytest.raises(ModelError, match=r"path is None, a NoneType; give a path"):
         ClikaModule.clika_load(None)
-    with pytest.raises(ModelError, match=r"serialized is a str; give the bytes that clika_serialize returned"):
+    with pytest.raises(ModelError, match=r"serialized is a str. Pass the bytes of clika_serialize"):
         load("text")
 
 
@@ -103,7 +103,7 @@ def test_an_interrupt_while_saving_leaves_the_old_file_whole(module, tmp_path, m
         yield b"half of a fi"
         raise error
 
-    monkeypatch.setattr(checkpointed, "pack_file", interrupted)
+    monkeypatch.setattr(checkpoint, "pack_file", interrupted)
     with pytest.raises(error):
         module.clika_save(path)
     assert path.read_bytes() == before
@@ -224,7 +224,7 @@ def test_a_state_dict_whose_graph_is_no_bytes_is_refused(module, state):
 
 def test_what_is_no_tensor_in_a_state_dict_is_named(module):
     one, other, *_ = (name for name in module.state_dict() if name.endswith(".weight"))
-    with pytest.raises(ModelError, match=rf"holds '{one}' \(a int\), '{other}' \(a ndarray\), where its graph needs"):
+    with pytest.raises(ModelError, match=rf"holds '{one}' \(a int\), '{other}' \(a ndarray\) where its graph needs"):
         ClikaModule().load_state_dict({**module.state_dict(), one: 3, other: np.zeros(3)})
     with pytest.raises(ModelError, match=f"lacks '{one}', which its graph needs"):
         ClikaModule().load_state_dict({**module.state_dict(), one: None})
@@ -285,7 +285,7 @@ def test_steps_of_other_sizes_than_their_integers_are_refused_before_they_take_m
 def test_plugins_that_are_not_there_are_named(serialized, monkeypatch):
     whole = load_registry()
     few = build_registry(p for p in whole.plugins if p.name != "aten")
-    monkeypatch.setattr(checkpointed, "load_registry", lambda: few)
+    monkeypatch.setattr(clika_module, "load_registry", lambda: few)
     (aten,) = [p for p in whole.plugins if p.name == "aten"]
     assert isinstance(aten, Plugin)
     match = (
@@ -298,11 +298,11 @@ def test_plugins_that_are_not_there_are_named(serialized, monkeypatch):
 def test_a_target_that_is_not_there_is_missed_by_what_needs_it_only(serialized, module, monkeypatch):
     whole = load_registry()
     monkeypatch.setattr(
-        checkpointed, "load_registry", lambda: build_registry(p for p in whole.plugins if not p.targets)
+        clika_module, "load_registry", lambda: build_registry(p for p in whole.plugins if not p.targets)
     )
     loaded = load(serialized)
-    assert loaded._clika_wanted is None
-    assert loaded._clika_deployment == module._clika_deployment
+    assert loaded.clika_state.request is None
+    assert loaded.clika_state.deployment == module.clika_state.deployment
 
 
 class OurDeployment(BaseDeploymentSettings):
@@ -312,7 +312,7 @@ class OurDeployment(BaseDeploymentSettings):
 def test_deployment_settings_of_ones_own_are_found_by_their_names():
     x = torch.ones(2, 3)
     own = clika_compile(nn.Linear(3, 2), tracing_inputs=[x], deployment_settings=OurDeployment())
-    assert isinstance(load(own.clika_serialize())._clika_deployment, OurDeployment)
+    assert isinstance(load(own.clika_serialize()).clika_state.deployment, OurDeployment)
     unknown = altered(own.clika_serialize(), lambda d: d.update(deployment=["absent:Ours", {}]))
     with pytest.raises(
         ModelError, match=r"was compiled for a absent.Ours, which this process does not know: import the"
@@ -339,7 +339,7 @@ def test_settings_that_this_version_does_not_know_are_named(serialized):
 
 def test_a_file_written_before_a_setting_was_there_is_read(serialized):
     older = altered(serialized, lambda document: document["options"].pop("sparing"))
-    assert load(older)._clika_options.sparing == "auto"
+    assert load(older).clika_state.options.sparing == "auto"
 
 
 def test_a_name_that_is_code_stays_a_name(tmp_path):
@@ -361,9 +361,7 @@ def test_an_empty_module_and_strange_parameters_are_refused():
         ClikaModule().clika_serialize()
     module = compiled(Tokens)
     module.own = nn.Linear(2, 2)
-    with pytest.raises(
-        ModelError, match=r"the module holds 'own.bias', which is no part of its graph; take it off, and"
-    ):
+    with pytest.raises(ModelError, match=r"cannot save the module: 'own.bias' is not part of its graph. Remove it"):
         module.clika_serialize()
 
 

@@ -26,6 +26,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.compiled.state import log_scales_of
 from clika_ref.serialization.container import unpack_file
 
 CASES = {
@@ -129,7 +130,7 @@ def test_what_is_loaded_is_saved_as_it_was(case):
 
 def test_weights_that_become_integers_are_stored_as_these(case):
     _, module = case
-    plan = module._clika_quantized and module._clika_quantized.plan
+    plan = module.clika_state.quantized and module.clika_state.quantized.plan
     kinds, document = stored(module.clika_serialize())
     if plan is None:
         assert document["integers"] == {}
@@ -142,7 +143,7 @@ def test_weights_that_become_integers_are_stored_as_these(case):
 
 
 def test_loaded_weights_are_what_their_integers_stand_for(quantized):
-    loaded, plan = again(quantized), quantized._clika_quantized.plan
+    loaded, plan = again(quantized), quantized.clika_state.quantized.plan
     norm = quantized.get_parameter("stem.1.weight") / (quantized.get_buffer("stem.1.running_var") + 1e-5).sqrt()
     (scales,) = [
         plan.weights[n.name] for n in quantized.graph.nodes if n.inputs[1:2] and n.inputs[1].name == "stem.0.weight"
@@ -160,7 +161,7 @@ def test_all_weights_stay_as_they_are_where_that_is_asked_for(quantized):
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items() if name != "_extra_state")
     assert same(results(quantized, Convolutions), results(loaded, Convolutions))
-    assert quantized._clika_quantized.plan.moved.keys() == loaded._clika_quantized.plan.moved.keys() != set()
+    assert quantized.clika_state.quantized.plan.moved.keys() == loaded.clika_state.quantized.plan.moved.keys() != set()
 
 
 def test_tied_weights_are_stored_once_and_tied_again():
@@ -192,7 +193,7 @@ def test_what_does_not_come_back_bit_for_bit_stays_float():
     module = compiled(settings=None)
     module.clika_prune(PruningSettings("2:4", None), calibration_inputs=batches(Convolutions))
     module.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions), deployment_settings=HERE)
-    mask, plan = module.get_buffer("clika.masks.last.weight"), module._clika_quantized.plan
+    mask, plan = module.get_buffer("clika.masks.last.weight"), module.clika_state.quantized.plan
     plan.moved["conv2d_2"] = torch.where(mask, 0, 1).to(torch.int8)  # what is masked, rounded away from 0
     assert plan.weights.keys() >= {"conv2d_2"}
     assert "last.weight" not in stored(module.clika_serialize())[1]["integers"]
@@ -241,7 +242,7 @@ def test_a_deep_model_of_few_weights_takes_hardly_more_than_these():
         quantization_settings=ALL,
         deployment_settings=HERE,
     )
-    serialized, plan = module.clika_serialize(), module._clika_quantized.plan
+    serialized, plan = module.clika_serialize(), module.clika_state.quantized.plan
     constants = unpack_file(serialized)[0]["graph"]["constants"]
     table = json.loads(serialized[8 : 8 + int.from_bytes(serialized[:8], "little")])
     places = [table[name]["data_offsets"] for name in constants]
@@ -257,8 +258,8 @@ def test_what_was_learned_of_scales_is_saved(options):
     module = trained(compiled(**options), Convolutions)
     for loaded in (again(module), again(module, keep_float_weights=True)):
         assert same(results(module, Convolutions), results(loaded, Convolutions))
-        assert any(log.any() for log in loaded._log_scales.values())
-        assert trained(loaded, Convolutions, 1)._clika_options.batch_norm == options.get("batch_norm", "frozen")
+        assert any(log.any() for log in log_scales_of(loaded).values())
+        assert trained(loaded, Convolutions, 1).clika_state.options.batch_norm == options.get("batch_norm", "frozen")
 
 
 def test_few_bits_that_were_trained_are_saved():
@@ -296,7 +297,7 @@ def test_what_is_loaded_beside_another_default_device_is_on_the_cpu(quantized, l
 
 def test_what_is_frozen_and_the_mode_stay(own):
     own.get_parameter("stem.0.weight").requires_grad_(False)
-    name = next(iter(own._log_scales))
+    name = next(iter(log_scales_of(own)))
     own.get_parameter(name).requires_grad_(False)
     own.train()
     loaded = again(own)
@@ -321,14 +322,14 @@ def test_another_target_is_decided_for_as_before_with_the_inputs_that_were_kept(
 def test_without_inputs_ranges_wait_for_the_same_data_which_is_not_run_again(quantized, tmp_path):
     data = batches(Convolutions)
     loaded = again(quantized)
-    with pytest.raises(ModelError, match=r"saved with the ranges of 5 batches, but without inputs; give the same cal"):
+    with pytest.raises(ModelError, match=r"saved with the ranges of 5 batches, but without inputs. Pass the same cal"):
         loaded.clika_initialize_algorithms(ALL)
-    with pytest.raises(ModelError, match=r"or was loaded, and they or their inputs were not kept; give it data, with"):
+    with pytest.raises(ModelError, match=r"or it is a copy or was loaded without them. Pass data: clika_in"):
         loaded.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
-    loaded._clika_logs_dir = tmp_path
+    loaded.clika_state.logs_dir = tmp_path
     loaded.clika_initialize_algorithms(ALL, calibration_inputs=data[:1])
     assert "5 batches, 5 of them from before" in told(tmp_path)
-    assert loaded._clika_calibration.table.batches == 5
+    assert loaded.clika_state.calibration.table.batches == 5
     loaded.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
 
 
@@ -349,9 +350,9 @@ def test_ranges_of_weights_that_were_trained_since_are_known_as_such(own, tmp_pa
     with torch.no_grad():
         own.get_parameter("last.weight").mul_(1.5)
     loaded = again(own)
-    loaded._clika_logs_dir = tmp_path
+    loaded.clika_state.logs_dir = tmp_path
     loaded.clika_export(tmp_path / "model.onnx", batches(Convolutions, 1)[0])
-    assert "The weights have changed since their scales were found" in told(tmp_path)
+    assert "The weights have changed since their scales were computed" in told(tmp_path)
     loaded.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions))
     assert "its 5 batches are run again" in told(tmp_path)
 
@@ -370,12 +371,12 @@ def test_settings_are_those_that_were_chosen(tmp_path):
     serialized = module.clika_serialize()
     assert str(tmp_path).encode() not in serialized
     loaded = ClikaModule.clika_from_serialized(serialized)
-    assert loaded._clika_deployment == deployment
-    assert (loaded._clika_wanted.given, loaded._clika_wanted.layers) == (settings, layers)
-    assert loaded._clika_wanted.options == loaded._clika_options
-    assert (loaded._clika_options.observer, loaded._clika_options.ranges_file) == ("min-max", "")
-    assert loaded._count_sizes() == module._count_sizes()
-    assert again(module, keep_calibration_inputs=True)._count_sizes() == module._count_sizes()
+    assert loaded.clika_state.deployment == deployment
+    assert (loaded.clika_state.request.given, loaded.clika_state.request.layers) == (settings, layers)
+    assert loaded.clika_state.request.options == loaded.clika_state.options
+    assert (loaded.clika_state.options.observer, loaded.clika_state.options.ranges_file) == ("min-max", "")
+    assert loaded.clika_state.sizes == module.clika_state.sizes
+    assert again(module, keep_calibration_inputs=True).clika_state.sizes == module.clika_state.sizes
 
 
 # Processes

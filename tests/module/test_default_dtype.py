@@ -28,9 +28,9 @@ def test_learned_scales_are_loaded_as_they_were_saved(default):
 
 def test_what_is_decided_is_what_it_was_before(default):
     module = compiled()
-    before = module._clika_quantized.plan
+    before = module.clika_state.quantized.plan
     torch.set_default_dtype(default)
     module.clika_initialize_algorithms(ALL, deployment_settings=HERE)
-    after = module._clika_quantized.plan
+    after = module.clika_state.quantized.plan
     assert after.activations == before.activations
     assert all(torch.equal(scales, before.weights[name]) for name, scales in after.weights.items())

@@ -106,7 +106,7 @@ def test_a_module_computes_what_the_original_does(device, moved):
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
 def test_what_is_decided_is_what_a_cpu_decides(device, kind):
     there, here = quantized_on(device, kind), quantized_on("cpu", kind)
-    plans = [m._clika_quantized.plan for m in (there, here)]
+    plans = [m.clika_state.quantized.plan for m in (there, here)]
     assert plans[0].activations.keys() == plans[1].activations.keys()
     assert plans[0].floats == plans[1].floats
     for name, scale in plans[1].weights.items():

@@ -23,9 +23,9 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.capture.calibration_inputs import STREAM_EXAMPLE_COUNT
+from clika_ref.compiled.simulation import Simulation
 from clika_ref.core.registry import load_registry
 from clika_ref.export import quantized_check
-from clika_ref.export.simulation import Simulation
 from clika_ref.quantization.request import QuantizationRequest
 
 HERE = DeploymentSettings_ONNXRuntime_ONNX()
@@ -106,7 +106,7 @@ class Faulty(OnnxRuntime):
 def test_the_first_layer_that_a_runtime_computes_otherwise_is_named(tmp_path):
     twin = compiled()
     registry = load_registry()
-    twin._clika_registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
+    twin.clika_state.registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
     said = r"first layer that differs by itself is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ integers differ, by"
     with pytest.raises(TargetError, match=said):
         twin.clika_export(tmp_path / "net.onnx")
@@ -160,7 +160,7 @@ def test_integers_of_weights_that_changed_are_not_exported(module):
     x, twin = batches(1)[0], copy.deepcopy(module).eval()
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
-    said = r"integers of a quantized module are made of its weights.* call \.eval\(\) once more before it is exported"
+    said = r"its weights changed since they were quantized.* Call \.eval\(\) once more before the export"
     with pytest.raises(ModelError, match=said):
         torch.export.export(twin, (x,), strict=False)
     torch.export.export(twin.eval(), (x,), strict=False)
@@ -206,7 +206,7 @@ def test_a_batch_norm_whose_mean_equals_its_bias_is_weighed_without_gradients_of
     found = clika_compile(
         model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
     )
-    assert found._clika_quantized.plan.weights
+    assert found.clika_state.quantized.plan.weights
 
 
 def test_data_is_read_once_whatever_it_is_and_another_threshold_reads_none():
@@ -219,7 +219,7 @@ def test_data_is_read_once_whatever_it_is_and_another_threshold_reads_none():
 
     module = compiled(data=reading())
     assert read == [*range(6)]
-    assert module._clika_calibration.table.batches == 6
+    assert module.clika_state.calibration.table.batches == 6
     found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0))
     assert [bool(layer.reason) for layer in found.layers] == [True] * 3
     x = batches(1)[0]
@@ -267,7 +267,7 @@ def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(argu
         compiled(**settings, data=read_once())
     assert len(read) <= 2 * STREAM_EXAMPLE_COUNT
     module.clika_initialize_algorithms()
-    assert module._clika_calibration.table.batches == 6
+    assert module.clika_state.calibration.table.batches == 6
 
 
 @pytest.mark.parametrize("transform", [None, torch.neg])
@@ -291,17 +291,17 @@ def test_data_that_was_kept_is_asked_for_again_where_reading_it_was_interrupted(
     module = clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=data())
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms()
-    with pytest.raises(ModelError, match=r"interrupted after 5 batches; give the same calibration_inputs once more"):
+    with pytest.raises(ModelError, match=r"interrupted after 5 batches. Pass the same calibration_inputs to resume"):
         module.clika_initialize_algorithms()
     module.clika_initialize_algorithms(calibration_inputs=batches(6))
-    assert module._clika_calibration.table.batches == 6
+    assert module.clika_state.calibration.table.batches == 6
 
 
 @pytest.mark.parametrize("traced", ["tracing_inputs", "calibration_inputs"])
 def test_inputs_that_were_only_traced_with_are_calibrated_on_with_a_warning(tmp_path, traced):
     module = clika_compile(net(), **{traced: batches()}, logs_dir=tmp_path)
     module.clika_initialize_algorithms()
-    warned = "those of the 4 inputs that the module was traced with" in "".join(
+    warned = "those of the 4 tracing inputs, whose values may differ" in "".join(
         p.read_text() for p in tmp_path.iterdir()
     )
     assert warned is (traced == "tracing_inputs")
@@ -309,7 +309,7 @@ def test_inputs_that_were_only_traced_with_are_calibrated_on_with_a_warning(tmp_
 
 def test_a_copy_which_keeps_no_inputs_asks_for_data():
     copied = copy.deepcopy(clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=batches()))
-    with pytest.raises(ModelError, match=r"nothing to calibrate with: the module is a copy, or was loaded, .* give it"):
+    with pytest.raises(ModelError, match=r"no calibration data: the module is a copy or was loaded, .* Pass cal"):
         copied.clika_initialize_algorithms()
 
 
@@ -325,10 +325,10 @@ def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped
     with pytest.raises(KeyboardInterrupt):
         module.clika_initialize_algorithms(calibration_inputs=interrupted())
     assert torch.equal(module(x), before)
-    with pytest.raises(ModelError, match=r"interrupted after 5 batches; give the same calibration_inputs once more"):
+    with pytest.raises(ModelError, match=r"interrupted after 5 batches. Pass the same calibration_inputs to resume"):
         module.clika_initialize_algorithms()
     module.clika_initialize_algorithms(calibration_inputs=batches(6))
-    assert module._clika_calibration.table.batches == 6
+    assert module.clika_state.calibration.table.batches == 6
     assert torch.equal(module(x), compiled(data=batches(6))(x))
 
 
@@ -493,7 +493,7 @@ def test_a_bias_of_minus_infinity_takes_a_class_out_and_may_be_quantized():
     module = clika_compile(
         model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
     )
-    assert set(module._clika_quantized.plan.weights) >= {"conv2d", "conv2d_1"}
+    assert set(module.clika_state.quantized.plan.weights) >= {"conv2d", "conv2d_1"}
 
 
 def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
@@ -636,4 +636,4 @@ def test_a_module_whose_target_is_not_installed_says_what_to_install(module):
         r"plugins/tensorrt; .*\); or quantize it for another"
     )
     with pytest.raises(TargetError, match=message):
-        Simulation(replace(module._clika_quantized, target="tensorrt-llm"), nothing)
+        Simulation(replace(module.clika_state.quantized, target="tensorrt-llm"), nothing)

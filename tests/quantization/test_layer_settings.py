@@ -31,7 +31,7 @@ class Net(torch.nn.Module):
 
 @pytest.fixture(scope="module")
 def graph():
-    return clika_compile(Net(), tracing_inputs=[torch.ones(1, 4)])._clika_graph
+    return clika_compile(Net(), tracing_inputs=[torch.ones(1, 4)]).clika_state.graph
 
 
 def scopes_skipped(graph, layers):
@@ -111,7 +111,7 @@ def test_what_was_folded_or_removed_says_so():
         def forward(self, x):
             return self.drop(self.norm(self.conv(x)))
 
-    model = clika_compile(Normalized().eval(), tracing_inputs=[torch.ones(1, 3, 2, 2)])._clika_graph
+    model = clika_compile(Normalized().eval(), tracing_inputs=[torch.ones(1, 3, 2, 2)]).clika_state.graph
     written = model.clone()
     (norm,) = (node for node in written.nodes if node.kind == "batch_norm")
     written.replace(norm.output, norm.inputs[0])

@@ -9,11 +9,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from clika_ref.compress.target_comparison import TargetComparison
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import Origin, TensorType
 from clika_ref.export.explanation import Explanation
+from clika_ref.export.target_comparison import TargetComparison
 from clika_ref.lora.report import AdapterReport
 from clika_ref.pruning.report import PruningReport
 from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch

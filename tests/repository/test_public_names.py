@@ -34,7 +34,7 @@ ELSEWHERE = "arguments mean what they mean to"
 """How a docstring says which other one explains the arguments."""
 
 EXCUSED = {
-    "clika_ref.export.simulation.quantize_for_target": {
+    "clika_ref.compiled.lowering.quantize_for_target": {
         "TargetError"
     },  # of forms of a file, of which it asks for the usual one
 }

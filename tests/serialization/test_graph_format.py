@@ -156,7 +156,7 @@ def test_a_graph_survives_with_types_symbols_guards_origins_state_and_aliases():
 
 def test_a_signature_survives():
     module = compiled()
-    signature = module._clika_signature
+    signature = module.clika_state.signature
     again = signature_from_json(json.loads(json.dumps(signature_to_json(signature))))
     assert again == signature
 
@@ -271,7 +271,9 @@ def test_members_that_nothing_would_find_say_so():
 
 def test_a_default_that_this_process_does_not_know_is_missed_only_by_calls_that_give_it():
     module = clika_compile(moded, tracing_inputs=[torch.ones(2)])
-    document = json.dumps(signature_to_json(module._clika_signature)).replace("test_graph_format:Mode", "absent:Mode")
+    document = json.dumps(signature_to_json(module.clika_state.signature)).replace(
+        "test_graph_format:Mode", "absent:Mode"
+    )
     signature = signature_from_json(json.loads(document))
     assert signature.flatten((1,), {}) == [1]
     with pytest.raises(ModelError, match=r"its default .*absent:Mode.* is not part"):

@@ -54,7 +54,7 @@ def quantized(**options):
         quantization_settings=QuantizationSettings(weights_utilize_full_int_range=True),  # on any processor
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
-    )._clika_quantized.plan
+    ).clika_state.quantized.plan
 
 
 def test_an_observer_that_there_is_not_is_refused_before_data_is_read():

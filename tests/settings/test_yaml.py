@@ -414,7 +414,7 @@ def test_settings_are_arguments_of_a_compilation(read):
         calibration_inputs=[torch.randn(4, 8) for _ in range(2)],
         **{**arguments, "layer_pruning_settings": None, "is_model_pretrained": True},
     )
-    assert module._clika_quantized.plan.weights.keys() <= {"linear"}
+    assert module.clika_state.quantized.plan.weights.keys() <= {"linear"}
 
 
 def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):

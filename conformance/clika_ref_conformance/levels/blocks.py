@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from clika_ref import clika_compile
+from clika_ref.compiled.lowering import lower
 from clika_ref.core.ir import Graph
-from clika_ref.export.export import lower
 from clika_ref.export.interface import name_interface
 from clika_ref.module.clika_module import ClikaModule
 from clika_ref_conformance.blocks import sequences, vision

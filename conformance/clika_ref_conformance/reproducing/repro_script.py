@@ -29,12 +29,12 @@ try:
     import numpy as np
     import torch
 
+    from clika_ref.compiled.lowering import lower
     from clika_ref.core.errors import ClikaError
     from clika_ref.core.execution import interpret
     from clika_ref.core.invariants import verify
     from clika_ref.core.registry import Registry, load_registry
     from clika_ref.core.targets import Artifact
-    from clika_ref.export.export import lower
     from clika_ref.export.interface import name_interface
     from clika_ref.serialization.graph_format import decode, graph_from_json
     from clika_ref.settings.compile_options import target_hint

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import load_registry
 from clika_ref.core.violations import Violation, checker_of
-from clika_ref.export.export import target_for
 from clika_ref_cli.arguments import ModelKind, kind_of, load_compiled, reject_unused_inputs
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import read_calls

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from clika_ref.compiled.lowering import target_named
 from clika_ref.core.registry import load_registry
-from clika_ref.export.export import target_named
 from clika_ref.settings.compile_options import BaseDeploymentSettings, deployment_settings_named, full_target_name
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings
@@ -84,7 +84,8 @@ def deployment_settings_for(target: str | None) -> BaseDeploymentSettings:
 
 def deployment_settings_of_saved(module: Any) -> BaseDeploymentSettings:
     """Return the deployment settings of a saved module."""
-    return module.clika_deployment_settings or deployment_settings_named(DEFAULT_TARGET)
+    own = module.clika_state.quantized
+    return module.clika_state.deployment or deployment_settings_named(own.target if own is not None else DEFAULT_TARGET)
 
 
 def check_artifact_suffix(place: Path | None, where: BaseDeploymentSettings | None) -> None:

@@ -17,12 +17,12 @@ import clika_ref
 from clika_ref.capture.callables import make_callable
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.signature import flatten_call
-from clika_ref.compress.model_comparison import Agreement, measure_agreement
-from clika_ref.compress.target_comparison import TargetComparison
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact, Runner, Target
-from clika_ref.export.export import target_for
+from clika_ref.export.model_comparison import Agreement, measure_agreement
+from clika_ref.export.target_comparison import TargetComparison
 from clika_ref_cli.arguments import ModelKind, kind_of, load_model, require_kind
 from clika_ref_cli.artifacts import artifact_of, find_file_targets, open_target_file, read_onnx
 from clika_ref_cli.command_settings import deployment_settings_for

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import clika_ref
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import load_registry
 from clika_ref.export.dry_run import count_operators
-from clika_ref.export.export import target_for
 from clika_ref.settings.compile_options import BaseDeploymentSettings
 from clika_ref_cli.graphs import module_graph
 

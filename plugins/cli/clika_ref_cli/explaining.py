@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import build_registry, load_registry
 from clika_ref.export.explanation import NOT_REPORTED, Explanation
-from clika_ref.export.export import target_for
 from clika_ref.reporting.tables import render_text_table
 from clika_ref.targets.emulation import describe_runtime
 from clika_ref_cli.arguments import ModelKind, kind_of, load_compiled, reject_unused_inputs

@@ -37,7 +37,7 @@ def module_graph(module: clika_ref.ClikaModule) -> GraphView:
     graph = module.graph
     held = [value.data for value in graph.constants.values()]
     weights = sum(data.nbytes for data in held if data is not None)
-    target = module.clika_target
+    target = module.clika_state.quantized.target if module.clika_state.quantized is not None else None
     last = f"{len(graph):,} nodes, {format_size(weights)} of weights"
     if target is not None:
         last += f", quantized for {target}: `clika-ref explain` shows which"

@@ -92,7 +92,7 @@ def quantize_model(subject: ModelWithData, found: CommandSettings, logs_dir: Pat
         module: Any = clika_ref.clika_compile(subject.model, **data, logs_dir=logs_dir, **arguments)
         return module
     _reject_options(found)
-    subject.model.clika_logs_dir = logs_dir
+    subject.model.clika_state.logs_dir = logs_dir
     subject.model.clika_initialize_algorithms(
         arguments["quantization_settings"],
         calibration_inputs=subject.calibration,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clika_ref.compress.visualization import require_visualizer
 from clika_ref.core.registry import load_registry
+from clika_ref.export.visualization import require_visualizer
 from clika_ref_cli.output_paths import prefix_errors_with_flag
 
 

@@ -211,7 +211,7 @@ def test_a_module_that_was_saved_without_inputs_serves_no_other_target_and_is_to
     ClikaModule.clika_load("q.clika").clika_save(tmp_path / "bare")
     result = clika_ref("export", tmp_path / "bare", "-o", tmp_path / "m.onnx", "--target", "ov")
     assert result.exit_code == 3
-    assert "error: there are no ranges by which to quantize the module for openvino" in result.stderr
+    assert "error: cannot quantize for openvino: the module holds no calibration ranges" in result.stderr
     assert not (tmp_path / "m.onnx").exists()
 
 

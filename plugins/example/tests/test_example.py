@@ -112,7 +112,7 @@ def test_onnx_runtime_computes_the_lowering(compiled, tmp_path):
 
 def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
     model, x, module = compiled
-    module._configure_export(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
+    module.clika_state.configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     artifact = module.clika_export(tmp_path / "model.safetensors")
     assert artifact.path.stat().st_size == artifact.facts["bytes"]
     assert torch.equal(Interpreter().load(artifact)([x])[0], model(x))
@@ -121,7 +121,7 @@ def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
 
 def test_the_target_refuses_random_numbers(tmp_path):
     module = clika_ref.clika_compile(lambda x: x + torch.rand_like(x), tracing_inputs=[torch.ones(2)])
-    module._configure_export(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
+    module.clika_state.configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     with pytest.raises(TargetError, match=r"interpreter cannot run 1 nodes .*\n.*: rand draws random numbers"):
         module.clika_export(tmp_path / "model.safetensors")
     assert not (tmp_path / "model.safetensors").exists()

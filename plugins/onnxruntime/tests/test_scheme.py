@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import clika_compile
+from clika_ref.compiled.lowering import lower
 from clika_ref.core.execution import interpret
 from clika_ref.core.registry import load_registry
-from clika_ref.export.export import lower
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.qdq.insertion import quantize_graph
 from clika_ref.quantization.qdq.placement import choose_placement

@@ -6,6 +6,7 @@ from clika_ref_onnxruntime import target as target_module
 from clika_ref_onnxruntime.plugin import clika_ref_targets
 from clika_ref_onnxruntime.target import OnnxRuntime
 
+from clika_ref.compiled.lowering import check_supported
 from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
@@ -13,7 +14,6 @@ from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.core.types import TensorType
-from clika_ref.export.export import check_supported
 
 OPERATORS = load_registry().operators
 

@@ -45,14 +45,14 @@ def compiled():
 def test_an_export_for_another_target_places_integers_as_that_one_wants_and_leaves_the_module_as_it_is(
     compiled, tmp_path
 ):
-    before = compiled._clika_quantized
+    before = compiled.clika_state.quantized
     x = torch.randn(4, 3, 12, 12)
     expected = compiled(x)
     own = compiled.clika_export(tmp_path / "own.onnx")
     other = compiled.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
     assert (own.target, other.target) == ("onnxruntime", "openvino")
     assert own.facts["nodes"] != other.facts["nodes"]
-    assert compiled._clika_quantized is before
+    assert compiled.clika_state.quantized is before
     assert torch.equal(compiled(x), expected)
     found = compiled.clika_explain(OPENVINO)
     assert found.target == "openvino"

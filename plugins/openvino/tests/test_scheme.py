@@ -151,9 +151,9 @@ def test_the_processor_decides_how_wide_weights_are():
 def test_the_preset_for_performance_has_the_middle_as_zero_point_and_runs_in_integers_alike():
     layer, behind, x, count = CASES["conv2d"]
     module = compiled(layer, behind, x, preset="performance")
-    (scale,) = module._clika_quantized.plan.activations.values()
+    (scale,) = module.clika_state.quantized.plan.activations.values()
     assert scale.zero_point == 128
-    (mixed,) = compiled(layer, behind, x)._clika_quantized.plan.activations.values()
+    (mixed,) = compiled(layer, behind, x).clika_state.quantized.plan.activations.values()
     assert mixed.zero_point != 128
     found = module.clika_explain()
     assert sum(node.planned == "int8" for node in found.nodes) == count

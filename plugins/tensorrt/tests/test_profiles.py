@@ -82,7 +82,7 @@ def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_
         Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None
     )
     module = compiled()
-    assert len(module._clika_calibration.reservoir.batches) == 1
+    assert len(module.clika_state.calibration.reservoir.batches) == 1
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
     for exported in (module, copy.deepcopy(module), loaded):

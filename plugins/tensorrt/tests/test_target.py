@@ -23,9 +23,9 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
-from clika_ref.compress.target_comparison import TargetComparison
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.registry import load_registry
+from clika_ref.export.target_comparison import TargetComparison
 from clika_ref.quantization.request import QuantizationRequest
 
 
@@ -305,7 +305,7 @@ def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_s
     tmp_path, monkeypatch
 ):
     module = compiled()
-    module._clika_logs_dir = tmp_path / "logs"
+    module.clika_state.logs_dir = tmp_path / "logs"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed
     message = "tensorrt is emulated by ONNX Runtime here, and onnxruntime is not installed; pip install onnxruntime"
     artifact = module.clika_export(tmp_path / "net.onnx")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clika_ref.compress.visualization import PictureFacts, ReportFacts
 from clika_ref.core.hooks import hookimpl
 from clika_ref.core.visualizers import Visualizer
+from clika_ref.export.visualization import PictureFacts, ReportFacts
 from clika_ref.reporting.console import format_size
 from clika_ref_visualize.pictures.graph_drawing import build_drawing
 from clika_ref_visualize.pictures.svg import write_svg

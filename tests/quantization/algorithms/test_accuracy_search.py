@@ -114,7 +114,11 @@ def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found(
     )
 
     def widths(m):
-        return [held.bits for held in m._clika_quantized.plan.packed_weights.values()] if m._clika_quantized else []
+        return (
+            [held.bits for held in m.clika_state.quantized.plan.packed_weights.values()]
+            if m.clika_state.quantized
+            else []
+        )
 
     found = module.clika_quantize_to_goal(lambda m: -float(4 in widths(m)), 0.5, settings, calibration_inputs=data)
     assert widths(module) == [8, 8, 8]
@@ -144,10 +148,10 @@ def test_what_changes_nothing_in_a_search_is_warned_of(tmp_path, settings, goal,
 def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
     _, data, module = compiled()
     module.clika_initialize_algorithms(calibration_inputs=data)
-    before, seen = module._clika_quantized, []
+    before, seen = module.clika_state.quantized, []
 
     def score(m):
-        seen.append(m._clika_quantized)
+        seen.append(m.clika_state.quantized)
         if len(seen) > calls:
             raise KeyboardInterrupt
         return -float(len(seen) == 2)  # the whole is not within, the first part of it is
@@ -155,7 +159,7 @@ def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
     with pytest.raises(KeyboardInterrupt):
         module.train().clika_quantize_to_goal(score, 0.5)
     assert module.training
-    assert module._clika_quantized.plan is (before if calls == 1 else seen[2]).plan
+    assert module.clika_state.quantized.plan is (before if calls == 1 else seen[2]).plan
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from small_schemes import OPERATORS, scheme_with
 from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
+from clika_ref.compiled.lowering import target_for
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.export.export import target_for
 from clika_ref.quantization import pipeline as stages_of_quantization
 from clika_ref.quantization.algorithms.mixed_precision import MAX_FLOAT_COST_SHARE, select_float_layers
 from clika_ref.quantization.algorithms.sensitivity import (

@@ -178,11 +178,11 @@ def test_no_node_divides_for_weights_in_few_bits_and_none_is_scaled_where_that_d
     graph = graph_of(Outlying())
     assert search_smoothing_factors(graph, SCHEME.layers, data(1), try_on)
     assert not search_smoothing_factors(graph, SCHEME.layers, data(1), try_on, SmoothingOptions(with_node_share=None))
-    assert not few_bits(Outlying())._clika_quantized.plan.smoothing
+    assert not few_bits(Outlying()).clika_state.quantized.plan.smoothing
     even = Normalized()
     even.norm.weight.data[3] = 1.0
     even.one.weight.data[:, 3] *= 40.0
-    assert not few_bits(even)._clika_quantized.plan.smoothing
+    assert not few_bits(even).clika_state.quantized.plan.smoothing
 
 
 def test_what_gives_way_between_convolutions_is_not_equalized_nor_what_others_read_too():
@@ -285,8 +285,8 @@ def test_ranges_that_were_smoothed_for_something_else_are_found_anew_without_dat
     module, fresh = compiled(first), compiled(then)
     module.clika_initialize_algorithms(then)
     assert torch.equal(module(data()[0]), fresh(data()[0]))
-    assert module._clika_calibration.table.batches == 3
-    del module._clika_calibration.reservoir.batches[1:]
+    assert module.clika_state.calibration.table.batches == 3
+    del module.clika_state.calibration.reservoir.batches[1:]
     module.clika_initialize_algorithms(first)
     assert "found anew from the first 1, which are kept" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
 

@@ -64,7 +64,7 @@ def compiled(layers=None, options=None, logs_dir=None, **settings):
 
 
 def held_by(module):
-    return {name: (c.bits, c.block_size) for name, c in module._clika_quantized.plan.packed_weights.items()}
+    return {name: (c.bits, c.block_size) for name, c in module.clika_state.quantized.plan.packed_weights.items()}
 
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(0, 1), (16, 4)])
@@ -132,13 +132,13 @@ def test_blocks_that_do_not_divide_a_row_are_left_out():
     held = held_by(compiled(weights_num_bits=4, weights_only_quantization_block_size=[64, 32]))
     module = compiled(weights_num_bits=4, weights_only_quantization_block_size=64)
     assert set(held.values()) <= {(4, 64), (4, 32)}
-    assert "no block of [64] divides its 96 inputs" in module._clika_quantized.plan.floats.values()
+    assert "no block of [64] divides its 96 inputs" in module.clika_state.quantized.plan.floats.values()
 
 
 def test_what_is_too_sensitive_keeps_its_weight_unless_the_user_wants_all():
     kept = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1e-9)
     assert held_by(kept) == {}
-    reasons = kept._clika_quantized.plan.floats
+    reasons = kept.clika_state.quantized.plan.floats
     assert "too sensitive" in reasons["linear"]
     assert reasons["conv1d"] == "the target computes conv1d with whole weights"
     forced = compiled(weights_num_bits=[4, 8], automatic_skip_quantization=False)
@@ -148,14 +148,14 @@ def test_what_is_too_sensitive_keeps_its_weight_unless_the_user_wants_all():
 def test_layers_have_widths_of_their_own_and_may_be_skipped():
     module = compiled({"first": Layer(skip_quantization=True), "second": Layer(weights_num_bits=4)})
     assert held_by(module)["linear_1"][0] == 4
-    assert "skip_quantization" in module._clika_quantized.plan.floats["linear"]
+    assert "skip_quantization" in module.clika_state.quantized.plan.floats["linear"]
 
 
 FORCED = {"weights_num_bits": 4, "weights_only_quantization_block_size": 0, "automatic_skip_quantization": False}
 
 
 def compressed(**options):
-    return compiled(options=options, **FORCED)._clika_quantized.plan.packed_weights.values()
+    return compiled(options=options, **FORCED).clika_state.quantized.plan.packed_weights.values()
 
 
 def test_rounding_and_clipping_are_switched_as_those_of_layers_in_integers_are(monkeypatch):

@@ -20,6 +20,7 @@ from clika_ref import (
     QuantizationSettings,
     clika_compile,
 )
+from clika_ref.compiled.state import learned_quantization, set_quantization
 from clika_ref.quantization.qat import fake_quantization
 from clika_ref.quantization.qat.learned_scales import LOG_SCALE_SCOPES
 
@@ -141,7 +142,7 @@ def test_training_starts_from_what_the_integers_compute(case):
 def test_every_parameter_of_the_original_gets_nearly_the_gradient_that_it_has_there(case):
     kind, module = case
     x, twin, original = batches(kind, 1, seed=5)[0], copy.deepcopy(module).train(), made(kind)
-    if twin._clika_quantized.plan.packed_weights:
+    if twin.clika_state.quantized.plan.packed_weights:
         original.load_state_dict({n: p for n, p in twin.state_dict().items() if n in original.state_dict()})
     twin(x).square().sum().backward()
     original(x).square().sum().backward()
@@ -163,13 +164,13 @@ def test_values_that_must_have_one_scale_learn_one():
     module = clika_compile(
         model.eval(), calibration_inputs=[x], quantization_settings=ALL, deployment_settings=HERE
     ).train()
-    planned = module._clika_quantized.plan
+    planned = module.clika_state.quantized.plan
     assert planned.scale_sources == {"max_pool2d": "relu"}
     assert {name.rpartition(".")[2] for name in logs_of(module)} == {"input", "relu", "conv2d", "conv2d_1"}
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     module(x).square().sum().backward()
     optimizer.step()
-    learned = module._learned_quantization.plan.activations
+    learned = learned_quantization(module).plan.activations
     assert learned["max_pool2d"] == learned["relu"] != planned.activations["relu"]
 
 
@@ -234,7 +235,7 @@ def test_after_training_integers_and_artifact_compute_what_was_trained(case, tmp
     (exported,) = OnnxRuntime().load(artifact)([x])
     assert noise(integers, exported) > 30
     if kind is Convolutions:
-        planned, learned = twin._clika_quantized.plan.activations, twin._learned_quantization.plan.activations
+        planned, learned = twin.clika_state.quantized.plan.activations, learned_quantization(twin).plan.activations
         constants = {i.name: numpy_helper.to_array(i) for i in onnx.load(artifact.path).graph.initializer}
         written = {float(c) for c in constants.values() if c.dtype == "float32" and not c.ndim}
         assert {s.scale for s in learned.values()} <= written
@@ -267,11 +268,13 @@ def test_copies_pickles_and_state_dicts_keep_what_was_learned(case):
 def test_a_new_quantization_forgets_what_was_learned_and_optimizers_keep_its_parameters():
     module = trained(compiled())
     held = logs_of(module)
-    before = module._learned_quantization.plan.weights
+    before = learned_quantization(module).plan.weights
     module.clika_initialize_algorithms(ALL)
     assert all(module.get_parameter(name) is p and not p.any() for name, p in held.items())
-    assert any(not torch.equal(module._clika_quantized.plan.weights[name], scales) for name, scales in before.items())
-    module._set_quantization(None, None)
+    assert any(
+        not torch.equal(module.clika_state.quantized.plan.weights[name], scales) for name, scales in before.items()
+    )
+    set_quantization(module, None, None)
     assert not logs_of(module)
 
 
@@ -342,7 +345,7 @@ def test_without_rounding_it_computes_and_trains_what_the_original_does(monkeypa
     monkeypatch.setattr(fake_quantization, "_FakeQuantizeBias", Unrounded)
     module = compiled(kind, batch_norm=norms, bias_correction="off").train()
     original, x = made(kind), batches(kind, 1)[0]
-    assert bool(module._clika_quantized.plan.smoothing) is (kind is Uneven)
+    assert bool(module.clika_state.quantized.plan.smoothing) is (kind is Uneven)
     original.train(norms == "live")
     for model in (module, original):
         model(x).square().sum().backward()
@@ -364,7 +367,7 @@ def test_scales_follow_a_live_norm_whose_statistics_change_and_survive_saving(tm
         after = integers_in(twin.eval().clika_export(tmp_path / "after.onnx"))
         assert before.keys() == after.keys()
         assert all((before[name].astype("int") - after[name]).__abs__().max() <= 1 for name in before), "cut off"
-        assert twin.train()._clika_options.batch_norm == "live"
+        assert twin.train().clika_state.options.batch_norm == "live"
 
 
 def integers_in(artifact):

@@ -186,7 +186,7 @@ def test_a_switch_of_norms_that_is_none_is_refused_and_changes_nothing():
     module = compiled().train()
     with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
         module.clika_set_batch_norm("thawed")
-    assert module._clika_training is not None
+    assert module.clika_state.training_executor is not None
 
 
 # torch.compile

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from clika_ref.compress.target_comparison import TargetFacts
+from clika_ref.export.target_comparison import TargetFacts
 
 REPORT_VERSION = 1
 """Version of the data format, increased with each incompatible change."""

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from clika_ref.compress.target_comparison import TargetFacts, make_row, make_unsupported_row
-from clika_ref.compress.visualization import ReportFacts
+from clika_ref.compiled.latency import profiler_of
+from clika_ref.compiled.lowering import check_supported
+from clika_ref.compiled.runners import to_cpu
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Value
 from clika_ref.core.targets import Artifact, Target
 from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
-from clika_ref.export.export import check_supported, make_export_graph
-from clika_ref.export.latency import profiler_of
-from clika_ref.export.runners import to_cpu
+from clika_ref.export.export import make_export_graph
+from clika_ref.export.target_comparison import TargetFacts, make_row, make_unsupported_row
+from clika_ref.export.visualization import ReportFacts
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.report import NO_DECISIONS_MESSAGE, summarize_quantization
 from clika_ref.settings.settings import Settings

@@ -124,7 +124,7 @@ def test_an_empty_module_has_no_picture(tmp_path):
 
 def test_a_module_for_a_target_that_is_not_there_says_what_to_do(module, tmp_path):
     twin = copy.deepcopy(module)
-    twin._clika_registry = replace(load_registry(), targets={})
+    twin.clika_state.registry = replace(load_registry(), targets={})
     with pytest.raises(TargetError, match="for the target 'onnxruntime', which no installed plugin provides"):
         twin.clika_visualize(tmp_path / "model.svg")
 
@@ -151,7 +151,7 @@ def test_a_notebook_shows_an_empty_module_as_such():
 
 
 def test_a_notebook_shows_no_picture_that_nobody_could_read(monkeypatch):
-    monkeypatch.setattr("clika_ref.module.inspection.MAX_NOTEBOOK_NODES", 2)
+    monkeypatch.setattr("clika_ref.export.inspection.MAX_NOTEBOOK_NODES", 2)
     shown = traced()._repr_html_()
     assert "<svg" not in shown
     assert "clika_visualize(&quot;model.html&quot;) draws it" in shown

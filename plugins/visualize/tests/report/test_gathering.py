@@ -36,7 +36,7 @@ def named(told, name):
 
 
 def test_each_layer_says_what_the_summary_says_of_it(module, told):
-    found = module._clika_quantized.found
+    found = module.clika_state.quantized.found
     assert len(found.layers) == 6
     for layer in found.layers:
         node = named(told, layer.name)
@@ -62,7 +62,7 @@ def test_each_node_says_what_the_explanation_says_of_it(module, told):
 
 
 def test_values_say_what_they_held_what_integers_cover_of_that_and_by_which_observer(module, told):
-    table, plan = module._clika_calibration.table, module._clika_quantized.plan
+    table, plan = module.clika_state.calibration.table, module.clika_state.quantized.plan
     values = {value["name"]: value for value in told["values"]}
     assert set(plan.activations) <= set(values)
     for name, scale in plan.activations.items():
@@ -87,7 +87,7 @@ def test_nodes_refer_to_the_values_that_they_read_and_make_through_integers(told
 
 
 def test_thresholds_and_what_was_chosen_are_those_of_the_summary(module, told):
-    found = module._clika_quantized.found
+    found = module.clika_state.quantized.found
     assert [(row["threshold"], row["layers"], row["bytes"]) for row in told["what_if"]] == [
         (row.threshold, row.layers, row.bytes) for row in found.what_if
     ]
@@ -136,7 +136,7 @@ def test_openvino_tells_times_of_its_layers(tmp_path):
 
 def test_a_target_that_tells_no_times_says_what_it_lacks(tmp_path, monkeypatch):
     module = in_float()
-    monkeypatch.delattr(type(module._clika_registry.targets["onnxruntime"]), "profile")
+    monkeypatch.delattr(type(module.clika_state.registry.targets["onnxruntime"]), "profile")
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert (
         found["missing"]["latency"]
@@ -146,7 +146,7 @@ def test_a_target_that_tells_no_times_says_what_it_lacks(tmp_path, monkeypatch):
 
 def test_a_runtime_that_is_not_there_costs_its_own_parts_only(tmp_path, monkeypatch):
     module = in_integers()
-    monkeypatch.setattr(type(module._clika_registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
+    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert found["missing"] == {"runtime": "it is gone", "latency": "it is gone"}
     assert {node["state"] for node in found["nodes"] if node["bits"]} == {"integers"}
@@ -159,7 +159,7 @@ def test_a_runtime_that_fails_while_it_is_timed_costs_the_times_only(tmp_path, m
         raise TargetError("it ran out of patience")
 
     module = in_integers()
-    monkeypatch.setattr(type(module._clika_registry.targets["onnxruntime"]), "profile", failing)
+    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "profile", failing)
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert found["missing"] == {"latency": "it ran out of patience"}
     assert found["bytes_of_file"] > 0
@@ -231,7 +231,7 @@ def test_what_the_log_warned_of_is_kept_and_told(tmp_path):
     module = clika_compile(in_float_model(), tracing_inputs=[X], deployment_settings=HERE)
     module.clika_initialize_algorithms()
     found = told_in(module.clika_report(tmp_path / "report.html"))
-    assert any("values need not be like those of the data" in text for text in found["warnings"])
+    assert any("values may differ from the data" in text for text in found["warnings"])
     assert len(found["warnings"]) == len(set(found["warnings"]))
 
 
@@ -241,7 +241,7 @@ def in_float_model():
 
 def test_what_was_planned_in_integers_and_runs_in_float_is_a_warning(tmp_path, monkeypatch):
     module = in_integers()
-    target = type(module._clika_registry.targets["onnxruntime"])
+    target = type(module.clika_state.registry.targets["onnxruntime"])
     monkeypatch.setattr(target, "explain", lambda self, artifact: {"conv2d": "float: for a test"})
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert any("planned in integers run in float: stem" in text for text in found["warnings"])
@@ -276,7 +276,7 @@ def test_settings_are_those_that_a_file_reads_back(module, told, tmp_path):
     place = tmp_path / "settings.yaml"
     place.write_text(told["repeat"]["settings"])
     settings = Settings.load_from_path(place)
-    assert settings.global_quantization_settings == module._clika_wanted.given
+    assert settings.global_quantization_settings == module.clika_state.request.given
     assert settings.deployment_settings == HERE
     assert settings.layer_settings["blocks.0.second"].quantization_settings.skip_quantization
 
@@ -346,7 +346,7 @@ def counted(monkeypatch, target, *names):
 
 def test_one_artifact_is_written_and_asked_everything_and_one_in_float_to_compare_with(tmp_path, monkeypatch):
     module = in_integers()
-    target = type(module._clika_registry.targets["onnxruntime"])
+    target = type(module.clika_state.registry.targets["onnxruntime"])
     calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert calls == {"compile": 2, "explain": 1, "profile": 1, "load": 2}
@@ -355,7 +355,7 @@ def test_one_artifact_is_written_and_asked_everything_and_one_in_float_to_compar
 
 def test_of_a_float_module_one_artifact_is_written(tmp_path, monkeypatch):
     module = in_float()
-    target = type(module._clika_registry.targets["onnxruntime"])
+    target = type(module.clika_state.registry.targets["onnxruntime"])
     calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
     module.clika_report(tmp_path / "report.html")
     assert calls == {"compile": 1, "explain": 1, "profile": 1, "load": 0}
@@ -363,7 +363,7 @@ def test_of_a_float_module_one_artifact_is_written(tmp_path, monkeypatch):
 
 def test_a_runtime_that_is_not_there_still_leaves_the_size_of_the_file(tmp_path, monkeypatch):
     module = in_integers()
-    monkeypatch.setattr(type(module._clika_registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
+    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
     found = told_in(module.clika_report(tmp_path / "report.html"))
     (row,) = found["targets"]
     assert found["bytes_of_file"] == row["bytes"] > 0

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from clika_ref.compiled.lowering import lower_for
+from clika_ref.compiled.quantization_state import QuantizationState, target_of
+from clika_ref.compiled.weights import Weights, device_of_constants, weight_paths
 from clika_ref.core.fx_execution import compile_with_fx
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.export.export import lower_for
-from clika_ref.export.simulation import QuantizationState, device_of, target_of
 from clika_ref.lora.adapters import enable_dropout
-from clika_ref.module.weights import Weights, weight_paths
 from clika_ref.quantization.qat.learned_scales import apply_learned_scales, has_valid_scales, scales_by_log_name
 from clika_ref.quantization.qat.training_graph import make_trainable
 from clika_ref.settings.compile_options import BatchNormMode
@@ -45,7 +45,7 @@ class TrainingExecutor:
             ModelError: a pass does not declare its change of a parameter.
             TargetError: no plugin provides the target.
         """
-        self.device = device_of(graph)
+        self.device = device_of_constants(graph)
         target, plan, clone = target_of(quantized, registry), quantized.plan.to_device(self.device), graph.clone()
         with torch.no_grad():
             lower_for(plan, clone, registry, target, for_any_weights=True)

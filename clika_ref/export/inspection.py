@@ -12,21 +12,22 @@ from typing import Any
 import torch
 
 from clika_ref.capture.surrounding_autocast import outside_autocast
-from clika_ref.compress.target_comparison import TargetFacts
-from clika_ref.compress.visualization import (
+from clika_ref.compiled.lowering import quantize_for_target, target_for
+from clika_ref.compiled.quantization_state import target_of
+from clika_ref.compiled.state import CompiledModule, bind_graph, learned_quantization
+from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
+from clika_ref.core.errors import ModelError, format_install_command
+from clika_ref.core.registry import Registry
+from clika_ref.export.configuration import current_configuration
+from clika_ref.export.explanation import Explanation, explain
+from clika_ref.export.module_export import bind_exportable_graph, list_examples
+from clika_ref.export.target_comparison import TargetFacts, compare_targets
+from clika_ref.export.visualization import (
     VISUALIZER_DISTRIBUTION,
     PictureFacts,
     ReportFacts,
     require_visualizer,
 )
-from clika_ref.core.errors import ModelError, format_install_command
-from clika_ref.core.registry import Registry, load_registry
-from clika_ref.export.configuration import current_configuration
-from clika_ref.export.explanation import Explanation, explain
-from clika_ref.export.export import target_for
-from clika_ref.export.simulation import quantize_for_target, target_of
-from clika_ref.module.adapted_module import AdaptedModule
-from clika_ref.module.export_examples import list_examples, require_exportable
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.atomic_files import require_suffix, write_atomically
 from clika_ref.settings.argument_checks import check_types
@@ -48,13 +49,7 @@ MAX_NOTEBOOK_NODES = 300
 SCROLL_STYLE = "max-height: 480px; overflow: auto; border: 1px solid #d5dbe2"
 
 
-def own_deployment_settings(module: AdaptedModule) -> BaseDeploymentSettings | None:
-    """Return the settings that a module was compiled with, or the defaults of its target; None if it has none."""
-    own = module._clika_quantized
-    return module._clika_deployment or (deployment_settings_named(own.target) if own is not None else None)
-
-
-def explain_module(module: AdaptedModule, deployment_settings: BaseDeploymentSettings | None) -> Explanation:
+def explain_module(module: CompiledModule, deployment_settings: BaseDeploymentSettings | None) -> Explanation:
     """Export a module and return the precision of each node in the runtime: see `ClikaModule.clika_explain`.
 
     Raises:
@@ -62,16 +57,16 @@ def explain_module(module: AdaptedModule, deployment_settings: BaseDeploymentSet
         TargetError: the target rejects a node, or its runtime is not installed.
     """
     check_types({"deployment_settings": deployment_settings})
-    require_exportable(module)
-    registry = module._clika_registry or load_registry()
-    deployment = deployment_settings or module._clika_deployment or DeploymentSettings_ONNXRuntime_ONNX()
-    plan = module._plan_for(deployment)
+    graph = bind_exportable_graph(module)
+    registry = module.clika_state.registry
+    deployment = deployment_settings or module.clika_state.deployment or DeploymentSettings_ONNXRuntime_ONNX()
+    plan = plan_for(module, deployment)
     with outside_autocast():
-        target, example = target_for(deployment, registry), list_examples(module)[0]
-        return explain(module.graph, plan, target, registry, example, form=current_configuration())
+        target, example = target_for(deployment, registry), list_examples(module, bind_graph(module), None)[0]
+        return explain(graph, plan, target, registry, example, form=current_configuration())
 
 
-def draw_module(module: AdaptedModule, path: str | PathLike[str], explanation: Explanation | None) -> Path:
+def draw_module(module: CompiledModule, path: str | PathLike[str], explanation: Explanation | None) -> Path:
     """Draw a module to a file, and return its path: see `ClikaModule.clika_visualize`.
 
     Raises:
@@ -82,10 +77,10 @@ def draw_module(module: AdaptedModule, path: str | PathLike[str], explanation: E
     if not isinstance(explanation, Explanation | None):
         msg = f"explanation is {explanation!r}, a {type(explanation).__name__}; give what clika_explain() returns"
         raise ModelError(msg)
-    registry = module._clika_registry or load_registry()
+    registry = module.clika_state.registry
     visualizer = require_visualizer(registry, "clika_visualize")
     place = visualizer.picture_path(path)
-    with CompilationLog.open(module._clika_logs_dir) as log, log.stage("Drawing") as stage:
+    with CompilationLog.open(module.clika_state.logs_dir) as log, log.stage("Drawing") as stage:
         facts = replace(_picture_facts(module, registry), explanation=explanation)
         if place.exists():
             log.detail(f"Visualization: file exists: {place}, Overwriting")
@@ -95,25 +90,25 @@ def draw_module(module: AdaptedModule, path: str | PathLike[str], explanation: E
     return place
 
 
-def _picture_facts(module: AdaptedModule, registry: Registry) -> PictureFacts:
+def _picture_facts(module: CompiledModule, registry: Registry) -> PictureFacts:
     """Return the graph, lowered and quantized if the module is quantized, with its plan and a subtitle."""
-    own = module._learned_quantization
+    own = learned_quantization(module)
     if own is None:
-        return PictureFacts(module.graph)
+        return PictureFacts(bind_graph(module))
     target = target_of(own, registry)
     with torch.no_grad(), outside_autocast():
-        graph = quantize_for_target(module.graph, own.plan, target, registry)
+        graph = quantize_for_target(bind_graph(module), own.plan, target, registry)
     return PictureFacts(graph, own.plan, subtitle=f"as for {describe_runtime(target)}")
 
 
-def render_notebook_html(module: AdaptedModule) -> str:
+def render_notebook_html(module: CompiledModule) -> str:
     """Return HTML for notebooks: a one-line summary, the picture, and the tables of decisions."""
-    if "_clika_graph" not in module.__dict__:
+    if module.clika_state.is_empty:
         return f"<p>{escape(repr(module))}</p>"
-    registry = module._clika_registry or load_registry()
+    registry = module.clika_state.registry
     facts = _picture_facts(module, registry)
     graph = facts.graph
-    held = (value.data for value in module.graph.constants.values())  # without learned scales
+    held = (value.data for value in bind_graph(module).constants.values())  # without learned scales
     parameters = sum(data.numel() for data in held if isinstance(data, torch.nn.Parameter))
     counts = ", ".join(part for part in (f"{len(graph):,} nodes", f"{parameters:,} parameters", facts.subtitle) if part)
     parts = [f"<p><b>{escape(graph.name)}</b>: {escape(counts)}</p>"]
@@ -124,13 +119,13 @@ def render_notebook_html(module: AdaptedModule) -> str:
         parts.append(f'<div style="{SCROLL_STYLE}">{picture}</div>')
     else:
         parts.append("<p>clika_visualize(&quot;model.html&quot;) draws it</p>")
-    found = module.clika_quantization
+    found = module.clika_state.quantized and module.clika_state.quantized.found
     if found is not None:
         parts.append(f"<details><summary>What was decided</summary>{found._repr_html_()}</details>")
     return "".join(parts)
 
 
-def write_report(module: AdaptedModule, path: str | PathLike[str], deployments: Any) -> Path:
+def write_report(module: CompiledModule, path: str | PathLike[str], deployments: Any) -> Path:
     """Write a report on a module as one HTML file, and return its path: see `ClikaModule.clika_report`.
 
     Raises:
@@ -139,37 +134,44 @@ def write_report(module: AdaptedModule, path: str | PathLike[str], deployments: 
         PluginError: no plugin writes reports.
         TargetError: no plugin provides a target.
     """
-    visualizer = require_visualizer(module._clika_registry or load_registry(), "clika_report")
+    visualizer = require_visualizer(module.clika_state.registry, "clika_report")
     place, deployments = require_suffix(path, "a report", [REPORT_SUFFIX]), _check_deployments(deployments)
-    require_exportable(module)
+    bind_exportable_graph(module)
     with write_atomically(place) as file:  # first, so that an invalid path fails early
-        others = module.clika_compare_targets(*deployments).rows if deployments else ()
-        with CompilationLog.open(module._clika_logs_dir) as log, log.stage("Reporting") as stage, outside_autocast():
+        others = compare_targets(module, deployments).rows if deployments else ()
+        with (
+            CompilationLog.open(module.clika_state.logs_dir) as log,
+            log.stage("Reporting") as stage,
+            outside_autocast(),
+        ):
             size = visualizer.write_report(_report_facts(module, others, log), file, stage.update)
             stage.done(f"{place.name}, {size}")
     return place
 
 
-def _report_facts(module: AdaptedModule, others: Sequence[TargetFacts], log: CompilationLog) -> ReportFacts:
+def _report_facts(module: CompiledModule, others: Sequence[TargetFacts], log: CompilationLog) -> ReportFacts:
     """Return the facts for a report, with a warning if the weights have changed since their scales were found."""
-    own, wanted = module._clika_quantized, module._clika_wanted
-    registry = module._clika_registry or load_registry()
-    deployment = own_deployment_settings(module) or DeploymentSettings_ONNXRuntime_ONNX()
-    plan = module._plan_for(deployment)
-    module._warn_of_trained_weights(plan, log)
+    own, wanted = module.clika_state.quantized, module.clika_state.request
+    registry = module.clika_state.registry
+    deployment = module.clika_state.deployment or (
+        deployment_settings_named(own.target) if own else DeploymentSettings_ONNXRuntime_ONNX()
+    )
+    graph = bind_graph(module)
+    plan = plan_for(module, deployment)
+    warn_of_changed_weights(module, graph, plan, log)
     given, layers = (wanted.given, wanted.layers) if wanted and own else (None, {})
     return ReportFacts(
-        module.graph,
+        graph,
         target_for(deployment, registry),
         registry,
         current_configuration(),
-        list_examples(module)[0],
-        _collect_settings(deployment, module._clika_options, given, layers),
+        list_examples(module, bind_graph(module), None)[0],
+        _collect_settings(deployment, module.clika_state.options, given, layers),
         plan,
         own.found if own and own.target == deployment.target else None,
-        module._clika_calibration.table if module._clika_calibration else None,
-        (*module._clika_warnings, *log.warnings),
-        dict(module._clika_timings),
+        module.clika_state.calibration.table if module.clika_state.calibration else None,
+        (*module.clika_state.warnings, *log.warnings),
+        dict(module.clika_state.timings),
         others,
     )
 

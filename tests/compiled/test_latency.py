@@ -16,10 +16,10 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
+from clika_ref.compiled import latency as timing
+from clika_ref.compiled.latency import LayerTimer, measure_ratio_to_float
 from clika_ref.core.registry import load_registry
 from clika_ref.core.targets import Artifact
-from clika_ref.export import latency as timing
-from clika_ref.export.latency import LayerTimer, measure_ratio_to_float
 from clika_ref.quantization.qdq.insertion import Plan
 
 REGISTRY = load_registry()
@@ -113,9 +113,9 @@ def test_little_is_no_reason():
 
 def compiled(monkeypatch, costs, *, only_weights=False, **options):
     target = Slow(costs)
-    monkeypatch.setattr("clika_ref.compress.quantize.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
+    monkeypatch.setattr("clika_ref.compress.graph_quantization.LayerTimer", lambda _, *rest: LayerTimer(target, *rest))
     monkeypatch.setattr(
-        "clika_ref.compress.quantize.measure_ratio_to_float",
+        "clika_ref.compress.graph_quantization.measure_ratio_to_float",
         lambda g, p, _, *rest: measure_ratio_to_float(g, p, target, *rest),
     )
     module = clika_compile(
@@ -127,7 +127,7 @@ def compiled(monkeypatch, costs, *, only_weights=False, **options):
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
         clika_compile_options=ClikaCompileOptions(**options),
     )
-    plan = module._clika_quantized.plan if module._clika_quantized else Plan(SCHEME)
+    plan = module.clika_state.quantized.plan if module.clika_state.quantized else Plan(SCHEME)
     return sorted([*plan.weights, *plan.packed_weights]), plan.floats
 
 

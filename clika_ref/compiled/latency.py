@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clika_ref.compiled.lowering import quantize_for_target
+from clika_ref.compiled.runners import to_cpu
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
@@ -20,10 +22,6 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Runner, Target
 from clika_ref.core.types import TensorType
-from clika_ref.export.configuration import ExportConfiguration
-from clika_ref.export.export import make_export_graph
-from clika_ref.export.runners import to_cpu
-from clika_ref.export.simulation import quantize_for_target
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_layer
 from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_scale_dim
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
@@ -154,7 +152,7 @@ def measure_ratio_to_float(
     graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]
 ) -> float:
     """Return the ratio of the time of a whole graph with a plan to that in float."""
-    plain = make_export_graph(graph, None, target, registry, ExportConfiguration())
+    plain = quantize_for_target(graph, None, target, registry)
     small = quantize_for_target(graph, plan, target, registry)
     with tempfile.TemporaryDirectory() as folder:
         one, other = (

@@ -8,16 +8,21 @@ from typing import Any
 
 import torch
 
-from clika_ref.core.errors import ClikaError
+from clika_ref.compiled.latency import measure_seconds_and_ratio
+from clika_ref.compiled.lowering import check_supported, target_for
+from clika_ref.compiled.state import CompiledModule, bind_graph
+from clika_ref.compress.quantize import decide_for, require_ranges
+from clika_ref.core.errors import ClikaError, ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Artifact, Target
-from clika_ref.export.configuration import ExportConfiguration
+from clika_ref.export.configuration import ExportConfiguration, current_configuration
 from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
-from clika_ref.export.export import check_supported, make_export_graph
-from clika_ref.export.latency import measure_seconds_and_ratio
+from clika_ref.export.export import make_export_graph
 from clika_ref.quantization.decision import Quantization, format_decibels
 from clika_ref.reporting.tables import HasTables, Table
+from clika_ref.settings.argument_checks import check_types
+from clika_ref.settings.compile_options import BaseDeploymentSettings
 from clika_ref.targets.emulation import describe_runtime, emulator_of
 
 
@@ -166,3 +171,30 @@ def make_row(
     with compile_temporarily(in_float(), target) as other:
         seconds, ratio = measure_seconds_and_ratio(target.load(file), inputs, target.load(other), inputs)
     return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)
+
+
+NO_DEPLOYMENTS = (
+    "cannot compare targets: no deployment settings are given. Pass one for each target: clika_compare_targets("
+    "DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX())"
+)
+
+
+def compare_targets(module: CompiledModule, deployments: Sequence[BaseDeploymentSettings]) -> TargetComparison:
+    """Quantize a module for each target from its calibration ranges, and compare the results."""
+    for deployment in deployments:
+        check_types({"deployment_settings": deployment})
+    if not deployments or None in deployments:
+        raise ModelError(NO_DEPLOYMENTS)
+    state, graph, form = module.clika_state, bind_graph(module), current_configuration()
+    targets = [target_for(deployment, state.registry) for deployment in deployments]
+    form.kept(graph.outputs)  # an error for all targets, not for one row
+    _, calibration = require_ranges(state, targets[0])
+    rows: list[TargetFacts] = []
+    for target in targets:
+        try:
+            found = decide_for(module, graph, target)
+            inputs = calibration.reservoir.batches[0]
+            rows.append(measure_target(graph, found, target, state.registry, inputs, form=form))
+        except (ModelError, TargetError) as error:
+            rows.append(make_unsupported_row(target, error))
+    return TargetComparison(rows)

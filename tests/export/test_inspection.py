@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from calibrated_nets import compiled, traced
 
-from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, PluginError
-from clika_ref.compress.visualization import PictureFacts, ReportFacts
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, PluginError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.visualizers import Visualizer
+from clika_ref.export.visualization import PictureFacts, ReportFacts
 
 INSTALL = (
     "pip install clika-ref-visualize (in a clone: pip install plugins/visualize; from wheels: add --find-links FOLDER)"
@@ -35,7 +35,7 @@ def test_clika_module_without_visualizer_says_what_to_install(no_visualizer, mon
         getattr(traced(), method)(tmp_path / "file.html")
     assert not [*tmp_path.iterdir()]
     module = traced()
-    module._clika_registry = load_registry()
+    module.clika_state.registry = load_registry()
     monkeypatch.delenv("CLIKA_REF_PLUGINS")
     with pytest.raises(PluginError, match=f"{message}$"):
         getattr(module, method)(tmp_path / "file.html")
@@ -84,7 +84,7 @@ def visualizer():
 def module(visualizer):
     """A quantized module whose only visualizer is the recording one."""
     found = compiled()
-    found._clika_registry = replace(load_registry(), visualizers={visualizer.name: visualizer})
+    found.clika_state.registry = replace(load_registry(), visualizers={visualizer.name: visualizer})
     return found
 
 
@@ -94,7 +94,7 @@ def test_clika_visualize_gives_the_visualizer_the_quantized_graph(module, visual
     (facts,) = visualizer.facts
     assert isinstance(facts, PictureFacts)
     assert "quantize" in {node.kind for node in facts.graph.nodes}
-    assert (facts.plan, facts.explanation) == (module._clika_quantized.plan, explanation)
+    assert (facts.plan, facts.explanation) == (module.clika_state.quantized.plan, explanation)
     assert facts.subtitle.startswith("as for onnxruntime")
 
 
@@ -111,15 +111,3 @@ def test_clika_report_gives_the_visualizer_the_facts_and_writes_its_file(module,
 def test_notebook_html_shows_the_picture_of_the_visualizer(module, visualizer):
     assert "<svg/></div>" in module._repr_html_()
     assert len(visualizer.facts) == 1
-
-
-def test_clika_target_and_deployment_settings_are_those_of_the_quantization(module):
-    assert (module.clika_target, module.clika_deployment_settings.target) == ("onnxruntime", "onnxruntime")
-    assert (ClikaModule().clika_target, ClikaModule().clika_deployment_settings) == (None, None)
-
-
-def test_clika_logs_dir_when_set_receives_the_log_of_the_next_call(module, tmp_path):
-    module.clika_logs_dir = tmp_path / "logs"
-    module.clika_visualize(tmp_path / "model")
-    assert module.clika_logs_dir == tmp_path / "logs"
-    assert any("Drawing" in path.read_text() for path in (tmp_path / "logs").rglob("*") if path.is_file())

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from clika_ref.compress.model_comparison import measure_agreement
 from clika_ref.core.errors import ModelError
+from clika_ref.export.model_comparison import measure_agreement
 
 X = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
 

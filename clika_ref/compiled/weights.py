@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -61,10 +61,15 @@ class Weights:
 
 
 def _find_weight(part: nn.Module, leaf: str) -> Any:
-    for holder in (part._parameters, part._buffers):
+    for holder in (part._parameters, _replicated_parameters(part), part._buffers):
         if leaf in holder:
             return holder[leaf]
-    return part.__dict__.get(leaf)  # in replicas made by DataParallel, weights are plain attributes
+    return None
+
+
+def _replicated_parameters(part: nn.Module) -> dict[str, Any]:
+    """Return the parameters of a replica that ``DataParallel`` made: it has no ``nn.Parameter``."""
+    return part.__dict__.get("_former_parameters", {})
 
 
 WeightPath = tuple[str, tuple[str, ...], torch.dtype]
@@ -134,26 +139,39 @@ def set_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[str
         register_weight(module, name, parameter, is_saved=True)
 
 
-def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, nn.Parameter]:
+def parameters_under(module: nn.Module, scopes: Sequence[str]) -> dict[str, Any]:
     """Return the parameters under some scopes, by their qualified names."""
-    found: dict[str, nn.Parameter] = {}
+    found: dict[str, Any] = {}
     for scope in scopes:
         part: Any = module
         for step in scope.split("."):
             part = part and part._modules.get(step)
-        found |= {f"{scope}.{name}": parameter for name, parameter in part.named_parameters()} if part else {}
+        found |= {f"{scope}.{name}": parameter for name, parameter in _named_parameters(part)} if part else {}
     return found
+
+
+def _named_parameters(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield every parameter by name, tied ones under each of their names, also those of a replica."""
+    for prefix, part in module.named_modules(remove_duplicate=False):
+        for name, parameter in {**part._parameters, **_replicated_parameters(part)}.items():
+            if parameter is not None:
+                yield (f"{prefix}.{name}" if prefix else name), parameter
 
 
 def device_of_weights(module: nn.Module) -> torch.device:
     """Return the device of a module's weights."""
-    return next((t.device for t in chain(module.parameters(), module.buffers())), torch.device("cpu"))
+    tensors = chain((parameter for _, parameter in _named_parameters(module)), module.buffers())
+    return next((t.device for t in tensors), torch.device("cpu"))
+
+
+def device_of_constants(graph: Graph) -> torch.device:
+    """Return the device of the constants of a graph."""
+    return next((v.data.device for v in graph.constants.values() if v.data is not None), torch.device("cpu"))
 
 
 def tensors_by_name(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return every parameter and buffer by name, tied ones under each of their names."""
-    parameters: Mapping[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
-    return {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
+    return {**dict(_named_parameters(module)), **dict(module.named_buffers(remove_duplicate=False))}
 
 
 def non_persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -167,16 +185,24 @@ def non_persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def bind_weights(module: nn.Module, graph: Graph) -> None:
-    """Bind the constants of a graph to the module's current parameters and buffers, which moves and loads replace.
+def weights_of(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
+    """Return the current parameters and buffers of a module, by the names of the constants of its graph.
 
     Raises:
         ModelError: a weight is sharded over processes, or is missing.
     """
     tensors = tensors_by_name(module)
-    for name, value in graph.constants.items():
+    for name in graph.constants:
         if name not in tensors:
             raise ModelError(WEIGHT_MISSING.format(name))
         if isinstance(tensors[name], DTensor):
             raise ModelError(WEIGHT_SHARDED.format(name))
-        value.data = tensors[name]
+    return {name: tensors[name] for name in graph.constants}
+
+
+def bound_clone(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
+    """Return a clone of a graph with its constants bound to weights."""
+    clone = graph.clone()
+    for name, value in clone.constants.items():
+        value.data = weights[name]
+    return clone

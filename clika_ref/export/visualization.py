@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from clika_ref.compress.target_comparison import TargetFacts
 from clika_ref.core.errors import PluginError, format_install_command
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import PLUGINS_VARIABLE, Registry
@@ -16,6 +15,7 @@ from clika_ref.core.targets import Target
 from clika_ref.core.visualizers import Visualizer
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.explanation import Explanation
+from clika_ref.export.target_comparison import TargetFacts
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.qdq.insertion import Plan

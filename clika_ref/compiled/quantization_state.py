@@ -1,0 +1,83 @@
+"""The quantization of a compiled module: its target and its plan, and their form in files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clika_ref.core.errors import TargetError
+from clika_ref.core.registry import Registry
+from clika_ref.core.targets import Target
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.qdq.insertion import Plan
+from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
+from clika_ref.settings.compile_options import target_hint
+from clika_ref.targets.quantization_scheme import scheme_of
+
+PLAN_TENSOR_PREFIX = "clika/quantization/"
+"""Prefix of the names of its tensors; qualified names of weights contain no slash."""
+
+
+@dataclass(frozen=True)
+class QuantizationState:
+    """The quantization of a module: the target, and the plan with the scales."""
+
+    target: str
+    plan: Plan
+    model: str = ""
+    """`fingerprint` of the graph with the weights that the scales are for; empty if unknown."""
+    found: Quantization | None = None
+    """Decisions for each layer; None if unknown, as for a loaded module."""
+
+    def to_document(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return a JSON document for `read`, and the plan's tensors, of any shape, under names that no weight has."""
+        document, tensors = plan_to_json(self.plan)
+        told = {"target": self.target, "plan": document, "model": self.model}
+        return told, {f"{PLAN_TENSOR_PREFIX}{n}": t for n, t in tensors.items()}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> QuantizationState:
+        """Restore the result of `to_document` from its ``document`` and ``tensors``, of any shape; others are ignored.
+
+        Raises:
+            ModelError: the data has another version, or is damaged.
+        """
+        own = {n.removeprefix(PLAN_TENSOR_PREFIX): t for n, t in tensors.items() if n.startswith(PLAN_TENSOR_PREFIX)}
+        return cls(str(document["target"]), plan_from_json(document["plan"], own), str(document.get("model", "")))
+
+
+def target_of(quantized: QuantizationState, registry: Registry) -> Target:
+    """Return the target of a quantized module.
+
+    Raises:
+        TargetError: no plugin provides it.
+    """
+    target = registry.targets.get(quantized.target)
+    if target is None:
+        msg = (
+            f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
+            f"{target_hint(quantized.target)}; or quantize it for another with clika_initialize_algorithms("
+            "calibration_inputs=..., deployment_settings=...)"
+        )
+        raise TargetError(msg)
+    return target
+
+
+def is_plan_valid(plan: Plan, target: Target, former: Target | None) -> bool:
+    """Return whether a plan is valid for the current configuration of its target.
+
+    Other ``shapes`` change nothing, another preset does.
+
+    Args:
+        plan: decided for a target of the same name.
+        target: as it is configured now.
+        former: as it was configured then; None if unknown, as for a loaded module.
+    """
+    scheme = scheme_of(target)
+    if former is not None:
+        return scheme_of(former) == scheme
+    is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
+    return is_alike or not plan.activations  # the CPU decides whether they are signed

@@ -1,0 +1,168 @@
+"""Simulation of a quantized module: its graph as it is exported, quantized values included, in PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from clika_ref.compiled.lowering import quantize_for_target
+from clika_ref.compiled.quantization_state import QuantizationState, target_of
+from clika_ref.compiled.weights import bound_clone, device_of_constants
+from clika_ref.core.errors import ClikaWarning, ModelError
+from clika_ref.core.fx_execution import compile_with_fx
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.quantization.calibration.fingerprint import fingerprint
+from clika_ref.quantization.qat.learned_scales import apply_learned_scales
+from clika_ref.quantization.weight_checks import reject_nonfinite_weights
+
+FLOAT_EXPORT_WARNING = (
+    "torch.onnx.export(dynamo=False) knows no integers, and writes those of {} as the floats that they stand for; "
+    "export with dynamo=True, or with clika_export"
+)
+
+
+NO_VERSION = -1
+"""Version of a tensor that may be written to, or has no version counter."""
+
+TensorVersion = tuple[weakref.ref[torch.Tensor], int, int]
+"""A tensor, its version, and its address, which an assignment to ``.data`` changes."""
+
+
+@dataclass(frozen=True)
+class _BuiltSimulation:
+    """A compiled quantized graph, with all that it was built from."""
+
+    run: Callable[..., Sequence[torch.Tensor]]
+    versions: Sequence[TensorVersion]
+    mark: str
+    """`fingerprint` of the graph with its weights."""
+    logs: Mapping[str, torch.Tensor]
+    """Copies of the learned log scales."""
+
+
+class Simulation:
+    """Runs a quantized graph, and rebuilds it if a weight has changed.
+
+    A call detects changes by versions and addresses of tensors, which is cheap. A write into ``.data`` changes neither;
+    it is only detected if elements are compared on request. Tensors that a call writes to, such as a cache, belong to
+    the module, and cause no rebuild. Replicas of a module in several threads may share a simulation.
+    """
+
+    def __init__(self, quantized: QuantizationState, registry: Registry) -> None:
+        self._plan, self._target, self._registry = quantized.plan, target_of(quantized, registry), registry
+        self._built: _BuiltSimulation | None = None
+
+    def __call__(
+        self,
+        graph: Graph,
+        read_tensors: Callable[[], tuple[Mapping[str, torch.Tensor], Mapping[str, torch.Tensor]]],
+        inputs: Sequence[torch.Tensor],
+    ) -> Sequence[torch.Tensor]:
+        """Run the graph on inputs.
+
+        Args:
+            graph: that of the module.
+            read_tensors: returns ``weights`` and ``logs`` as for `prepare`; tracers, which must not see them, do
+                without.
+            inputs: one tensor for each input of the graph.
+
+        Raises:
+            ModelError: ``torch.export`` exports the module, which hides the weights, and they have changed since.
+        """
+        built = self._built
+        if torch.compiler.is_exporting():
+            built = _require_current(built)
+        elif built is None or not torch.compiler.is_compiling():  # tracers see no versions; weights stay the same
+            _warn_float_export(graph)
+            built = self.prepare(graph, *read_tensors())
+        return built.run(*inputs)
+
+    def prepare(
+        self,
+        graph: Graph,
+        weights: Mapping[str, torch.Tensor],
+        logs: Mapping[str, torch.Tensor],
+        *,
+        compare_elements: bool = False,
+    ) -> _BuiltSimulation:
+        """Rebuild the quantized graph if the weights have changed.
+
+        Args:
+            graph: that of the module.
+            weights: the current weights of the module, by the names of the graph's constants.
+            logs: learned log scales.
+            compare_elements: whether to compare the `fingerprint` too, which detects each write that changes most of a
+                weight.
+        """
+        built, found = self._built, _tensor_versions(graph, weights, logs)
+        if built is not None and _is_same(built.versions, found):
+            if not compare_elements:
+                return built
+            same_logs = all(torch.equal(built.logs[name], log) for name, log in logs.items())
+            if same_logs and built.mark == fingerprint(bound_clone(graph, weights)):
+                return built
+        bound = bound_clone(graph, weights)
+        held = {name: log.detach().clone() for name, log in logs.items()}
+        self._built = _BuiltSimulation(self._build(bound, logs), found, fingerprint(bound), held)
+        return self._built
+
+    def _build(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
+        # The scales first: a diverged scale makes weights diverge at the next step.
+        plan = apply_learned_scales(self._plan.to_device(device_of_constants(graph)), logs)
+        reject_nonfinite_weights(graph)
+        with torch.no_grad():
+            clone = quantize_for_target(graph, plan, self._target, self._registry)
+            for value in clone.constants.values():
+                value.data = value.data  # computed once, not at each call
+        holder = SimpleNamespace(**{f"constant_{i}": v.data for i, v in enumerate(clone.constants.values())})
+        run = compile_with_fx(clone)
+        return lambda *inputs: run(holder, *inputs)
+
+
+def _require_current(built: _BuiltSimulation | None) -> _BuiltSimulation:
+    """Return what was built, if its weights have not changed.
+
+    Raises:
+        ModelError: nothing was built, or a weight has changed.
+    """
+    if built is None or not all(_is_unchanged(*version) for version in built.versions):
+        msg = (
+            "cannot export the quantized module with torch.export: its weights changed since they were quantized, and "
+            "torch.export hides the new ones. Call .eval() once more before the export"
+        )
+        raise ModelError(msg)
+    return built
+
+
+def _warn_float_export(graph: Graph) -> None:
+    """Warn if PyTorch's older exporter runs a graph, as it records floats only."""
+    is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined] - public, though torch.jit does not list it
+    if is_traced and torch.onnx.is_in_onnx_export():
+        warnings.warn(FLOAT_EXPORT_WARNING.format(graph.name), ClikaWarning, stacklevel=2)
+
+
+def _tensor_versions(
+    graph: Graph, weights: Mapping[str, torch.Tensor], logs: Mapping[str, torch.Tensor]
+) -> list[TensorVersion]:
+    """Return the weights and log scales with their versions; writes to state do not count."""
+    tensors = [*weights.items(), *logs.items()]
+    unseen = {name for name, t in tensors if name in graph.state or t.is_inference()}
+    return [(weakref.ref(t), NO_VERSION if name in unseen else t._version, t.data_ptr()) for name, t in tensors]
+
+
+def _is_same(versions: Sequence[TensorVersion], found: Sequence[TensorVersion]) -> bool:
+    """Return whether all tensors are the same, at the same addresses, and without writes since."""
+    pairs = zip(versions, found, strict=False)
+    return len(versions) == len(found) and all(a() is b() and one == other for (a, *one), (b, *other) in pairs)
+
+
+def _is_unchanged(tensor: weakref.ref[torch.Tensor], version: int, _: int) -> bool:
+    """Return whether a tensor still exists, and nothing was written to it since."""
+    found = tensor()
+    return found is not None and version in (NO_VERSION, found._version)

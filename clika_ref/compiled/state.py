@@ -1,0 +1,256 @@
+"""The state of a compiled module: its graph, signature, settings, quantization and calibration."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from clika_ref.capture.calibration_inputs import LazyDataset
+from clika_ref.capture.signature import Signature
+from clika_ref.compiled.float_execution import FloatExecutor
+from clika_ref.compiled.quantization_state import QuantizationState
+from clika_ref.compiled.simulation import Simulation
+from clika_ref.compiled.training_execution import TrainingExecutor
+from clika_ref.compiled.weights import (
+    bound_clone,
+    device_of_weights,
+    non_persistent_buffers,
+    parameters_under,
+    register_weights,
+    set_parameters,
+    tensors_by_name,
+    weights_of,
+)
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry, load_registry
+from clika_ref.lora.adapters import adapters_of
+from clika_ref.onnx_export.generic_operators import find_operator, torchlib_operator
+from clika_ref.quantization.calibration.calibrator import Calibration, move_inputs
+from clika_ref.quantization.qat.learned_scales import LOG_SCALE_SCOPES, apply_learned_scales, initial_log_scales
+from clika_ref.quantization.request import QuantizationRequest
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
+from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
+from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
+from clika_ref.settings.distributed import DistributedTrainingSettings
+from clika_ref.targets.size_statistics import SymbolSizes
+
+EMPTY_MODULE = "this ClikaModule is empty; compile a model, or load a state_dict that a ClikaModule saved"
+
+
+@dataclass(eq=False)
+class CompiledState:
+    """All of a compiled module except its weights.
+
+    It holds neither the module nor its tensors: the constants of its graph have types only. ``DataParallel`` copies the
+    ``__dict__`` of a module, so that all replicas share one state, and each computes with its own weights.
+    """
+
+    registry: Registry = field(default_factory=load_registry)
+    deployment: BaseDeploymentSettings | None = None
+    """The deployment target; None selects ONNX Runtime at export."""
+    options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Options of exports, and of later quantization."""
+    logs_dir: Any = None
+    """The folder for logs; None writes none."""
+    distributed: DistributedTrainingSettings | None = None
+    """Whether several processes work together."""
+
+    timings: dict[str, float] = field(default_factory=dict[str, float])
+    """Seconds of each stage of the compilation and of the last export."""
+    warnings: tuple[str, ...] = ()
+    idle_dropouts: int = 0
+    """Number of dropouts traced in eval mode; reset once training has warned about them."""
+    examples: list[list[torch.Tensor]] = field(default_factory=list[list[torch.Tensor]])
+    """Inputs to compare artifacts on, one tensor for each input of the graph."""
+    examples_are_data: bool = False
+    """Whether the examples are all calibration inputs, not a subset or inputs of the same shapes."""
+    example_sizes: Counter[SymbolSizes] = field(default_factory=Counter[SymbolSizes])
+    """Sizes that the module, or its original, was traced and calibrated with, apart from those in ``calibration``."""
+
+    quantized: QuantizationState | None = None
+    """The target and the plan; None if the module computes in float."""
+    request: QuantizationRequest | None = None
+    """The request that the plan was decided from."""
+    calibration: Calibration | None = None
+    """The last complete calibration."""
+    unfinished: Calibration | None = None
+    """A calibration that was interrupted."""
+    unread: LazyDataset | None = None
+    """Calibration inputs that were given but not read yet."""
+
+    float_executor: FloatExecutor | None = None
+    training_executor: TrainingExecutor | None = None
+    simulation: Simulation | None = None
+    accepted_shapes: set[Any] = field(default_factory=set[Any])
+    """Shapes and dtypes of inputs that were checked."""
+    number_inputs: list[bool] = field(default_factory=list[bool])
+    """For each input of the graph, whether it is a Python number."""
+
+    _graph: Graph | None = field(default=None, init=False)
+    _signature: Signature | None = field(default=None, init=False)
+
+    def install(self, graph: Graph, signature: Signature) -> None:
+        """Set the graph, without its tensors, and the signature."""
+        self._signature = signature
+        self.replace_graph(graph)
+
+    def replace_graph(self, graph: Graph) -> None:
+        """Replace the graph by one with the same inputs and outputs."""
+        self._graph = graph.clone()
+        for value in self._graph.constants.values():
+            value.data = None
+        self.float_executor, self.accepted_shapes = None, set()
+        numbers = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
+        self.number_inputs = [value.name in numbers for value in graph.inputs]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no graph yet."""
+        return self._graph is None
+
+    @property
+    def graph(self) -> Graph:
+        """The graph; its constants have types and no tensors.
+
+        Raises:
+            ModelError: the module is empty.
+        """
+        if self._graph is None:
+            raise ModelError(EMPTY_MODULE)
+        return self._graph
+
+    @property
+    def signature(self) -> Signature:
+        """How a call maps to the inputs of the graph, and its outputs to results.
+
+        Raises:
+            ModelError: the module is empty.
+        """
+        if self._signature is None:
+            raise ModelError(EMPTY_MODULE)
+        return self._signature
+
+    @property
+    def sizes(self) -> Counter[SymbolSizes]:
+        """The sizes that the module, or its original, was traced and calibrated with, and their counts."""
+        return self.example_sizes + (self.calibration.sizes if self.calibration else Counter[SymbolSizes]())
+
+    def configure(
+        self,
+        deployment: BaseDeploymentSettings | None,
+        options: ClikaCompileOptions,
+        logs_dir: Any = None,
+        distributed: DistributedTrainingSettings | None = None,
+    ) -> None:
+        """Set the fields of the same names."""
+        self.deployment, self.options, self.logs_dir, self.distributed = deployment, options, logs_dir, distributed
+
+    def record_log(self, log: CompilationLog) -> None:
+        """Keep the timings of a log, and each of its warnings once."""
+        self.timings.update(log.timings)
+        self.warnings = (*dict.fromkeys((*self.warnings, *log.warnings)),)
+
+    def move_inputs(self, before: torch.device, after: torch.device) -> None:
+        """Move the kept inputs along when the weights move to another device."""
+        self.examples = [move_inputs(inputs, before, after) for inputs in self.examples]
+        self.calibration = self.calibration and self.calibration.moved(before, after)
+        self.unfinished = self.unfinished and self.unfinished.moved(before, after)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles keep; they build the rest again, or have no use for it."""
+        kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
+        state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
+        if self._graph is not None:
+            document = {"graph": graph_to_json(self._graph), "signature": signature_to_json(self.signature)}
+            state["document"] = json.dumps(document)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        document = state.pop("document", None)
+        self.__init__(**state)
+        if document is not None:
+            saved = json.loads(document)
+            find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
+            self.install(graph_from_json(saved["graph"], find), signature_from_json(saved["signature"]))
+            if self.quantized is None:  # a tracer could not build it in the next call
+                self.float_executor = FloatExecutor(self.graph)
+
+
+class CompiledModule(nn.Module):
+    """A module with a `CompiledState`, as the functions below `ClikaModule` see it; it has no behaviour of its own."""
+
+    clika_state: CompiledState
+
+
+def bind_graph(module: CompiledModule) -> Graph:
+    """Return a clone of a module's graph, its constants bound to the current parameters and buffers.
+
+    Raises:
+        ModelError: the module is empty, its weights are sharded over processes, or one is missing.
+    """
+    graph = module.clika_state.graph
+    return bound_clone(graph, weights_of(module, graph))
+
+
+def log_scales_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the log scales relative to those of the plan, by their names in the state dict."""
+    return parameters_under(module, LOG_SCALE_SCOPES)
+
+
+def learned_quantization(module: CompiledModule) -> QuantizationState | None:
+    """Return the quantization of a module with the scales learned in training; None in float.
+
+    Raises:
+        ModelError: a learned scale is NaN or infinite.
+    """
+    own = module.clika_state.quantized
+    if own is None:
+        return None
+    plan = own.plan.to_device(device_of_weights(module))
+    return replace(own, plan=apply_learned_scales(plan, log_scales_of(module)))
+
+
+def set_quantization(
+    module: CompiledModule,
+    quantized: QuantizationState | None,
+    calibration: Calibration | None,
+    request: QuantizationRequest | None = None,
+) -> None:
+    """Set the quantization of a module, and keep the calibration for the next one.
+
+    Learned scales are discarded: the scales of the plan were chosen for the current weights. With adapters, the scales
+    are frozen like the weights.
+
+    Args:
+        module: gets a log scale for each scale of the plan.
+        quantized: the plan and its target; None computes in float.
+        calibration: the calibration that it was decided from.
+        request: the request that it was decided from.
+    """
+    state = module.clika_state
+    state.quantized, state.calibration, state.request = quantized, calibration, request
+    state.simulation = state.training_executor = None
+    if quantized is None and state.float_executor is None:  # at once: a tracer could not build it in the next call
+        state.float_executor = FloatExecutor(state.graph)
+    set_parameters(module, LOG_SCALE_SCOPES, initial_log_scales(quantized.plan) if quantized is not None else {})
+    if adapters_of(state.graph):
+        for log in log_scales_of(module).values():
+            log.requires_grad_(False)
+
+
+def replace_graph(module: CompiledModule, graph: Graph) -> None:
+    """Replace the graph of a module by one of the same inputs and outputs, with its weights, in float."""
+    saved = tensors_by_name(module).keys() - non_persistent_buffers(module).keys()
+    own = {name for name in graph.constants if name.startswith("clika.")}
+    register_weights(module, graph, frozenset(saved | own))
+    module.clika_state.replace_graph(graph)
+    module.clika_state.unfinished = None
+    set_quantization(module, None, None)

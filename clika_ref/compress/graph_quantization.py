@@ -1,0 +1,334 @@
+"""Quantization of a compiled graph: calibrate it on data, decide how to quantize it, and report."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.signature import Signature
+from clika_ref.compiled.latency import MIN_SLOWDOWN, LayerTimer, measure_ratio_to_float
+from clika_ref.compiled.lowering import check_supported
+from clika_ref.compress.calibration_pass import apply_table_smoothing, prepare_calibration, run_calibration
+from clika_ref.core.errors import ModelError
+from clika_ref.core.guards import check_inputs
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.distributed.decisions import decide_on_rank0
+from clika_ref.distributed.ranks import SINGLE_PROCESS, Ranks
+from clika_ref.quantization.calibration.calibrator import Calibration
+from clika_ref.quantization.calibration.fingerprint import fingerprint
+from clika_ref.quantization.calibration.range_table import RangeTable
+from clika_ref.quantization.decision import Quantization
+from clika_ref.quantization.layer_settings import resolve_node_settings
+from clika_ref.quantization.pipeline import QuantizationPipeline
+from clika_ref.quantization.report import log_quantization, summarize_quantization
+from clika_ref.quantization.request import QuantizationRequest
+from clika_ref.reporting.log import CompilationLog
+
+RECALIBRATE_HINT = "name another file in ranges_file, or remove this one, to calibrate anew"
+
+
+@contextlib.contextmanager
+def use_ranges_file(
+    file: str | PathLike[str],
+    calibration: Calibration,
+    registry: Registry,
+    log: CompilationLog,
+    anew: Callable[[], Calibration],
+) -> Iterator[None]:
+    """Start with the ranges in a file, if it exists, and save the new ranges there, also after an interrupt."""
+    if not file:
+        yield
+        return
+    path = Path(file)
+    if path.exists():
+        calibration.restart_with_ranges(_load_ranges(path, calibration), anew().graph)
+        apply_table_smoothing(calibration, registry)
+        strange = _unknown_values(calibration)
+        if strange:
+            msg = (
+                f"{path} holds ranges for another target: for this one the model has no value {strange[0]!r}; "
+                f"{RECALIBRATE_HINT}"
+            )
+            raise ModelError(msg)
+    try:
+        yield
+    finally:
+        if calibration.table.batches:
+            calibration.table.save(path)
+            log.detail(f"The ranges of {calibration.table.batches:,} batches are in {path}")
+
+
+def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
+    found = RangeTable.load(path)
+    if found.model != calibration.model:
+        msg = f"{path} holds the ranges of another model, or of this one with other weights; {RECALIBRATE_HINT}"
+        raise ModelError(msg)
+    wanted = calibration.table.smoothing_purpose
+    if found.smoothing_purpose != wanted:
+        msg = (
+            f"{path} holds the ranges of channels smoothed for {found.smoothing_purpose}, not for {wanted}; "
+            f"{RECALIBRATE_HINT}"
+        )
+        raise ModelError(msg)
+    return found
+
+
+def iter_graph_inputs(
+    graph: Graph, signature: Signature, calls: Iterable[ModelCall], log: CompilationLog
+) -> Iterator[list[torch.Tensor]]:
+    """Yield the inputs of a graph in each call; a smaller last one is left out with a warning.
+
+    Raises:
+        ModelError: a call does not fit the graph; the message gives its number.
+    """
+    problem: ModelError | None = None
+    before: list[torch.Tensor] = []
+    for number, call in enumerate(calls, 1):
+        if problem is not None:
+            raise problem
+        try:
+            inputs = signature.graph_inputs(signature.flatten(call.args, call.kwargs))
+            check_inputs(graph, inputs)
+        except ModelError as error:
+            problem = ModelError(f"calibration batch {number}: {error}")
+            problem.__cause__ = error
+            if not before or not _is_remainder(call, before):
+                raise problem from error
+        else:
+            before = inputs
+            yield inputs
+    if problem is not None:
+        log.warning(f"{problem}. It is the last one, and is left out")
+
+
+def _is_remainder(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
+    """Return whether a call is like the one before, but with fewer samples: the remainder of the data."""
+    leaves: list[Any] = pytree.tree_leaves((call.args, call.kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if [(t.dtype, t.ndim, t.shape[1:]) for t in tensors] != [(t.dtype, t.ndim, t.shape[1:]) for t in before]:
+        return False
+    return any(t.ndim and len(t) < len(b) for t, b in zip(tensors, before, strict=True))
+
+
+def decide_quantization(
+    stages: QuantizationPipeline,
+    graph: Graph,
+    wanted: QuantizationRequest,
+    registry: Registry,
+    log: CompilationLog,
+    *,
+    ranks: Ranks = SINGLE_PROCESS,
+) -> Quantization:
+    """Decide how to quantize a calibrated graph, and log the result with the reasons.
+
+    Args:
+        stages: of the graph.
+        graph: of the module, before lowering.
+        wanted: the choices of the user.
+        registry: the plugins.
+        log: receives the report.
+        ranks: the processes that use the decision of the first one.
+    """
+
+    def decide_here() -> Quantization:
+        found = stages.decided()
+        is_timed = wanted.options.optimize_for == "latency" and not found.plan.is_empty
+        return _drop_slow_parts(found, stages, graph, wanted, registry) if is_timed else found
+
+    with log.stage("Quantizing") as stage:
+        values = sorted(stages.calibration.table.values)
+        for number, name in enumerate(values, 1):
+            log.detail(f"Processing Quantization statistics {number}/{len(values)}: '{name}'")
+        found = decide_on_rank0(decide_here, stages.scheme, ranks)
+        log_quantization(found, log)
+        stage.done(summarize_quantization(found))
+    return found
+
+
+def _drop_slow_parts(
+    found: Quantization, stages: QuantizationPipeline, graph: Graph, wanted: QuantizationRequest, registry: Registry
+) -> Quantization:
+    """Return a quantization without the parts that are slower than float: low-bit weights of layers, or all of it."""
+    inputs = stages.calibration.reservoir.batches[0]
+    if found.plan.packed_weights:
+        timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
+        slow = timer.find_slow_layers(stages.calibration.graph, inputs, found.plan.packed_weights)
+        found = replace(stages, slow_layers=slow).decided() if slow else found
+    if found.plan.is_empty:
+        return found
+    ratio = measure_ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
+    reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
+    return (
+        replace(stages, slow_layers=dict.fromkeys(stages.chosen, reason)).decided() if ratio > MIN_SLOWDOWN else found
+    )
+
+
+RESTART_WARNING = (
+    "The data begins with another batch than the pass that was interrupted after {:,}: ranges are found anew; to go on "
+    "with that pass, give the same data in the same order"
+)
+
+OTHER_FIRST_BATCH_WARNING = (
+    "The data begins with another batch than the ranges in {0} do: these stay, and as many batches, {1:,}, are not "
+    "run; where it is not the same data in another order, remove the file, or name another one in ranges_file"
+)
+
+
+RANGES_FILE_WITH_RANKS_ERROR = (
+    "ranges_file={!r} saves the ranges of one process, and several calibrate together here; leave it out, or calibrate "
+    "in one process"
+)
+
+
+def calibrate_graph(
+    calibration: Calibration,
+    batches: Iterable[Sequence[torch.Tensor]],
+    wanted: QuantizationRequest,
+    registry: Registry,
+    log: CompilationLog,
+    *,
+    model: Graph,
+    total: int | None = None,
+    ranges_file: str | PathLike[str] = "",
+    are_given: bool = True,
+    ranks: Ranks = SINGLE_PROCESS,
+) -> QuantizationPipeline:
+    """Calibrate a graph on batches; return the stages that decide how it is quantized.
+
+    A calibration that counts batches already resumes after them; if the first batch is another one, it restarts.
+
+    Args:
+        calibration: of the graph (`prepare_calibration`). It counts each batch at once: an interrupt loses none.
+        batches: inputs of the graph, read once.
+        wanted: the choices of the user.
+        registry: the plugins.
+        log: receives the report.
+        model: the graph before lowering.
+        total: the number of batches, if known.
+        ranges_file: where to load and save the ranges; empty for no file.
+        are_given: whether the batches are the user's data, not those that an earlier pass kept.
+        ranks: the processes that each read a part of the data.
+
+    Raises:
+        ModelError: a key of the layer settings matches nothing, the target does not support a width, or several
+            processes use a ranges file.
+        TargetError: layers are to be timed, and the target cannot run them.
+    """
+    if ranks.is_distributed and ranges_file:
+        raise ModelError(RANGES_FILE_WITH_RANKS_ERROR.format(ranges_file))
+    _make_pipeline(calibration, wanted, registry, model)  # reject unsupported settings before the data is read
+    if wanted.options.optimize_for == "latency":
+        check_supported(calibration.graph, wanted.target)  # a graph that does not run cannot be timed
+    if wanted.idle:
+        log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
+    anew = partial(prepare_calibration, model, wanted, registry)
+    with use_ranges_file(ranges_file, calibration, registry, log, anew):
+        known = _check_first_batch(calibration, batches, log, anew, ranges_file) if are_given else batches
+        run_calibration(calibration, known, wanted, registry, log, total=total, ranks=ranks)
+    stages = _make_pipeline(calibration, wanted, registry, model)  # smoothing may have added nodes
+    is_timed = wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization
+    if is_timed and ranks.is_first:
+        with log.stage("Timing") as stage:
+            timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
+            stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
+            stage.done(f"{len(stages.slow_layers):,} layers are slower in integers, and stay float")
+    return stages
+
+
+def _make_pipeline(
+    calibration: Calibration, wanted: QuantizationRequest, registry: Registry, model: Graph
+) -> QuantizationPipeline:
+    chosen = resolve_node_settings(calibration.graph, wanted.settings, wanted.layers, model)
+    try:
+        return QuantizationPipeline(
+            calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options
+        )
+    except ModelError as error:
+        msg = f"for {wanted.target.name}, {error}"
+        raise ModelError(msg) from error
+
+
+def _check_first_batch(
+    calibration: Calibration,
+    batches: Iterable[Sequence[torch.Tensor]],
+    log: CompilationLog,
+    anew: Callable[[], Calibration],
+    ranges_file: str | PathLike[str],
+) -> Iterable[Sequence[torch.Tensor]]:
+    """Return the batches; if the first is not that of the ranges, log a warning and restart the ranges.
+
+    Ranges from a file stay: the user wants them, and loaders may shuffle.
+    """
+    if not calibration.table.batches:
+        return batches
+    later = iter(batches)
+    first = [*itertools.islice(later, 1)]
+    if first and not calibration.is_first_batch(first[0]):
+        if ranges_file:
+            log.warning(OTHER_FIRST_BATCH_WARNING.format(ranges_file, calibration.table.batches))
+        else:
+            log.warning(RESTART_WARNING.format(calibration.table.batches))
+            calibration.restart(anew().graph)
+    return itertools.chain(first, later)
+
+
+CHANGED_WEIGHTS_WARNING = (
+    "The weights have changed since the pass over the data was interrupted: its {:,} batches are run again"
+)
+
+
+def begin_calibration(
+    graph: Graph,
+    wanted: QuantizationRequest,
+    registry: Registry,
+    before: Calibration | None,
+    log: CompilationLog,
+    *,
+    has_data: bool,
+) -> Calibration:
+    """Return a calibration of a compiled graph that starts with the results of an earlier one.
+
+    Ranges for another target are valid too, unless the passes of that target left other values. If they are not, or if
+    channels were smoothed for another quantization, the calibration restarts.
+
+    Args:
+        graph: of the module.
+        wanted: the choices of the user.
+        registry: the plugins.
+        before: an interrupted pass over the same data if data is given; otherwise the last complete pass.
+        log: receives the report.
+        has_data: whether data is given; otherwise the kept batches are used.
+    """
+    if before is not None and has_data and before.table.batches and before.table.model != fingerprint(graph):
+        log.warning(CHANGED_WEIGHTS_WARNING.format(before.table.batches))
+    elif before is not None:
+        if before.table.smoothing_purpose == wanted.smoothing_purpose:
+            found = prepare_calibration(graph, wanted, registry, before)
+            if not _unknown_values(found):
+                return found
+        kept, counted = len(before.reservoir.batches), before.table.batches
+        if not has_data and kept < counted:
+            log.warning(
+                f"The ranges of {counted:,} batches, smoothed for {before.table.smoothing_purpose}, do not "
+                "serve here: they "
+                f"are found anew from the first {kept:,}, which are kept; give calibration_inputs to have all counted"
+            )
+    return prepare_calibration(graph, wanted, registry)
+
+
+def _unknown_values(calibration: Calibration) -> list[str]:
+    """Return the value names in a range table that its graph does not have."""
+    graph = calibration.graph
+    made = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
+    return sorted(calibration.table.values.keys() - made)

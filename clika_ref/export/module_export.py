@@ -1,0 +1,143 @@
+"""Export a compiled module: its inputs and examples, its plan for the target, and the verified artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from clika_ref.capture.inputs import pack_arguments
+from clika_ref.capture.surrounding_autocast import outside_autocast
+from clika_ref.compiled.executors import update_simulation
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph
+from clika_ref.compiled.weights import device_of_weights, weight_dtype_error
+from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
+from clika_ref.core.errors import ModelError
+from clika_ref.core.execution import interpret
+from clika_ref.core.guards import check_inputs
+from clika_ref.core.ir import Graph
+from clika_ref.core.targets import Artifact
+from clika_ref.export.configuration import current_configuration
+from clika_ref.export.example_inputs import choose_example, dummy_inputs
+from clika_ref.export.export import ExportRequest, artifact_path, export
+from clika_ref.export.interface import resolve_names
+from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
+from clika_ref.reporting.log import CompilationLog
+from clika_ref.settings.argument_checks import check_types
+from clika_ref.settings.compile_options import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
+
+
+@dataclass(frozen=True)
+class ExportArguments:
+    """Arguments of `ClikaModule.clika_export`, under their names."""
+
+    file: Any
+    example_inputs: Any = None
+    input_names: list[str] | None = None
+    output_names: list[str] | None = None
+    dynamic_axes: Mapping[str, Any] | None = None
+    deployment_settings: BaseDeploymentSettings | None = None
+
+
+def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
+    """Write the artifact of a module for a target, and return its facts."""
+    check_types(vars(given))
+    state, form = module.clika_state, current_configuration()
+    deployment = choose_deployment(state, given.deployment_settings)
+    place = artifact_path(given.file, deployment, state.registry)
+    graph = bind_exportable_graph(module)
+    if state.simulation is not None and not module.training:  # the simulation must match the artifact
+        update_simulation(module)
+    inputs = resolve_names("input_names", given.input_names, [value.name for value in graph.inputs])
+    defaults = form.kept(state.signature.output_names(inputs))
+    plan = plan_for(module, deployment)
+    request = ExportRequest(
+        graph.clone(form.kept(graph.outputs)),
+        place,
+        list_examples(module, graph, given.example_inputs),
+        _output_function(graph, form.kept),
+        inputs,
+        resolve_names("output_names", given.output_names, defaults, taken=inputs),
+        given.dynamic_axes,
+        plan,
+        state.options,
+        state.sizes,
+        form,
+    )
+    with CompilationLog.open(state.logs_dir) as log, outside_autocast():
+        warn_of_changed_weights(module, graph, plan, log)
+        artifact = export(request, deployment, state.registry, log)
+        state.record_log(log)
+    return artifact
+
+
+def _output_function(
+    graph: Graph, select: Callable[[Sequence[Any]], list[Any]]
+) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+    """Return a function that computes selected outputs on copies of inputs; buffers do not change."""
+
+    def compute_outputs(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with torch.no_grad():
+            outputs, _ = interpret(graph, [t.clone() for t in inputs])
+        return select(outputs)
+
+    return compute_outputs
+
+
+def choose_deployment(state: CompiledState, given: BaseDeploymentSettings | None) -> BaseDeploymentSettings:
+    """Return the given settings, or those of the module, or ONNX Runtime's."""
+    return given or state.deployment or DeploymentSettings_ONNXRuntime_ONNX()
+
+
+def bind_exportable_graph(module: CompiledModule) -> Graph:
+    """Return the graph of a module, bound to its weights.
+
+    Raises:
+        ModelError: it returns no tensor, or its weights were cast after it was traced.
+    """
+    graph = bind_graph(module)
+    if not graph.outputs:
+        msg = f"cannot export {graph.name}: it returns no tensor"
+        raise ModelError(msg)
+    cast = [(v, v.data.dtype) for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype]
+    if cast:
+        value, dtype = cast[0]
+        raise weight_dtype_error(value.name, dtype, value.type.dtype)
+    return graph
+
+
+def list_examples(module: CompiledModule, graph: Graph, given: Any) -> list[list[torch.Tensor]]:
+    """Return inputs of the graph to compare an artifact on: the given ones, or the best that the module holds.
+
+    Args:
+        module: its calibration and tracing inputs are used.
+        graph: that of the module, bound to its weights.
+        given: one element as in ``tracing_inputs``; None for those of the module.
+
+    Raises:
+        ModelError: the given inputs do not fit the graph.
+    """
+    state = module.clika_state
+    if given is None and state.calibration is not None:
+        return state.calibration.reservoir.samples(MIN_MARGIN_SAMPLES)
+    if given is None and state.examples:
+        return state.examples
+    if given is None:
+        dummy = _graph_inputs(state, (), generate_dummy_inputs(module))
+        return [list(choose_example(graph, dummy))]
+    call = pack_arguments(state.signature.parameters, given)
+    return [_graph_inputs(state, call.args, call.kwargs)]
+
+
+def _graph_inputs(state: CompiledState, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    inputs = state.signature.graph_inputs(state.signature.flatten(args, kwargs))
+    check_inputs(state.graph, inputs)
+    return inputs
+
+
+def generate_dummy_inputs(module: CompiledModule) -> dict[str, Any]:
+    """Return dummy inputs of the traced shapes by argument, on the device of the weights."""
+    state = module.clika_state
+    return dummy_inputs(state.graph, state.signature, device_of_weights(module))

@@ -1,0 +1,269 @@
+"""Save a compiled module in one safetensors file, and load it; reading the file executes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import torch
+from torch import nn
+
+from clika_ref.compiled.lowering import target_for
+from clika_ref.compiled.quantization_state import target_of
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, learned_quantization, log_scales_of
+from clika_ref.compiled.weights import tensors_by_name
+from clika_ref.core.errors import ModelError
+from clika_ref.core.ir import Graph
+from clika_ref.core.registry import Registry
+from clika_ref.module.state_dict import build_module, describe_state, isolate_from_caller_modes
+from clika_ref.module.weight_storage import find_storable_weights, with_nearest_rounding
+from clika_ref.quantization.calibration.calibration_format import calibration_from_json, calibration_to_json
+from clika_ref.quantization.calibration.fingerprint import fingerprint
+from clika_ref.quantization.qdq.stored_weights import StoredWeight, read_parameter
+from clika_ref.quantization.request import QuantizationRequest
+from clika_ref.serialization.atomic_files import require_path, write_atomically
+from clika_ref.serialization.bits import pack_bits, unpack_bits
+from clika_ref.serialization.container import pack_file, unpack_file
+from clika_ref.serialization.graph_format import read_type
+from clika_ref.settings.compile_options import ClikaCompileOptions
+from clika_ref.settings.json_format import (
+    deployment_from_json,
+    deployment_to_json,
+    settings_from_json,
+    settings_to_json,
+)
+from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
+
+EXAMPLE_CHECKPOINT_PATH = "saved/model"
+
+CALIBRATION_PREFIX = "clika/ranges/"
+"""Prefix of the names of calibration tensors; qualified names of weights contain no slash."""
+
+SAVED_WEIGHTS_FINGERPRINT = "the weights that are saved here"
+"""Stands for the `fingerprint` of the saved weights, which changes when quantized weights replace them."""
+
+CORRUPTION_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, RecursionError)
+"""Errors raised by a document that differs from the written one although its digest matches."""
+
+
+def save(
+    module: CompiledModule, path: str | PathLike[str], *, keep_float_weights: bool, keep_calibration_inputs: bool
+) -> None:
+    """Save a module in one file, which is replaced atomically."""
+    place = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    parts = _pack(module, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
+    with write_atomically(place) as file:
+        for part in parts:
+            file.write(part)
+
+
+def serialize(module: CompiledModule, *, keep_float_weights: bool, keep_calibration_inputs: bool) -> bytes:
+    """Return the contents of a file that `save` writes."""
+    parts = _pack(module, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
+    return b"".join(parts)
+
+
+def load(module: CompiledModule, path: str | PathLike[str]) -> None:
+    """Fill an empty module from a file of `save`.
+
+    Raises:
+        ModelError: the file cannot be read, is truncated, altered, of another format or no saved module, or needs
+            plugins or classes that are not installed; the message says which.
+    """
+    place = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    try:
+        blob = place.read_bytes()
+    except IsADirectoryError as error:
+        msg = f"cannot load {str(place)!r}: it is a folder. Pass the path of a file in it"
+        raise ModelError(msg) from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        msg = f"cannot load {str(place)!r}: {reason}. Pass the path of a file that clika_save wrote"
+        raise ModelError(msg) from error
+    _unpack(module, blob, repr(str(place)))
+
+
+def deserialize(module: CompiledModule, serialized: bytes) -> None:
+    """Fill an empty module from the bytes of `serialize`.
+
+    Raises:
+        ModelError: as `load`.
+    """
+    if not isinstance(serialized, bytes | bytearray | memoryview):
+        msg = f"cannot load a module: serialized is a {type(serialized).__name__}. Pass the bytes of clika_serialize"
+        raise ModelError(msg)
+    _unpack(module, bytes(serialized), f"{len(serialized):,} bytes")
+
+
+# Writing
+
+
+def _pack(
+    module: CompiledModule, *, keep_float_weights: bool, keep_calibration_inputs: bool
+) -> list[bytes | memoryview]:
+    state, graph = module.clika_state, bind_graph(module)
+    registry, quantized = state.registry, state.quantized
+    _reject_foreign_tensors(module, graph)
+    stored: dict[str, StoredWeight] = {}
+    learned = learned_quantization(module)  # rejects NaN or infinite scales
+    if quantized is not None and learned is not None and not keep_float_weights:
+        stored = find_storable_weights(graph, learned.plan, target_of(quantized, registry), registry)
+        layers = {weight.layer for weight in stored.values()}
+        quantized = replace(quantized, plan=with_nearest_rounding(quantized.plan, layers))
+    mark = fingerprint(graph)
+    if quantized is not None and quantized.model == mark:
+        quantized = replace(quantized, model=SAVED_WEIGHTS_FINGERPRINT)
+    document, tensors = describe_state(module, quantized)
+    document["integers"] = {}
+    for name, weight in stored.items():
+        known = {n: t for n, t in tensors.items() if n.endswith(f".{weight.layer}")}
+        document["integers"][name], held = weight.to_document(name, known)
+        tensors |= held
+    for name, value in graph.constants.items():
+        if value.data is not None and name not in stored:
+            tensors[name] = pack_bits(value.data) if value.data.dtype == torch.bool else value.data
+    tensors |= {name: log.detach() for name, log in log_scales_of(module).items() if bool(log.any())}
+    document |= _settings_document(module, graph)
+    document["calibration"], held = _calibration_to_json(state, mark, keeps_inputs=keep_calibration_inputs)
+    return pack_file(document, tensors | {f"{CALIBRATION_PREFIX}{name}": tensor for name, tensor in held.items()})
+
+
+def _reject_foreign_tensors(module: CompiledModule, graph: Graph) -> None:
+    """Reject parameters and buffers that were added to the module from outside: they could not be restored."""
+    known = graph.constants.keys() | graph.aliases.keys() | log_scales_of(module).keys()
+    foreign = sorted(tensors_by_name(module).keys() - known)
+    if foreign:
+        msg = (
+            f"cannot save the module: {foreign[0]!r} is not part of its graph. Remove it from the module, and save it "
+            "separately"
+        )
+        raise ModelError(msg)
+
+
+def _settings_document(module: CompiledModule, graph: Graph) -> dict[str, Any]:
+    """Return the user's settings, and the versions of the plugins that the module needs."""
+    state = module.clika_state
+    deployment, request, used = state.deployment, state.request, {node.op.name for node in graph.nodes}
+    needed = [p for p in state.registry.plugins if not used.isdisjoint(operator.name for operator in p.operators)]
+    return {
+        "plugins": {plugin.distribution: plugin.version for plugin in needed},
+        "training": module.training,
+        "options": settings_to_json(state.options),
+        "deployment": deployment and deployment_to_json(deployment),
+        "wanted": request
+        and {
+            "settings": settings_to_json(request.given),
+            "layers": {name: settings_to_json(layer) for name, layer in request.layers.items()},
+            "options": settings_to_json(request.options),
+        },
+    }
+
+
+def _calibration_to_json(state: CompiledState, mark: str, *, keeps_inputs: bool) -> tuple[Any, dict[str, torch.Tensor]]:
+    whole, unfinished = state.calibration, state.unfinished
+    found = whole or unfinished
+    if found is None:
+        return None, {}
+    known = {mark: SAVED_WEIGHTS_FINGERPRINT}
+    table = replace(found.table, model=known.get(found.table.model, found.table.model))
+    found = replace(found, table=table, model=known.get(found.model, found.model))
+    return calibration_to_json(found, is_whole=whole is not None, keeps_inputs=keeps_inputs)
+
+
+# Reading
+
+
+def _unpack(module: CompiledModule, blob: bytes, shown: str) -> None:
+    with isolate_from_caller_modes():
+        try:
+            _restore(module, *unpack_file(blob))
+        except ModelError as error:
+            msg = f"cannot load {shown}: {error}"
+            raise ModelError(msg) from error
+        except CORRUPTION_ERRORS as error:
+            msg = f"cannot load {shown}: it is no saved module: {type(error).__name__}: {error}"
+            raise ModelError(msg) from error
+
+
+def _restore(module: CompiledModule, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Fill an empty module with the saved contents."""
+    state = module.clika_state
+    _require_plugins(document["plugins"], state.registry)
+    build_module(module, document, _read_constants(document, tensors), tensors)
+    with torch.no_grad():
+        for name, log in log_scales_of(module).items():
+            log.copy_(tensors.get(name, log))
+    state.options = settings_from_json(ClikaCompileOptions, document["options"])
+    state.deployment = document["deployment"] and deployment_from_json(document["deployment"])
+    graph = bind_graph(module)
+    mark = fingerprint(graph)
+    if state.quantized is not None and state.quantized.model == SAVED_WEIGHTS_FINGERPRINT:
+        state.quantized = replace(state.quantized, model=mark)
+    own = {
+        name.removeprefix(CALIBRATION_PREFIX): t for name, t in tensors.items() if name.startswith(CALIBRATION_PREFIX)
+    }
+    _restore_calibration(state, document["calibration"], own, graph, mark)
+    _restore_request(state, document["wanted"])
+    nn.Module.train(module, document["training"])  # the training executor is built on the first call
+
+
+def _restore_calibration(
+    state: CompiledState, saved: Any, tensors: Mapping[str, torch.Tensor], graph: Graph, mark: str
+) -> None:
+    """Restore calibration ranges.
+
+    Without saved inputs they stay pending until the same data is given, which is not run again.
+    """
+    if saved is None:
+        return
+    known, found = {SAVED_WEIGHTS_FINGERPRINT: mark}, calibration_from_json(saved, tensors, graph)
+    found.table.model = known.get(found.table.model, found.table.model)
+    found.model = known.get(found.model, found.model)
+    if saved["inputs"] is not None and saved["is whole"]:
+        state.calibration = found
+        state.example_sizes = state.example_sizes - found.sizes
+    else:
+        state.unfinished = found
+
+
+def _restore_request(state: CompiledState, saved: Any) -> None:
+    """Restore the quantization request of the user, if its target is installed."""
+    deployment = state.deployment
+    if saved is not None and deployment is not None and deployment.target in state.registry.targets:
+        layers = {n: settings_from_json(LayerQuantizationSettings, s) for n, s in saved["layers"].items()}
+        given = settings_from_json(QuantizationSettings, saved["settings"])
+        options = settings_from_json(ClikaCompileOptions, saved["options"])
+        state.request = QuantizationRequest(target_for(deployment, state.registry), given, layers, options)
+
+
+def _read_constants(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the constants of a saved graph by name.
+
+    Raises:
+        ModelError: the integers of a quantized weight are damaged.
+    """
+    integers: Mapping[str, Any] = document.get("integers", {})
+    found: dict[str, torch.Tensor] = {}
+    for name, saved in zip(document["graph"]["constants"], document["graph"]["constant_types"], strict=True):
+        kind, tensor = read_type(saved), tensors[name]
+        if name in integers:
+            tensor = read_parameter(integers[name], name, tensors, kind)
+        elif kind.dtype == torch.bool and tensor.dtype != torch.bool:
+            tensor = unpack_bits(tensor, tuple(map(int, kind.shape)))
+        found[name] = tensor
+    return found
+
+
+def _require_plugins(needed: Mapping[str, str], registry: Registry) -> None:
+    """Reject a module that uses operators of missing plugins.
+
+    Raises:
+        ModelError: plugins are not installed; all are listed.
+    """
+    there = {plugin.distribution for plugin in registry.plugins}
+    lacking = [f"{name} {version}" for name, version in needed.items() if name not in there]
+    if lacking:
+        msg = f"it needs operators of {', '.join(lacking)}, which is not among the plugins here; install it"
+        raise ModelError(msg)
