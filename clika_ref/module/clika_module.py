@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any, Self
 import torch
 
 from clika_ref.capture.inputs import ForwardFn
-from clika_ref.capture.origins import user_stacklevel
 from clika_ref.capture.signature import Signature
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, set_quantization
 from clika_ref.compiled.weights import device_of_weights, register_weights
@@ -19,7 +17,7 @@ from clika_ref.compress.adapters import attach_lora, merge_lora, require_adapter
 from clika_ref.compress.calibrate import CalibrationArguments
 from clika_ref.compress.prune import PruningArguments, prune
 from clika_ref.compress.quantize import quantize, quantize_to_goal, require_decisions
-from clika_ref.core.errors import ClikaError, ClikaWarning
+from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.core.targets import Artifact
@@ -32,7 +30,7 @@ from clika_ref.lora.report import AdapterReport
 from clika_ref.module.checkpoint import deserialize, load, save, serialize
 from clika_ref.module.forward_signature import OWN_FORWARD, ClassCallableMethod, own_forward, set_forward
 from clika_ref.module.fsdp import broadcast_buffers, gather, is_sharded, release_whole_weights
-from clika_ref.module.running import prepare_execution, rebuild_training_executor, set_batch_norm
+from clika_ref.module.running import prepare_execution, rebuild_training_executor, set_batch_norm, warn_of_idle_dropouts
 from clika_ref.module.state_dict import prepare_to_load, write_state
 from clika_ref.pruning.report import PruningReport
 from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch
@@ -42,11 +40,6 @@ from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.lora import LoraSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
-
-IDLE_DROPOUTS_WARNING = (
-    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
-    "Regularize in another way: weight decay, data augmentation, or distillation_loss"
-)
 
 
 class ClikaModule(CompiledModule):
@@ -111,10 +104,8 @@ class ClikaModule(CompiledModule):
         before, state = self.training, self.clika_state
         super().train(mode)
         broadcast_buffers(self)
-        if mode and state.idle_dropouts:
-            msg = IDLE_DROPOUTS_WARNING.format(state.graph.name, state.idle_dropouts)
-            warnings.warn(msg, ClikaWarning, stacklevel=user_stacklevel())
-            state.idle_dropouts = 0
+        if mode:
+            warn_of_idle_dropouts(state)
         if state.quantized is None:
             return self
         try:
@@ -483,66 +474,6 @@ class ClikaModule(CompiledModule):
         """
         return generate_dummy_inputs(self)
 
-    def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
-        """Export the module and return the precision of each node in the runtime.
-
-        The result prints as a table: the planned precision, the actual precision, and the reasons for the differences.
-        `export_configuration` selects FP16, BF16 or INT4 here as well.
-
-        Args:
-            deployment_settings: the target; by default that of the module.
-
-        Raises:
-            ModelError: ``deployment_settings`` have the wrong type, or the requested form is not available.
-            TargetError: the target rejects a node, or its runtime is not installed.
-        """
-        return explain_module(self, deployment_settings)
-
-    def clika_visualize(self, path: str | PathLike[str], explanation: Explanation | None = None) -> Path:
-        """Draw the module to a file, and return its path.
-
-        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. A
-        quantized module is drawn as lowered for its target, with its batch norms folded. Colours mark quantized nodes,
-        quantized tensors and layers kept in float; tooltips give the reason.
-
-        Args:
-            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; ``.svg`` is added to
-                a path without a suffix. An existing file is overwritten.
-            explanation: the result of `clika_explain`, to show the precision of each node in the runtime.
-
-        Raises:
-            ModelError: the suffix is another one, the file cannot be written, the module is empty, or the renderer for
-                ``.png`` is not installed: ``pip install resvg_py``.
-            PluginError: no plugin draws pictures; the message says what to install.
-            TargetError: no plugin provides the target that the module is quantized for.
-        """
-        return draw_module(self, path, explanation)
-
-    def clika_report(self, path: str | PathLike[str], deployments: Sequence[BaseDeploymentSettings] = ()) -> Path:
-        """Write a report on the module as one self-contained HTML file, and return its path.
-
-        For the model: the modules with their totals, the effect of other thresholds, targets side by side, warnings,
-        and the settings and versions to reproduce the run. For each layer: its sensitivity, the decision with its
-        reason, the precision in the runtime, the observed values, the quantized range, and the time per node if the
-        runtime reports it. Missing facts, as for a float or loaded module, are explained. `export_configuration`
-        selects FP16, BF16 or INT4 here as well.
-
-        Args:
-            path: the ``.html`` file; an existing one is replaced once the new one is complete.
-            deployments: further targets to compare with. The quantization is decided again for each from the
-                calibration ranges, which takes longest.
-
-        Raises:
-            ModelError: the path has another suffix or cannot be written, the module returns no tensor, or
-                ``deployments`` have the wrong type, or need ranges that the module does not hold.
-            PluginError: no plugin writes reports; the message says what to install.
-            TargetError: no plugin provides a target.
-        """
-        return write_report(self, path, deployments)
-
-    def _repr_html_(self) -> str:
-        return render_notebook_html(self)
-
     # Save, and load
 
     def clika_save(
@@ -605,3 +536,65 @@ class ClikaModule(CompiledModule):
         module = cls()
         deserialize(module, serialized)
         return module
+
+    # Inspect
+
+    def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
+        """Export the module and return the precision of each node in the runtime.
+
+        The result prints as a table: the planned precision, the actual precision, and the reasons for the differences.
+        `export_configuration` selects FP16, BF16 or INT4 here as well.
+
+        Args:
+            deployment_settings: the target; by default that of the module.
+
+        Raises:
+            ModelError: ``deployment_settings`` have the wrong type, or the requested form is not available.
+            TargetError: the target rejects a node, or its runtime is not installed.
+        """
+        return explain_module(self, deployment_settings)
+
+    def clika_visualize(self, path: str | PathLike[str], explanation: Explanation | None = None) -> Path:
+        """Draw the module to a file, and return its path.
+
+        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. A
+        quantized module is drawn as lowered for its target, with its batch norms folded. Colours mark quantized nodes,
+        quantized tensors and layers kept in float; tooltips give the reason.
+
+        Args:
+            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; ``.svg`` is added to
+                a path without a suffix. An existing file is overwritten.
+            explanation: the result of `clika_explain`, to show the precision of each node in the runtime.
+
+        Raises:
+            ModelError: the suffix is another one, the file cannot be written, the module is empty, or the renderer for
+                ``.png`` is not installed: ``pip install resvg_py``.
+            PluginError: no plugin draws pictures; the message says what to install.
+            TargetError: no plugin provides the target that the module is quantized for.
+        """
+        return draw_module(self, path, explanation)
+
+    def clika_report(self, path: str | PathLike[str], deployments: Sequence[BaseDeploymentSettings] = ()) -> Path:
+        """Write a report on the module as one self-contained HTML file, and return its path.
+
+        For the model: the modules with their totals, the effect of other thresholds, targets side by side, warnings,
+        and the settings and versions to reproduce the run. For each layer: its sensitivity, the decision with its
+        reason, the precision in the runtime, the observed values, the quantized range, and the time per node if the
+        runtime reports it. Missing facts, as for a float or loaded module, are explained. `export_configuration`
+        selects FP16, BF16 or INT4 here as well.
+
+        Args:
+            path: the ``.html`` file; an existing one is replaced once the new one is complete.
+            deployments: further targets to compare with. The quantization is decided again for each from the
+                calibration ranges, which takes longest.
+
+        Raises:
+            ModelError: the path has another suffix or cannot be written, the module returns no tensor, or
+                ``deployments`` have the wrong type, or need ranges that the module does not hold.
+            PluginError: no plugin writes reports; the message says what to install.
+            TargetError: no plugin provides a target.
+        """
+        return write_report(self, path, deployments)
+
+    def _repr_html_(self) -> str:
+        return render_notebook_html(self)

@@ -26,6 +26,11 @@ AUTOCAST_MISMATCH = (
     "{} is called {}, but was compiled {}, and computes as there. Compile it under the autocast of its calls"
 )
 
+IDLE_DROPOUTS_WARNING = (
+    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
+    "Regularize in another way: weight decay, data augmentation, or distillation_loss"
+)
+
 
 def call(module: CompiledModule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Call a module with the arguments of the original.
@@ -113,3 +118,11 @@ def set_batch_norm(module: CompiledModule, batch_norm: BatchNormMode) -> None:
     except ModelError:
         state.options, state.training_executor = before, executor
         raise
+
+
+def warn_of_idle_dropouts(state: CompiledState) -> None:
+    """Warn, once, if training starts and dropouts were traced in eval mode."""
+    if state.idle_dropouts:
+        msg = IDLE_DROPOUTS_WARNING.format(state.graph.name, state.idle_dropouts)
+        warnings.warn(msg, ClikaWarning, stacklevel=user_stacklevel())
+        state.idle_dropouts = 0

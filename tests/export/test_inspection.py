@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from calibrated_nets import compiled, traced
 
-from clika_ref import ClikaModule, DeploymentSettings_ONNXRuntime_ONNX, PluginError
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, PluginError
 from clika_ref.core.registry import load_registry
 from clika_ref.core.visualizers import Visualizer
 from clika_ref.export.visualization import PictureFacts, ReportFacts
@@ -111,15 +111,3 @@ def test_clika_report_gives_the_visualizer_the_facts_and_writes_its_file(module,
 def test_notebook_html_shows_the_picture_of_the_visualizer(module, visualizer):
     assert "<svg/></div>" in module._repr_html_()
     assert len(visualizer.facts) == 1
-
-
-def test_clika_target_and_deployment_settings_are_those_of_the_quantization(module):
-    assert (module.clika_state.target, module.clika_state.deployment_settings.target) == ("onnxruntime", "onnxruntime")
-    assert (ClikaModule().clika_state.target, ClikaModule().clika_state.deployment_settings) == (None, None)
-
-
-def test_clika_logs_dir_when_set_receives_the_log_of_the_next_call(module, tmp_path):
-    module.clika_state.logs_dir = tmp_path / "logs"
-    module.clika_visualize(tmp_path / "model")
-    assert module.clika_state.logs_dir == tmp_path / "logs"
-    assert any("Drawing" in path.read_text() for path in (tmp_path / "logs").rglob("*") if path.is_file())
