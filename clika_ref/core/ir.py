@@ -90,7 +90,7 @@ class Node:
     the node in the model.
     """
 
-    __match_args__ = ("kind", "inputs", "attrs", "outputs")
+    __match_args__ = ("op_type", "inputs", "attrs", "outputs")
     __slots__ = ("_graph", "_next", "_previous", "attrs", "inputs", "op", "origin", "outputs")
 
     def __init__(
@@ -106,7 +106,7 @@ class Node:
         self._next: Node | None = None
 
     @property
-    def kind(self) -> str:
+    def op_type(self) -> str:
         """The name of the operator, for ``match`` statements."""
         return self.op.name
 

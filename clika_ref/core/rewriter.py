@@ -79,7 +79,7 @@ def apply_rules(
     for r in rules:
         for kind in r.kinds:
             by_kind.setdefault(kind, []).append(r)
-    queue = deque(node for node in graph.nodes if node.kind in by_kind)
+    queue = deque(node for node in graph.nodes if node.op_type in by_kind)
     waiting = set(queue)
     fired = 0
     while queue:
@@ -87,13 +87,13 @@ def apply_rules(
         waiting.discard(node)
         if node not in graph:
             continue
-        for r in by_kind[node.kind]:
+        for r in by_kind[node.op_type]:
             touched = _apply_rule(graph, r, node, operators, misses)
             if touched is None:
                 continue
             fired += 1
             for neighbour in touched:
-                if neighbour in graph and neighbour.kind in by_kind and neighbour not in waiting:
+                if neighbour in graph and neighbour.op_type in by_kind and neighbour not in waiting:
                     queue.append(neighbour)
                     waiting.add(neighbour)
             break

@@ -169,15 +169,15 @@ def explain_artifact(
     planned, moving = find_planned_precisions(written, scheme), scheme.data_movement if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
-        if node.kind not in QDQ_OPERATORS:
+        if node.op_type not in QDQ_OPERATORS:
             precision, _, reason = runs.get(node.name, NOT_REPORTED).partition(": ")
             wanted = planned.get(node, FLOAT_PRECISION)
-            if precision == FUSED_PRECISION and wanted != FLOAT_PRECISION and node.kind not in moving:
+            if precision == FUSED_PRECISION and wanted != FLOAT_PRECISION and node.op_type not in moving:
                 precision = NOT_REPORTED  # a runtime may leave out nodes that only move integers
             if plan is not None and wanted == FLOAT_PRECISION:
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
-            facts.append(NodeFacts(node.name, origin, node.kind, count, wanted, precision, reason))
+            facts.append(NodeFacts(node.name, origin, node.op_type, count, wanted, precision, reason))
     return Explanation(describe_runtime(target), facts)
 
 
@@ -188,8 +188,8 @@ def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> 
     """
     kinds = scheme.layers | scheme.elementwise | scheme.data_movement if scheme else frozenset[str]()
     elementwise = scheme.elementwise if scheme else frozenset[str]()
-    read = [n for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, non_bias_operands(n)))]
-    whole = {n: INT8_PRECISION for n in read if n.kind not in elementwise or not any(map(_is_number, n.inputs))}
+    read = [n for n in graph.nodes if n.op_type in kinds and all(map(_is_dequantized, non_bias_operands(n)))]
+    whole = {n: INT8_PRECISION for n in read if n.op_type not in elementwise or not any(map(_is_number, n.inputs))}
     return whole | {node: f"int{held.bits} weights" for node, held in find_low_bit_layers(graph).items()}
 
 
@@ -198,7 +198,7 @@ def _is_number(operand: Any) -> bool:
 
 
 def _is_dequantized(value: Value) -> bool:
-    return value.producer is not None and value.producer.kind == QDQ_OPERATORS[1]
+    return value.producer is not None and value.producer.op_type == QDQ_OPERATORS[1]
 
 
 def _count_macs(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:

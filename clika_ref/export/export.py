@@ -268,7 +268,7 @@ def check_supported(graph: Graph, target: Target) -> None:
 def _float_hint(node: Node, target: Target) -> str:
     """Return a note for a node with dequantized operands, whether it would run in float; empty for other nodes."""
     made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
-    if not any(producer.kind == DEQUANTIZE_OPERATOR for producer in made.values()):
+    if not any(producer.op_type == DEQUANTIZE_OPERATOR for producer in made.values()):
         return ""
     alone = Graph(node.name)
     stand_ins = {v: alone.add_input(v.type, v.name) for v in node.inputs if isinstance(v, Value)}

@@ -38,7 +38,7 @@ def find_low_bit_layers(graph: Graph) -> dict[Node, LowBitFormat]:
 
 
 def _find_dequantize(value: Value) -> Node | None:
-    return value.producer if value.producer is not None and value.producer.kind == "dequantize" else None
+    return value.producer if value.producer is not None and value.producer.op_type == "dequantize" else None
 
 
 def find_rounding_layers(graph: Graph, kind: WeightOnlyScheme) -> dict[Node, int]:

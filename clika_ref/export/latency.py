@@ -69,8 +69,8 @@ class LayerTimer:
         for node, x in _record_inputs(graph, layers, inputs).items():
             few, behind = (held or {}).get(node.name), self._find_fused_reader(node)
             widths = few and (few.bits, few.block_size)
-            after = behind and (behind.kind, repr(behind.attrs))
-            key = (node.kind, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
+            after = behind and (behind.op_type, repr(behind.attrs))
+            key = (node.op_type, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
             if key not in ratios:
                 ratios[key] = self._measure_ratio(node, x, few)
             if ratios[key] > MIN_SLOWDOWN:
@@ -82,10 +82,10 @@ class LayerTimer:
         """Return the only reader of a layer's result, if the runtime fuses it with the layer."""
         uses = [use.user for use in node.output.uses]
         (user,) = uses if len(uses) == 1 else (None,)
-        return user if isinstance(user, Node) and is_fused(self.scheme, user.kind, user.attrs) else None
+        return user if isinstance(user, Node) and is_fused(self.scheme, user.op_type, user.attrs) else None
 
     def _is_quantizable(self, node: Node) -> bool:
-        if node.op.trait.kind != COMPUTE_TRAIT or node.kind not in self.scheme.layers:
+        if node.op.trait.kind != COMPUTE_TRAIT or node.op_type not in self.scheme.layers:
             return False
         return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
 
@@ -98,7 +98,7 @@ class LayerTimer:
         with tempfile.TemporaryDirectory() as folder:
             whole = self._load_runner(plain, Path(folder) / "float")
             if held is not None:
-                (layer,) = (n for n in plain.nodes if n.kind == node.kind)
+                (layer,) = (n for n in plain.nodes if n.op_type == node.op_type)
                 pack_layer_weight(plain, layer, held, self.operators)
                 return measure_ratio(self._load_runner(plain, Path(folder) / "few"), [x], whole, [x])
             small = self._load_runner(self._layer_graph(node, x, integers), Path(folder) / "integers")
@@ -126,7 +126,7 @@ class LayerTimer:
             )
             plan = Plan(self.scheme, {read.name: TIMING_QPARAMS}, {layer.name: scales})
             quantize_layer(graph, layer, plan, self.operators)
-            if node.kind in self.scheme.closed:
+            if node.op_type in self.scheme.closed:
                 result = build("quantize", result, *_timing_qparams(), **quantize_attributes(self.scheme.activations))
         graph.add_output(result)
         return graph

@@ -52,7 +52,7 @@ def node_records(graph: Graph, told: KnownFacts, places: Mapping[Value, int]) ->
             NodeRecord(
                 node.name,
                 node.origin.scope,
-                layer.operator if layer else node.kind,
+                layer.operator if layer else node.op_type,
                 node.origin.line,
                 state_of(wanted, runs, is_kept=bool(reason) and (layer is not None or node.name in floats)),
                 wanted,

@@ -22,14 +22,14 @@ MAX_BINS = 64
 
 def trace_before_pairs(value: Value) -> Value:
     """Return the float value before quantize and dequantize nodes, or the value itself if it is not quantized."""
-    while value.producer is not None and value.producer.kind in QDQ_OPERATORS:
+    while value.producer is not None and value.producer.op_type in QDQ_OPERATORS:
         value = value.producer.inputs[0]
     return value
 
 
 def list_computing_nodes(graph: Graph) -> list[Node]:
     """Return the nodes of a graph in order, except quantize and dequantize nodes."""
-    return [node for node in graph.nodes if node.kind not in QDQ_OPERATORS]
+    return [node for node in graph.nodes if node.op_type not in QDQ_OPERATORS]
 
 
 def value_records(

@@ -259,7 +259,7 @@ def test_a_trait_that_claims_too_much_breaks_the_contract_and_a_random_call_tell
     halved.samples(lambda draw, s: s.call(draw(s.tensor(rank=(1, 2))), random=draw(s.booleans())))
     found = outcome(halved, tmp_path, "trait")
     assert found.verdict is Verdict.CONTRACT
-    assert "is declared as same-scale, but it returns" in found.comparison.message
+    assert "is declared as shared-qparams, but it returns" in found.comparison.message
     halved.random = True
     found = outcome(halved, tmp_path, "trait")
     assert found.verdict is Verdict.NOT_RUN

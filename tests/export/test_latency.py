@@ -42,7 +42,7 @@ DATA = [torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)) fo
 
 
 def is_small(layer):
-    return any(getattr(v.producer, "kind", "") == "dequantize" for v in layer.inputs[:2])
+    return any(getattr(v.producer, "op_type", "") == "dequantize" for v in layer.inputs[:2])
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Slow:
     def compile(self, graph, path, **_):
         OnnxRuntime().compile(graph.clone(), path)  # what is timed must be a file that the runtime takes
         OnnxRuntime().load(Artifact(path, "", (), ()))
-        self.kinds.append([n.kind for n in graph.nodes if n.kind not in ("quantize", "dequantize")])
-        layers = [n.kind for n in graph.nodes if n.op.trait.weight is not None and is_small(n)]
+        self.kinds.append([n.op_type for n in graph.nodes if n.op_type not in ("quantize", "dequantize")])
+        layers = [n.op_type for n in graph.nodes if n.op.trait.weight is not None and is_small(n)]
         self.seen.extend(layers)
         return Artifact(path, self.name, (), (), {"seconds": 1.0 + sum(self.costs[kind] for kind in layers)})
 

@@ -136,7 +136,7 @@ def _find_candidates(
     found: dict[Value, tuple[ScalableChannels, float]] = {}
     for value in _graph_values(graph):
         channels = find_scalable_channels(graph, value)
-        if channels is not None and all(node.kind in kinds for node in channels.layers):
+        if channels is not None and all(node.op_type in kinds for node in channels.layers):
             gain = wishes.of(channels)
             if gain is not None:
                 found[value] = channels, gain

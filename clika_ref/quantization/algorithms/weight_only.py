@@ -118,7 +118,7 @@ def list_layer_options(
     blocks = as_list(settings.weights_only_quantization_block_size)
     for node in graph.nodes:
         if node.op.trait.matrices is not None:
-            found[node] = skipped.get(node, FLOAT_WEIGHT_REASON.format(node.kind))
+            found[node] = skipped.get(node, FLOAT_WEIGHT_REASON.format(node.op_type))
         elif node.op.trait.kind == COMPUTE_TRAIT:
             _reject_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _find_float_reason(graph, node, kind)
@@ -154,8 +154,8 @@ def _reject_widths(node: Node, widths: Sequence[int], kind: WeightOnlyScheme) ->
 
 def _find_float_reason(graph: Graph, node: Node, kind: WeightOnlyScheme) -> str:
     """Return the reason to keep the weight of a layer unchanged, empty if there is none."""
-    if node.kind not in kind.layers:
-        return FLOAT_WEIGHT_REASON.format(node.kind)
+    if node.op_type not in kind.layers:
+        return FLOAT_WEIGHT_REASON.format(node.op_type)
     weight = node.inputs[weight_position_of(node)]
     if not is_unchanged_constant(graph, weight):
         return "both operands are computed"

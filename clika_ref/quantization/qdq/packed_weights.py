@@ -114,7 +114,7 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
         ModelError: ``as_such`` is True, and there are no INT4 weights.
         TargetError: ``as_such`` is False, there are INT4 weights, and the target has no weight-only INT8.
     """
-    few = [node for node in graph.nodes if node.kind == "dequantize" and node.attrs["bits"] == INT4_BITS]
+    few = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
     if as_such and not few:
         msg = (
             "export_int4=True, but no layer holds its weight in 4 bits; quantize with QuantizationSettings("

@@ -56,7 +56,7 @@ class Planner:
                 data_of(weight_of(node)), weight_scale_dim(node, self.scheme), self.scheme.weights
             )
         bias = bias_of(node)
-        if node.kind in self.scheme.int32_bias and isinstance(bias, Value) and bias.data is not None:
+        if node.op_type in self.scheme.int32_bias and isinstance(bias, Value) and bias.data is not None:
             read = plan.activations[node.inputs[0].name].scale
             return raise_scales_for_bias(self._weights[node], bias.data, read)
         return self._weights[node]

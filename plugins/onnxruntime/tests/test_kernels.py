@@ -113,7 +113,7 @@ def test_a_call_that_has_its_kernels_is_not(node):
 def test_a_call_is_lowered_once_however_often_it_is_asked_of(monkeypatch):
     lowered = []
     emit = kernels.emit_node
-    monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.kind) or emit(node))
+    monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.op_type) or emit(node))
     for attrs in ({"negative_slope": 0.3}, {"negative_slope": 0.3}, {"negative_slope": 0.7}):
         assert OnnxRuntime().refusal(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
     assert lowered == ["leaky_relu"] * 2

@@ -116,7 +116,7 @@ class Moved(nn.Module):
 
 def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
     calibration = calibrated(Moved(), (8, 6))
-    sin, moved = (next(n for n in calibration.graph.nodes if n.kind == kind).name for kind in ("sin", "permute"))
+    sin, moved = (next(n for n in calibration.graph.nodes if n.op_type == kind).name for kind in ("sin", "permute"))
     one = calibration.table.values[sin]
     first, rival = (
         planning.OBSERVERS[name] for name in (observer_search.DEFAULT_OBSERVER, observer_search.ALTERNATIVE_OBSERVER)

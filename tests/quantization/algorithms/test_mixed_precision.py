@@ -49,7 +49,7 @@ def graph_of(net) -> Graph:
 
 def weighed(graph, errors, products, joints=None, values=None):
     """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
-    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    nodes = [node for node in graph.nodes if node.op_type == "linear"]
     parts = {
         n: LayerErrorTerms(e, {n.inputs[0].name: 0.0} if values is None else values[i])
         for i, (n, e) in enumerate(zip(nodes, errors, strict=True))
@@ -89,7 +89,7 @@ def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
 
 def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
     graph = graph_of(Chain())
-    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    nodes = [node for node in graph.nodes if node.op_type == "linear"]
     result = nodes[-1].output.name
     reads = [{n.inputs[0].name: 0.0} for n in nodes]
     errors, products = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
@@ -103,7 +103,7 @@ def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
 
 def test_what_two_layers_round_goes_with_neither_of_them():
     graph = graph_of(Chain())
-    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    nodes = [node for node in graph.nodes if node.op_type == "linear"]
     own = [{n.inputs[0].name: 0.1} for n in nodes]
     assert names(select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == ["head"]
     shared = [{nodes[-1].inputs[0].name: 0.1}, *own[1:]]

@@ -118,7 +118,7 @@ def make_case(drawing: GraphGenerator, name: str, random: Random) -> Case:
             _place_special(inputs, random)
         runs.append(Run(kind, tuple(inputs)))
     runs = [run for run in runs if _is_legal(graph, run.inputs)] or [typical]
-    used = sorted({n.kind for n in graph.nodes})
+    used = sorted({n.op_type for n in graph.nodes})
     return Case(name, graph, runs, {"operators": used, "nodes": len(graph)})
 
 
