@@ -25,9 +25,10 @@ from clika_ref.command_line.exit_status import MisuseError, print_note
 from clika_ref.command_line.graphs import onnx_values_as_json
 from clika_ref.compress.model_comparison import Agreement, measure_agreement
 from clika_ref.compress.target_comparison import TargetComparison
+from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact, Runner, Target
+from clika_ref.core.targets import Target
 from clika_ref.export.export import target_for
 
 UNKNOWN_DIM_SIZE = 2

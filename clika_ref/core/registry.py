@@ -15,6 +15,7 @@ import pluggy
 from clika_ref.core import hooks
 from clika_ref.core.errors import PluginError
 from clika_ref.core.operators import Operator, index_by_overload
+from clika_ref.core.targets import Target, invalid_target_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from clika_ref.core.passes import Pass
-    from clika_ref.core.targets import Target
 
 PLUGINS_VARIABLE = "CLIKA_REF_PLUGINS"
 """Environment variable with a comma-separated list of the entry points to load."""
@@ -159,8 +159,12 @@ def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
         if not isinstance(item, Operator):
             msg = f"clika_ref_operators returned {item!r}, a {type(item).__name__}; return what @operator made"
             raise PluginError(msg)
-    for kind in ("passes", "targets"):
-        for item in parts.get(kind, ()):
-            if not isinstance(getattr(item, "name", None), str):
-                msg = f"clika_ref_{kind} returned {item!r}, which has no `name`; return instances, not classes"
-                raise PluginError(msg)
+    for item in parts.get("passes", ()):
+        if not isinstance(getattr(item, "name", None), str):
+            msg = f"clika_ref_passes returned {item!r}, which has no `name`; return instances, not classes"
+            raise PluginError(msg)
+    for item in parts.get("targets", ()):
+        reason = invalid_target_reason(item)
+        if reason is not None:
+            msg = f"clika_ref_targets returned {item!r}: {reason}"
+            raise PluginError(msg)

@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION, Target
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import check_supported, make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
@@ -22,9 +24,6 @@ from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 from clika_ref.reporting.tables import HasTables, Table
-from clika_ref.targets.emulation import describe_runtime
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.targets.quantization_scheme import QuantizationScheme, scheme_of
 
 NOT_REPORTED = "not named by the runtime"
 """The precision of a node that the runtime does not report, or for which it names no integer kernel."""
@@ -165,7 +164,7 @@ def explain_artifact(
         TargetError: the runtime is missing, or rejects the file.
     """
     runs = target.explain(file)
-    products, scheme = _count_macs(written, inputs), scheme_of(target)
+    products, scheme = _count_macs(written, inputs), target.scheme
     planned, moving = find_planned_precisions(written, scheme), scheme.data_movement if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
@@ -178,7 +177,7 @@ def explain_artifact(
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
             facts.append(NodeFacts(node.name, origin, node.op_type, count, wanted, precision, reason))
-    return Explanation(describe_runtime(target), facts)
+    return Explanation(target.describe_runtime(), facts)
 
 
 def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:

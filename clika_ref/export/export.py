@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Target
-from clika_ref.core.violations import checker_of
+from clika_ref.core.targets import Target
 from clika_ref.export.artifact_check import compare_artifact
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
@@ -33,7 +33,7 @@ from clika_ref.reporting.console import format_size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.atomic_files import require_path, resolve_links, stage_file
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, target_hint
-from clika_ref.targets.opened_files import suffix_error
+from clika_ref.targets.file_suffixes import suffix_error
 from clika_ref.targets.size_statistics import SymbolSizes, translate_sizes
 
 DEQUANTIZE_OPERATOR = "dequantize"
@@ -153,8 +153,7 @@ def _apply_form(
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:
     """Warn if a file breaks rules of its target, which may reject it, or run it more slowly."""
-    check = checker_of(target)
-    found = check(artifact.path) if check is not None else ()
+    found = target.check(artifact.path)
     if found:
         shown = "\n".join(f"  {violation}" for violation in found)
         log.warning(f"{artifact.path.name} breaks rules of {target.name} in {len(found)} places:\n{shown}")
@@ -191,9 +190,7 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
     Raises:
         TargetError: no plugin provides it.
     """
-    target = target_named(deployment.target, registry)
-    configured = getattr(target, "configure", None)
-    return configured(deployment) if configured is not None else target
+    return target_named(deployment.target, registry).configure(deployment)
 
 
 def lower(
@@ -255,7 +252,7 @@ def check_supported(graph: Graph, target: Target) -> None:
     Raises:
         TargetError: there are such nodes; all are listed, equal ones once, with a note if they would run in float.
     """
-    refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
+    refused = [(node, reason) for node in graph.nodes if (reason := target.unsupported_reason(node)) is not None]
     if refused:
         alike = Counter((f"{n.op.name} in {n.origin}", reason + _float_hint(n, target)) for n, reason in refused)
         shown = "\n".join(
@@ -275,7 +272,7 @@ def _float_hint(node: Node, target: Target) -> str:
     operands = [stand_ins[v] if isinstance(v, Value) else v for v in node.inputs]
     twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
     helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
-    return f"; {helps}" if target.refusal(twin) is None else "; keeping it float does not help"
+    return f"; {helps}" if target.unsupported_reason(twin) is None else "; keeping it float does not help"
 
 
 def artifact_path(file: Any, deployment: BaseDeploymentSettings, registry: Registry) -> Path:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.targets.quantization_scheme import WeightOnlyScheme
+from clika_ref.core.quantization_scheme import WeightOnlyScheme
 
 MAX_INT8 = 127
 """Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""

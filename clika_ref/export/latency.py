@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from clika_ref.core.artifacts import Runner
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Runner, Target
+from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import make_export_graph
@@ -29,7 +31,6 @@ from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, compute_weight_scales
-from clika_ref.targets.quantization_scheme import QuantizationScheme, is_fused
 
 TIMING_ROUNDS = 9
 """Number of rounds: each times float and quantized in turn, so that a slowdown of the machine affects both."""
@@ -143,11 +144,6 @@ def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor
     with torch.no_grad():
         interpret(graph, inputs, observe)
     return {node: held[node.inputs[0]] for node in layers if node.inputs[0] in held}
-
-
-def profiler_of(target: Target) -> Callable[[Artifact, Sequence[Tensor]], Mapping[str, float]] | None:
-    """Return the target's function that times each node of an artifact (`Target`); None if it has none."""
-    return getattr(target, "profile", None)
 
 
 def measure_ratio_to_float(

@@ -13,12 +13,12 @@ import torch
 from clika_ref.capture.calibration_inputs import LazyDataset
 from clika_ref.capture.signature import Signature
 from clika_ref.capture.surrounding_autocast import outside_autocast, surrounding_autocast
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ClikaWarning, ModelError
 from clika_ref.core.execution import interpret, read_sizes
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.export import ExportRequest, artifact_path, export
 from clika_ref.export.interface import resolve_names

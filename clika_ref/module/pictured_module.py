@@ -20,7 +20,6 @@ from clika_ref.pictures.svg import write_svg
 from clika_ref.pictures.writing import draw, picture_path
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.reporting.log import CompilationLog
-from clika_ref.targets.emulation import describe_runtime
 
 MAX_NOTEBOOK_NODES = 300
 """Maximum number of nodes for a picture in a notebook; larger models are drawn to a file."""
@@ -72,7 +71,7 @@ class PicturedModule(AdaptedModule):
             return (
                 quantize_for_target(self.graph, own.plan, target, registry),
                 own.plan,
-                f"as for {describe_runtime(target)}",
+                f"as for {target.describe_runtime()}",
             )
 
     def _repr_html_(self) -> str:

@@ -39,7 +39,6 @@ from clika_ref.settings.argument_checks import check_callable, check_types
 from clika_ref.settings.compile_options import BaseDeploymentSettings, DeploymentSettings_ONNXRuntime_ONNX
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
-from clika_ref.targets.emulation import emulator_of
 
 CALIBRATION_INTERRUPTED = (
     "calibration was interrupted after {:,} batches; give the same calibration_inputs once more, and it goes on behind "
@@ -371,7 +370,7 @@ class QuantizedModule(CheckpointedModule):
         """Decide the quantization for a target from the calibration ranges."""
         wanted, before = self._ranges_for(target)
         registry, options = self._clika_registry or load_registry(), wanted.options
-        if emulator_of(target):  # times on an emulated target decide nothing
+        if target.emulated_by:  # times on an emulated target decide nothing
             options = replace(options, optimize_for="size")
         other = replace(wanted, target=target, options=options)
         with CompilationLog.open(self._clika_logs_dir) as log, outside_autocast():

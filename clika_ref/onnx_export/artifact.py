@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.targets import Artifact
 from clika_ref.onnx_export.emission import emit
 from clika_ref.onnx_export.writing import write_model
 

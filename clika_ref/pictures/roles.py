@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 from clika_ref.export.explanation import Explanation, find_planned_precisions
 from clika_ref.lora.adapters import ADAPTER_OPERATORS
 from clika_ref.pictures.drawing import Role
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.targets.quantization_scheme import QuantizationScheme, is_fused
 
 
 @dataclass(frozen=True, slots=True)

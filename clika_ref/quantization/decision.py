@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerErrorTerms, sum_layer_errors
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import matrices_of, weight_position_of
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.reporting.tables import HasTables, Table
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 FLOAT32_BITS = 32
 

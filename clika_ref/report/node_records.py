@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 from clika_ref.export.explanation import NOT_REPORTED, Explanation, NodeFacts, find_planned_precisions
 from clika_ref.quantization.decision import LayerReport, Quantization
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.report.contents import NodeRecord, NodeState
 from clika_ref.report.file_bytes import BITS_PER_BYTE, bits_per_element, count_elements
 from clika_ref.report.value_records import list_computing_nodes, trace_before_pairs
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 
 @dataclass(frozen=True)

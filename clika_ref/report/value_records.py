@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.export.explanation import QDQ_OPERATORS
 from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN
@@ -14,7 +15,6 @@ from clika_ref.quantization.calibration.statistics import Statistics
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.qparams import QParams
 from clika_ref.report.contents import HistogramRecord, ObservedRange, QuantizedRange, ValueRecord
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 MAX_BINS = 64
 """Maximum histogram bins in a report: as many as are distinguishable in the width of a panel."""

@@ -115,7 +115,7 @@ def test_an_operator_that_returns_such_a_dtype_is_not_run_beyond_its_declaration
     (message,) = told(found)
     assert f"turn takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge" in message
     passed = {o.name for o in found if o.verdict is Verdict.PASS}
-    assert passed == ({"schema", "samples", "refusal"} if level == "contract" else set())
+    assert passed == ({"schema", "samples", "unsupported-reason"} if level == "contract" else set())
     assert {o.verdict for o in found if o.name not in passed} == {Verdict.NOT_RUN}
 
 

@@ -271,7 +271,7 @@ def test_a_case_whose_pack_was_never_run_is_run_by_itself(tmp_path):
 
 def test_a_refused_case_stays_out_of_the_pack(tmp_path):
     class Refusing(Faulty):
-        def refusal(self, node):
+        def unsupported_reason(self, node):
             return "no tanh" if node.op_type == "tanh" else None
 
     target = Refusing()
@@ -283,7 +283,7 @@ def test_a_refused_case_stays_out_of_the_pack(tmp_path):
 
 def test_a_pack_passes_only_where_it_shows_something_to_be_right(tmp_path):
     class Refusing(Faulty):
-        def refusal(self, node):
+        def unsupported_reason(self, node):
             return "nothing yet"
 
     cases = cases_of("softmax", "gelu")

@@ -16,8 +16,9 @@ from clika_ref import (
     TargetError,
     clika_compile,
 )
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact
+from clika_ref.core.targets import Target
 from clika_ref.export import latency as timing
 from clika_ref.export.latency import LayerTimer, measure_ratio_to_float
 from clika_ref.quantization.qdq.insertion import Plan
@@ -46,7 +47,7 @@ def is_small(layer):
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(Target):
     """Runs nothing: knows of each graph how long it would take, by the kinds of its layers that are in integers."""
 
     costs: dict[str, float]
@@ -55,10 +56,7 @@ class Slow:
     kinds: list[list[str]] = field(default_factory=list)
     scheme = SCHEME
 
-    def passes(self):
-        return ()
-
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         return None
 
     def compile(self, graph, path, **_):

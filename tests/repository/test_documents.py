@@ -31,8 +31,8 @@ from clika_ref import (
 )
 from clika_ref.command_line import cli
 from clika_ref.command_line.exit_status import STATUS_MEANINGS
+from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
 from clika_ref.pictures.drawing import Role
-from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
 
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 EXAMPLE_PAGE = ROOT / "docs/example-plugin.md"

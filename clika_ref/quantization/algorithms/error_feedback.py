@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from clika_ref.targets.quantization_scheme import QuantizedType
+from clika_ref.core.quantization_scheme import QuantizedType
 
 GRAM_DAMPING = 0.01
 """Share of the mean diagonal that is added to the diagonal: few samples leave directions without data."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
 from clika_ref.quantization.graph_runs import run_graph
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import data_of, groups_of, run_with_weight, weight_of
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 MAX_ROW_LENGTH = 8192
 """Maximum length of a row: the products of all pairs of its elements are kept in memory."""

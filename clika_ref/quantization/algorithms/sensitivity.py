@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.bias_correction import compute_correction
 from clika_ref.quantization.algorithms.gradient_tape import UNKNOWN_SENSITIVITY, record_gradients
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squares, zero_masked_elements
@@ -19,7 +20,6 @@ from clika_ref.quantization.calibration.statistics import Statistics
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_weight, scale_axis_of
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 
 @dataclass(frozen=True)

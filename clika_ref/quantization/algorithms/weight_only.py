@@ -10,6 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import WeightOnlyScheme
 from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
 from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
@@ -23,7 +24,6 @@ from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
-from clika_ref.targets.quantization_scheme import WeightOnlyScheme
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of weights that can be quantized; dequantized weights keep the dtype."""

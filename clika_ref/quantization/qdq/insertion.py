@@ -13,6 +13,7 @@ from torch import Tensor
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.folded_norms import current_weight_scales
@@ -20,7 +21,6 @@ from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight, weight_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
 
 
 @dataclass

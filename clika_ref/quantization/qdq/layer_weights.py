@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.targets.quantization_scheme import QuantizationScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme
 
 
 def weight_position_of(node: Node) -> int:

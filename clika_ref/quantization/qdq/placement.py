@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, is_fused
 from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
 from clika_ref.quantization.qdq.layer_weights import groups_of, is_unchanged_constant, weight_position_of
-from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, is_fused
 
 COMPUTE_TRAIT = "compute"
 """Trait kind of operators that multiply and accumulate, where INT8 saves time."""

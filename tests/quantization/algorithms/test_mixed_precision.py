@@ -10,6 +10,7 @@ from torch import nn
 
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.ir import Graph
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.export.export import target_for
 from clika_ref.quantization import pipeline as stages_of_quantization
@@ -25,7 +26,6 @@ from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.settings.compile_options import ClikaCompileOptions
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 

@@ -15,6 +15,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.awq import LowBitWeightEvaluator
 from clika_ref.quantization.algorithms.smooth_quant import (
     QuantizedInputEvaluator,
@@ -23,7 +24,6 @@ from clika_ref.quantization.algorithms.smooth_quant import (
     search_smoothing_factors,
 )
 from clika_ref.quantization.calibration.range_table import RangeTable
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 

@@ -6,10 +6,10 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 OPERATORS = load_registry().operators
 

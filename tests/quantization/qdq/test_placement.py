@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import clika_compile
+from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType
 from clika_ref.quantization.qdq.placement import choose_placement
-from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
     QuantizedType(),
