@@ -150,7 +150,9 @@ class Simulation:
 
     def _reject_changed_weights(self) -> None:
         if self._run is None or any(
-            t._version != version for t, version, _ in self._built_from if version != NO_VERSION
+            t._version != version  # noqa: SLF001 - torch has no public counter of writes
+            for t, version, _ in self._built_from
+            if version != NO_VERSION
         ):
             msg = (
                 "the integers of a quantized module are made of its weights, which torch.export does not show: call "
@@ -191,7 +193,7 @@ def _tensor_versions(graph: Graph, logs: Mapping[str, torch.Tensor]) -> list[Ten
     """Return the constants and log scales with their versions; writes to state do not count."""
     weights = [(name, v.data) for name, v in graph.constants.items() if v.data is not None] + [*logs.items()]
     unseen = {name for name, t in weights if name in graph.state or t.is_inference()}
-    return [(t, NO_VERSION if name in unseen else t._version, t.data_ptr()) for name, t in weights]
+    return [(t, NO_VERSION if name in unseen else t._version, t.data_ptr()) for name, t in weights]  # noqa: SLF001
 
 
 def _is_same(made_of: Sequence[TensorVersion], found: Sequence[TensorVersion]) -> bool:
