@@ -21,7 +21,7 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, PluginError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin
-from clika_ref.export.disagreement_error import DisagreementError
+from clika_ref.export.runners import DisagreementError
 
 
 @pytest.fixture
