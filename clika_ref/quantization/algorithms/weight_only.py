@@ -11,7 +11,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import WeightOnlyScheme
-from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
 from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration

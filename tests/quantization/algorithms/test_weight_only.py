@@ -22,7 +22,7 @@ from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.export.input_rounding import round_in_blocks
-from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, quantize_low_bit
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
 
