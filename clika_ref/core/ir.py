@@ -66,7 +66,7 @@ class Value:
         return len(self._uses)
 
     def is_read_by(self, user: Node | Graph, position: int | str) -> bool:
-        """Return whether a node reads this value as operand ``position``, or a graph returns it there."""
+        """Return whether ``user`` reads this value: a node as operand ``position``, or a graph as such an output."""
         return (user, position) in self._uses
 
     @property
@@ -192,7 +192,7 @@ class Graph:
             node = node._next  # an erased node keeps its links, so that iteration can continue
 
     def nodes_backward(self, before: Node | None = None) -> Iterator[Node]:
-        """Yield the nodes from last to first, or those before a node; they may be erased and inserted meanwhile."""
+        """Yield the nodes from last to first, or those ``before`` a node; they may be erased and inserted meanwhile."""
         node = self._last if before is None else before._previous
         while node is not None:
             if node._graph is self:
@@ -337,7 +337,7 @@ class Graph:
     # Whole-graph operations
 
     def remove_constant(self, name: str) -> None:
-        """Remove a constant that nothing reads. Its name becomes free.
+        """Remove the constant ``name``, which nothing reads. Its name becomes free.
 
         Raises:
             PassError: it is still read.
