@@ -10,11 +10,11 @@ import torch
 
 from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
-from clika_ref.core.errors import ClikaError
+from clika_ref.core.errors import ClikaError, DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.targets import Target
-from clika_ref.export.runners import DisagreementError, load_runner
+from clika_ref.export.runners import load_runner
 
 ROUNDING_TOLERANCE = 1024.0
 """Difference that a runtime may show, in roundings of the largest element, before a closer check.

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.artifacts import Artifact
+from clika_ref.core.errors import DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
 from clika_ref.export.layer_check import first_broken_layer
-from clika_ref.export.runners import DisagreementError, load_runner
+from clika_ref.export.runners import load_runner
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels

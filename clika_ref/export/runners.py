@@ -1,4 +1,4 @@
-"""Run an artifact in its runtime, with inputs on any device; the error if it computes other results."""
+"""Run an artifact in its runtime, with inputs on any device."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from clika_ref.core.artifacts import Artifact, Runner
-from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Target
-
-
-class DisagreementError(TargetError):
-    """Raised if a runtime computes other results from an artifact than the module that it was made from."""
 
 
 def load_runner(target: Target, artifact: Artifact) -> Runner:

@@ -1,4 +1,4 @@
-"""The parts shared by all targets that read ONNX files: find unsupported nodes, and write the artifact."""
+"""The parts shared by targets that read ONNX: find unsupported nodes, once for equal calls, and write artifacts."""
 
 from __future__ import annotations
 

@@ -18,10 +18,9 @@ from typer.testing import CliRunner
 import clika_ref
 from clika_ref.command_line import cli, explaining, plugin_facts
 from clika_ref.core.artifacts import Artifact
-from clika_ref.core.errors import ModelError, PluginError, TargetError
+from clika_ref.core.errors import DisagreementError, ModelError, PluginError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin
-from clika_ref.export.runners import DisagreementError
 
 
 @pytest.fixture

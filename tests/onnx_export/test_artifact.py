@@ -1,4 +1,4 @@
-"""What is asked of calls: once of those that are alike."""
+"""The parts shared by ONNX targets: questions about equal calls are asked once."""
 
 import torch
 
