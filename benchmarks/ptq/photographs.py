@@ -42,7 +42,7 @@ def settled(model: torch.nn.Module, images: torch.Tensor, batch: int = 16) -> to
     for layer in model.modules():
         if isinstance(layer, torch.nn.Linear) and not bool(layer.weight.any()):
             torch.nn.init.trunc_normal_(layer.weight, std=0.02)
-    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    norms = [m for m in model.modules() if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]  # noqa: SLF001
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None

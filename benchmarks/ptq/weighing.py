@@ -27,6 +27,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.ir import Graph, Node
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.registry import Registry, load_registry
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.sqnr import sum_squares
@@ -36,7 +37,6 @@ from clika_ref.quantization.decision import Quantization, ratio_in_decibels
 from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.targets.quantization_scheme import QuantizationScheme, scheme_of
 
 EXACT_SAMPLES = 16
 """Of the test data, on which each layer alone is run."""
@@ -74,7 +74,7 @@ class Weighing:
 
     def __init__(self, module: ClikaModule, prepared: Prepared) -> None:
         self.registry: Registry = load_registry()
-        scheme = scheme_of(self.registry.targets["onnxruntime"])
+        scheme = self.registry.targets["onnxruntime"].scheme
         assert scheme is not None
         self.scheme: QuantizationScheme = scheme
         calibration = module.clika_state.calibration

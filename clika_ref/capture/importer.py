@@ -111,9 +111,10 @@ class Importer:
             self._env[node] = self._call(node)
         except ClikaError as error:
             self._add_unsupported(node, str(error))
-        if len(self.graph) > first and self.graph._last is not None:
+        if len(self.graph) > first:
+            last = next(self.graph.nodes_backward())
             scope = "/".join([self.graph.name, *self.origin.scope.split(".")]).rstrip("/")
-            self.detail(f"Parsed to -> '{self.graph._last.name}' (Subgraph: '{scope}')")
+            self.detail(f"Parsed to -> '{last.name}' (Subgraph: '{scope}')")
 
     def _call(self, node: fx.Node) -> Any:
         target, fake = node.target, node.meta.get("val")

@@ -211,7 +211,7 @@ class Validation:
 
     def _probe(self) -> None:
         """Run eager on sizes that violate the remaining testable guards, many at once; drop guards if it agrees."""
-        if any(node.kind in UNCHECKED_INDEX_OPERATORS for node in self.result.graph.nodes):
+        if any(node.op_type in UNCHECKED_INDEX_OPERATORS for node in self.result.graph.nodes):
             return
         leaves = self._find_smallest_call()
         base = self._sizes(leaves)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,20 @@ from torch import Tensor
 
 from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.compiled.runners import to_cpu
+from clika_ref.core.artifacts import Runner
 from clika_ref.core.execution import interpret
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Runner, Target
+from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_layer
 from clika_ref.quantization.qdq.layer_weights import data_of, weight_of, weight_scale_dim
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, compute_weight_scales
-from clika_ref.targets.quantization_scheme import QuantizationScheme, is_fused
 
 TIMING_ROUNDS = 9
 """Number of rounds: each times float and quantized in turn, so that a slowdown of the machine affects both."""
@@ -67,8 +68,8 @@ class LayerTimer:
         for node, x in _record_inputs(graph, layers, inputs).items():
             few, behind = (held or {}).get(node.name), self._find_fused_reader(node)
             widths = few and (few.bits, few.block_size)
-            after = behind and (behind.kind, repr(behind.attrs))
-            key = (node.kind, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
+            after = behind and (behind.op_type, repr(behind.attrs))
+            key = (node.op_type, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
             if key not in ratios:
                 ratios[key] = self._measure_ratio(node, x, few)
             if ratios[key] > MIN_SLOWDOWN:
@@ -80,10 +81,10 @@ class LayerTimer:
         """Return the only reader of a layer's result, if the runtime fuses it with the layer."""
         uses = [use.user for use in node.output.uses]
         (user,) = uses if len(uses) == 1 else (None,)
-        return user if isinstance(user, Node) and is_fused(self.scheme, user.kind, user.attrs) else None
+        return user if isinstance(user, Node) and is_fused(self.scheme, user.op_type, user.attrs) else None
 
     def _is_quantizable(self, node: Node) -> bool:
-        if node.op.trait.kind != COMPUTE_TRAIT or node.kind not in self.scheme.layers:
+        if node.op.trait.kind != COMPUTE_TRAIT or node.op_type not in self.scheme.layers:
             return False
         return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
 
@@ -96,7 +97,7 @@ class LayerTimer:
         with tempfile.TemporaryDirectory() as folder:
             whole = self._load_runner(plain, Path(folder) / "float")
             if held is not None:
-                (layer,) = (n for n in plain.nodes if n.kind == node.kind)
+                (layer,) = (n for n in plain.nodes if n.op_type == node.op_type)
                 pack_layer_weight(plain, layer, held, self.operators)
                 return measure_ratio(self._load_runner(plain, Path(folder) / "few"), [x], whole, [x])
             small = self._load_runner(self._layer_graph(node, x, integers), Path(folder) / "integers")
@@ -124,7 +125,7 @@ class LayerTimer:
             )
             plan = Plan(self.scheme, {read.name: TIMING_QPARAMS}, {layer.name: scales})
             quantize_layer(graph, layer, plan, self.operators)
-            if node.kind in self.scheme.closed:
+            if node.op_type in self.scheme.closed:
                 result = build("quantize", result, *_timing_qparams(), **quantize_attributes(self.scheme.activations))
         graph.add_output(result)
         return graph
@@ -141,11 +142,6 @@ def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor
     with torch.no_grad():
         interpret(graph, inputs, observe)
     return {node: held[node.inputs[0]] for node in layers if node.inputs[0] in held}
-
-
-def profiler_of(target: Target) -> Callable[[Artifact, Sequence[Tensor]], Mapping[str, float]] | None:
-    """Return the target's function that times each node of an artifact (`Target`); None if it has none."""
-    return getattr(target, "profile", None)
 
 
 def measure_ratio_to_float(

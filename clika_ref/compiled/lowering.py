@@ -41,9 +41,7 @@ def target_for(deployment: BaseDeploymentSettings, registry: Registry) -> Target
     Raises:
         TargetError: no plugin provides it.
     """
-    target = target_named(deployment.target, registry)
-    configured = getattr(target, "configure", None)
-    return configured(deployment) if configured is not None else target
+    return target_named(deployment.target, registry).configure(deployment)
 
 
 def lower(
@@ -121,7 +119,7 @@ def check_supported(graph: Graph, target: Target) -> None:
     Raises:
         TargetError: there are such nodes; all are listed, equal ones once, with a note if they would run in float.
     """
-    refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
+    refused = [(node, reason) for node in graph.nodes if (reason := target.unsupported_reason(node)) is not None]
     if refused:
         alike = Counter((f"{n.op.name} in {n.origin}", reason + _float_hint(n, target)) for n, reason in refused)
         shown = "\n".join(
@@ -134,11 +132,11 @@ def check_supported(graph: Graph, target: Target) -> None:
 def _float_hint(node: Node, target: Target) -> str:
     """Return a note for a node with dequantized operands, whether it would run in float; empty for other nodes."""
     made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
-    if not any(producer.kind == DEQUANTIZE_OPERATOR for producer in made.values()):
+    if not any(producer.op_type == DEQUANTIZE_OPERATOR for producer in made.values()):
         return ""
     alone = Graph(node.name)
     stand_ins = {v: alone.add_input(v.type, v.name) for v in node.inputs if isinstance(v, Value)}
     operands = [stand_ins[v] if isinstance(v, Value) else v for v in node.inputs]
     twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
     helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
-    return f"; {helps}" if target.refusal(twin) is None else "; keeping it float does not help"
+    return f"; {helps}" if target.unsupported_reason(twin) is None else "; keeping it float does not help"

@@ -15,7 +15,6 @@ from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
 from clika_ref.settings.compile_options import target_hint
-from clika_ref.targets.quantization_scheme import scheme_of
 
 PLAN_TENSOR_PREFIX = "clika/quantization/"
 """Prefix of the names of its tensors; qualified names of weights contain no slash."""
@@ -76,8 +75,8 @@ def is_plan_valid(plan: Plan, target: Target, former: Target | None) -> bool:
         target: as it is configured now.
         former: as it was configured then; None if unknown, as for a loaded module.
     """
-    scheme = scheme_of(target)
+    scheme = target.scheme
     if former is not None:
-        return scheme_of(former) == scheme
+        return former.scheme == scheme
     is_alike = scheme is None or scheme.activations.is_symmetric == plan.scheme.activations.is_symmetric
     return is_alike or not plan.activations  # the CPU decides whether they are signed

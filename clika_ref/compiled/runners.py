@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from clika_ref.core.targets import Artifact, Runner, Target
+from clika_ref.core.artifacts import Artifact, Runner
+from clika_ref.core.targets import Target
 
 
 def load_runner(target: Target, artifact: Artifact) -> Runner:

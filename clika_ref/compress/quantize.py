@@ -31,7 +31,6 @@ from clika_ref.quantization.weight_checks import reject_nonfinite_weights
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.argument_checks import check_callable
 from clika_ref.settings.compile_options import BaseDeploymentSettings
-from clika_ref.targets.emulation import emulator_of
 
 NO_RANGES = (
     "cannot quantize for {}: the module holds no calibration ranges. It was never calibrated, or it is a copy or was "
@@ -180,7 +179,7 @@ def decide_for(module: CompiledModule, graph: Graph, target: Target) -> Quantiza
     """
     state = module.clika_state
     request, before = require_ranges(state, target)
-    options = replace(request.options, optimize_for="size") if emulator_of(target) else request.options
+    options = replace(request.options, optimize_for="size") if target.emulated_by else request.options
     other = replace(request, target=target, options=options)  # times on an emulated target decide nothing
     with CompilationLog.open(state.logs_dir) as log, outside_autocast():
         calibration = begin_calibration(graph, other, state.registry, before, log, has_data=False)

@@ -23,6 +23,10 @@ class TargetError(ClikaError):
     """For the author or user of a target: a runtime is missing, rejects a node, or disagrees with eager."""
 
 
+class DisagreementError(TargetError):
+    """For the user of a target: a runtime computes other results from an artifact than the module."""
+
+
 class ClikaWarning(UserWarning):
     """Category of every warning of this project, so that filters can select them."""
 

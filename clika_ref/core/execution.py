@@ -66,7 +66,7 @@ def interpret(
 
 
 def _is_intermediate(graph: Graph, value: Value) -> bool:
-    return value.producer is not None and all(use.user is not graph for use in value._uses)
+    return value.producer is not None and all(use.user is not graph for use in value.uses)
 
 
 def _run_node(
@@ -174,7 +174,7 @@ class _FxWriter:
         for value in node.outputs:
             if not node.op.returns_tuple:
                 self.nodes[value] = call
-            elif value._uses or value.name in self.symbols_by_source:
+            elif value.use_count or value.name in self.symbols_by_source:
                 self.nodes[value] = self.fx.call_function(_getitem, (call, value.index))
             self._bind(value)
 

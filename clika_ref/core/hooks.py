@@ -41,7 +41,7 @@ def clika_ref_passes() -> Sequence[Pass]:  # type: ignore[empty-body]
 
 @hookspec
 def clika_ref_targets() -> Sequence[Target]:  # type: ignore[empty-body]
-    """Return the targets that this plugin adds. Do not import the runtime here; `Target.missing` may import it."""
+    """Return the targets that this plugin adds. Do not import the runtime here; `Target.load` may import it."""
 
 
 @hookspec

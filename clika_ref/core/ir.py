@@ -61,6 +61,15 @@ class Value:
         return tuple(self._uses)
 
     @property
+    def use_count(self) -> int:
+        """The number of reads of this value."""
+        return len(self._uses)
+
+    def is_read_by(self, user: Node | Graph, position: int | str) -> bool:
+        """Return whether ``user`` reads this value: a node as operand ``position``, or a graph as such an output."""
+        return (user, position) in self._uses
+
+    @property
     def data(self) -> torch.Tensor | None:
         """The elements of a constant."""
         return self._data() if callable(self._data) else self._data
@@ -90,7 +99,7 @@ class Node:
     the node in the model.
     """
 
-    __match_args__ = ("kind", "inputs", "attrs", "outputs")
+    __match_args__ = ("op_type", "inputs", "attrs", "outputs")
     __slots__ = ("_graph", "_next", "_previous", "attrs", "inputs", "op", "origin", "outputs")
 
     def __init__(
@@ -106,7 +115,7 @@ class Node:
         self._next: Node | None = None
 
     @property
-    def kind(self) -> str:
+    def op_type(self) -> str:
         """The name of the operator, for ``match`` statements."""
         return self.op.name
 
@@ -183,9 +192,9 @@ class Graph:
                 yield node
             node = node._next  # an erased node keeps its links, so that iteration can continue
 
-    def nodes_backward(self) -> Iterator[Node]:
-        """Yield the nodes from last to first; nodes may be erased and inserted during iteration."""
-        node = self._last
+    def nodes_backward(self, before: Node | None = None) -> Iterator[Node]:
+        """Yield the nodes from last to first, or those ``before`` a node; they may be erased and inserted meanwhile."""
+        node = self._last if before is None else before._previous
         while node is not None:
             if node._graph is self:
                 yield node
@@ -327,6 +336,20 @@ class Graph:
         self.revision += 1
 
     # Whole-graph operations
+
+    def remove_constant(self, name: str) -> None:
+        """Remove the constant ``name``, which nothing reads. Its name becomes free.
+
+        Raises:
+            PassError: it is still read.
+        """
+        value = self.constants[name]
+        if value.use_count:
+            msg = f"remove_constant({name!r}): it is still read {value.use_count} times; replace it there first"
+            raise PassError(msg)
+        del self.constants[name]
+        self._names.pop(name, None)
+        self.revision += 1
 
     def drop_unused_constants(self) -> None:
         """Remove constants that no node, output or state entry reads (on a clone that is being lowered)."""

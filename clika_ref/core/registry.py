@@ -15,6 +15,7 @@ import pluggy
 from clika_ref.core import hooks
 from clika_ref.core.errors import PluginError
 from clika_ref.core.operators import Operator, index_by_overload
+from clika_ref.core.targets import Target, invalid_target_reason
 from clika_ref.core.visualizers import Visualizer
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
     from clika_ref.core.passes import Pass
-    from clika_ref.core.targets import Target
 
 PLUGINS_VARIABLE = "CLIKA_REF_PLUGINS"
 """Environment variable with a comma-separated list of the entry points to load."""
@@ -167,8 +167,13 @@ def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
         if not isinstance(item, Visualizer):
             msg = f"clika_ref_visualizers returned {item!r}, a {type(item).__name__}; return instances of Visualizer"
             raise PluginError(msg)
-    for kind in ("passes", "targets", "visualizers"):
+    for kind in ("passes", "visualizers"):
         for item in parts.get(kind, ()):
             if not isinstance(getattr(item, "name", None), str):
                 msg = f"clika_ref_{kind} returned {item!r}, which has no `name`; return instances, not classes"
                 raise PluginError(msg)
+    for item in parts.get("targets", ()):
+        reason = invalid_target_reason(item)
+        if reason is not None:
+            msg = f"clika_ref_targets returned {item!r}: {reason}"
+            raise PluginError(msg)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from clika_ref.core.errors import PassError
@@ -79,7 +80,7 @@ def apply_rules(
     for r in rules:
         for kind in r.kinds:
             by_kind.setdefault(kind, []).append(r)
-    queue = deque(node for node in graph.nodes if node.kind in by_kind)
+    queue = deque(node for node in graph.nodes if node.op_type in by_kind)
     waiting = set(queue)
     fired = 0
     while queue:
@@ -87,13 +88,13 @@ def apply_rules(
         waiting.discard(node)
         if node not in graph:
             continue
-        for r in by_kind[node.kind]:
+        for r in by_kind[node.op_type]:
             touched = _apply_rule(graph, r, node, operators, misses)
             if touched is None:
                 continue
             fired += 1
             for neighbour in touched:
-                if neighbour in graph and neighbour.kind in by_kind and neighbour not in waiting:
+                if neighbour in graph and neighbour.op_type in by_kind and neighbour not in waiting:
                     queue.append(neighbour)
                     waiting.add(neighbour)
             break
@@ -104,7 +105,7 @@ def _apply_rule(
     graph: Graph, r: Rule, node: Node, operators: Mapping[str, Operator], misses: MatchStats | None
 ) -> list[Node] | None:
     """Try one rule on one node; return the nodes to visit again, or None if it did not fire."""
-    previous = node._previous
+    previous = next(graph.nodes_backward(node), None)
     build = Builder(graph, operators, node, node.origin.with_rule(r.name))
     answer = r.rewrite(node, build)
     if isinstance(answer, Skip):
@@ -117,10 +118,7 @@ def _apply_rule(
         raise PassError(msg)
     if not all(can_substitute(graph, old, new) for old, new in zip(node.outputs, replacements, strict=True)):
         return None
-    made, step = list[Node](), node._previous
-    while step is not None and step is not previous:
-        made.append(step)
-        step = step._previous
+    made = list(takewhile(lambda step: step is not previous, graph.nodes_backward(node)))
     # Only the moved readers: a replacement may have many others, and visiting them each time would be quadratic.
     readers = [u.user for v in node.outputs for u in v.uses if isinstance(u.user, Node)]
     for old, new in zip(node.outputs, replacements, strict=True):
@@ -128,7 +126,7 @@ def _apply_rule(
     less_read = dict.fromkeys(v for gone in erase_dead(graph, node) for v in gone.inputs if isinstance(v, Value))
     producers = [v.producer for v in less_read if v.producer]
     # A node that is now the only reader of a value may match rules that require a single use.
-    alone = [u.user for v in less_read if len(v._uses) == 1 for u in v._uses if isinstance(u.user, Node)]
+    alone = [u.user for v in less_read if v.use_count == 1 for u in v.uses if isinstance(u.user, Node)]
     return [*made, *producers, *readers, *alone]
 
 
@@ -163,7 +161,7 @@ def erase_dead(graph: Graph, *roots: Node) -> list[Node]:
     stack, erased, bound = list(roots), list[Node](), _symbol_sources(graph)
     while stack:
         node = stack.pop()
-        if node not in graph or any(v._uses or v.name in bound for v in node.outputs):
+        if node not in graph or any(v.use_count or v.name in bound for v in node.outputs):
             continue
         graph.erase(node)
         erased.append(node)

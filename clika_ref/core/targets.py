@@ -1,96 +1,145 @@
-"""`Target`, the interface to a runtime; its `Artifact`, and the `Runner` that a loaded artifact becomes."""
+"""`Target`, the base class of runtimes that models are compiled for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from clika_ref.core.arithmetic import Arithmetic
+from clika_ref.core.errors import TargetError
+from clika_ref.core.quantization_scheme import QuantizationScheme
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     import torch
 
+    from clika_ref.core.artifacts import Artifact, OpenedFile, Runner, Violation
     from clika_ref.core.ir import Graph, Node
     from clika_ref.core.passes import Pass
 
-
-@dataclass(frozen=True, slots=True)
-class Artifact:
-    """A compiled model on disk, with its metadata."""
-
-    path: Path
-    """The path of the file."""
-    target: str
-    """The name of the target that wrote it."""
-    input_names: tuple[str, ...]
-    """The names of the inputs in the file, in order."""
-    output_names: tuple[str, ...]
-    """The names of the outputs in the file, in order."""
-    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Metadata such as the size in ``bytes``, and ``warnings`` for the export to log."""
+INT8_PRECISION, FLOAT_PRECISION, FUSED_PRECISION = "int8", "float", "fused"
+"""Precisions of nodes, as `Target.explain` reports them."""
 
 
-class Runner(Protocol):
-    """A loaded artifact."""
-
-    def __call__(self, inputs: Sequence[torch.Tensor], /) -> list[torch.Tensor]:
-        """Run the artifact on one CPU tensor per input, in order; return one tensor per output."""
-        ...
-
-
-@runtime_checkable
-class Target(Protocol):
+class Target(ABC):
     """A runtime that models are compiled for. Algorithms and targets do not know each other.
 
-    A target may also define these attributes and methods:
-
-    - ``arithmetic``: a sequence of `clika_ref.targets.arithmetic.Arithmetic`, if it computes in other formats than the
-      dtypes of its tensors. Without it, results are compared at the precision of their dtypes.
-    - ``scheme``: its quantization scheme, a `clika_ref.targets.quantization_scheme.QuantizationScheme`, if it runs
-      quantized models.
-    - ``configured``: a method that takes deployment settings with fields and returns a target that follows them.
-    - ``emulated_by``: the runtime that runs its files if its own runtime cannot be installed here.
-    - ``check``: a method from a path to a list of `clika_ref.core.violations.Violation`, if its files must follow
-      rules.
-    - ``profile``: a method from an artifact and inputs to the seconds that each node takes in a call, by node name as
-      in `explain`. Nodes fused into others have no entry; time that belongs to no node is under ``""``.
-    - ``opened``: a method from a path and a folder for a copy to a `clika_ref.targets.opened_files.OpenedFile`, if its
-      files have their own format.
-    - ``runtime``: the distribution of its runtime, for tables and commands.
-    - ``suffixes``: the suffixes of its files, for tables and commands.
+    A target sets `name` and implements `unsupported_reason`, `compile` and `load`. Everything else has a default.
     """
 
-    @property
-    def name(self) -> str:
-        """The name that deployment settings use for it."""
-        ...
+    name: str
+    """The name that deployment settings use for it."""
+    scheme: QuantizationScheme | None = None
+    """Its quantization scheme. Without one, models run in float."""
+    arithmetic: Sequence[Arithmetic] = ()
+    """The float formats that it computes in, if they differ from the dtypes of its tensors.
 
-    def missing(self) -> str | None:
-        """Return why the runtime is unavailable and what to install, or None if it is available."""
-        ...
+    Results are compared at the precision of these formats. By default, it computes in the dtypes of its tensors.
+    """
+    emulated_by: str = ""
+    """The runtime that runs its files here if its own cannot be installed; empty if its own runs them."""
+    runtime: str = ""
+    """The distribution of its runtime, for tables and commands; empty if there is none to install."""
+    suffixes: tuple[str, ...] = ()
+    """The suffixes of its files, such as ``.onnx``. Exports reject other suffixes; by default, any is accepted."""
+    deviations: str | Path | None = None
+    """File with its known deviations for the conformance suite; by default ``deviations.toml`` next to its module."""
 
-    def refusal(self, node: Node, /) -> str | None:
+    @abstractmethod
+    def unsupported_reason(self, node: Node, /) -> str | None:
         """Return why the target cannot run a node, or None if it can."""
-        ...
 
-    def passes(self) -> Sequence[Pass]:
-        """Return the passes of this target, run after the standard ones."""
-        ...
-
+    @abstractmethod
     def compile(self, graph: Graph, path: Path, /, **options: Any) -> Artifact:
         """Write the artifact of a graph to a path. ``options`` are export options, such as ``external_data``."""
-        ...
 
+    @abstractmethod
     def load(self, artifact: Artifact, /) -> Runner:
         """Load an artifact into the runtime."""
-        ...
+
+    def unavailable_reason(self) -> str | None:
+        """Return why the runtime is unavailable and what to install. By default None: it is available."""
+        return None
+
+    def passes(self) -> Sequence[Pass]:
+        """Return the passes of this target, run after the standard ones. By default there are none."""
+        return ()
 
     def explain(self, artifact: Artifact, /) -> Mapping[str, str]:
         """Return the precision in which the runtime runs each node, read from its own optimized graph.
 
         Keys are node names in the graph passed to `compile`. Values are ``int8`` for nodes that compute on or move INT8
         tensors, ``int4 weights`` for float nodes with an INT4 weight, ``float``, ``float: <reason>`` if float is
-        unexpected, or ``fused`` for a part of another node.
+        unexpected, or ``fused`` for a node without a kernel of its own. By default empty: precisions are unknown.
         """
-        ...
+        return {}
+
+    def configure(self, settings: Any, /) -> Self:
+        """Return a target that follows deployment settings with fields. By default the target itself."""
+        return self
+
+    def check(self, path: Path, /) -> Sequence[Violation]:
+        """Return the violations of the target's rules in a file. By default there are no rules."""
+        return ()
+
+    def has_file_rules(self) -> bool:
+        """Return whether the target has rules for files: whether it overrides `check`."""
+        return type(self).check is not Target.check
+
+    def profile(self, artifact: Artifact, inputs: Sequence[torch.Tensor], /) -> Mapping[str, float]:
+        """Return the seconds that each node takes in a call, by node name as in `explain`. By default empty.
+
+        Nodes fused into others have no entry. Time that belongs to no node is under ``""``.
+
+        Args:
+            artifact: the artifact.
+            inputs: one tensor for each of its inputs, of any shape that the artifact accepts.
+        """
+        return {}
+
+    def has_node_times(self) -> bool:
+        """Return whether the target reports times of nodes: whether it overrides `profile`."""
+        return type(self).profile is not Target.profile
+
+    def open_file(self, path: Path, folder: Path, /) -> OpenedFile:
+        """Open a file in the target's own format, by any author.
+
+        Args:
+            path: the file.
+            folder: a folder for a copy of it.
+
+        Raises:
+            TargetError: the target has no format of its own, as by default, or cannot read the file.
+        """
+        msg = f"open {path} for {self.name}: the target has no file format of its own. Give an ONNX file."
+        raise TargetError(msg)
+
+    def has_own_format(self) -> bool:
+        """Return whether the target has a file format of its own: whether it overrides `open_file`."""
+        return type(self).open_file is not Target.open_file
+
+    def describe_runtime(self) -> str:
+        """Return the name of the target, with the runtime that emulates it."""
+        return f"{self.name}, emulated by {self.emulated_by}" if self.emulated_by else self.name
+
+
+def invalid_target_reason(target: object) -> str | None:
+    """Return why an object is no valid target, or None if it is one."""
+    if not isinstance(target, Target):
+        return f"it is of the class {type(target).__name__}, which does not derive from clika_ref.core.targets.Target"
+    declared: Any = target
+    name, scheme, arithmetic = getattr(declared, "name", None), declared.scheme, declared.arithmetic
+    if not isinstance(name, str):
+        return f"its name is {name!r}; set the attribute `name` to a string"
+    if not isinstance(scheme, QuantizationScheme | None):
+        return (
+            f"its scheme is {scheme!r}; "
+            "set it to a clika_ref.core.quantization_scheme.QuantizationScheme, or to None for float"
+        )
+    if not isinstance(arithmetic, list | tuple) or not all(
+        isinstance(one, Arithmetic) for one in cast("Sequence[Any]", arithmetic)
+    ):
+        return f"its arithmetic is {arithmetic!r}; set it to a sequence of clika_ref.core.arithmetic.Arithmetic"
+    return None

@@ -37,22 +37,22 @@ class QuantizationTrait:
 KEEP_FLOAT = QuantizationTrait("keep-float")
 """Computed in float; quantizing the result brings no benefit (the default)."""
 
-OWN_QPARAMS = QuantizationTrait("own-scale")
+OWN_QPARAMS = QuantizationTrait("own-qparams")
 """The result has its own range, and its own qparams if it is quantized."""
 
-HOMOGENEOUS_OWN_QPARAMS = QuantizationTrait("own-scale", is_homogeneous=True)
+HOMOGENEOUS_OWN_QPARAMS = QuantizationTrait("own-qparams", is_homogeneous=True)
 """Own qparams, and positive factors pass through: doubling an element doubles the result."""
 
-SHARED_QPARAMS = QuantizationTrait("same-scale")
+SHARED_QPARAMS = QuantizationTrait("shared-qparams")
 """Moves or selects elements: the result shares the qparams of the first operand."""
 
-UNIFIED_QPARAMS = QuantizationTrait("shared-scale")
+UNIFIED_QPARAMS = QuantizationTrait("unified-qparams")
 """Joins operands: all of them and the result share the same qparams."""
 
 
 def own_qparams_scaled_by(*factors: int) -> QuantizationTrait:
     """Return the trait of an operator with its own range, scaled along the last dim by the operands ``factors``."""
-    return QuantizationTrait("own-scale", factors=factors)
+    return QuantizationTrait("own-qparams", factors=factors)
 
 
 def compute_trait(*, weight: int = 1, axis: int = 0, bias: int | None = None, channel: int = -1) -> QuantizationTrait:

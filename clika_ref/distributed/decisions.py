@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.distributed.ranks import Message, Ranks
 from clika_ref.quantization.decision import LayerReport, Quantization, ThresholdPrediction
 from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 MODEL_MISMATCH = (
     "rank {} works on another model than rank 0: its graph, or its weights, are others. Load the same weights on all "

@@ -9,13 +9,12 @@ from tempfile import TemporaryDirectory
 import torch
 
 from clika_ref.compiled.runners import load_runner
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.comparison import describe_differences
-from clika_ref.core.errors import ClikaError
+from clika_ref.core.errors import ClikaError, DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.targets import Artifact, Target
-from clika_ref.export.disagreement_error import DisagreementError
-from clika_ref.targets.emulation import describe_runtime
+from clika_ref.core.targets import Target
 
 ROUNDING_TOLERANCE = 1024.0
 """Difference that a runtime may show, in roundings of the largest element, before a closer check.
@@ -50,7 +49,7 @@ def compare_artifact(
     Raises:
         DisagreementError: the results differ beyond rounding; the message names the first node that differs.
     """
-    problem = target.missing()
+    problem = target.unavailable_reason()
     if problem is not None:
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
@@ -68,14 +67,14 @@ def compare_artifact(
                 culprit = f"Which node is at fault could not be found: {error}"
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
             msg = (
-                f"{describe_runtime(target)} computes something else than the module on input {number}: {shown}. "
+                f"{target.describe_runtime()} computes something else than the module on input {number}: {shown}. "
                 f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
             )
             raise DisagreementError(msg)
     if not compared:
         return "not compared: the outputs for these inputs hold no element"
     counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"
-    return f"equal to the module within float rounding on {counted} in {describe_runtime(target)}"
+    return f"equal to the module within float rounding on {counted} in {target.describe_runtime()}"
 
 
 def _is_within_rounding(

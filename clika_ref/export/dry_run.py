@@ -18,7 +18,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, Deploymen
 def count_operators(graph: Graph, target: Target) -> list[tuple[str, int, str | None]]:
     """Return each operator of a graph, most frequent first, with its count and the reason if the target rejects it."""
     counts = Counter(node.op.name for node in graph.nodes)
-    refusals = {node.op.name: reason for node in graph.nodes if (reason := target.refusal(node)) is not None}
+    refusals = {node.op.name: reason for node in graph.nodes if (reason := target.unsupported_reason(node)) is not None}
     return [(name, count, refusals.get(name)) for name, count in counts.most_common()]
 
 

@@ -23,7 +23,7 @@ def choose_example(graph: Graph, dummy: Sequence[torch.Tensor]) -> Sequence[torc
 
     That is the first random draw with finite results at every node; otherwise the best one, including the dummy.
     """
-    if any(node.kind in UNCHECKED_INDEX_OPERATORS for node in graph.nodes):
+    if any(node.op_type in UNCHECKED_INDEX_OPERATORS for node in graph.nodes):
         return dummy
     best, found = dummy, FAILED
     for draw in range(DISTRIBUTION_COUNT + 1):

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 
 from clika_ref.compiled.lowering import check_supported
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION, Target
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.input_rounding import find_low_bit_layers
@@ -23,9 +25,6 @@ from clika_ref.quantization.algorithms.macs import MacCounter
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 from clika_ref.reporting.tables import HasTables, Table
-from clika_ref.targets.emulation import describe_runtime
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.targets.quantization_scheme import QuantizationScheme, scheme_of
 
 NOT_REPORTED = "not named by the runtime"
 """The precision of a node that the runtime does not report, or for which it names no integer kernel."""
@@ -166,20 +165,20 @@ def explain_artifact(
         TargetError: the runtime is missing, or rejects the file.
     """
     runs = target.explain(file)
-    products, scheme = _count_macs(written, inputs), scheme_of(target)
+    products, scheme = _count_macs(written, inputs), target.scheme
     planned, moving = find_planned_precisions(written, scheme), scheme.data_movement if scheme else frozenset[str]()
     facts: list[NodeFacts] = []
     for node in written.nodes:
-        if node.kind not in QDQ_OPERATORS:
+        if node.op_type not in QDQ_OPERATORS:
             precision, _, reason = runs.get(node.name, NOT_REPORTED).partition(": ")
             wanted = planned.get(node, FLOAT_PRECISION)
-            if precision == FUSED_PRECISION and wanted != FLOAT_PRECISION and node.kind not in moving:
+            if precision == FUSED_PRECISION and wanted != FLOAT_PRECISION and node.op_type not in moving:
                 precision = NOT_REPORTED  # a runtime may leave out nodes that only move integers
             if plan is not None and wanted == FLOAT_PRECISION:
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
-            facts.append(NodeFacts(node.name, origin, node.kind, count, wanted, precision, reason))
-    return Explanation(describe_runtime(target), facts)
+            facts.append(NodeFacts(node.name, origin, node.op_type, count, wanted, precision, reason))
+    return Explanation(target.describe_runtime(), facts)
 
 
 def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> dict[Node, str]:
@@ -189,8 +188,8 @@ def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> 
     """
     kinds = scheme.layers | scheme.elementwise | scheme.data_movement if scheme else frozenset[str]()
     elementwise = scheme.elementwise if scheme else frozenset[str]()
-    read = [n for n in graph.nodes if n.kind in kinds and all(map(_is_dequantized, non_bias_operands(n)))]
-    whole = {n: INT8_PRECISION for n in read if n.kind not in elementwise or not any(map(_is_number, n.inputs))}
+    read = [n for n in graph.nodes if n.op_type in kinds and all(map(_is_dequantized, non_bias_operands(n)))]
+    whole = {n: INT8_PRECISION for n in read if n.op_type not in elementwise or not any(map(_is_number, n.inputs))}
     return whole | {node: f"int{held.bits} weights" for node, held in find_low_bit_layers(graph).items()}
 
 
@@ -199,7 +198,7 @@ def _is_number(operand: Any) -> bool:
 
 
 def _is_dequantized(value: Value) -> bool:
-    return value.producer is not None and value.producer.kind == QDQ_OPERATORS[1]
+    return value.producer is not None and value.producer.op_type == QDQ_OPERATORS[1]
 
 
 def _count_macs(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[Node, int]:

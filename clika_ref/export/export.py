@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from clika_ref.compiled.lowering import check_supported, lower_for, target_for
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Target
-from clika_ref.core.violations import checker_of
+from clika_ref.core.targets import Target
 from clika_ref.export.artifact_check import compare_artifact
 from clika_ref.export.configuration import ExportConfiguration
 from clika_ref.export.dynamic_axes import filter_examples, restrict_dynamic_dims
@@ -30,7 +30,7 @@ from clika_ref.reporting.console import format_size
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.atomic_files import require_path, resolve_links, stage_file
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions
-from clika_ref.targets.opened_files import suffix_error
+from clika_ref.targets.file_suffixes import suffix_error
 from clika_ref.targets.size_statistics import SymbolSizes, translate_sizes
 
 
@@ -147,8 +147,7 @@ def _apply_form(
 
 def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLog) -> None:
     """Warn if a file breaks rules of its target, which may reject it, or run it more slowly."""
-    check = checker_of(target)
-    found = check(artifact.path) if check is not None else ()
+    found = target.check(artifact.path)
     if found:
         shown = "\n".join(f"  {violation}" for violation in found)
         log.warning(f"{artifact.path.name} breaks rules of {target.name} in {len(found)} places:\n{shown}")

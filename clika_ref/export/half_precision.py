@@ -131,7 +131,7 @@ class _HalfConversion:
 
     def _convert_number(self, node: Node, position: int, number: float) -> float | Value:
         """Return a number clamped to half precision; a scale becomes a constant, as runtimes compute in its dtype."""
-        if node.kind not in SCALE_OPERATORS or position != 1:
+        if node.op_type not in SCALE_OPERATORS or position != 1:
             return _in_half(number, self.half)
         if number < torch.finfo(self.half).smallest_normal:
             return number
@@ -162,7 +162,7 @@ class _HalfConversion:
         """Whether a node reads a constant in half precision."""
         if not isinstance(use.user, Node) or use.user not in self.planned:
             return False
-        if use.user.kind in SCALE_OPERATORS and use.position == 1 and value.data is not None:
+        if use.user.op_type in SCALE_OPERATORS and use.position == 1 and value.data is not None:
             return bool((value.data >= torch.finfo(self.half).smallest_normal).all())
         return True
 

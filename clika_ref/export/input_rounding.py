@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.targets.quantization_scheme import WeightOnlyScheme
+from clika_ref.core.quantization_scheme import WeightOnlyScheme
 
 MAX_INT8 = 127
 """Maximum of a block's 8-bit integers, which the element of largest magnitude gets."""
@@ -38,7 +38,7 @@ def find_low_bit_layers(graph: Graph) -> dict[Node, LowBitFormat]:
 
 
 def _find_dequantize(value: Value) -> Node | None:
-    return value.producer if value.producer is not None and value.producer.kind == "dequantize" else None
+    return value.producer if value.producer is not None and value.producer.op_type == "dequantize" else None
 
 
 def find_rounding_layers(graph: Graph, kind: WeightOnlyScheme) -> dict[Node, int]:

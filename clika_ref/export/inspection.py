@@ -39,7 +39,6 @@ from clika_ref.settings.compile_options import (
 )
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings
-from clika_ref.targets.emulation import describe_runtime
 
 REPORT_SUFFIX = ".html"
 
@@ -97,7 +96,7 @@ def _picture_facts(module: CompiledModule, registry: Registry) -> PictureFacts:
     target = target_of(own, registry)
     with torch.no_grad(), outside_autocast():
         graph = quantize_for_target(graph, own.plan, target, registry)
-    return PictureFacts(graph, own.plan, subtitle=f"as for {describe_runtime(target)}")
+    return PictureFacts(graph, own.plan, subtitle=f"as for {target.describe_runtime()}")
 
 
 def render_notebook_html(module: CompiledModule) -> str:

@@ -69,7 +69,7 @@ def find_regions(graph: Graph) -> Iterator[QuantizedRegion]:
     """Yield the nodes that read only quantized tensors, except biases, in order, each with the nodes around it."""
     for node in graph.nodes:
         made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
-        makers = {v: maker for v, maker in made.items() if maker.kind == "dequantize"}
+        makers = {v: maker for v, maker in made.items() if maker.op_type == "dequantize"}
         multiplied = non_bias_operands(node)
         if multiplied and all(v in makers for v in multiplied):
             behind = _follow_to_quantize(node)
@@ -79,7 +79,7 @@ def find_regions(graph: Graph) -> Iterator[QuantizedRegion]:
 def _follow_to_quantize(node: Node) -> list[Node]:
     """Return a node and its only readers up to a quantize node; the node alone if there is none."""
     found = [node]
-    while found[-1].kind != "quantize":
+    while found[-1].op_type != "quantize":
         uses = found[-1].output.uses
         if len(uses) != 1 or not isinstance(uses[0].user, Node) or uses[0].position != 0:
             return [node]

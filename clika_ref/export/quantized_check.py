@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from clika_ref.compiled.runners import load_runner
+from clika_ref.core.artifacts import Artifact
+from clika_ref.core.errors import DisagreementError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.targets import Artifact, Target
-from clika_ref.export.disagreement_error import DisagreementError
+from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
 from clika_ref.export.layer_check import first_broken_layer
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels
-from clika_ref.targets.emulation import describe_runtime
-from clika_ref.targets.quantization_scheme import scheme_of
 
 MARGIN_DB = 0.5
 """Decibels that an artifact may lose against the simulation: rounding differs, and accumulates with depth."""
@@ -68,7 +67,7 @@ def compare_quantized(
             layer that differs on its own.
         TargetError: the target declares an invalid scheme.
     """
-    problem = target.missing()
+    problem = target.unavailable_reason()
     if problem is not None:
         return f"not compared: {problem}"
     if any(node.is_random for node in graph.nodes):
@@ -86,14 +85,14 @@ def compare_quantized(
     problem = next(filter(None, problems), "")
     if problem:
         msg = (
-            f"{describe_runtime(target)} runs the artifact {problem}, over {samples} samples: it does not "
+            f"{target.describe_runtime()} runs the artifact {problem}, over {samples} samples: it does not "
             "compute what was "
             f"planned. {first_broken_layer(target, graph, examples[0])}. "
             "No file was put in place; compile with compare_after_export=False to look at one"
         )
         raise DisagreementError(msg)
     told = (
-        f"{whole.artifact_db:.1f} dB over {samples} samples in {describe_runtime(target)}, simulated "
+        f"{whole.artifact_db:.1f} dB over {samples} samples in {target.describe_runtime()}, simulated "
         f"{whole.graph_db:.1f} dB"
     )
     exactly = f", {ratio_in_decibels(whole.signal, sum(whole.exact)):.1f} dB without what it rounds as it multiplies"
@@ -189,5 +188,5 @@ def _has_half_precision(graph: Graph) -> bool:
 
 def _rounding_layers(graph: Graph, target: Target) -> dict[Node, int]:
     """Return the layers with inputs that the target rounds on multiplication, and the number of elements per scale."""
-    scheme = scheme_of(target)
+    scheme = target.scheme
     return find_rounding_layers(graph, scheme.weights_only) if scheme and scheme.weights_only else {}

@@ -12,10 +12,11 @@ from clika_ref.compiled.latency import measure_seconds_and_ratio
 from clika_ref.compiled.lowering import check_supported, target_for
 from clika_ref.compiled.state import CompiledModule, bind_graph
 from clika_ref.compress.quantize import decide_for, require_ranges
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError, ModelError, TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Target
 from clika_ref.export.configuration import ExportConfiguration, current_configuration
 from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
 from clika_ref.export.export import make_export_graph
@@ -23,7 +24,6 @@ from clika_ref.quantization.decision import Quantization, format_decibels
 from clika_ref.reporting.tables import HasTables, Table
 from clika_ref.settings.argument_checks import check_types
 from clika_ref.settings.compile_options import BaseDeploymentSettings
-from clika_ref.targets.emulation import describe_runtime, emulator_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class TargetComparison(HasTables):
 
 def make_unsupported_row(target: Target, error: ClikaError) -> TargetFacts:
     """Return the row of a target that does not support a module, with the reason."""
-    return TargetFacts(describe_runtime(target), 0, 0, 0, None, refusal=str(error))
+    return TargetFacts(target.describe_runtime(), 0, 0, 0, None, refusal=str(error))
 
 
 def measure_target(
@@ -126,7 +126,7 @@ def measure_target(
     """
     small = make_export_graph(graph, found.plan, target, registry, form)
     check_supported(small, target)
-    missing = None if emulator_of(target) else target.missing()  # an emulated target decides by rules
+    missing = None if target.emulated_by else target.unavailable_reason()  # an emulated target decides by rules
     with compile_temporarily(small, target) as file:
         asked = explain_artifact(small, file, found.plan, target, inputs) if missing is None else None
 
@@ -162,11 +162,11 @@ def make_row(
     """
     planned = sum(not layer.reason for layer in found.layers)
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
-    told = (describe_runtime(target), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
+    told = (target.describe_runtime(), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
     if explanation is None:
         return TargetFacts(*told, missing=missing)
     share = explanation.share()
-    if emulator_of(target):
+    if target.emulated_by:
         return TargetFacts(*told, share=share, is_emulated=True)
     with compile_temporarily(in_float(), target) as other:
         seconds, ratio = measure_seconds_and_ratio(target.load(file), inputs, target.load(other), inputs)

@@ -358,7 +358,7 @@ class _CompiledCallable:
                 copy = value.detach().clone()
                 for size in self.placeholders:
                     if size.kind == "size" and size.tensor == p.name:
-                        torch._dynamo.mark_dynamic(copy, size.dim)
+                        torch._dynamo.mark_dynamic(copy, size.dim)  # noqa: SLF001 - the module is private, the function is documented
                 result.append(copy)
             elif p.kind == "integer":
                 result.append(int(value))

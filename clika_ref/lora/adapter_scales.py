@@ -20,7 +20,7 @@ def add_adapter_scales(plan: Plan, graph: Graph) -> Plan:
         graph: the graph lowered for the plan, with adapters.
     """
     activations, scaled_as = dict(plan.activations), dict(plan.scale_sources)
-    for node in [node for node in graph.nodes if node.kind in ADAPTER_OPERATORS.values()]:
+    for node in [node for node in graph.nodes if node.op_type in ADAPTER_OPERATORS.values()]:
         layer, result = layer_of(node), node.name
         if layer.name not in activations:
             continue
@@ -30,7 +30,7 @@ def add_adapter_scales(plan: Plan, graph: Graph) -> Plan:
                 scaled_as[value] = result
         if layer.name in scaled_as:
             scaled_as[result] = scaled_as[layer.name]
-        if layer.kind not in plan.scheme.closed:
+        if layer.op_type not in plan.scheme.closed:
             del activations[layer.name]
             scaled_as.pop(layer.name, None)
     return replace(plan, activations=activations, scale_sources=scaled_as)

@@ -72,7 +72,7 @@ def adapters_of(graph: Graph) -> list[Adapter]:
     """Return the adapters of a graph, in order."""
     found: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        if node.kind in ADAPTER_OPERATORS.values():
+        if node.op_type in ADAPTER_OPERATORS.values():
             found.setdefault(node.inputs[2].name, []).append(node)
     return [
         Adapter(
@@ -114,7 +114,7 @@ def weight_of(layer: Node) -> Value:
 
 def has_columns(layer: Node) -> bool:
     """Whether the weight of a layer has one column per output, instead of one row."""
-    return layer.kind == ADDMM_OPERATOR
+    return layer.op_type == ADDMM_OPERATOR
 
 
 def is_adapter(name: str) -> bool:
@@ -124,7 +124,7 @@ def is_adapter(name: str) -> bool:
 
 def adaptable_weight(graph: Graph, node: Node) -> Value | None:
     """Return the parameter of a layer that an adapter can be attached to; None for any other node."""
-    if node.kind not in ADAPTER_OPERATORS or (node.kind == ADDMM_OPERATOR and node.attrs["alpha"] != 1):
+    if node.op_type not in ADAPTER_OPERATORS or (node.op_type == ADDMM_OPERATOR and node.attrs["alpha"] != 1):
         return None
     parameter, _ = split_mask(weight_of(node))
     is_float = parameter.type.dtype.is_floating_point and parameter.type.rank > 1
@@ -154,7 +154,7 @@ def merge_arguments(adapter: Adapter, layer: Node) -> dict[str, Any]:
 
 def clone_with_dropout(graph: Graph) -> Graph:
     """Return a clone with dropout active in its adapters; the graph itself if no adapter has dropout."""
-    if not any(node.attrs.get("dropout_rate") for node in graph.nodes if node.kind in ADAPTER_OPERATORS.values()):
+    if not any(node.attrs.get("dropout_rate") for node in graph.nodes if node.op_type in ADAPTER_OPERATORS.values()):
         return graph
     clone = graph.clone()
     enable_dropout(clone)
@@ -164,7 +164,7 @@ def clone_with_dropout(graph: Graph) -> Graph:
 def enable_dropout(graph: Graph) -> None:
     """Activate dropout in the adapters of a graph."""
     for node in graph.nodes:
-        if node.kind in ADAPTER_OPERATORS.values():
+        if node.op_type in ADAPTER_OPERATORS.values():
             node.attrs = {**node.attrs, "training": True}
 
 

@@ -119,7 +119,7 @@ def insert_adapter(  # noqa: PLR0917 - all of it is one node
         operators: the operators of the registry.
         following: the node after the layer, None if it is the last one.
     """
-    operation, result = operators[ADAPTER_OPERATORS[layer.kind]], layer.output
+    operation, result = operators[ADAPTER_OPERATORS[layer.op_type]], layer.output
     own = {name: layer.attrs[name] for name in CONVOLUTION_ATTRIBUTES if name in layer.attrs}
     call = operation.call(result, input_of(layer), *matrices, **own, **attrs)
     readers = result.uses

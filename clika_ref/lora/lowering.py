@@ -90,7 +90,7 @@ def reattach_adapters(graph: Graph, aside: Sequence[DetachedAdapter], operators:
     known, found = {adapter.weight: adapter for adapter in aside}, dict[str, list[Node]]()
     nodes = list(graph.nodes)
     for layer, following in zip(nodes, [*nodes[1:], None], strict=True):
-        weight = layer.inputs[weight_position(layer)] if layer.kind in ADAPTER_OPERATORS else None
+        weight = layer.inputs[weight_position(layer)] if layer.op_type in ADAPTER_OPERATORS else None
         root, steps = _trace_weight(weight)
         if root in known:
             down, up = _apply_steps(graph, known[root], steps)

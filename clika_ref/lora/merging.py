@@ -38,8 +38,7 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
             graph.replace(node.output, node.inputs[0])
             graph.erase(node)
         for matrix in (adapter.down, adapter.up):
-            del graph.constants[matrix.name]
-            graph._names.pop(matrix.name)  # so that later adapters can reuse the name
+            graph.remove_constant(matrix.name)  # later adapters can reuse the name
 
 
 def _problem(adapter: Adapter, *, is_quantized: bool) -> str:

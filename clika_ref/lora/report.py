@@ -82,7 +82,7 @@ def report_adapters(graph: Graph) -> AdapterReport:
 def _make_row(adapter: Adapter) -> LayerAdapter:
     shape = tuple(map(int, adapter.weight.type.shape))
     return LayerAdapter(
-        adapter.path, adapter.layers[0].kind, shape, adapter.rank, _size(adapter.down) + _size(adapter.up)
+        adapter.path, adapter.layers[0].op_type, shape, adapter.rank, _size(adapter.down) + _size(adapter.up)
     )
 
 

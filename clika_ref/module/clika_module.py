@@ -17,10 +17,10 @@ from clika_ref.compress.adapters import attach_lora, merge_lora, require_adapter
 from clika_ref.compress.calibrate import CalibrationArguments
 from clika_ref.compress.prune import PruningArguments, prune
 from clika_ref.compress.quantize import quantize, quantize_to_goal, require_decisions
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry, load_registry
-from clika_ref.core.targets import Artifact
 from clika_ref.export.explanation import Explanation
 from clika_ref.export.inspection import draw_module, explain_module, render_notebook_html, write_report
 from clika_ref.export.module_export import ExportArguments, export_module, generate_dummy_inputs

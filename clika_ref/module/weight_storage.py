@@ -120,8 +120,8 @@ def _is_equivalent(graph: Graph, other: Graph, *, but_weights_of: Collection[str
     if len(graph) != len(other):
         return False
     for node, twin in zip(graph.nodes, other.nodes, strict=True):
-        if (node.kind, node.attrs, [v.name for v in node.outputs]) != (
-            twin.kind,
+        if (node.op_type, node.attrs, [v.name for v in node.outputs]) != (
+            twin.op_type,
             twin.attrs,
             [v.name for v in twin.outputs],
         ):

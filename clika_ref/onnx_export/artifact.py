@@ -1,18 +1,22 @@
-"""The parts shared by all targets that read ONNX files: find unsupported nodes, and write the artifact."""
+"""The parts shared by targets that read ONNX: find unsupported nodes, once for equal calls, and write artifacts."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.targets import Artifact
 from clika_ref.onnx_export.emission import emit
 from clika_ref.onnx_export.writing import write_model
 
 if TYPE_CHECKING:
     import onnx_ir as ir
+
+MAX_CACHED_CALLS = 256
+"""Maximum number of cached calls. Drawing graphs asks about each candidate call, and about the whole graph again."""
 
 
 def onnx_unsupported_reason(node: Node) -> str | None:
@@ -22,6 +26,23 @@ def onnx_unsupported_reason(node: Node) -> str | None:
     if any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
         return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
     return None
+
+
+def cache_per_call(ask: Callable[[Node], str | None]) -> Callable[[Node], str | None]:
+    """Cache the result of ``ask`` for nodes with the same lowering, attributes, and types of operands and outputs."""
+    found: dict[Any, str | None] = {}
+
+    @functools.wraps(ask)
+    def ask_cached(node: Node) -> str | None:
+        operands = tuple(v.type if isinstance(v, Value) else repr(v) for v in node.inputs)
+        call = (node.op.lowering, operands, repr(node.attrs), tuple(v.type for v in node.outputs))
+        if call not in found:
+            if len(found) == MAX_CACHED_CALLS:
+                found.clear()
+            found[call] = ask(node)
+        return found[call]
+
+    return ask_cached
 
 
 def write_artifact(

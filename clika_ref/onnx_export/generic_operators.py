@@ -68,12 +68,24 @@ def generic_operator(overload: torch._ops.OpOverload) -> GenericOperator:
 
 def torchlib_operator(overload: torch._ops.OpOverload) -> Operator | None:
     """Return the generic operator of an overload with torchlib's lowering, or None if torchlib has none."""
-    torchlib = import_module("clika_ref.onnx_export.torchlib")  # takes 1.5 s, and few models need it
-    if not torchlib.has_lowering(overload):
+    if not _load_torchlib_lowerings().has_lowering(overload):
         return None
     op = generic_operator(overload)
-    op.onnx(partial(torchlib.lower, overload))
+    op.onnx(partial(_lower_with_torchlib, overload))
     return op
+
+
+def _load_torchlib_lowerings() -> Any:
+    return import_module("clika_ref.onnx_export.torchlib")  # takes 1.5 s, and few models need it
+
+
+def _lower_with_torchlib(
+    overload: torch._ops.OpOverload, op: Any, *operands: Any, arguments: tuple[tuple[str, Any], ...]
+) -> Any:
+    def bind_arguments(values: Sequence[Any]) -> dict[str, Any]:
+        return {name: fill_operands(value, values) for name, value in arguments}
+
+    return _load_torchlib_lowerings().lower(overload, op, operands, bind_arguments)
 
 
 def find_operator(

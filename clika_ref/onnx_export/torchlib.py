@@ -6,7 +6,7 @@ together. They take 1.5 s to import, so this file is imported at the first such 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -20,7 +20,6 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.onnx_export.builder import OPSET, OnnxBuilder
 from clika_ref.onnx_export.dtypes import to_onnx
-from clika_ref.onnx_export.generic_operators import fill_operands
 
 
 @lru_cache(maxsize=1)
@@ -34,12 +33,24 @@ def has_lowering(overload: torch._ops.OpOverload) -> bool:
     return not is_list and bool(_load_torchlib().get_decomps(overload))
 
 
-def lower(overload: torch._ops.OpOverload, op: OnnxBuilder, *operands: Any, arguments: tuple[Any, ...]) -> Any:
-    """Record torchlib's function on placeholders for the operands, then add its nodes on the real operands."""
+def lower(
+    overload: torch._ops.OpOverload,
+    op: OnnxBuilder,
+    operands: Sequence[Any],
+    bind_arguments: Callable[[Sequence[Any]], dict[str, Any]],
+) -> Any:
+    """Record torchlib's function on placeholders for the operands, then add its nodes on the real operands.
+
+    Args:
+        overload: the ATen call.
+        op: the builder that nodes are added to.
+        operands: tensors of the call.
+        bind_arguments: returns all arguments of the call by name, with the given values in place of its tensors.
+    """
     opset = values.Opset("", OPSET)
     recorder = _building.OpRecorder(opset, {})
     stand_ins = [_make_placeholder(op, opset, value, i) for i, value in enumerate(operands)]
-    given = {name: _to_onnx_argument(fill_operands(value, stand_ins)) for name, value in arguments}
+    given = {name: _to_onnx_argument(value) for name, value in bind_arguments(stand_ins).items()}
     function = _load_torchlib().get_decomps(overload)[0].onnx_function
     positional, named = _split_arguments(overload, given)
     with evaluator.default_as(recorder):

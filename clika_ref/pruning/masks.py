@@ -44,7 +44,7 @@ def pattern_mask(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
 def split_mask(weight: Value) -> tuple[Value, Value | None]:
     """Return the parameter behind a weight, and its mask or None."""
     producer = weight.producer
-    if producer is not None and producer.kind == "mul" and len(producer.inputs) == 2:
+    if producer is not None and producer.op_type == "mul" and len(producer.inputs) == 2:
         parameter, mask = producer.inputs
         if isinstance(mask, Value) and mask.is_constant and mask.name.startswith(MASK_PREFIX):
             return parameter, mask

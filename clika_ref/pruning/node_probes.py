@@ -68,7 +68,7 @@ class NodeProbe:
             if isinstance(operand, Tensor) and not operand.is_floating_point():
                 return None
             described.append((operand.dtype, *operand.shape) if isinstance(operand, Tensor) else repr(operand))
-        return self.node.kind, repr(self.node.attrs), *described
+        return self.node.op_type, repr(self.node.attrs), *described
 
     @property
     def chooses(self) -> bool:

@@ -236,7 +236,7 @@ def _report(node: Node, size: tuple[tuple[int, ...], int], told: MaskResult, wor
     return LayerPruning(
         node.name,
         node.origin.scope,
-        node.kind,
+        node.op_type,
         work.chosen[node].mask_type,
         before,
         after,

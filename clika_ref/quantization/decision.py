@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.algorithms.sensitivity import JointErrorTerm, LayerErrorTerms, sum_layer_errors
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import matrices_of, weight_position_of
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.reporting.tables import HasTables, Table
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 FLOAT32_BITS = 32
 
@@ -142,7 +142,7 @@ def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: Q
         LayerReport(
             node.name,
             node.origin.scope,
-            node.kind,
+            node.op_type,
             weighed.get(node),
             placement.floats.get(node, ""),
             widths,
@@ -163,7 +163,7 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
         if node in found.held or node in found.floats:
             tried, before = found.tried.get(node), _weight_bytes(node)
             bits, after = (tried.bits, tried.bytes_of(_weight_elements(node))) if tried else (FLOAT32_BITS, before)
-            told = node.name, node.origin.scope, node.kind, found.sensitivities.get(node), found.floats.get(node, "")
+            told = node.name, node.origin.scope, node.op_type, found.sensitivities.get(node), found.floats.get(node, "")
             reports.append(LayerReport(*told, (bits, FLOAT32_BITS), before, after))
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
     rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)

@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.algorithms.bias_correction import BiasShifts
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.gptq import round_weights
@@ -44,7 +45,6 @@ from clika_ref.quantization.qdq.placement import Placement, choose_placement
 from clika_ref.quantization.qdq.planning import Planner
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 SKIP_TAIL_REASON = "skip_tail_quantization: no other layer lies between it and an output"
 

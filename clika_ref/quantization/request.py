@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from clika_ref.core.errors import ModelError, TargetError
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.core.targets import Target
 from clika_ref.quantization.algorithms.weight_only import as_list
 from clika_ref.quantization.calibration.observer_search import OBSERVER_CANDIDATES
 from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
-from clika_ref.targets.emulation import emulator_of
-from clika_ref.targets.quantization_scheme import QuantizationScheme, scheme_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class QuantizationRequest:
             known = ", ".join(map(repr, OBSERVER_CANDIDATES))
             msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
             raise ModelError(msg)
-        stand_in = emulator_of(self.target)
+        stand_in = self.target.emulated_by
         if stand_in and self.options.optimize_for == "latency":
             msg = (
                 f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
@@ -83,7 +82,7 @@ class QuantizationRequest:
         Raises:
             TargetError: the target declares no scheme, as it computes in float.
         """
-        scheme = scheme_of(self.target)
+        scheme = self.target.scheme
         if scheme is None:
             msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
             raise TargetError(msg)

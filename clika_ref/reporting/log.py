@@ -239,7 +239,7 @@ logging.getLogger("clika_ref").addHandler(logging.NullHandler())  # otherwise Py
 
 def _forward_to_logging(level: int, text: str) -> None:
     """Send text to the logger of the calling module: the innermost one outside this file."""
-    frame, depth = sys._getframe(1), 2
+    frame, depth = sys._getframe(1), 2  # noqa: SLF001 - documented, if only for CPython
     while frame.f_back is not None and frame.f_globals.get("__name__") in (__name__, "contextlib"):
         frame, depth = frame.f_back, depth + 1
     logger = logging.getLogger(frame.f_globals.get("__name__"))

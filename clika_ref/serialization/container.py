@@ -12,7 +12,6 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ModelError
-from clika_ref.serialization.compression import deflate, inflate
 
 FILE_FORMAT = 4
 """Version of the file format. Formats 0 to 3 were those of development versions, and are rejected."""
@@ -27,6 +26,9 @@ DOCUMENT_KEY = "clika/document"
 
 MAX_DOCUMENT_BYTES = 2**30
 """Maximum bytes of a document; more are not unpacked, whatever a forged file claims."""
+
+COMPRESSION_LEVEL = 9
+"""Level of zlib. The highest is fast enough: documents are repetitive, and most counts are 0."""
 
 HEADER_LENGTH_BYTES = HEADER_ALIGNMENT = 8
 """Bytes of the header length field; the header length is a multiple of it.
@@ -158,3 +160,30 @@ def _check_data_length(table: TensorTable, data: memoryview) -> None:
         state = "is cut off" if len(data) < needed else "goes on behind its end"
         msg = f"it {state}: its tensors take {needed:,} bytes, and there are {len(data):,}; copy it once more"
         raise ModelError(msg)
+
+
+def deflate(held: bytes) -> torch.Tensor:
+    """Compress bytes with zlib into ``uint8[bytes]``.
+
+    >>> inflate(deflate(b"graph"), 5)
+    b'graph'
+    """
+    return torch.frombuffer(bytearray(zlib.compress(held, COMPRESSION_LEVEL)), dtype=torch.uint8)
+
+
+def inflate(squeezed: torch.Tensor, most: int) -> bytes:
+    """Decompress the result of `deflate`.
+
+    Args:
+        squeezed: the compressed bytes.
+        most: maximum size of the result, because a small forged file may expand without limit.
+
+    Raises:
+        ValueError: the result is larger.
+        zlib.error: the bytes are damaged.
+    """
+    found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), most + 1)
+    if len(found) > most:
+        msg = f"{len(squeezed):,} bytes stand for more than {most:,}"
+        raise ValueError(msg)
+    return found

@@ -58,7 +58,7 @@ def signature_to_json(signature: Signature) -> dict[str, Any]:
 
 def signature_from_json(document: Mapping[str, Any]) -> Signature:
     """Decode the result of `signature_to_json`."""
-    kinds = {int(k): k for k in inspect._ParameterKind}
+    kinds = {int(k): k for k in inspect._ParameterKind}  # noqa: SLF001 - the enum of the public kinds
     parameters = [
         inspect.Parameter(name, kinds[kind], default=_decode_default(default))
         for name, kind, default in document["parameters"]

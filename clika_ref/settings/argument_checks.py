@@ -58,7 +58,7 @@ CALLABLE_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments that are functions, with the parameters that each is called with."""
 
-TORCHSCRIPT_TYPES = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
+TORCHSCRIPT_TYPES = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)  # noqa: SLF001
 
 
 def check_arguments(arguments: Mapping[str, Any]) -> None:

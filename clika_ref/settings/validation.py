@@ -23,7 +23,7 @@ class CheckedSettings:
         if name not in known:
             msg = f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
             raise ModelError(msg)
-        wanted = self._checks[name](value)
+        wanted = describe_valid_values(type(self), name, value)
         if wanted:
             msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
             raise ModelError(msg)
@@ -51,6 +51,11 @@ class CheckedSettings:
 
 
 _ABSENT = object()
+
+
+def describe_valid_values(kind: type[CheckedSettings], name: str, value: Any) -> str:
+    """Return a description of the values that a field of settings takes; empty if the given one is valid."""
+    return kind._checks[name](value)  # noqa: SLF001 - of the class above
 
 
 def check_flag(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from clika_ref.core.errors import ModelError
 from clika_ref.settings.compile_options import find_required_arguments
-from clika_ref.settings.validation import CheckedSettings
+from clika_ref.settings.validation import CheckedSettings, describe_valid_values
 from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar
 
 YAML_1_1_BOOLEANS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
@@ -110,7 +110,7 @@ def _convert_value(entry: Entry, hint: Any) -> Any:
 def _field_error(kind: type, where: str, name: str, value: Any) -> str:
     """Return the error in one field, regardless of the others; empty if it is valid."""
     if issubclass(kind, CheckedSettings):
-        wanted = kind._checks[name](value)
+        wanted = describe_valid_values(kind, name, value)
         return f"{where}.{name} is {value!r}; it takes {wanted}" if wanted else ""
     if {*find_required_arguments(kind)} - {name}:  # constructing it reports the error, but without the line
         return ""

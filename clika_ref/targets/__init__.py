@@ -1,1 +1,1 @@
-"""Data that targets declare: quantization schemes, arithmetic and file formats."""
+"""Facts that targets and the stages that call them share: the CPU, sizes in the data, suffixes of files."""

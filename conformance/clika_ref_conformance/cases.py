@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.targets import Artifact
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 

@@ -194,14 +194,14 @@ def _find_modules(target: Target, given: str) -> list[ModuleType]:
 def _find_known_targets(target: Target, registry: Registry, modules: Sequence[ModuleType]) -> set[str]:
     """Return the target names that a file may use: installed targets, and those in the modules next to the file."""
     beside = [v for module in modules for v in vars(module).values()]
-    named = [getattr(v, "name", None) for v in beside if hasattr(v, "compile") and hasattr(v, "refusal")]
+    others = [v for v in beside if isinstance(v, Target) or (isinstance(v, type) and issubclass(v, Target))]
+    named = [getattr(v, "name", None) for v in others]  # a class may leave its name to its instances
     return {target.name, *registry.targets, *(name for name in named if isinstance(name, str))}
 
 
 def _find_deviations_file(target: Target, modules: Sequence[ModuleType]) -> Path | None:
-    stated = getattr(target, "deviations", None)
-    if stated is not None:
-        return Path(stated)
+    if target.deviations is not None:
+        return Path(target.deviations)
     files = [getattr(module, "__file__", None) for module in modules]
     beside = [Path(file).with_name(DEVIATIONS_FILE) for file in files if file]
     return next((file for file in beside if file.exists()), None)

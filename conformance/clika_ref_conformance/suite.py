@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from clika_ref.compiled.lowering import lower
+from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import Registry
 from clika_ref.core.targets import Target
 from clika_ref.export.interface import name_interface
-from clika_ref.targets.arithmetic import Arithmetic, arithmetic_of
 from clika_ref_conformance.cases import Case, Check, Task
 from clika_ref_conformance.deviations import Deviation, ExpectedFailure
 from clika_ref_conformance.profiles import Profile
@@ -39,7 +39,7 @@ class Suite:
     @property
     def arithmetic(self) -> tuple[Arithmetic, ...]:
         """Formats that the target declares for its arithmetic, if they differ from the dtypes."""
-        return arithmetic_of(self.target)
+        return tuple(self.target.arithmetic)
 
     def lower_graph(self, case: Case) -> Graph:
         """Return the graph to compile for a case: a clone, after the export's own passes if the case requests them.

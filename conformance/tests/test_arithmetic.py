@@ -13,9 +13,9 @@ from clika_ref_conformance.verdicts import Verdict
 from small_cases import case_of, suite_for
 from torch.nn import functional as F
 
+from clika_ref.core.arithmetic import FLUSHED_FLOAT32, TF32, Arithmetic
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import load_registry
-from clika_ref.targets.arithmetic import FLUSHED_FLOAT32, TF32, Arithmetic
 
 OPERATORS = load_registry().operators
 IN_HALVES = Arithmetic(torch.float32, accumulate=torch.float16)

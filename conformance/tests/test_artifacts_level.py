@@ -23,8 +23,8 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 from odd_targets import Beginner
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact
 
 PROFILE = replace(PROFILES["quick"], share_of_artifacts=0.01, graphs=200)
 REGISTRY = load_registry()

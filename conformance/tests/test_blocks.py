@@ -54,7 +54,7 @@ def test_a_block_that_fails_is_cut_to_the_nodes_that_fail(tmp_path):
     assert captured.run().verdict is Verdict.PASS
     found = exported.run()
     assert found.verdict is Verdict.VALUE
-    assert [n.kind for n in found.case.graph.nodes] == ["conv2d"]
+    assert [n.op_type for n in found.case.graph.nodes] == ["conv2d"]
     assert not found.case.graph.symbols, "it fails at fixed sizes as well"
 
 
@@ -83,7 +83,7 @@ def test_a_choice_that_rounding_decides_is_no_mistake():
 def test_a_graph_that_is_not_the_module_is_found(tmp_path):
     trial = blocks.BlockChecks(BLOCK_BY_NAME["llama-mlp"], suite(tmp_path), dynamic=False)
     for node in trial.graph.nodes:
-        if node.kind == "silu":
+        if node.op_type == "silu":
             node.op = REGISTRY.operators["sigmoid"]
     found = trial.check_capture()
     assert found.verdict is Verdict.VALUE

@@ -44,9 +44,9 @@ def test_a_target_without_fault_passes(tmp_path, passes):
     ("fault", "verdict", "message"),
     [
         ("refuses", Verdict.UNSUPPORTED, "relu: it is a Tuesday"),
-        ("refusal-raises", Verdict.CONTRACT, "refusal.* failed: KeyError: 'rank'"),
-        ("refusal-empty", Verdict.CONTRACT, "refusal.* is '': return None, or say in words"),
-        ("refusal-number", Verdict.CONTRACT, "refusal.* is 3: return None, or say in words"),
+        ("refusal-raises", Verdict.CONTRACT, "unsupported_reason.* failed: KeyError: 'rank'"),
+        ("refusal-empty", Verdict.CONTRACT, "unsupported_reason.* is '': return None, or the reason in words"),
+        ("refusal-number", Verdict.CONTRACT, "unsupported_reason.* is 3: return None, or the reason in words"),
         ("compile-raises", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*no such kernel"),
         ("compile-leaves", Verdict.UNDECLARED, "compiling failed, and the target did not refuse.*usage: compiler FILE"),
         ("load-raises", Verdict.ARTIFACT, "loading the artifact failed.*the file is damaged"),

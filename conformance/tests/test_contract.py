@@ -50,7 +50,15 @@ def declared():
 def test_a_whole_declaration_passes_every_check(tmp_path):
     suite = suite_of(shift, folder=tmp_path)
     found = {c.name: c.run().verdict for c in contract.checks(Task("contract", "shift"), suite)}
-    names = {"schema", "samples", "refusal", "consumption", "sensitivity-by", "sensitivity-dim", "sensitivity-twice"}
+    names = {
+        "schema",
+        "samples",
+        "unsupported-reason",
+        "consumption",
+        "sensitivity-by",
+        "sensitivity-dim",
+        "sensitivity-twice",
+    }
     assert found == dict.fromkeys(names, Verdict.PASS)
 
 
@@ -127,7 +135,7 @@ def test_samples_that_raise_are_blamed_with_what_they_had_drawn_and_leave_the_re
     assert "(in test_contract.py, line " in message
     assert "after it drew TensorSample(dtype=torch.float32, shape=()" in message
     assert message.endswith(", 3")
-    for name in ("refusal", "consumption", "sensitivity-k"):
+    for name in ("unsupported-reason", "consumption", "sensitivity-k"):
         found = outcome(bare, tmp_path, name)
         assert found.verdict is Verdict.NOT_RUN
         assert found.comparison.message.endswith("; see contract/bare")
@@ -168,18 +176,18 @@ def test_an_operator_without_a_lowering_is_refused_with_a_reason(tmp_path):
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2))))
     bare.lowering = None
-    assert outcome(bare, tmp_path, "refusal").verdict is Verdict.PASS
+    assert outcome(bare, tmp_path, "unsupported-reason").verdict is Verdict.PASS
     assert outcome(bare, tmp_path, "consumption").comparison.message == "bare has no ONNX lowering"
 
 
 def test_a_refusal_without_a_reason_is_named(tmp_path):
     @dataclass(frozen=True)
     class Mute(Identity):
-        def refusal(self, node):
+        def unsupported_reason(self, node):
             return " "
 
     suite = replace(suite_of(shift, folder=tmp_path), target=Mute())
-    found = named(contract.checks(Task("contract", "shift"), suite), "refusal").run()
+    found = named(contract.checks(Task("contract", "shift"), suite), "unsupported-reason").run()
     assert found.verdict is Verdict.CONTRACT
     assert found.comparison.message == "identity refuses shift without a reason: ' '"
 
@@ -187,11 +195,11 @@ def test_a_refusal_without_a_reason_is_named(tmp_path):
 def test_a_refusal_without_a_reason_is_named_whichever_call_it_is_of(tmp_path):
     @dataclass(frozen=True)
     class MuteAtTimes(Identity):
-        def refusal(self, node):
+        def unsupported_reason(self, node):
             return "" if node.inputs[0].type.rank > 1 else None
 
     suite = replace(suite_of(shift, folder=tmp_path), target=MuteAtTimes())
-    found = named(contract.checks(Task("contract", "shift"), suite), "refusal").run()
+    found = named(contract.checks(Task("contract", "shift"), suite), "unsupported-reason").run()
     assert found.verdict is Verdict.CONTRACT
 
 
@@ -259,7 +267,7 @@ def test_a_trait_that_claims_too_much_breaks_the_contract_and_a_random_call_tell
     halved.samples(lambda draw, s: s.call(draw(s.tensor(rank=(1, 2))), random=draw(s.booleans())))
     found = outcome(halved, tmp_path, "trait")
     assert found.verdict is Verdict.CONTRACT
-    assert "is declared as same-scale, but it returns" in found.comparison.message
+    assert "is declared as shared-qparams, but it returns" in found.comparison.message
     halved.random = True
     found = outcome(halved, tmp_path, "trait")
     assert found.verdict is Verdict.NOT_RUN

@@ -386,7 +386,7 @@ def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp
 
 def test_nodes_that_hold_for_one_length_only_are_left_out_with_what_follows(tmp_path):
     case, _ = grown(tmp_path, ("relu",), ("neg",), ("add", torch.ones(4, 3)), ("tanh",))
-    assert [node.kind for node in make_dim_dynamic(case).graph.nodes] == ["relu", "neg"]
+    assert [node.op_type for node in make_dim_dynamic(case).graph.nodes] == ["relu", "neg"]
 
 
 def test_a_length_of_0_alone_makes_no_side_dynamic():

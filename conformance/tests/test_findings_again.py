@@ -53,7 +53,7 @@ class Reusing(OnnxRuntime):
 
 
 class Silent(OnnxRuntime):
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         return ""
 
 
@@ -108,7 +108,7 @@ def made(tmp_path, monkeypatch):
     [
         ("Widening", Verdict.CONTRACT, "fail:contract: the target set another default dtype in this process"),
         ("Reusing", Verdict.CONTRACT, "a later run changed the tensors that an earlier one had returned"),
-        ("Silent", Verdict.CONTRACT, "fail:contract: refusal("),
+        ("Silent", Verdict.CONTRACT, "fail:contract: unsupported_reason("),
         ("Choosing", Verdict.VALUE, "elements are wrong"),
     ],
 )

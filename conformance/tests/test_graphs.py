@@ -80,7 +80,7 @@ def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(dr
 def test_an_operator_meets_its_operand_again_with_other_attributes(drawings):
     again = 0
     for graph in (d.builder.graph for d in drawings):
-        calls = [(n.kind, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
+        calls = [(n.op_type, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
         again += len(set(calls)) < len(calls)
     assert again > len(drawings) / 3
 

@@ -115,7 +115,7 @@ def test_an_operator_that_returns_such_a_dtype_is_not_run_beyond_its_declaration
     (message,) = told(found)
     assert f"turn takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge" in message
     passed = {o.name for o in found if o.verdict is Verdict.PASS}
-    assert passed == ({"schema", "samples", "refusal"} if level == "contract" else set())
+    assert passed == ({"schema", "samples", "unsupported-reason"} if level == "contract" else set())
     assert {o.verdict for o in found if o.name not in passed} == {Verdict.NOT_RUN}
 
 
@@ -159,7 +159,7 @@ def test_random_graphs_motifs_and_pairs_do_not_take_such_values(op):
     known = [OPERATORS["neg"], OPERATORS["add"]]
     cases = collect(graph_case_strategy([op, *known]), 8, 0)
     assert all(check_judged_dtypes(case.graph) is None for case in cases)
-    assert {node.kind for case in cases for node in case.graph.nodes} == {"neg", "add"}
+    assert {node.op_type for case in cases for node in case.graph.nodes} == {"neg", "add"}
     growth = EagerGraphBuilder()
     assert CallGenerator(Random(0), growth).call(op) is None
     assert [rejected for rejected, _ in growth.rejected] == [op]

@@ -46,27 +46,30 @@ def case_of(outputs_of, *tensors):
 @pytest.mark.slow
 def test_a_pass_is_tried_with_every_operator_of_a_small_table_that_it_mentions():
     nodes = nodes_of("fold-batch-norm")
-    assert set(FOLDABLE_RANKS) <= {node.kind for node in nodes}
-    assert any(node.kind.startswith("conv_transpose") and node.attrs["groups"] > 1 for node in nodes)
+    assert set(FOLDABLE_RANKS) <= {node.op_type for node in nodes}
+    assert any(node.op_type.startswith("conv_transpose") and node.attrs["groups"] > 1 for node in nodes)
 
 
 @pytest.mark.slow
 def test_each_table_of_a_pass_has_a_motif():
-    assert LAST_DIM_OPERATORS & {node.kind for node in nodes_of("push-transposes")}
+    assert LAST_DIM_OPERATORS & {node.op_type for node in nodes_of("push-transposes")}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_each_operator_of_a_rule_is_what_the_rule_removes_and_does_not_merely_stand_beside_it(seed):
     nodes = nodes_of("remove-identities", seed)
-    taken = {(node.kind, v) for node in nodes for v in node.inputs if type(v) in (int, float)}
+    taken = {(node.op_type, v) for node in nodes for v in node.inputs if type(v) in (int, float)}
     assert {("add", 0), ("sub", 0), ("mul", 1), ("div", 1), ("pow", 1)} <= taken
 
 
 def test_cutting_an_output_takes_what_only_it_read_lest_a_pass_fire_where_nobody_looks():
     case = case_of(lambda build, x: [build("neg", build("exp", x)), build("abs", x)], torch.ones(3))
-    assert [[n.kind for n in cut_case(case, None, drop=i).graph.nodes] for i in range(2)] == [["abs"], ["exp", "neg"]]
-    small = shrink_motif(case, lambda c: any(n.kind == "exp" for n in c.graph.nodes))
-    assert [value.producer.kind for value in small.graph.outputs] == ["exp"]
+    assert [[n.op_type for n in cut_case(case, None, drop=i).graph.nodes] for i in range(2)] == [
+        ["abs"],
+        ["exp", "neg"],
+    ]
+    small = shrink_motif(case, lambda c: any(n.op_type == "exp" for n in c.graph.nodes))
+    assert [value.producer.op_type for value in small.graph.outputs] == ["exp"]
 
 
 def test_what_a_pass_replaces_is_seen_but_where_the_graph_was_drawn_without_an_output():
@@ -87,14 +90,14 @@ def test_what_nobody_reads_any_more_is_returned():
 @pytest.mark.slow
 def test_an_attribute_comes_in_several_lengths():
     nodes = nodes_of("remove-identities", *range(8))  # a roll of several sides that does nothing is rare
-    idle = {len(n.attrs["shifts"]) for n in nodes if n.kind == "roll"}
+    idle = {len(n.attrs["shifts"]) for n in nodes if n.op_type == "roll"}
     assert len(idle) > 1
 
 
 def test_what_only_a_cut_node_read_is_returned_lest_it_be_dead():
     case = case_of(lambda build, x: [build("neg", build("exp", build("abs", x)))], torch.ones(3))
     small = cut_case(case, 1)
-    assert {value.producer.kind for value in small.graph.outputs} == {"abs", "neg"}
+    assert {value.producer.op_type for value in small.graph.outputs} == {"abs", "neg"}
 
 
 def test_what_reads_what_it_read_in_the_motif_is_not_computed_again(monkeypatch):
@@ -128,7 +131,7 @@ def test_a_call_is_drawn_anew_on_what_it_read_and_what_follows_reads_it():
     case = case_of(made, torch.ones(2, 3, 4))
     shapes = set()
     for other in redraw_call(case, REGISTRY.operators):
-        kinds = {node.kind: node for node in other.graph.nodes}
+        kinds = {node.op_type: node for node in other.graph.nodes}
         assert kinds["layer_norm"].inputs[0] is kinds["exp"].output
         assert kinds["neg"].inputs[0] is kinds["layer_norm"].output
         shapes.add(kinds["layer_norm"].attrs["normalized_shape"])
@@ -141,7 +144,7 @@ def test_an_operand_that_a_call_may_do_without_is_left_out_and_one_that_it_lacks
 
     case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4))
     found = [made for made in change_optional_operands(case, REGISTRY.operators) if made]
-    kinds = [[node.inputs[2] is not None for node in made.graph.nodes if node.kind == "linear"] for made in found]
+    kinds = [[node.inputs[2] is not None for node in made.graph.nodes if node.op_type == "linear"] for made in found]
     assert kinds == [[False, False], [True, True]]
     assert found[1].graph.constants["given"].type.shape == (4,)
 
@@ -182,5 +185,7 @@ def test_siblings_that_read_one_tensor_still_do_when_a_call_is_drawn_anew():
         return [build("linear", x, one, None), build("linear", x, other, None)]
 
     case = case_of(made, torch.ones(2, 3), torch.ones(4, 3), torch.ones(4, 3))
-    found = [[node for node in made.graph.nodes if node.kind == "linear"] for made in redraw_call(case, {}, draws=20)]
+    found = [
+        [node for node in made.graph.nodes if node.op_type == "linear"] for made in redraw_call(case, {}, draws=20)
+    ]
     assert {first.inputs[0] is second.inputs[0] for first, second in found} == {True, False}

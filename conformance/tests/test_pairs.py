@@ -59,7 +59,7 @@ def test_a_pair_is_a_chain_a_tapped_chain_and_both_on_one_operand():
     assert [c.name for c in (chain, tapped, forked)] == ["gelu->softmax", "gelu->softmax, tapped", "gelu, softmax"]
     for case in (chain, tapped, forked):
         verify(case.graph)
-        assert [n.kind for n in case.graph.nodes] == ["gelu", "softmax"]
+        assert [n.op_type for n in case.graph.nodes] == ["gelu", "softmax"]
         for run in case.runs:
             compute_eager_values(case.graph, run.inputs)
     one, two = chain.graph.nodes
@@ -185,8 +185,8 @@ class Faulty:
 
     def compile(self, graph, path, **options):
         self.compiled.append(len(graph))
-        self.softmax = [v.producer is not None and v.producer.kind == "softmax" for v in graph.outputs]
-        if self.raises and any(n.kind == "softmax" for n in graph.nodes):
+        self.softmax = [v.producer is not None and v.producer.op_type == "softmax" for v in graph.outputs]
+        if self.raises and any(n.op_type == "softmax" for n in graph.nodes):
             msg = "no softmax"
             raise TargetError(msg)
         return self.inner.compile(graph, path, **options)
@@ -271,8 +271,8 @@ def test_a_case_whose_pack_was_never_run_is_run_by_itself(tmp_path):
 
 def test_a_refused_case_stays_out_of_the_pack(tmp_path):
     class Refusing(Faulty):
-        def refusal(self, node):
-            return "no tanh" if node.kind == "tanh" else None
+        def unsupported_reason(self, node):
+            return "no tanh" if node.op_type == "tanh" else None
 
     target = Refusing()
     pack, *singles = make_packed_checks(cases_of("gelu", "relu", "tanh"), suite(tmp_path, target))
@@ -283,7 +283,7 @@ def test_a_refused_case_stays_out_of_the_pack(tmp_path):
 
 def test_a_pack_passes_only_where_it_shows_something_to_be_right(tmp_path):
     class Refusing(Faulty):
-        def refusal(self, node):
+        def unsupported_reason(self, node):
             return "nothing yet"
 
     cases = cases_of("softmax", "gelu")

@@ -138,7 +138,7 @@ def test_a_pass_may_bring_the_motif_that_no_draw_finds():
         motifs = (three_in_a_row,)
 
     (case,) = build_pass_motifs(Shy(lambda *_: None, "shy"), REGISTRY.operators)
-    assert [node.kind for node in case.graph.nodes] == ["neg"] * 3
+    assert [node.op_type for node in case.graph.nodes] == ["neg"] * 3
     assert [t.shape for t in case.runs[0].inputs] == [(7,)]
 
 
@@ -267,7 +267,7 @@ def test_a_pass_that_may_round_is_judged_on_the_second_call_too():
         total = graph.constants["total"]
         if "frozen" not in graph.constants:
             frozen = graph.add_constant(total.data.nextafter(torch.zeros(3)), "frozen")
-            graph.set_input(next(n for n in graph.nodes if n.kind == "mul"), 1, frozen)
+            graph.set_input(next(n for n in graph.nodes if n.op_type == "mul"), 1, frozen)
 
     g = Graph("counts")
     build, x = Builder(g, REGISTRY.operators), g.add_input(TensorType(torch.float32, (3,)), "x")

@@ -50,7 +50,7 @@ class Mended(Identity):
 class Refusing(Identity):
     name: str = "refusing"
 
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         return "it takes nothing"
 """
 

@@ -25,7 +25,7 @@ OPERATORS = select_graph_operators(REGISTRY.operators)
 
 
 def kinds(case):
-    return [node.kind for node in case.graph.nodes]
+    return [node.op_type for node in case.graph.nodes]
 
 
 def grown(seed):
@@ -59,14 +59,14 @@ def chain(*steps, outputs=(-1,)):
 
 def is_computed_from(value, kind):
     node = value.producer
-    return node is not None and (node.kind == kind or any(is_computed_from(v, kind) for v in node.inputs))
+    return node is not None and (node.op_type == kind or any(is_computed_from(v, kind) for v in node.inputs))
 
 
 def test_what_stands_between_the_nodes_that_matter_is_bypassed():
     case = chain(*["tanh"] * 4, "exp", "sin", "cos", "log1p", *["relu"] * 3, outputs=(2, 8, -1))
 
     def fails(c):
-        return any(n.kind == "log1p" and is_computed_from(n.output, "exp") for n in c.graph.nodes)
+        return any(n.op_type == "log1p" and is_computed_from(n.output, "exp") for n in c.graph.nodes)
 
     small = reduce_case(case, fails, 20)
     assert kinds(small) == ["exp", "log1p"]
@@ -180,7 +180,7 @@ def test_dead_code_is_kept_where_it_is_what_fails():
         graph.add_output(build("neg", graph.inputs[0]))
 
     def fails(c):
-        return any(n.kind == "log1p" and not n.output.uses for n in c.graph.nodes) and c.graph.outputs
+        return any(n.op_type == "log1p" and not n.output.uses for n in c.graph.nodes) and c.graph.outputs
 
     small = reduce_case(case, fails, 20)
     assert len(small.graph) <= 2
@@ -198,7 +198,7 @@ def test_a_node_of_several_results_is_cut_to_the_one_that_fails(output):
     case = Case("parts", graph, [Run("typical", (torch.randn(2, 3),))])
 
     def fails(c):
-        return any(n.kind == "var_mean" and n.outputs[output].uses for n in c.graph.nodes)
+        return any(n.op_type == "var_mean" and n.outputs[output].uses for n in c.graph.nodes)
 
     small = reduce_case(case, fails, 20)
     assert kinds(small) == ["var_mean"]

@@ -29,10 +29,10 @@ from clika_ref_conformance.verdicts import Comparison, Verdict
 from small_cases import run_script
 
 from clika_ref.core.accuracy import EXACT, ErrorClass
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.inference import Builder
 from clika_ref.core.passes import Phase
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact
 
 REGISTRY = load_registry()
 TASK = Task("operators", "relu", "float32")

@@ -29,6 +29,7 @@ def test_the_folder_of_a_target_is_the_one_in_which_its_outermost_package_lies(t
 def module(tmp_path, monkeypatch):
     """A module of targets, in the folder in which the suite is run."""
     (tmp_path / "some_targets.py").write_text(
+        "from clika_ref.core.targets import Target\n"
         "from clika_ref_conformance.targets.identity import Identity as Base\n"
         "TARGET = Base('mine')\n"
         "class Made(Base): pass\n"
@@ -36,20 +37,23 @@ def module(tmp_path, monkeypatch):
         "def leaves(): raise SystemExit(0)\n"
         "def fails(): raise OSError('no device')\n"
         "class Missing(Base):\n"
-        "    def missing(self): return 'install it'\n"
+        "    def unavailable_reason(self): return 'install it'\n"
         "class Vague(Base):\n"
         "    arithmetic = 'float16'\n"
         "Schemeless = type('Schemeless', (Base,), {'scheme': 'int8'})\n"
         "def fail(self): raise OSError('no driver')\n"
-        "Raising = type('Raising', (Base,), {'missing': fail})\n"
+        "Raising = type('Raising', (Base,), {'unavailable_reason': fail})\n"
         "Passless = type('Passless', (Base,), {'passes': fail})\n"
         "Nameless = type('Nameless', (Base,), {'scheme': property(fail), '__init__': lambda self: None})\n"
         "Undeclared = type('Undeclared', (Base,), {'deviations': property(fail)})\n"
         "Unprintable = type('Unprintable', (), {'__repr__': fail, 'compile': fail})\n"
         "Mute = type('Mute', (Base,), {'__repr__': fail})\n"
-        "class Half:\n"
+        "class Half(Target):\n"
         "    name = 'half'\n"
         "    def compile(self): pass\n"
+        "class Foreign:\n"
+        "    name = 'foreign'\n"
+        "Untitled = type('Untitled', (Base,), {'name': 3, '__init__': lambda self: None})\n"
     )
     (tmp_path / "needs_more.py").write_text("import no_such_library")
     (tmp_path / "broken.py").write_text("1 / 0")
@@ -88,20 +92,25 @@ def test_a_target_is_found(module, text, name):
         ("broken:TARGET", r"importing broken raised ZeroDivisionError: division by zero"),
         ("some_targets:TARGETT", r"some_targets .* has no 'TARGETT'; did you mean TARGET"),
         ("some_targets:fails", r"some_targets:fails\(\) raised OSError: no device; it is called without arguments"),
-        ("some_targets:Half", r"lacks missing, refusal, passes, load, explain"),
-        ("some_targets:Vague", r"identity states arithmetic = 'float16'; it must be a sequence of .*Arithmetic"),
-        ("some_targets:Schemeless", r"identity states scheme = 'int8'; it must be a .*QuantizationScheme, or None"),
+        ("some_targets:Half", r"TypeError: Can't instantiate abstract class Half .* load, unsupported_reason"),
+        (
+            "some_targets:Foreign",
+            r"it is of the class Foreign, which does not derive from clika_ref.core.targets.Target",
+        ),
+        ("some_targets:Untitled", r"its name is 3; set the attribute `name` to a string"),
+        ("some_targets:Vague", r"its arithmetic is 'float16'; set it to a sequence of clika_ref.core.arithmetic"),
+        ("some_targets:Schemeless", r"its scheme is 'int8'; set it to a .*QuantizationScheme, or to None for float"),
         ("some_targets:Missing", r"the target identity cannot be used here: install it"),
         (
             "some_targets:Raising",
-            r"missing\(\) of the target some_targets:Raising raised OSError: no driver; correct the",
+            r"unavailable_reason\(\) of the target some_targets:Raising raised OSError: no driver. Correct the",
         ),
-        ("some_targets:Passless", r"passes\(\) of the target some_targets:Passless raised OSError: no driver; correct"),
-        ("some_targets:Nameless", r"scheme of the target some_targets:Nameless raised OSError: no driver; correct the"),
-        ("some_targets:Undeclared", r"deviations of the target .* raised OSError: .* said by missing\(\), in words"),
+        ("some_targets:Passless", r"passes\(\) of the target some_targets:Passless raised OSError: no driver. Correct"),
+        ("some_targets:Nameless", r"scheme of the target some_targets:Nameless raised OSError: no driver. Correct the"),
+        ("some_targets:Undeclared", r"deviations of the target .* raised OSError: .* unavailable_reason\(\) reports"),
         (
             "some_targets:Unprintable",
-            r"some_targets:Unprintable is of the class Unprintable, which lacks name, missing",
+            r"some_targets:Unprintable is no valid target: it is of the class Unprintable, which does not derive",
         ),
     ],
 )

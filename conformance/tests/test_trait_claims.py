@@ -135,7 +135,7 @@ def test_a_claim_is_held_against_eager(reference, trait, operands, broken):
 
 @pytest.mark.parametrize("trait", [HOMOGENEOUS_OWN_QPARAMS, own_qparams_scaled_by(1, 2), SHARED_QPARAMS])
 def test_a_claim_is_said_as_it_is_declared(trait):
-    assert claim_of(trait) in {"HOMOGENEOUS", "scaled_by(1, 2)", "same-scale"}
+    assert claim_of(trait) in {"HOMOGENEOUS", "scaled_by(1, 2)", "shared-qparams"}
     assert (claim_of(trait) == str(trait)) == (trait is SHARED_QPARAMS)
 
 

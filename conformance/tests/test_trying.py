@@ -12,17 +12,17 @@ TARGETS = """
 import os, signal, time
 from clika_ref_conformance.targets.identity import Identity
 class Missing(Identity):
-    def missing(self): os._exit(0)
+    def unavailable_reason(self): os._exit(0)
 class Passes(Identity):
     def passes(self):
         print("no device", flush=True)
         os._exit(3)
 class Crashing(Identity):
-    def missing(self): os.kill(os.getpid(), signal.SIGSEGV)
+    def unavailable_reason(self): os.kill(os.getpid(), signal.SIGSEGV)
 class Hanging(Identity):
-    def missing(self): time.sleep(1000)
+    def unavailable_reason(self): time.sleep(1000)
 class Refused(Identity):
-    def missing(self): return "install it"
+    def unavailable_reason(self): return "install it"
 """
 
 DECLARED = """

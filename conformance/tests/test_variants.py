@@ -100,11 +100,11 @@ def test_a_failing_graph_is_reported_as_the_node_that_fails(tmp_path):
     honest = suite(tmp_path, Identity())
     (task,) = graphs.tasks(honest)
     first = graphs.checks(task, honest)[0].run().case
-    kind = max((n.kind for n in first.graph.nodes), key=len)
+    kind = max((n.op_type for n in first.graph.nodes), key=len)
     found = graphs.checks(task, suite(tmp_path, Negating(kind)))[0].run()
     assert found.verdict in (Verdict.VALUE, Verdict.SPECIAL)
     assert found.name == "graph-00, passes"
-    assert [n.kind for n in found.case.graph.nodes] == [kind]
+    assert [n.op_type for n in found.case.graph.nodes] == [kind]
 
 
 def test_a_target_that_refuses_every_operator_passes_no_graph_and_fails_none(tmp_path):

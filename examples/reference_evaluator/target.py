@@ -5,7 +5,7 @@ All that a third party writes to hold a runtime of its own to the conformance su
     clika-ref conformance run --target reference_evaluator.target:TARGET -k softmax --out report
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +13,21 @@ import numpy as np
 import torch
 from onnx.reference import ReferenceEvaluator
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact
+from clika_ref.core.targets import Target
 from clika_ref.onnx_export.emission import emit
 from clika_ref.onnx_export.writing import write_model
 
 
-class Reference:
+class Reference(Target):
     """ONNX files, computed node by node as the standard says."""
 
     name = "reference-evaluator"
 
-    def missing(self) -> str | None:
-        """Lack nothing: clika-ref needs the onnx package itself."""
-
-    def refusal(self, node: Node) -> str | None:
-        """Refuse what has no form in ONNX, and what the evaluator or NumPy computes wrongly or not at all."""
+    def unsupported_reason(self, node: Node) -> str | None:
+        """Reject nodes that have no ONNX form, or that the evaluator or NumPy does not compute correctly."""
         name, values = node.op.name, [v for v in (*node.inputs, *node.outputs) if isinstance(v, Value)]
         if node.op.lowering is None:
             return f"{name} has no ONNX lowering"
@@ -43,10 +40,6 @@ class Reference:
         if name in ("max_pool3d", "max_pool2d_with_indices", "max_pool3d_with_indices"):
             return "MaxPool with a ceiling and strides of 1 mixes up the sides, and places in several dimensions"
         return None
-
-    def passes(self) -> Sequence[Pass]:
-        """Want no passes but the standard ones."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **_: Any) -> Artifact:
         """Write an ONNX file."""
@@ -75,10 +68,6 @@ class Reference:
             return [torch.from_numpy(np.array(a, order="C")) for a in results]  # NumPy makes scalars of 0-d arrays
 
         return run
-
-    def explain(self, _: Artifact) -> Mapping[str, str]:
-        """Say nothing of single nodes: all of them compute in the dtypes that they state."""
-        return {}
 
 
 TARGET = Reference()

@@ -20,8 +20,8 @@ from clika_ref import (
     clika_move_to_device,
     distillation_loss,
 )
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Artifact
 from clika_ref.export.explanation import Explanation
 from clika_ref.quantization.algorithms.accuracy_search import AccuracySearch
 from clika_ref.quantization.decision import LayerReport, Quantization, ThresholdPrediction

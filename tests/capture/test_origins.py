@@ -92,7 +92,7 @@ def line_of(called) -> str:
 )
 def test_a_node_knows_the_line_that_called_it(make, called):
     module = clika_compile(make(), tracing_inputs=[torch.zeros(1, 2)])
-    (sin,) = [node for node in module.graph.nodes if node.kind == "sin"]
+    (sin,) = [node for node in module.graph.nodes if node.op_type == "sin"]
     assert sin.origin.line == line_of(called)
     assert all(line.startswith("test_origins.py:") for line in sin.origin.lines)
 
@@ -111,7 +111,7 @@ def test_a_guard_names_the_line_in_a_decorated_method(decorate):
 
 def test_a_node_knows_its_module():
     module = clika_compile(Model(), tracing_inputs=[torch.zeros(1, 2)])
-    assert [(node.kind, node.origin.scope) for node in module.graph.nodes] == [("linear", "head"), ("sin", "")]
+    assert [(node.op_type, node.origin.scope) for node in module.graph.nodes] == [("linear", "head"), ("sin", "")]
 
 
 def test_an_unsupported_call_of_a_function_is_shown_with_its_line():

@@ -18,8 +18,9 @@ from clika_ref import (
 )
 from clika_ref.compiled import latency as timing
 from clika_ref.compiled.latency import LayerTimer, measure_ratio_to_float
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact
+from clika_ref.core.targets import Target
 from clika_ref.quantization.qdq.insertion import Plan
 
 REGISTRY = load_registry()
@@ -42,11 +43,11 @@ DATA = [torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(i)) fo
 
 
 def is_small(layer):
-    return any(getattr(v.producer, "kind", "") == "dequantize" for v in layer.inputs[:2])
+    return any(getattr(v.producer, "op_type", "") == "dequantize" for v in layer.inputs[:2])
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(Target):
     """Runs nothing: knows of each graph how long it would take, by the kinds of its layers that are in integers."""
 
     costs: dict[str, float]
@@ -55,17 +56,14 @@ class Slow:
     kinds: list[list[str]] = field(default_factory=list)
     scheme = SCHEME
 
-    def passes(self):
-        return ()
-
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         return None
 
     def compile(self, graph, path, **_):
         OnnxRuntime().compile(graph.clone(), path)  # what is timed must be a file that the runtime takes
         OnnxRuntime().load(Artifact(path, "", (), ()))
-        self.kinds.append([n.kind for n in graph.nodes if n.kind not in ("quantize", "dequantize")])
-        layers = [n.kind for n in graph.nodes if n.op.trait.weight is not None and is_small(n)]
+        self.kinds.append([n.op_type for n in graph.nodes if n.op_type not in ("quantize", "dequantize")])
+        layers = [n.op_type for n in graph.nodes if n.op.trait.weight is not None and is_small(n)]
         self.seen.extend(layers)
         return Artifact(path, self.name, (), (), {"seconds": 1.0 + sum(self.costs[kind] for kind in layers)})
 

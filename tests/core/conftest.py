@@ -86,7 +86,7 @@ class Draft(Graph):
     @property
     def kinds(self) -> list[str]:
         """The operators of the nodes, in order."""
-        return [node.kind for node in self.nodes]
+        return [node.op_type for node in self.nodes]
 
 
 @pytest.fixture

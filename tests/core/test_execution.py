@@ -187,8 +187,8 @@ def test_the_hook_sees_each_node_and_may_change_results(graph):
     seen = []
 
     def hook(node, results):
-        seen.append((node.kind, results[0].item()))
-        return (torch.tensor([10.0]),) if node.kind == "add" else None
+        seen.append((node.op_type, results[0].item()))
+        return (torch.tensor([10.0]),) if node.op_type == "add" else None
 
     outputs, _ = interpret(graph, [torch.zeros(1)], hook)
     assert seen == [("add", 1.0), ("neg", -10.0)]

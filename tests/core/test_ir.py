@@ -375,3 +375,40 @@ def test_the_type_of_computed_data_is_found_where_it_is_not_given(graph):
     assert value.type == FLOATS
     value.data = torch.ones(2, 3)
     assert value.deferred_data is None
+
+
+def test_nodes_backward_before_a_node_yields_earlier_nodes(graph):
+    first, second, third = (graph("neg", graph.takes(2)).producer for _ in range(3))
+    assert [*graph.nodes_backward()] == [third, second, first]
+    assert [*graph.nodes_backward(third)] == [second, first]
+    assert [*graph.nodes_backward(first)] == []
+
+
+def test_value_reports_its_reads(graph):
+    x = graph.takes(2)
+    total = graph("add", x, x)
+    graph.returns(total)
+    assert (x.use_count, total.use_count) == (2, 1)
+    assert x.is_read_by(total.producer, 0)
+    assert x.is_read_by(total.producer, 1)
+    assert total.is_read_by(graph, 0)
+    assert not x.is_read_by(graph, 0)
+
+
+def test_remove_constant_frees_its_name(graph):
+    graph.add_constant(torch.zeros(2), "weight")
+    before = graph.revision
+    graph.remove_constant("weight")
+    assert graph.constants == {}
+    assert graph.revision > before
+    assert graph.add_constant(torch.ones(2), "weight").name == "weight"
+
+
+def test_remove_constant_that_is_read_is_rejected(graph):
+    weight = graph.add_constant(torch.zeros(2), "weight")
+    graph.returns(graph("add", weight, weight))
+    with pytest.raises(
+        PassError, match=r"remove_constant\('weight'\): it is still read 2 times; replace it there first"
+    ):
+        graph.remove_constant("weight")
+    assert graph.constants == {"weight": weight}

@@ -240,6 +240,6 @@ def test_each_slot_is_filled_by_its_decorator():
 def test_error_classes_and_traits_read_as_they_are_declared():
     assert str(EXACT) == "exact"
     assert str(ulp(8, 1.0)) == "ulp(8, 1.0)"
-    assert str(OWN_QPARAMS) == "own-scale"
+    assert str(OWN_QPARAMS) == "own-qparams"
     trait = compute_trait(weight=1, axis=0, bias=2)
     assert (str(trait), trait.weight, trait.axis, trait.bias) == ("compute", 1, 0, 2)

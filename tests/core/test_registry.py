@@ -39,9 +39,20 @@ def clika_ref_operators():
 THINGS = (
     HEAD
     + """
-class Thing:
+from clika_ref.core.targets import Target
+
+class Thing(Target):
     def __init__(self, name):
         self.name = name
+
+    def unsupported_reason(self, node):
+        return None
+
+    def compile(self, graph, path, **options):
+        raise NotImplementedError
+
+    def load(self, artifact):
+        raise NotImplementedError
 
 @hookimpl
 def clika_ref_{kind}():
@@ -173,7 +184,11 @@ def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install
         ),
         (
             HEAD + "@hookimpl\ndef clika_ref_targets():\n    return [3]",
-            "clika_ref_targets returned 3, which has no `name`",
+            "clika_ref_targets returned 3: it is of the class int, which does not derive from .*core.targets.Target",
+        ),
+        (
+            THINGS.format(kind="targets", name="x").replace('[Thing("x")]', "[Thing(3)]"),
+            "clika_ref_targets returned <.*Thing.*>: its name is 3; set the attribute `name` to a string",
         ),
         (
             HEAD + "@hookimpl\ndef clika_ref_visualizers():\n    return ['svg']",

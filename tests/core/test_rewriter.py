@@ -67,7 +67,7 @@ def test_a_rule_sees_only_the_kinds_that_it_names(graph, table):
 
     @rule("add")
     def look(node, build):
-        seen.append(node.kind)
+        seen.append(node.op_type)
         return Skip("looks only")
 
     graph.returns(graph("add", graph("neg", graph.takes(2)), 1))
@@ -201,7 +201,7 @@ def test_the_one_reader_that_is_left_of_a_value_is_looked_at_again(graph, table)
     shared = graph("neg", y)
     graph.returns(graph("add", shared, 1), graph("add", graph("neg", shared), 3))
     assert apply_rules(graph, [add_more, drop_double_neg], table) == 2
-    assert [node.inputs[1] for node in graph.nodes if node.kind == "add"] == [2, 4, 3]
+    assert [node.inputs[1] for node in graph.nodes if node.op_type == "add"] == [2, 4, 3]
     verify(graph)
 
 
@@ -213,7 +213,7 @@ def test_dead_nodes_go_with_what_only_they_read(graph):
     kept = graph("neg", x)
     last = graph("add", graph("neg", kept), 1)
     graph.returns(kept)
-    assert [node.kind for node in erase_dead(graph, last.producer)] == ["add", "neg"]
+    assert [node.op_type for node in erase_dead(graph, last.producer)] == ["add", "neg"]
     assert graph.kinds == ["neg"]
 
 

@@ -2,8 +2,8 @@
 
 from torch import nn
 
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.core.registry import load_registry
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 OPERATORS = load_registry().operators
 

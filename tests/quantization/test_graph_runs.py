@@ -58,7 +58,7 @@ def test_products_are_counted_with_the_sizes_of_the_inputs():
     graph = graph_of(Net(), x)
     counter = MacCounter(graph, [x])
     run_graph(graph, [x], counter)
-    found = {node.kind: [n for m, n in counter.of.items() if m.kind == node.kind] for node in counter.of}
+    found = {node.op_type: [n for m, n in counter.of.items() if m.op_type == node.op_type] for node in counter.of}
     assert found["conv2d"] == [2 * 8 * 16 * 2 * 9]
     assert found["linear"] == [2 * 16 * 5 * 8]
     assert found["matmul"] == [2 * 16 * 16 * 8, 2 * 16 * 8 * 16]

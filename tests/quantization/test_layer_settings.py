@@ -53,7 +53,7 @@ def test_a_path_stands_for_all_within_and_a_wildcard_for_each_that_it_matches(gr
 
 
 def test_a_node_is_named_by_what_the_graph_calls_it(graph):
-    (add, *_) = [node for node in graph.nodes if node.kind == "add"]
+    (add, *_) = [node for node in graph.nodes if node.op_type == "add"]
     found = resolve_node_settings(graph, QuantizationSettings(), {add.name: Layer(skip_quantization=True)})
     assert [node for node, choice in found.items() if choice.skipped] == [add]
     assert found[add].skipped == f"skip_quantization of {add.name!r}"
@@ -113,7 +113,7 @@ def test_what_was_folded_or_removed_says_so():
 
     model = clika_compile(Normalized().eval(), tracing_inputs=[torch.ones(1, 3, 2, 2)]).clika_state.graph
     written = model.clone()
-    (norm,) = (node for node in written.nodes if node.kind == "batch_norm")
+    (norm,) = (node for node in written.nodes if node.op_type == "batch_norm")
     written.replace(norm.output, norm.inputs[0])
     written.erase(norm)
     for key in ("norm", "batch_norm"):

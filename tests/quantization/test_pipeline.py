@@ -12,13 +12,13 @@ from torch import nn
 from clika_ref import LayerQuantizationSettings as Layer
 from clika_ref import ModelError, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizedType, WeightOnlyScheme
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.decision import ratio_in_decibels
 from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import SKIP_TAIL_REASON, QuantizationPipeline, tail_layers
 from clika_ref.quantization.qdq.insertion import quantize_graph
 from clika_ref.settings.compile_options import ClikaCompileOptions
-from clika_ref.targets.quantization_scheme import QuantizedType, WeightOnlyScheme
 
 SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 

@@ -32,7 +32,7 @@ from clika_ref import (
     QuantizationSettings,
     Settings,
 )
-from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
+from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType, WeightOnlyScheme
 
 EXAMPLES = [ROOT / "plugins/example/clika_ref_example" / name for name in ("plugin.py", "reference.py")]
 EXAMPLE_PAGE = ROOT / "docs/example-plugin.md"

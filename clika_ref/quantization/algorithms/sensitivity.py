@@ -11,6 +11,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.bias_correction import compute_correction
 from clika_ref.quantization.algorithms.gradient_tape import UNKNOWN_SENSITIVITY, record_gradients
 from clika_ref.quantization.algorithms.sqnr import mean_ratio, sum_squares, zero_masked_elements
@@ -19,7 +20,6 @@ from clika_ref.quantization.calibration.statistics import Statistics
 from clika_ref.quantization.qdq.insertion import Plan, quantize_attributes, quantize_weight, scale_axis_of
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,10 @@ def estimate_sensitivities(
 
 def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
     """Return the values that are rounded if only this layer is quantized."""
-    ends = [next(v for v in node.inputs if isinstance(v, Value)), *([tail] if node.kind in plan.scheme.closed else [])]
+    ends = [
+        next(v for v in node.inputs if isinstance(v, Value)),
+        *([tail] if node.op_type in plan.scheme.closed else []),
+    ]
     return [source_of_rounding(end, placement) for end in ends]
 
 

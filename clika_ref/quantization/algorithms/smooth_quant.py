@@ -21,6 +21,7 @@ from torch import Tensor
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.quantization.calibration.observers import Range
 from clika_ref.quantization.graph_runs import run_graph
 from clika_ref.quantization.qdq.channel_scales import (
@@ -31,7 +32,6 @@ from clika_ref.quantization.qdq.channel_scales import (
 )
 from clika_ref.quantization.qdq.layer_weights import groups_of, run_with_weight
 from clika_ref.quantization.qdq.qparams import compute_qparams, compute_weight_scales
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 SMOOTHING_STRENGTHS = (0.5, 0.65, 0.8)
 """How far the ranges of channels are moved from activations into weights: 0 not at all, 1 wholly."""
@@ -136,7 +136,7 @@ def _find_candidates(
     found: dict[Value, tuple[ScalableChannels, float]] = {}
     for value in _graph_values(graph):
         channels = find_scalable_channels(graph, value)
-        if channels is not None and all(node.kind in kinds for node in channels.layers):
+        if channels is not None and all(node.op_type in kinds for node in channels.layers):
             gain = wishes.of(channels)
             if gain is not None:
                 found[value] = channels, gain

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.core.quantization_scheme import WeightOnlyScheme
+from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
 from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, record_gradients
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration
@@ -23,7 +24,6 @@ from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
-from clika_ref.targets.quantization_scheme import WeightOnlyScheme
 
 WEIGHT_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 """Dtypes of weights that can be quantized; dequantized weights keep the dtype."""
@@ -118,7 +118,7 @@ def list_layer_options(
     blocks = as_list(settings.weights_only_quantization_block_size)
     for node in graph.nodes:
         if node.op.trait.matrices is not None:
-            found[node] = skipped.get(node, FLOAT_WEIGHT_REASON.format(node.kind))
+            found[node] = skipped.get(node, FLOAT_WEIGHT_REASON.format(node.op_type))
         elif node.op.trait.kind == COMPUTE_TRAIT:
             _reject_widths(node, chosen[node].weights_num_bits, kind)
             reason = skipped.get(node) or _find_float_reason(graph, node, kind)
@@ -154,8 +154,8 @@ def _reject_widths(node: Node, widths: Sequence[int], kind: WeightOnlyScheme) ->
 
 def _find_float_reason(graph: Graph, node: Node, kind: WeightOnlyScheme) -> str:
     """Return the reason to keep the weight of a layer unchanged, empty if there is none."""
-    if node.kind not in kind.layers:
-        return FLOAT_WEIGHT_REASON.format(node.kind)
+    if node.op_type not in kind.layers:
+        return FLOAT_WEIGHT_REASON.format(node.op_type)
     weight = node.inputs[weight_position_of(node)]
     if not is_unchanged_constant(graph, weight):
         return "both operands are computed"

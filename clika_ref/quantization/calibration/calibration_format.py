@@ -15,7 +15,7 @@ from clika_ref.core.ir import Graph
 from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN
 from clika_ref.quantization.calibration.range_table import RangeTable
-from clika_ref.serialization.compression import deflate, inflate
+from clika_ref.serialization.container import deflate, inflate
 
 COUNTS_TENSOR, BYTE_PLANES_TENSOR, INPUTS_PREFIX = "counts", "planes of counts", "inputs"
 """Names of tensors: counts of all values before file format 2 and since then, and ``inputs.<batch>.<input>``."""

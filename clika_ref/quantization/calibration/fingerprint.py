@@ -20,7 +20,7 @@ def fingerprint(graph: Graph) -> str:
     """
     mark = hashlib.blake2b(digest_size=16)
     for node in graph.nodes:
-        mark.update(f"{node.kind} {[v.name for v in node.outputs]} {[str(v.type) for v in node.outputs]}".encode())
+        mark.update(f"{node.op_type} {[v.name for v in node.outputs]} {[str(v.type) for v in node.outputs]}".encode())
     for name, value in graph.constants.items():
         if name not in graph.state and value.data is not None:
             mark.update(f"{name} {value.type}".encode())

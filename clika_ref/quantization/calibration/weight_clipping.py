@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.qdq.qparams import MIN_SCALE, compute_weight_scales
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 CLIPPING_STEP = 1 / 32
 """Distance between the scales that are tried, as a share of the scale without clipping."""

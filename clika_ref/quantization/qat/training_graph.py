@@ -124,7 +124,7 @@ def with_live_norms(graph: Graph) -> Graph:
 
 def _find_frozen_norms(graph: Graph) -> list[Node]:
     """Return the batch norms that were traced with their running statistics."""
-    norms = [node for node in graph.nodes if node.kind == "batch_norm" and not node.attrs["training"]]
+    norms = [node for node in graph.nodes if node.op_type == "batch_norm" and not node.attrs["training"]]
     return [node for node in norms if isinstance(node.inputs[3], Value)]
 
 
@@ -233,7 +233,7 @@ class _TrainingGraphBuilder:
         for value, scale in self.plan.activations.items():
             self._add_scale(value, scale, front)
         for node, following in zip(nodes, [*nodes[1:], None], strict=True):
-            if node.kind == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
+            if node.op_type == "batch_norm" and isinstance(node.inputs[3], Value) and node.inputs[3].name in self.live:
                 _insert_live_norm(self.graph, node)  # not folded into a layer
             elif node.op.trait.weight is not None:
                 self._train_layer(node, following)

@@ -13,6 +13,7 @@ from torch import Tensor
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.folded_norms import current_weight_scales
@@ -20,7 +21,6 @@ from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, pack_layer_weight, weight_rows
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT, FLOAT_LAYER_TRAIT
 from clika_ref.quantization.qdq.qparams import QParams, quantize_bias
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType, is_int32_bias_supported
 
 
 @dataclass
@@ -93,7 +93,7 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
 
 def find_joined_constants(nodes: Sequence[Node], plan: Plan) -> list[tuple[Node, Value, QParams]]:
     """Return the constants joined with quantized values, each with the joining node and the common scale."""
-    joins = [node for node in nodes if node.kind in plan.scheme.joins and node.output.name in plan.activations]
+    joins = [node for node in nodes if node.op_type in plan.scheme.joins and node.output.name in plan.activations]
     return [
         (node, value, plan.activations[node.output.name])
         for node in joins
@@ -121,7 +121,7 @@ def _is_float_use(use: Use, plan: Plan, layers: Container[Node]) -> bool:
         return False
     if node.op.trait is SHARED_QPARAMS:
         return use.position == 0 and any(_is_float_use(u, plan, layers) for v in node.outputs for u in v.uses)
-    if node.kind in plan.scheme.joins:
+    if node.op_type in plan.scheme.joins:
         return node.output.name not in plan.activations
     return node.op.trait.kind in (COMPUTE_TRAIT, FLOAT_LAYER_TRAIT) and node not in layers
 
@@ -203,7 +203,7 @@ def _insert_int32_bias(bias: Value | None, node: Node, scales: Tensor, plan: Pla
 def has_int32_bias(node: Node, plan: Plan) -> bool:
     """Return whether the target adds the bias of a layer to the accumulator."""
     read = node.inputs[0]
-    return is_int32_bias_supported(plan.scheme, node.kind, read.type) and read.name in plan.activations
+    return is_int32_bias_supported(plan.scheme, node.op_type, read.type) and read.name in plan.activations
 
 
 def scale_axis_of(node: Node, scales: Tensor) -> int | None:

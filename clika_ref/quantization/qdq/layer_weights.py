@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.targets.quantization_scheme import QuantizationScheme
+from clika_ref.core.quantization_scheme import QuantizationScheme
 
 
 def weight_position_of(node: Node) -> int:
@@ -57,7 +57,9 @@ def groups_of(node: Node) -> int:
 def weight_scale_dim(node: Node, scheme: QuantizationScheme) -> int | None:
     """Return the dim of a layer's weight with a scale for each index on a target, None for a single scale."""
     is_stack = node.op.trait.axis is not None and node.op.trait.axis < 0 and weight_of(node).type.rank > 2
-    return None if node.kind in scheme.per_tensor_weights and (is_stack or groups_of(node) > 1) else node.op.trait.axis
+    return (
+        None if node.op_type in scheme.per_tensor_weights and (is_stack or groups_of(node) > 1) else node.op.trait.axis
+    )
 
 
 def run_with_weight(node: Node, weight: Tensor, x: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_position_of
-from clika_ref.targets.quantization_scheme import QuantizedType, scheme_of
 
 INT4_BITS, INT8_BITS = 4, 8
 """Bit widths: two INT4 weights are stored in a byte, one INT8 weight."""
@@ -114,7 +114,7 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
         ModelError: ``as_such`` is True, and there are no INT4 weights.
         TargetError: ``as_such`` is False, there are INT4 weights, and the target has no weight-only INT8.
     """
-    few = [node for node in graph.nodes if node.kind == "dequantize" and node.attrs["bits"] == INT4_BITS]
+    few = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
     if as_such and not few:
         msg = (
             "export_int4=True, but no layer holds its weight in 4 bits; quantize with QuantizationSettings("
@@ -133,5 +133,5 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
 
 def _is_weight_only_int8_supported(target: Target) -> bool:
     """Return whether a target supports weight-only INT8."""
-    scheme = scheme_of(target)
+    scheme = target.scheme
     return scheme is not None and scheme.weights_only is not None and INT8_BITS in scheme.weights_only.bits

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import torch
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, is_fused
 from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
 from clika_ref.quantization.qdq.layer_weights import groups_of, is_unchanged_constant, weight_position_of
-from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, is_fused
 
 COMPUTE_TRAIT = "compute"
 """Trait kind of operators that multiply and accumulate, where INT8 saves time."""
@@ -80,7 +80,7 @@ class _Placer:
     def run(self) -> Placement:
         for node in self.graph.nodes:
             if node.op.trait.matrices is not None:
-                self.found.floats[node] = self.skipped.get(node, FLOAT_ONLY_REASON.format(node.kind))
+                self.found.floats[node] = self.skipped.get(node, FLOAT_ONLY_REASON.format(node.op_type))
             elif node.op.trait.kind == COMPUTE_TRAIT:
                 reason = self._find_float_reason(node)
                 if reason:
@@ -88,7 +88,7 @@ class _Placer:
                 else:
                     self.found.layers[node] = self._find_fused_output(node)
         wanted = {_first_tensor(node) for node in self.found.layers}
-        wanted |= {tail for node, tail in self.found.layers.items() if node.kind in self.scheme.closed}
+        wanted |= {tail for node, tail in self.found.layers.items() if node.op_type in self.scheme.closed}
         wanted |= {self._source_before_moves(value) for value in wanted if self.scheme.quantizes_before_moves}
         for value in self.graph.inputs:
             if value in wanted:
@@ -101,8 +101,8 @@ class _Placer:
         """Return the reason to keep a compute node in float, empty if there is none."""
         if node in self.skipped:
             return self.skipped[node]
-        if node.kind not in self.scheme.layers:
-            return FLOAT_ONLY_REASON.format(node.kind)
+        if node.op_type not in self.scheme.layers:
+            return FLOAT_ONLY_REASON.format(node.op_type)
         weight = node.inputs[weight_position_of(node)]
         if not is_unchanged_constant(self.graph, weight):
             return "both operands are computed"
@@ -110,21 +110,21 @@ class _Placer:
             return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
         if not self.has_range(_source_of_moves(_first_tensor(node))):
             return "its input has no range: it is a mask, or calibration saw no element"
-        if node.kind in self.scheme.closed and not self.has_range(_source_of_moves(self._find_fused_output(node))):
+        if node.op_type in self.scheme.closed and not self.has_range(_source_of_moves(self._find_fused_output(node))):
             return "its result has no range"
-        if node.kind in self.scheme.needs_single_group and groups_of(node) > 1:
-            return f"the target computes {node.kind} of several groups in float"
-        if node.kind in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(_first_tensor(node))):
-            return f"the target computes {node.kind} in integers only where nothing that it reads lies below 0"
+        if node.op_type in self.scheme.needs_single_group and groups_of(node) > 1:
+            return f"the target computes {node.op_type} of several groups in float"
+        if node.op_type in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(_first_tensor(node))):
+            return f"the target computes {node.op_type} in integers only where nothing that it reads lies below 0"
         return ""
 
     def _find_fused_output(self, node: Node) -> Value:
         """Return the output of a node after fusion with the operators that the runtime absorbs."""
         value = node.output
-        while node.kind in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
+        while node.op_type in self.scheme.closed | self.scheme.elementwise and len(value.uses) == 1:
             (use,) = value.uses
             user = use.user
-            if not isinstance(user, Node) or use.position != 0 or not is_fused(self.scheme, user.kind, user.attrs):
+            if not isinstance(user, Node) or use.position != 0 or not is_fused(self.scheme, user.op_type, user.attrs):
                 break
             value = user.output
         return value
@@ -134,7 +134,7 @@ class _Placer:
 
         The nodes in between then move quantized data.
         """
-        while value.producer is not None and value.producer.kind in self.scheme.data_movement:
+        while value.producer is not None and value.producer.op_type in self.scheme.data_movement:
             source = _first_tensor(value.producer)
             if len(source.uses) > 1:
                 break
@@ -144,20 +144,20 @@ class _Placer:
     def _visit(self, node: Node, wanted: set[Value]) -> None:
         """Decide on the results of a node, after its inputs."""
         found = self.found.scale_sources
-        if node.kind in self.scheme.elementwise and self._is_fully_quantized(node):
+        if node.op_type in self.scheme.elementwise and self._is_fully_quantized(node):
             for value in _tensor_operands(node):
                 self._quantize_moved(value)
             self.found.elementwise[node] = self._find_fused_output(node)
             wanted.add(self._find_fused_output(node))
-        source = self._scale_source(_first_tensor(node)) if node.kind in self.scheme.data_movement else None
-        if node.kind == SUM_OPERATOR and self.scheme.sums is not None:
+        source = self._scale_source(_first_tensor(node)) if node.op_type in self.scheme.data_movement else None
+        if node.op_type == SUM_OPERATOR and self.scheme.sums is not None:
             self._quantize_addends(node, self.scheme.sums)
         for value in node.outputs:
             if source is not None and value.index == 0:
                 self.moved[value] = source
             if value in wanted:
                 self._quantize_value(value)
-        if node.kind in self.scheme.joins and node.output in found:
+        if node.op_type in self.scheme.joins and node.output in found:
             self._join_scales(node)
 
     def _quantize_value(self, value: Value) -> None:
@@ -182,7 +182,7 @@ class _Placer:
     def _is_fusible_result(self, value: Value, sums: FusedSums) -> bool:
         """Return whether a value is the result of a quantized layer that fuses additions, with no other reader."""
         node = value.producer
-        return node in self.found.layers and node.kind in sums.layers and len(value.uses) == 1
+        return node in self.found.layers and node.op_type in sums.layers and len(value.uses) == 1
 
     def _join_scales(self, node: Node) -> None:
         """Give all operands the scale of the joined result, also those of earlier joins.
@@ -196,7 +196,7 @@ class _Placer:
             own = self.found.scale_sources.setdefault(value, whole)
             if own is not whole:
                 self._merge_scales(own, whole, is_part=own is value)
-            if value.producer is not None and value.producer.kind in self.scheme.joins:
+            if value.producer is not None and value.producer.op_type in self.scheme.joins:
                 self._join_scales(value.producer)
 
     def _merge_scales(self, own: Value, whole: Value, *, is_part: bool) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.errors import ModelError
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 PLAN_FORMAT_VERSION = 2
 """Version of this format; raised when older data can no longer be read."""

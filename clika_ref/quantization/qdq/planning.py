@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from clika_ref.core.ir import Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
 from clika_ref.quantization.calibration.observers import OBSERVERS, Range
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
@@ -15,7 +16,6 @@ from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import bias_of, data_of, weight_of, weight_scale_dim
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.quantization.qdq.qparams import compute_qparams, compute_weight_scales, raise_scales_for_bias
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Planner:
                 data_of(weight_of(node)), weight_scale_dim(node, self.scheme), self.scheme.weights
             )
         bias = bias_of(node)
-        if node.kind in self.scheme.int32_bias and isinstance(bias, Value) and bias.data is not None:
+        if node.op_type in self.scheme.int32_bias and isinstance(bias, Value) and bias.data is not None:
             read = plan.activations[node.inputs[0].name].scale
             return raise_scales_for_bias(self._weights[node], bias.data, read)
         return self._weights[node]

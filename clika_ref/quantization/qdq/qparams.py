@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.calibration.observers import Range
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 MIN_SCALE = float(torch.finfo(torch.float32).tiny)
 """The smallest normal float32: runtimes flush smaller scales to 0, and a division by them is infinite."""

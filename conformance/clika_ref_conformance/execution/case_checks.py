@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Artifact, Runner
 from clika_ref_conformance.cases import Case, Check, Compiled, Outcome, Run
 from clika_ref_conformance.execution.declared_types import find_mistyped_output
 from clika_ref_conformance.execution.deviation_checks import find_error_deviations, find_expected_error, judge_run
@@ -73,23 +73,23 @@ def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str,
 def find_unsupported(graph: Graph, suite: Suite) -> Comparison | None:
     """Return why the target rejects a node of a lowered graph, before anything is compiled; None if it accepts all.
 
-    If `refusal` raises, the target violates its contract.
+    If `unsupported_reason` raises, the target violates its contract.
     """
     for node in graph.nodes:
         try:
-            reason = suite.target.refusal(node)
+            reason = suite.target.unsupported_reason(node)
         except exceptions_to_catch() as error:
-            return Comparison(Verdict.CONTRACT, f"refusal({node!r}) failed: {_format_error(error)}")
+            return Comparison(Verdict.CONTRACT, f"unsupported_reason({node!r}) failed: {_format_error(error)}")
         if is_valid_reason(reason):
             return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
         if reason is not None:
-            message = f"refusal({node!r}) is {reason!r}: return None, or say in words why the target does not take it"
+            message = f"unsupported_reason({node!r}) is {reason!r}: return None, or the reason in words"
             return Comparison(Verdict.CONTRACT, message)
     return None
 
 
 def is_valid_reason(reason: Any) -> bool:
-    """Return whether a target's refusal contains a reason."""
+    """Return whether a result of a target's `unsupported_reason` contains a reason."""
     return isinstance(reason, str) and bool(reason.strip())
 
 

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Artifact
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch, reset_sigint
 from clika_ref_conformance.execution.messages import WorkerSetup

@@ -55,7 +55,7 @@ def probe_target(text: str) -> None:
         written = last_lines(words.read())
     quoted = f"; it had written:\n{written}" if written else ""
     msg = (
-        f"loading {text} {ending}: importing its module, making it, and asking for its missing(), passes(), "
+        f"loading {text} {ending}: importing its module, making it, and asking for its unavailable_reason(), passes(), "
         f"attributes and replicas must come back; correct the target{quoted}"
     )
     raise TargetError(msg)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from clika_ref.targets.arithmetic import Arithmetic
+from clika_ref.core.arithmetic import Arithmetic
 from clika_ref_conformance.judging.rounding import AnyFormat, limits_of, ulp_of
 
 

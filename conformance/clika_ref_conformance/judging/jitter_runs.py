@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.targets.arithmetic import Arithmetic
 from clika_ref_conformance.judging import exact_arithmetic, jitter, ties
 from clika_ref_conformance.judging.expected_output import special_class
 from clika_ref_conformance.judging.formats import formats_of

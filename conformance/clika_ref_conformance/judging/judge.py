@@ -9,9 +9,9 @@ from functools import cached_property
 
 import torch
 
+from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.targets.arithmetic import Arithmetic
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
 from clika_ref_conformance.judging.expected_output import ExpectedOutput, equal_elements
 from clika_ref_conformance.judging.jitter_runs import ExactRun, Values, repeat_run, run_exactly

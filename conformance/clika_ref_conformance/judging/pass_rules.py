@@ -235,7 +235,7 @@ def _check_nodes(p: Pass, before: Graph, after: Graph, operators: Operators) -> 
     _require(not grown, f"{len(before)} nodes became {len(after)}: a pass that makes more states `may_grow = True`")
     known = {node.op for node in before.nodes}
     for node in after.nodes:
-        _require(node.op in known or operators.get(node.kind) is node.op, f"{node!r} is no call of a known operator")
+        _require(node.op in known or operators.get(node.op_type) is node.op, f"{node!r} is no call of a known operator")
         _require(node.attrs.keys() == node.op.attributes.keys(), f"{node!r} does not have the attributes of its schema")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from clika_ref.targets.arithmetic import FloatFormat
+from clika_ref.core.arithmetic import FloatFormat
 
 AnyFormat = torch.dtype | FloatFormat
 

@@ -13,9 +13,9 @@ from tempfile import TemporaryDirectory
 
 import torch
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Artifact
 from clika_ref.core.types import TensorType
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.generation import collect
@@ -89,7 +89,9 @@ def draw_graph_share(suite: Suite) -> list[Case]:
     count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
     drawn = collect(
-        graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.refusal), count, seed
+        graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.unsupported_reason),
+        count,
+        seed,
     )
     return [Case(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
 

@@ -65,7 +65,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     plain: dict[str, Callable[[], str | None]] = {
         "schema": contract.schema,
         "samples": contract.samples,
-        "refusal": contract.refusal,
+        "unsupported-reason": contract.unsupported_reason,
         "consumption": contract.consumption,
     }
     if has_claims(contract.op):
@@ -155,7 +155,7 @@ class ContractChecks:
                 advice = ": draw what varies with draw(), nothing from the generators of random, torch or numpy"
                 raise SampleError(self.op, problem, advice)
 
-    def refusal(self) -> str | None:
+    def unsupported_reason(self) -> str | None:
         """Describe a call that the target rejects without a reason, among one call of each choice of dtypes.
 
         The operator level checks the same for each of its calls.
@@ -164,7 +164,7 @@ class ContractChecks:
         if not nodes:
             raise _NothingToCheckError(f"no call of {self.op.name} becomes a graph")
         for node in nodes.values():
-            reason = self.suite.target.refusal(node)
+            reason = self.suite.target.unsupported_reason(node)
             if reason is not None and not is_valid_reason(reason):
                 return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
         return None

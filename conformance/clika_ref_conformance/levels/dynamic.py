@@ -99,7 +99,9 @@ def _call_factor(op: Operator, seed: int) -> int:
 
 def _make_graph_checks(suite: Suite) -> list[Check]:
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn_graphs = graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.refusal)
+    drawn_graphs = graph_case_strategy(
+        select_graph_operators(suite.registry.operators), suite.target.unsupported_reason
+    )
     found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
     batch = CaseBatch(suite)
     named_cases = [(f"graph-{i:03}", case) for i, case in enumerate(found)]

@@ -34,7 +34,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     batch = CaseBatch(suite)
     kinds = list(VARIANTS)
     found: list[Check] = []
-    for i, drawn in enumerate(collect(graph_case_strategy(operators, suite.target.refusal), count, seed)):
+    for i, drawn in enumerate(collect(graph_case_strategy(operators, suite.target.unsupported_reason), count, seed)):
         case = replace(drawn, name=f"graph-{i:02}")
         found.append(batch.check(replace(case, name=f"{case.name}, passes", passes=True)))
         if i % 2 == 0:

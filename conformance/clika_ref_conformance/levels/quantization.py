@@ -17,7 +17,6 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.int4 import pack_int4, unpack_int4
-from clika_ref.targets.quantization_scheme import scheme_of
 from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.quantized.layers import QUANTIZED_LAYERS, QuantizedLayer, make_layer_case
 from clika_ref_conformance.drawing.quantized.ranges import (
@@ -144,7 +143,7 @@ def _verify_range(grid: QuantizedRange, run: Run, outputs: Sequence[torch.Tensor
 
 
 def _check_layer(layer: QuantizedLayer, suite: Suite) -> Outcome:
-    scheme = scheme_of(suite.target)
+    scheme = suite.target.scheme
     bits = scheme.weights.bits if scheme else 8
     case, expected = make_layer_case(layer, suite.registry, suite.profile.seed, bits)
     return verify_case(case, suite, partial(_verify_integers, case.name, expected))

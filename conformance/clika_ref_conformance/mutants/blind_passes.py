@@ -168,7 +168,7 @@ def _(registry):
 
     @rule("add", "sub", "mul", "div", "pow")
     def remove_neutral_operand(node, build):
-        match node.kind, node.inputs:
+        match node.op_type, node.inputs:
             case "div", (Value() as x, 1 | 1.0):
                 return remove_identities._same_type(x, node)
         return original(node, build)
@@ -183,7 +183,7 @@ def _(registry):
 
     @rule("add", "sub", "mul", "div", "pow")
     def remove_neutral_operand(node, build):
-        match node.kind, node.inputs:
+        match node.op_type, node.inputs:
             case "sub", (0 | 0.0, Value() as x) if node.attrs["alpha"] == 1:
                 return remove_identities._same_type(x, node)
         return original(node, build)
@@ -215,7 +215,7 @@ def _(registry):
     original = push_transposes.operands_to_permute
 
     def faulty(node):
-        flat = node.kind == "roll" and not node.attrs["dims"] and node.output.type.rank > 1
+        flat = node.op_type == "roll" and not node.attrs["dims"] and node.output.type.rank > 1
         return (0,) if flat else original(node)
 
     with patch.object(push_transposes, "operands_to_permute", faulty):

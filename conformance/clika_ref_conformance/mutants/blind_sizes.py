@@ -43,7 +43,7 @@ def hard_code_sizes(
     original = _Emission._call
 
     def faulty(self: Any, node: Any, values: list[Any]) -> Any:
-        if node.kind != kind:
+        if node.op_type != kind:
             return original(self, node, values)
         sizes = _collect_traced_sizes(self.graph)
         types = {onnx: v.type for onnx, v in zip(values, node.inputs, strict=True) if onnx is not v}

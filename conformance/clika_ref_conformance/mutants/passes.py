@@ -118,7 +118,7 @@ def _(original, graph, operators):
 @FAULTS.rule("merge-chains", "two permutations are joined in the wrong order", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
-    if maker is None or maker.kind != "permute":
+    if maker is None or maker.op_type != "permute":
         return original(node, build)
     rank = len(node.attrs["dims"])
     dims = tuple(node.attrs["dims"][d % rank] % rank for d in maker.attrs["dims"])
@@ -129,7 +129,7 @@ def _(original, node, build):
 @FAULTS.rule("merge-chains", "a permutation is undone by doing it again", chains, "merge_permutes")
 def _(original, node, build):
     maker = node.inputs[0].producer
-    if maker is None or maker.kind != "permute" or maker.attrs["dims"] != node.attrs["dims"]:
+    if maker is None or maker.op_type != "permute" or maker.attrs["dims"] != node.attrs["dims"]:
         return original(node, build)
     return maker.inputs[0] if maker.inputs[0].type == node.output.type else original(node, build)
 
@@ -160,7 +160,7 @@ def _(original, first, middle, last):
 @FAULTS.rule("merge-chains", "an expand forgets the sides that the first one added", chains, "merge_expands")
 def _(original, node, build):
     maker = node.inputs[0].producer
-    if maker is None or maker.kind != "expand":
+    if maker is None or maker.op_type != "expand":
         return original(node, build)
     return build("expand", maker.inputs[0], size=maker.output.type.shape, types=(node.output.type,))
 
@@ -176,7 +176,7 @@ def _(original, graph, operators):
 @FAULTS.function("fold-constants", "what the graph returns is folded too", constants._Folding, "_is_foldable")
 def _(original, self, node):
     known = all(not isinstance(v, Value) or self._is_known(v) for v in node.inputs)
-    return original(self, node) or (known and not node.op.random and node.kind not in self.keep)
+    return original(self, node) or (known and not node.op.random and node.op_type not in self.keep)
 
 
 @FAULTS.rewrite("fold-constants", "random numbers are drawn once and for all")
@@ -232,7 +232,7 @@ def _(original, graph, operators):
 )
 def _(original, node, build):
     first, second = node.inputs[:2]
-    if node.kind == "sub" and not isinstance(first, Value) and first == 0 and second.type == node.output.type:
+    if node.op_type == "sub" and not isinstance(first, Value) and first == 0 and second.type == node.output.type:
         return second
     return original(node, build)
 
@@ -240,7 +240,7 @@ def _(original, node, build):
 @FAULTS.rule("remove-identities", "a rounding division by 1 goes too", identities, "remove_neutral_operand")
 def _(original, node, build):
     x, number = node.inputs[:2]
-    if node.kind == "div" and not isinstance(number, Value) and number == 1 and x.type == node.output.type:
+    if node.op_type == "div" and not isinstance(number, Value) and number == 1 and x.type == node.output.type:
         return x
     return original(node, build)
 
@@ -248,7 +248,7 @@ def _(original, node, build):
 @FAULTS.rule("remove-identities", "alpha is not looked at", identities, "remove_neutral_operand")
 def _(original, node, build):
     x, number = node.inputs[:2]
-    if node.kind in ("add", "sub") and not isinstance(number, Value) and isinstance(x, Value):
+    if node.op_type in ("add", "sub") and not isinstance(number, Value) and isinstance(x, Value):
         scaled = node.attrs.get("alpha", 1) != 1 and number == node.attrs["alpha"] and x.type == node.output.type
         return x if scaled else original(node, build)
     return original(node, build)
@@ -257,18 +257,18 @@ def _(original, node, build):
 @FAULTS.rule("remove-identities", "a permutation that keeps the shape is idle", identities, "remove_idle_move")
 def _(original, node, build):
     x = node.inputs[0]
-    return x if node.kind == "permute" and x.type == node.output.type else original(node, build)
+    return x if node.op_type == "permute" and x.type == node.output.type else original(node, build)
 
 
 @FAULTS.rule("remove-identities", "a pad that takes what it adds is idle", identities, "remove_idle_move")
 def _(original, node, build):
     x = node.inputs[0]
-    return x if node.kind == "pad" and x.type == node.output.type else original(node, build)
+    return x if node.op_type == "pad" and x.type == node.output.type else original(node, build)
 
 
 @FAULTS.rule("remove-identities", "the sum of shifts decides whether a roll is idle", identities, "remove_idle_move")
 def _(original, node, build):
-    if node.kind == "roll" and sum(node.attrs["shifts"]) == 0:
+    if node.op_type == "roll" and sum(node.attrs["shifts"]) == 0:
         return node.inputs[0]
     return original(node, build)
 

@@ -43,7 +43,7 @@ def _(original, node, build):
     "push-transposes", "a norm over several sides counts as one over the last", transposes, "operands_to_permute"
 )
 def _(original, node):
-    return (0,) if node.kind in layouts.LAST_DIM_OPERATORS else original(node)
+    return (0,) if node.op_type in layouts.LAST_DIM_OPERATORS else original(node)
 
 
 @FAULTS.function(

@@ -21,8 +21,9 @@ from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Target
 from clika_ref.reporting.console import is_quiet, progress_console
 from clika_ref.serialization.atomic_files import write_atomically
 from clika_ref_conformance.cases import Case, Outcome, Run, Task

@@ -30,11 +30,11 @@ try:
     import torch
 
     from clika_ref.compiled.lowering import lower
+    from clika_ref.core.artifacts import Artifact
     from clika_ref.core.errors import ClikaError
     from clika_ref.core.execution import interpret
     from clika_ref.core.invariants import verify
     from clika_ref.core.registry import Registry, load_registry
-    from clika_ref.core.targets import Artifact
     from clika_ref.export.interface import name_interface
     from clika_ref.serialization.graph_format import decode, graph_from_json
     from clika_ref.settings.compile_options import target_hint
@@ -187,7 +187,7 @@ def find_target(name: str) -> tuple[Any, Registry]:
         module, _, attribute = place.partition(":")
         found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
         found = found() if isinstance(found, type) or not hasattr(found, "compile") else found
-    problem = found.missing()
+    problem = found.unavailable_reason()
     if problem is not None:
         raise MissingRequirementError(problem)
     return found, registry

@@ -13,33 +13,25 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.operators import Operator
-from clika_ref.core.passes import Pass
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact, Runner
+from clika_ref.core.targets import Target
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(Target):
     """Write a graph as safetensors, with its JSON in the header, and run it through the interpreter."""
 
     name: str = "identity"
 
-    def missing(self) -> str | None:
-        """Return None: eager is always available."""
-        return None
-
-    def refusal(self, node: Node) -> str | None:  # noqa: ARG002 - Target interface
+    def unsupported_reason(self, node: Node) -> str | None:  # noqa: ARG002 - Target interface
         """Return None: every node is supported."""
         return None
-
-    def passes(self) -> Sequence[Pass]:
-        """Return no passes."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:  # noqa: ARG002 - Target interface
         """Write a graph. Undeclared operators are kept in the artifact's facts, for this process only."""
@@ -71,10 +63,6 @@ class Identity:
             return [t.clone() for t in outputs]
 
         return run
-
-    def explain(self, artifact: Artifact) -> Mapping[str, str]:  # noqa: ARG002 - Target interface
-        """Return nothing: nodes run as they are."""
-        return {}
 
 
 @cache

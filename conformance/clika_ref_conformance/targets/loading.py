@@ -14,19 +14,14 @@ from clika_ref_cli.import_path import find_object
 
 from clika_ref.core.errors import TargetError
 from clika_ref.core.registry import Registry
-from clika_ref.core.targets import Target
+from clika_ref.core.targets import Target, invalid_target_reason
 from clika_ref.settings.compile_options import TARGET_DISTRIBUTIONS, full_target_name, target_hint
-from clika_ref.targets.arithmetic import arithmetic_of
-from clika_ref.targets.quantization_scheme import scheme_of
 from clika_ref_conformance.targets.identity import Identity
 
 T = TypeVar("T")
 
-TARGET_MEMBERS = ("name", "missing", "refusal", "passes", "compile", "load", "explain")
-"""Required members of a target: all those of `clika_ref.core.targets.Target`."""
-
-OPTIONAL_TARGET_MEMBERS = ("arithmetic", "scheme", "deviations")
-"""Optional members of a target."""
+DECLARATIONS = ("name", "arithmetic", "scheme", "deviations")
+"""Attributes that a target declares; a property may raise an error."""
 
 
 def load_target(text: str, registry: Registry) -> Target:
@@ -38,24 +33,18 @@ def load_target(text: str, registry: Registry) -> Target:
         registry: registry with the installed targets.
 
     Raises:
-        TargetError: there is no such target, a member is missing or raises, its arithmetic or scheme is invalid, or its
-            runtime is missing.
+        TargetError: there is no such target, it is invalid, one of its members raises an error, or its runtime is
+            unavailable.
     """
     target = _find_by_name(text, registry) if ":" not in text else _import_target(text)
-    present = [
-        part
-        for part in (*TARGET_MEMBERS, *OPTIONAL_TARGET_MEMBERS)
-        if _query(text, part, partial(hasattr, target, part))
-    ]
-    lacking = [part for part in TARGET_MEMBERS if part not in present]
-    if lacking:  # name the class: `str` of an arbitrary object may raise
-        kind = type(target).__name__
-        msg = f"{text} is of the class {kind}, which lacks {', '.join(lacking)}; see clika_ref.core.targets.Target"
+    for part in DECLARATIONS:
+        _query(text, part, partial(getattr, target, part, None))
+    reason = invalid_target_reason(target)
+    if reason is not None:
+        msg = f"{text} is no valid target: {reason}"
         raise TargetError(msg)
-    arithmetic_of(target)
-    scheme_of(target)
     _query(text, "passes()", lambda: list(target.passes()))
-    problem = _query(text, "missing()", target.missing)
+    problem = _query(text, "unavailable_reason()", target.unavailable_reason)
     if problem is not None:
         msg = f"the target {target.name} cannot be used here: {problem}"
         raise TargetError(msg)
@@ -86,8 +75,8 @@ def _query(text: str, part: str, ask: Callable[[], T]) -> T:
         return ask()
     except (Exception, SystemExit) as error:
         msg = (
-            f"{part} of the target {text} raised {type(error).__name__}: {error}; correct the target: "
-            "what is not there is said by missing(), in words, and nothing raises before a graph is compiled"
+            f"{part} of the target {text} raised {type(error).__name__}: {error}. Correct the target: nothing "
+            "raises before a graph is compiled, and unavailable_reason() reports a runtime that is not installed."
         )
         raise TargetError(msg) from error
 
@@ -111,7 +100,7 @@ def _find_by_name(text: str, registry: Registry) -> Target:
 def _import_target(text: str) -> Any:
     place, _, path = text.partition(":")
     found = find_object(place, path, TargetError)
-    if isinstance(found, type) or (callable(found) and not hasattr(found, "compile")):
+    if isinstance(found, type) or (callable(found) and not isinstance(found, Target)):
         try:
             return found()
         except (Exception, SystemExit) as error:

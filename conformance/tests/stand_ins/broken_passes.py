@@ -38,8 +38,8 @@ class Broken:
 def _fold_into_shared_layer(graph: Graph, _: Operators) -> None:
     """Fold batch norm into a convolution in place, though the convolution is read elsewhere too."""
     for node in graph.nodes:
-        layer = node.inputs[0].producer if node.kind == "batch_norm" and isinstance(node.inputs[0], Value) else None
-        if layer is None or layer.kind not in {"conv1d", "conv2d", "conv3d"} or node.attrs["training"]:
+        layer = node.inputs[0].producer if node.op_type == "batch_norm" and isinstance(node.inputs[0], Value) else None
+        if layer is None or layer.op_type not in {"conv1d", "conv2d", "conv3d"} or node.attrs["training"]:
             continue
         values = [*layer.inputs[1:3], *node.inputs[1:5]]
         fixed = all(v is None or v.data is not None for v in values) and layer.output.type.rank == values[0].type.rank
@@ -92,7 +92,7 @@ def cancel_any_permutes(node: Node, build: Builder):
 def _drop_output_name(graph: Graph, _: Operators) -> None:
     """Remove idle dropout, and the name of the output with it."""
     for node in graph.nodes:
-        if node.kind == "dropout" and not node.attrs["train"]:
+        if node.op_type == "dropout" and not node.attrs["train"]:
             graph.replace(node.output, node.inputs[0])
             graph.erase(node)
 
@@ -117,7 +117,7 @@ def _scale_in_place(graph: Graph, _: Operators) -> None:
 def _turn_operands(graph: Graph, _: Operators) -> None:
     """Swap the operands of a maximum, each time anew."""
     for node in graph.nodes:
-        if node.kind == "maximum" and node.inputs[0] is not node.inputs[1]:
+        if node.op_type == "maximum" and node.inputs[0] is not node.inputs[1]:
             first, second = node.inputs
             graph.set_input(node, 0, second)
             graph.set_input(node, 1, first)
@@ -127,8 +127,8 @@ def _freeze_sizes(graph: Graph, operators: Operators) -> None:
     """Write the example of each dynamic side into the shapes of reshapes."""
     examples = {name: symbol.example for name, symbol in graph.symbols.items() if symbol.example is not None}
     for node in graph.nodes:
-        if node.kind in {"squeeze", "unsqueeze", "reshape"} and not (
-            node.kind == "reshape" and not is_symbolic(node.attrs["shape"])
+        if node.op_type in {"squeeze", "unsqueeze", "reshape"} and not (
+            node.op_type == "reshape" and not is_symbolic(node.attrs["shape"])
         ):
             shape = resolve(node.output.type.shape, examples)
             new = Builder(graph, operators, node)("reshape", node.inputs[0], shape=shape, types=(node.output.type,))
@@ -181,7 +181,7 @@ def _erase_unread_state(graph: Graph, _: Operators) -> None:
     for node in graph.nodes:
         leaves = [v for v in node.inputs if isinstance(v, Value)]
         returned = any(use.user is graph for v in node.outputs for use in v.uses)
-        if node.kind == "neg" and all(v.data is not None for v in leaves) and leaves and not returned:
+        if node.op_type == "neg" and all(v.data is not None for v in leaves) and leaves and not returned:
             assert leaves[0].data is not None
             graph.replace(node.output, graph.add_constant(-leaves[0].data.detach(), "folded"))
             erase_dead(graph, node)
@@ -190,7 +190,7 @@ def _erase_unread_state(graph: Graph, _: Operators) -> None:
 def _edit_attributes(graph: Graph, _: Operators) -> None:
     """Normalize an attribute in the dictionary that clones share."""
     for node in graph.nodes:
-        if node.kind == "softmax" and node.attrs["dim"] < 0:
+        if node.op_type == "softmax" and node.attrs["dim"] < 0:
             node.attrs["dim"] += node.output.type.rank
             graph.revision += 1
 
@@ -198,19 +198,19 @@ def _edit_attributes(graph: Graph, _: Operators) -> None:
 def _raise(graph: Graph, _: Operators) -> None:
     """Fail on what it did not foresee."""
     for node in graph.nodes:
-        if node.kind == "sigmoid" and len(node.output.uses) > 1:
+        if node.op_type == "sigmoid" and len(node.output.uses) > 1:
             msg = "a sigmoid has one reader"
             raise ValueError(msg)
-        if node.kind == "sigmoid" and isinstance(node.inputs[0], Value) and node.inputs[0].producer is not None:
+        if node.op_type == "sigmoid" and isinstance(node.inputs[0], Value) and node.inputs[0].producer is not None:
             inner = node.inputs[0].producer
-            if inner.kind == "neg" and inner.output.type == inner.inputs[0].type:
+            if inner.op_type == "neg" and inner.output.type == inner.inputs[0].type:
                 graph.set_input(node, 0, inner.output)
 
 
 def _lie_about_types(graph: Graph, operators: Operators) -> None:
     """Widen a sum, and state the old type."""
     for node in graph.nodes:
-        if node.kind == "relu" and node.output.type.dtype == torch.float32:
+        if node.op_type == "relu" and node.output.type.dtype == torch.float32:
             wide = Builder(graph, operators, node)("sigmoid", node.inputs[0], types=(node.output.type,))
             substitute(graph, node.output, wide)
             graph.erase(node)
@@ -219,7 +219,7 @@ def _lie_about_types(graph: Graph, operators: Operators) -> None:
 @rule("erfc")
 def never(node: Node, build: Builder):
     """Ask for what no graph holds."""
-    return Skip("never applies") if node.kind == "erfc" else node.inputs[0]
+    return Skip("never applies") if node.op_type == "erfc" else node.inputs[0]
 
 
 def _by_rule(applied: Rule) -> Callable[[Graph, Operators], None]:
@@ -257,7 +257,7 @@ def _walk_a_set(graph: Graph, operators: Operators) -> None:
     names = {node.name for node in graph.nodes}
     for number, name in enumerate(names):
         for node in graph.nodes:
-            if node.name == name and node.kind == "relu" and not any(u.user is graph for u in node.output.uses):
+            if node.name == name and node.op_type == "relu" and not any(u.user is graph for u in node.output.uses):
                 new = Builder(graph, operators, node)("relu", node.inputs[0])
                 new.name = graph.fresh_name(f"relu_of_{number}")
                 graph.replace(node.output, new)

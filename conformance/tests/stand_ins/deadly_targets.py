@@ -50,7 +50,7 @@ class Leaving(Deadly):
 class Doubtful(Identity):
     """Never comes to say whether it takes a node."""
 
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         time.sleep(1000)
 
 

@@ -13,7 +13,7 @@ class Odd(Identity):
     deviations: str | None = None
     compilations: list = field(default_factory=list)
 
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         if self.fault == "refuses":
             return "it is a Tuesday"
         if self.fault == "refusal-empty":
@@ -143,11 +143,11 @@ class Beginner(Identity):
     name: str = "beginner"
     known: tuple = ("relu",)
 
-    def refusal(self, node):
+    def unsupported_reason(self, node):
         return None if node.op.name in self.known else f"only {', '.join(self.known)} so far"
 
     def compile(self, graph, path, **options):
         for node in graph.nodes:
-            if self.refusal(node) is not None:
+            if self.unsupported_reason(node) is not None:
                 raise RuntimeError(f"no kernel of {node.op.name}")
         return super().compile(graph, path, **options)

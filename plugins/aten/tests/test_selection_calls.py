@@ -241,4 +241,4 @@ class Bags(torch.nn.Module):
 def test_results_that_nothing_reads_may_be_left_out():
     registry = build_registry([Plugin("aten", "clika-ref-aten", "0", tuple(set(OPERATORS.values())))])
     found = capture(make_callable(Bags()), [ModelCall((I, BAGS), {})], registry, dynamic=False)
-    assert [node.kind for node in found.graph.nodes] == ["embedding_bag"]
+    assert [node.op_type for node in found.graph.nodes] == ["embedding_bag"]

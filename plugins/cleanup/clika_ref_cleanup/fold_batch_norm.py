@@ -36,13 +36,13 @@ def fold_batch_norm(node: Node, build: Builder):
     if node.attrs["training"] or None in statistics[2:]:
         return Skip("normalizes by the statistics of its own input")
     match node.inputs[0]:
-        case Value(producer=Node() as layer) as middle if layer.kind in FOLDABLE_RANKS:
+        case Value(producer=Node() as layer) as middle if layer.op_type in FOLDABLE_RANKS:
             pass
         case _:
             return Skip("its operand is no convolution or linear layer; into one behind it, padding forbids to fold", 1)
     x, weight, bias = _pad_operands(layer.inputs, 3)
-    if not middle.type.rank == weight.type.rank == FOLDABLE_RANKS[layer.kind]:
-        return Skip(f"side 1 of what {layer.kind} returns here is not its channels", 2)
+    if not middle.type.rank == weight.type.rank == FOLDABLE_RANKS[layer.op_type]:
+        return Skip(f"side 1 of what {layer.op_type} returns here is not its channels", 2)
     if len(middle.uses) != 1:
         return Skip(f"%{middle.name} is read elsewhere too", 3)
     facts = (weight, bias, *statistics)
@@ -57,7 +57,7 @@ def fold_batch_norm(node: Node, build: Builder):
         return Skip("the folded weight overflows", 6)
     build.origin = layer.origin.with_rule("fold_batch_norm")  # the user knows it by the name of the layer
     base = weight.name.removesuffix("weight").rstrip(".") or node.name
-    groups = layer.attrs["groups"] if layer.kind.startswith("conv_transpose") else None
+    groups = layer.attrs["groups"] if layer.op_type.startswith("conv_transpose") else None
     made = DeferredConstant(fold_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
     scaled = build.constant(made, weight.name, weight.type)
     moved = DeferredConstant(

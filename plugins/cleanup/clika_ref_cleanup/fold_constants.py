@@ -117,7 +117,7 @@ class _Folding:
         return self.known[value].clone()  # a state dict saved to a file must not contain two views of one memory
 
     def _is_foldable(self, node: Node) -> bool:
-        if node.op.random or node.kind in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
+        if node.op.random or node.op_type in self.keep or any(map(is_symbolic, (*node.attrs.values(), *node.inputs))):
             return False
         if any(isinstance(v, Value) and not self._is_known(v) for v in node.inputs):
             return False

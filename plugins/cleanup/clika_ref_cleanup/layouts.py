@@ -57,7 +57,7 @@ def compose_orders(first: DimOrder, second: DimOrder) -> DimOrder:
 
 def order_of(node: Node | None) -> DimOrder | None:
     """Return the permutation that a node applies, or None if it is no permute or the identity."""
-    if node is None or node.kind != "permute":
+    if node is None or node.op_type != "permute":
         return None
     order = tuple(d % len(node.attrs["dims"]) for d in node.attrs["dims"])
     return None if order == tuple(range(len(order))) else order
@@ -70,32 +70,32 @@ def permute_type(type: TensorType, order: DimOrder) -> TensorType:
 
 def dims_of(node: Node) -> tuple[int, ...] | None:
     """Return the dims that the attributes of an operator name, or None if they name all or none."""
-    named: Any = node.attrs[DIM_ATTRIBUTES.get(node.kind, "dim")]
+    named: Any = node.attrs[DIM_ATTRIBUTES.get(node.op_type, "dim")]
     sides = (named,) if isinstance(named, int) else named
     return tuple(sides) if sides and all(isinstance(d, int) for d in sides) else None
 
 
 def permute_attrs(node: Node, order: DimOrder) -> dict[str, Any]:
     """Return the attributes that compute on operands ``x`` the same as the node's own on ``permute(x, order)``."""
-    if node.kind not in DIM_ATTRIBUTES and node.kind not in REDUCTIONS:
+    if node.op_type not in DIM_ATTRIBUTES and node.op_type not in REDUCTIONS:
         return node.attrs
-    attribute = DIM_ATTRIBUTES.get(node.kind, "dim")
+    attribute = DIM_ATTRIBUTES.get(node.op_type, "dim")
     sides = tuple(order[d] for d in dims_of(node) or ())
     return {**node.attrs, attribute: sides[0] if isinstance(node.attrs[attribute], int) else sides}
 
 
 def operands_to_permute(node: Node) -> tuple[int, ...] | None:
     """Return the indices of operands to permute together with the results, or None if the dim order matters."""
-    if node.kind not in LAYOUT_AGNOSTIC:
+    if node.op_type not in LAYOUT_AGNOSTIC:
         return None
     outputs = {value.type.rank for value in node.outputs}
     if len(outputs) != 1 or outputs <= {0, 1}:
         return None
-    if node.kind in LAST_DIM_OPERATORS:
+    if node.op_type in LAST_DIM_OPERATORS:
         alone = len(node.attrs.get("normalized_shape", (0,))) == 1
         return (0,) if alone and _rank(node.inputs[0]) in outputs else None
-    if node.kind in DIM_ATTRIBUTES or node.kind in REDUCTIONS:
-        if dims_of(node) is None or (node.kind in REDUCTIONS and not node.attrs["keepdim"]):
+    if node.op_type in DIM_ATTRIBUTES or node.op_type in REDUCTIONS:
+        if dims_of(node) is None or (node.op_type in REDUCTIONS and not node.attrs["keepdim"]):
             return None
         return tuple(range(len(node.inputs))) if {_rank(v) for v in node.inputs} == outputs else None
     return tuple(range(len(node.inputs)))

@@ -31,8 +31,8 @@ FLOAT_BITS = {torch.float16: (5, 11), torch.bfloat16: (8, 8), torch.float32: (8,
 def merge_reshapes(node: Node, build: Builder):
     """``reshape(reshape(x))`` is one reshape, or ``x`` if the shape is that of ``x``."""
     match node.inputs[0]:
-        case Value(producer=Node(kind=kind, inputs=(Value() as x, *_))) if kind in RESHAPE_OPERATORS:
-            views = {node.kind, kind} <= {"squeeze", "unsqueeze"}
+        case Value(producer=Node(op_type=kind, inputs=(Value() as x, *_))) if kind in RESHAPE_OPERATORS:
+            views = {node.op_type, kind} <= {"squeeze", "unsqueeze"}
             if views and x.type != node.output.type and _count_dynamic_dims(node.output) > 1:
                 return Skip("two sides are dynamic: computing the shape costs more than the second view", 1)
             return _reshape(build, x, node.output)
@@ -71,7 +71,7 @@ def squeeze_before_permute(node: Node, build: Builder):
             pass
         case _:
             return Skip("its operand is not a permute")
-    if first.kind not in RESHAPE_OPERATORS or len(moved.uses) != 1:
+    if first.op_type not in RESHAPE_OPERATORS or len(moved.uses) != 1:
         return Skip("the permute follows no reshape, or is read elsewhere", 1)
     shape, rank = middle.type.shape, len(dims)
     dropped = {dims[d] % rank for d in node.attrs["dims"] if moved.type.shape[d] == 1}
@@ -79,7 +79,7 @@ def squeeze_before_permute(node: Node, build: Builder):
     smaller = TensorType(middle.type.dtype, tuple(shape[d] for d in kept))
     x = first.inputs[0]
     if x.type != smaller:
-        if first.kind != "reshape" and _count_dynamic_dims(middle) > 1:
+        if first.op_type != "reshape" and _count_dynamic_dims(middle) > 1:
             return Skip("two sides are dynamic: computing the shape costs more than the views", 2)
         x = build("reshape", x, shape=smaller.shape, types=(smaller,))
     order = tuple(kept.index(d % rank) for d in dims if d % rank not in dropped)

@@ -69,7 +69,7 @@ class PushTransposes:
         while revision != graph.revision:
             revision = graph.revision
             apply_rules(graph, [reduce_before_permute], operators)
-            kinds = {node.kind for node in graph.nodes}
+            kinds = {node.op_type for node in graph.nodes}
             if "permute" in kinds:
                 for last_stays in (False, True) if kinds & LAST_DIM_OPERATORS else (False,):
                     pushing = _RegionRewriter(graph, operators, self.limit_bytes, last_stays)
@@ -113,7 +113,7 @@ class _RegionRewriter:
         reader: dict[Node, Node] = {}
         beside: list[Node] = []
         for node in self.graph.nodes:
-            if node.kind == "permute" and node.inputs[0].producer in parent:
+            if node.op_type == "permute" and node.inputs[0].producer in parent:
                 beside.append(node.inputs[0].producer)
             read = self._layout_operands(node)
             if read is None or any(v.name in bound for v in node.outputs):
@@ -121,14 +121,14 @@ class _RegionRewriter:
             parent[node] = node
             for value in read:
                 maker = value.producer
-                if maker is not None and maker.kind == "permute":
+                if maker is not None and maker.op_type == "permute":
                     beside.append(node)
                     maker = reader.setdefault(maker, node)
                 if maker in parent:
                     parent[_root(parent, node)] = _root(parent, maker)
         wanted = {_root(parent, node) for node in beside}
         if self.last_stays:  # sets without such a node were processed for all orders
-            wanted &= {_root(parent, node) for node in parent if node.kind in LAST_DIM_OPERATORS}
+            wanted &= {_root(parent, node) for node in parent if node.op_type in LAST_DIM_OPERATORS}
         found: dict[Node, list[Node]] = {}
         for node in parent:
             if (root := _root(parent, node)) in wanted:
@@ -137,7 +137,7 @@ class _RegionRewriter:
 
     def _layout_operands(self, node: Node) -> list[Value] | None:
         """Return the operands of a node that follow its dim order, or None if one of them cannot."""
-        positions = None if node.kind in LAST_DIM_OPERATORS and not self.last_stays else operands_to_permute(node)
+        positions = None if node.op_type in LAST_DIM_OPERATORS and not self.last_stays else operands_to_permute(node)
         if positions is None:
             return None
         rank = node.outputs[0].type.rank

@@ -35,7 +35,7 @@ def remove_identity(node: Node, build: Builder):
 def remove_idle_move(node: Node, build: Builder):
     """An identity permutation, a roll by 0, or a pad by 0."""
     x, rank = node.inputs[0], node.output.type.rank
-    match node.kind, node.attrs:
+    match node.op_type, node.attrs:
         case "permute", {"dims": dims}:
             idle = [d % rank for d in dims] == list(range(rank))
         case _, {"shifts": amounts} | {"pad": amounts}:
@@ -48,7 +48,7 @@ def remove_idle_move(node: Node, build: Builder):
 @rule("add", "sub", "mul", "div", "pow")
 def remove_neutral_operand(node: Node, build: Builder):
     """``x + 0``, ``x - 0``, ``x * 1``, ``x / 1``, ``x ** 1``."""
-    match node.kind, node.inputs:
+    match node.op_type, node.inputs:
         case "add" | "mul", (int() | float() as number, Value() as x):
             pass
         case _, (Value() as x, int() | float() as number):
@@ -57,7 +57,7 @@ def remove_neutral_operand(node: Node, build: Builder):
             return Skip("no operand is a number")
     if node.attrs.get("alpha", 1) != 1 or node.attrs.get("rounding_mode") is not None:
         return Skip("scales or rounds too", 1)
-    if number != (0 if node.kind in ("add", "sub") else 1):
+    if number != (0 if node.op_type in ("add", "sub") else 1):
         return Skip(f"{number} is not neutral", 1)
     return _same_type(x, node, 2)
 

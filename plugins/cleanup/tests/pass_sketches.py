@@ -53,7 +53,7 @@ class Sketch:
     @property
     def kinds(self) -> list[str]:
         """The operators of the nodes, in order."""
-        return [node.kind for node in self.graph.nodes]
+        return [node.op_type for node in self.graph.nodes]
 
     def clean(self, *passes: Pass, sizes: dict[str, int] | None = None) -> list[str]:
         """Run passes with the numeric check, check what every pass must keep, and return the kinds that are left."""

@@ -25,7 +25,7 @@ def test_a_layer_keeps_the_name_by_which_people_know_it(sketch, is_returned):
     found = product(sketch)
     name = found.name
     sketch.returns(found if is_returned else sketch("relu", found)).clean(AddmmToLinear())
-    assert [node.name for node in sketch.graph.nodes if node.kind == "linear"] == [name]
+    assert [node.name for node in sketch.graph.nodes if node.op_type == "linear"] == [name]
 
 
 @pytest.mark.parametrize(

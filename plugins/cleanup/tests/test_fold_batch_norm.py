@@ -52,7 +52,7 @@ def test_a_layer_keeps_the_name_by_which_people_know_it(sketch):
     found = layer(sketch, LAYERS[0])
     name = found.name
     sketch.returns(sketch("relu", normalized(sketch, found))).clean(FoldBatchNorm())
-    assert [node.name for node in sketch.graph.nodes if node.kind == LAYERS[0][0]] == [name]
+    assert [node.name for node in sketch.graph.nodes if node.op_type == LAYERS[0][0]] == [name]
 
 
 def test_the_folded_weights_are_rounded_once(sketch):

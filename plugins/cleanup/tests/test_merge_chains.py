@@ -42,7 +42,7 @@ def test_a_chain_becomes_as_short_as_it_can(sketch, shape, calls, left):
 
 def test_the_merged_call_is_typed_and_remembers_the_rule(sketch):
     chain(sketch, (2, 6), ("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (12,)})).clean(MergeChains())
-    (reshape,) = (node for node in sketch.graph.nodes if node.kind == "reshape")
+    (reshape,) = (node for node in sketch.graph.nodes if node.op_type == "reshape")
     assert reshape.attrs == {"shape": (12,)}
     assert reshape.origin.history == ("merge-reshapes",)
 
@@ -146,7 +146,7 @@ def test_sides_that_are_longer_than_1_are_not_dropped(sketch):
 
 def test_a_permute_that_others_read_is_not_made_twice(sketch):
     chain(sketch, (5, 2, 3, 4), *PACKED)
-    (permute,) = (node for node in sketch.graph.nodes if node.kind == "permute")
+    (permute,) = (node for node in sketch.graph.nodes if node.op_type == "permute")
     sketch.returns(sketch("abs", permute.output))
     assert sketch.clean(MergeChains()).count("permute") == 1
 

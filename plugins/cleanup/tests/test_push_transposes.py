@@ -281,7 +281,7 @@ def falling(monkeypatch):
 
 
 def permutes(graph):
-    return sum(node.kind == "permute" for node in graph.nodes)
+    return sum(node.op_type == "permute" for node in graph.nodes)
 
 
 @pytest.mark.usefixtures("falling")

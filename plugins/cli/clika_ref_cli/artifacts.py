@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx
 
+from clika_ref.core.artifacts import Artifact, OpenedFile
 from clika_ref.core.errors import ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Target
 from clika_ref.onnx_export.emission import PRODUCER_NAME, SCOPE_KEY
-from clika_ref.targets.opened_files import OpenedFile, opener_of, suffixes_of
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ def read_onnx(path: Path) -> Any:
 
 def find_file_targets(path: Path) -> list[str]:
     """Return the names of targets with a file format of their own, other than ONNX, that fits the suffix."""
-    targets = load_registry().targets.values()
-    opening = [target for target in targets if opener_of(target) is not None]
-    return [target.name for target in opening if path.suffix in {*suffixes_of(target)} - {".onnx"}]
+    targets = [target for target in load_registry().targets.values() if target.has_own_format()]
+    return [target.name for target in targets if path.suffix in {*target.suffixes} - {".onnx"}]
 
 
 def open_target_file(path: Path, target: Target, folder: Path) -> OpenedFile:
@@ -61,11 +60,11 @@ def open_target_file(path: Path, target: Target, folder: Path) -> OpenedFile:
         ModelError: the file has the format of another target.
         TargetError: the runtime is missing, or cannot read the file.
     """
-    open_file, those = opener_of(target), find_file_targets(path)
-    if open_file is None or target.name not in those:
+    those = find_file_targets(path)
+    if target.name not in those:
         msg = f"{path} is a file for {' and '.join(those)}, and none that {target.name} reads"
         raise ModelError(msg)
-    return open_file(path, folder)
+    return target.open_file(path, folder)
 
 
 def artifact_of(path: Path, target: str) -> Artifact:

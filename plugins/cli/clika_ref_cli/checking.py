@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clika_ref.compiled.lowering import target_for
+from clika_ref.core.artifacts import Violation
 from clika_ref.core.registry import load_registry
-from clika_ref.core.violations import Violation, checker_of
 from clika_ref_cli.arguments import ModelKind, kind_of, load_compiled, reject_unused_inputs
 from clika_ref_cli.command_settings import deployment_settings_for
 from clika_ref_cli.data import read_calls
@@ -30,14 +30,14 @@ def find_violations(text: str, target: str, inputs: Sequence[str]) -> Sequence[V
         TargetError: the target cannot read the file, or does not support nodes of the model.
     """
     registry, settings = load_registry(), deployment_settings_for(target)
-    check = checker_of(target_for(settings, registry))
-    if check is None:
-        having = ", ".join(sorted(name for name, found in registry.targets.items() if checker_of(found))) or "none"
+    checked = target_for(settings, registry)
+    if not checked.has_file_rules():
+        having = ", ".join(sorted(name for name, found in registry.targets.items() if found.has_file_rules())) or "none"
         msg = f"the target {target} has no rules for files; these have: {having}"
         raise MisuseError(msg)
     if reject_unused_inputs(kind_of(text), text, inputs) is ModelKind.ONNX:
         with show_spinner("Checking"):
-            return check(Path(text))
+            return checked.check(Path(text))
     module = load_compiled(text, [*read_calls(inputs)])
     with tempfile.TemporaryDirectory() as folder:
-        return check(module.clika_export(Path(folder) / "model.onnx", deployment_settings=settings).path)
+        return checked.check(module.clika_export(Path(folder) / "model.onnx", deployment_settings=settings).path)

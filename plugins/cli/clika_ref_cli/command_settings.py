@@ -13,7 +13,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, deploymen
 from clika_ref.settings.quantization import LayerQuantizationSettings, QuantizationSettings
 from clika_ref.settings.settings import LayerSettings, Settings
 from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar, read_tree
-from clika_ref.targets.opened_files import suffix_error
+from clika_ref.targets.file_suffixes import suffix_error
 from clika_ref_cli.exit_status import MisuseError, print_note, raise_as_misuse
 
 DEPLOYMENT_SECTION, QUANTIZATION_SECTION = "deployment_settings", "global_quantization_settings"

@@ -18,9 +18,10 @@ from clika_ref.capture.callables import make_callable
 from clika_ref.capture.inputs import pack_arguments
 from clika_ref.capture.signature import flatten_call
 from clika_ref.compiled.lowering import target_for
+from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.errors import ClikaError, ModelError
 from clika_ref.core.registry import load_registry
-from clika_ref.core.targets import Artifact, Runner, Target
+from clika_ref.core.targets import Target
 from clika_ref.export.model_comparison import Agreement, measure_agreement
 from clika_ref.export.target_comparison import TargetComparison
 from clika_ref_cli.arguments import ModelKind, kind_of, load_model, require_kind

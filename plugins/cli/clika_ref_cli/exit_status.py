@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from clika_ref.core.errors import ClikaError, ModelError
-from clika_ref.export.disagreement_error import DisagreementError
+from clika_ref.core.errors import ClikaError, DisagreementError, ModelError
 
 
 class Status(IntEnum):

@@ -12,7 +12,6 @@ from clika_ref.compiled.lowering import target_for
 from clika_ref.core.registry import build_registry, load_registry
 from clika_ref.export.explanation import NOT_REPORTED, Explanation
 from clika_ref.reporting.tables import render_text_table
-from clika_ref.targets.emulation import describe_runtime
 from clika_ref_cli.arguments import ModelKind, kind_of, load_compiled, reject_unused_inputs
 from clika_ref_cli.artifacts import (
     NodeOwner,
@@ -96,7 +95,7 @@ def _explain_file(path: Path, name: str | None) -> FileExplanation:
         if owner.operator not in IGNORED_OPERATORS:
             precision, _, reason = runs.get(key, NOT_REPORTED).partition(": ")
             nodes.append({**asdict(owner), "products": None, "planned": None, "runs": precision, "reason": reason})
-    return FileExplanation(describe_runtime(target), nodes)
+    return FileExplanation(target.describe_runtime(), nodes)
 
 
 def explanation_as_json(found: Explanation | FileExplanation) -> dict[str, Any]:

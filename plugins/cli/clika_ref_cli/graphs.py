@@ -57,7 +57,7 @@ def module_graph(module: clika_ref.ClikaModule) -> GraphView:
 def _node_as_json(node: Node) -> dict[str, Any]:
     return {
         "name": node.name,
-        "operator": node.kind,
+        "operator": node.op_type,
         "inputs": [value.name if isinstance(value, Value) else str(value) for value in node.inputs],
         "outputs": [_value_as_json(value) for value in node.outputs],
         "attributes": {name: str(value) for name, value in node.attrs.items()},

@@ -6,13 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import Plugin
 from clika_ref.core.targets import Target
-from clika_ref.core.violations import checker_of
 from clika_ref.settings.compile_options import TARGET_SHORT_NAMES
-from clika_ref.targets.emulation import emulator_of
-from clika_ref.targets.opened_files import suffixes_of
-from clika_ref.targets.quantization_scheme import QuantizedType, scheme_of
 
 TARGET_COLUMNS = ("target", "short", "runtime", "values", "weights", "weights alone", "files", "rules", "from")
 
@@ -71,21 +68,21 @@ def target_rows(plugins: Iterable[Plugin]) -> list[TargetRow]:
 
 
 def _make_row(target: Target, plugin: Plugin) -> TargetRow:
-    scheme, runtime = scheme_of(target), getattr(target, "runtime", "")
+    scheme = target.scheme
     few = scheme.weights_only if scheme is not None else None
     return TargetRow(
         name=target.name,
         short=next((short for short, name in TARGET_SHORT_NAMES.items() if name == target.name), ""),
         plugin=f"{plugin.distribution} {plugin.version}",
-        runtime=runtime,
-        runtime_version=_version(runtime),
-        emulated_by=emulator_of(target),
-        missing=target.missing() or "",
+        runtime=target.runtime,
+        runtime_version=_version(target.runtime),
+        emulated_by=target.emulated_by,
+        missing=target.unavailable_reason() or "",
         values=_dtype_text(scheme.activations) if scheme is not None else "",
         weights=_dtype_text(scheme.weights) if scheme is not None else "",
         weights_only=tuple(sorted(few.bits)) if few is not None else (),
-        suffixes=suffixes_of(target),
-        has_rules=checker_of(target) is not None,
+        suffixes=target.suffixes,
+        has_rules=target.has_file_rules(),
     )
 
 

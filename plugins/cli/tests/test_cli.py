@@ -18,11 +18,10 @@ from clika_ref_cli import cli, explaining, plugin_facts
 from typer.testing import CliRunner
 
 import clika_ref
-from clika_ref.core.errors import ModelError, PluginError, TargetError
+from clika_ref.core.artifacts import Artifact
+from clika_ref.core.errors import DisagreementError, ModelError, PluginError, TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.registry import Plugin
-from clika_ref.core.targets import Artifact
-from clika_ref.export.disagreement_error import DisagreementError
 
 
 @pytest.fixture

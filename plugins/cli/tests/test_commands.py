@@ -560,7 +560,9 @@ def test_a_dry_run_of_compile_tells_machines_what_its_tables_tell_people(made, m
     ]
     assert found["symbols"] == ["batch: 0.. from side 0 of 'x'"]
     target = sys.modules["clika_ref_onnxruntime.target"].OnnxRuntime
-    monkeypatch.setattr(target, "refusal", lambda self, node: "no relu here" if node.kind == "relu" else None)
+    monkeypatch.setattr(
+        target, "unsupported_reason", lambda self, node: "no relu here" if node.op_type == "relu" else None
+    )
     assert told("compile", *words)["operators"][1]["refusal"] == "no relu here"
     assert "no relu here" in clika_ref("compile", *words).stdout
 

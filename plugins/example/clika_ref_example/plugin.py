@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT, ErrorClass, ulp
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.execution import interpret
 from clika_ref.core.hooks import hookimpl
 from clika_ref.core.inference import Builder
@@ -23,7 +24,7 @@ from clika_ref.core.operators import Operator, operator
 from clika_ref.core.passes import Pass, Phase
 from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriter import Skip, apply_rules, rule
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Target
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.serialization.atomic_files import write_atomically
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
@@ -98,22 +99,14 @@ class DropRelu:
 
 
 @dataclass(frozen=True)
-class Interpreter:
+class Interpreter(Target):
     """Files that clika-ref's own interpreter runs: safetensors, with the graph as JSON in the metadata."""
 
     name: str = "interpreter"
 
-    def missing(self) -> str | None:
-        """Lack nothing: PyTorch is the runtime."""
-        return None
-
-    def refusal(self, node: Node) -> str | None:
-        """Refuse random numbers, which no two runs of a file would share."""
+    def unsupported_reason(self, node: Node) -> str | None:
+        """Reject random numbers, which differ in each run of a file."""
         return f"{node.op.name} draws random numbers" if node.is_random else None
-
-    def passes(self) -> Sequence[Pass]:
-        """Want no passes but the standard ones."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **_: Any) -> Artifact:
         """Write a graph and its weights."""

@@ -12,13 +12,13 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from torch import Tensor
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
 from clika_ref.core.hooks import hookimpl
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
+from clika_ref.core.targets import Target
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 CLIKA_REF_API = 1
 
@@ -29,25 +29,17 @@ REFERENCE_SCHEME = QuantizationScheme(
 
 
 @dataclass(frozen=True)
-class OnnxReference:
+class OnnxReference(Target):
     """The evaluator of the package onnx."""
 
     name: str = "onnx-reference"
-    scheme: QuantizationScheme = REFERENCE_SCHEME
+    scheme: QuantizationScheme | None = REFERENCE_SCHEME
 
-    def missing(self) -> str | None:
-        """Lack nothing: whoever has clika-ref has onnx."""
-        return None
-
-    def refusal(self, node: Node) -> str | None:
-        """Refuse bfloat16, random numbers, of which no two runs have the same, and what has no ONNX form."""
+    def unsupported_reason(self, node: Node) -> str | None:
+        """Reject bfloat16, random numbers, which differ in each run, and nodes that have no ONNX form."""
         if any(isinstance(v, Value) and v.type.dtype == torch.bfloat16 for v in (*node.inputs, *node.outputs)):
             return "it computes in bfloat16, which the evaluator does not; compile and export in float32 or float16"
         return f"{node.op.name} draws random numbers" if node.is_random else onnx_unsupported_reason(node)
-
-    def passes(self) -> Sequence[Pass]:
-        """Want no passes but the standard ones."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""

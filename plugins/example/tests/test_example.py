@@ -80,7 +80,7 @@ def graph_of(operators, *kinds: str) -> Graph:
 def drop_relu(operators, graph: Graph) -> list[str]:
     x = torch.tensor([[-1.0, -0.0, 2.0], [float("nan"), float("inf"), -float("inf")]])
     Pipeline((DropRelu(),), operators, check_inputs=[x]).run(graph)
-    return [node.kind for node in graph.nodes]
+    return [node.op_type for node in graph.nodes]
 
 
 def test_relu_before_squared_relu_goes(operators):
@@ -100,7 +100,7 @@ def test_a_relu_that_others_read_stays(operators):
 
 def test_a_model_that_calls_the_operator_compiles_to_one_node(compiled):
     model, x, module = compiled
-    assert [node.kind for node in module.graph.nodes] == ["linear", "squared_relu"]
+    assert [node.op_type for node in module.graph.nodes] == ["linear", "squared_relu"]
     assert torch.equal(module(x), model(x))
 
 

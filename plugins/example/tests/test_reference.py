@@ -9,8 +9,8 @@ from torch import nn
 
 import clika_ref
 from clika_ref import QuantizationSettings
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
-from clika_ref.core.targets import Artifact
 from clika_ref.settings.compile_options import deployment_settings_named
 
 LINES = 80

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from clika_ref.core.arithmetic import FLUSHED_FLOAT32, Arithmetic
 from clika_ref.targets import cpu
-from clika_ref.targets.arithmetic import FLUSHED_FLOAT32, Arithmetic
 
 FLUSHING_EXP = (Arithmetic(torch.float32, compute=FLUSHED_FLOAT32, kinds=("softmax", "compose")),)
 """``Softmax`` flushes ``exp(x)`` to 0 below the smallest normal number; ``Exp`` itself does not.

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import onnx
 
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
-from clika_ref.core.targets import Artifact
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 
 PAIR_OPERATORS = ("QuantizeLinear", "DequantizeLinear")
 

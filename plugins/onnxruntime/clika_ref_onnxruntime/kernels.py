@@ -17,8 +17,8 @@ import onnx_ir as ir
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Node
+from clika_ref.onnx_export.artifact import cache_per_call
 from clika_ref.onnx_export.builder import OPSET
-from clika_ref.onnx_export.call_cache import cache_per_call
 from clika_ref.onnx_export.dtypes import TO_TORCH
 from clika_ref.onnx_export.emission import emit_node
 
@@ -50,7 +50,7 @@ def find_missing_kernel(node: Node) -> str | None:
             taken = _list_supported_dtypes(onnx_node, parameter)
             if name in dtypes and taken and dtypes[name] not in taken:
                 shown = ", ".join(t for t in taken if t not in UNSUPPORTED_DTYPES)
-                is_of_half = node.kind == "quantize" and dtypes[name] == "float16"
+                is_of_half = node.op_type == "quantize" and dtypes[name] == "float16"
                 return (
                     f"it computes {onnx_node.op_type} in {dtypes[name]}, of which ONNX Runtime's CPU kernels take "
                     f"{shown}; {FLOAT16_ADVICE if is_of_half else CONVERT_ADVICE}"

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref.targets import cpu
-from clika_ref.targets.quantization_scheme import (
+from clika_ref.core.quantization_scheme import (
     CONVOLUTIONS,
     MATRIX_PRODUCTS,
     QuantizationScheme,
     QuantizedType,
     WeightOnlyScheme,
 )
+from clika_ref.targets import cpu
 
 X86 = QuantizationScheme(
     activations=QuantizedType(),

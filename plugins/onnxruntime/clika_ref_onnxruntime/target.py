@@ -7,18 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
+from clika_ref.core.arithmetic import Arithmetic
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node, Value
-from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact
+from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.targets import Target
 from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
-from clika_ref.targets.arithmetic import Arithmetic
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 from clika_ref_onnxruntime.arithmetic import arithmetic_here
 from clika_ref_onnxruntime.explaining import ExplainedArtifact, OnnxGraph, read_precisions
 from clika_ref_onnxruntime.fusion_barriers import prevent_fusion
@@ -37,21 +37,21 @@ NO_BFLOAT16_MESSAGE = (
 
 
 @dataclass(frozen=True)
-class OnnxRuntime:
+class OnnxRuntime(Target):
     """ONNX Runtime on the CPU; ``optimize=False`` runs the file without graph optimizations."""
 
-    runtime: ClassVar[str] = "onnxruntime"
-    suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
+    runtime = "onnxruntime"
+    suffixes = (".onnx",)
     name: str = "onnxruntime"
-    scheme: QuantizationScheme = field(default_factory=scheme_here)
-    arithmetic: tuple[Arithmetic, ...] = field(default_factory=arithmetic_here)
+    scheme: QuantizationScheme | None = field(default_factory=scheme_here)
+    arithmetic: Sequence[Arithmetic] = field(default_factory=arithmetic_here)
     optimize: bool = True
 
-    def missing(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return why the runtime is unavailable, or None."""
         return None if find_spec("onnxruntime") else "onnxruntime is not installed; pip install onnxruntime"
 
-    def refusal(self, node: Node) -> str | None:
+    def unsupported_reason(self, node: Node) -> str | None:
         """Return why a node is unsupported: it has no ONNX form, or no kernel. All operators have float32 kernels."""
         if (reason := onnx_unsupported_reason(node)) is not None:
             return reason
@@ -61,10 +61,6 @@ class OnnxRuntime:
         if self.optimize and (reason := _scale_axis_problem(node)):
             return reason
         return find_missing_kernel(node) if dtypes - {torch.float32} else None
-
-    def passes(self) -> Sequence[Pass]:
-        """Return no passes: the standard ones suffice for ONNX Runtime's fusions."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file."""
@@ -79,7 +75,7 @@ class OnnxRuntime:
         Raises:
             TargetError: the runtime is missing or rejects the file.
         """
-        problem = self.missing()
+        problem = self.unavailable_reason()
         if problem is not None:
             raise TargetError(problem)
         return OnnxRuntimeRunner(artifact, optimize=self.optimize)
@@ -90,7 +86,7 @@ class OnnxRuntime:
         Raises:
             TargetError: the runtime is missing or rejects the file.
         """
-        problem = self.missing()
+        problem = self.unavailable_reason()
         if problem is not None:
             raise TargetError(problem)
         return read_precisions(ExplainedArtifact.of(artifact), optimize=self.optimize)
@@ -101,7 +97,7 @@ class OnnxRuntime:
         Raises:
             TargetError: the runtime is missing, rejects the file, or fails.
         """
-        problem = self.missing()
+        problem = self.unavailable_reason()
         if problem is not None:
             raise TargetError(problem)
         with tempfile.TemporaryDirectory() as folder:

@@ -94,7 +94,7 @@ F64, F16, I64, U8 = torch.float64, torch.float16, torch.int64, torch.uint8
 )
 def test_a_call_that_needs_a_missing_kernel_is_refused(node, said):
     with pytest.raises(TargetError, match="it computes " + said):
-        raise TargetError(OnnxRuntime().refusal(node))
+        raise TargetError(OnnxRuntime().unsupported_reason(node))
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,15 @@ def test_a_call_that_needs_a_missing_kernel_is_refused(node, said):
     ],
 )
 def test_a_call_that_has_its_kernels_is_not(node):
-    assert OnnxRuntime().refusal(node) is None
+    assert OnnxRuntime().unsupported_reason(node) is None
 
 
 def test_a_call_is_lowered_once_however_often_it_is_asked_of(monkeypatch):
     lowered = []
     emit = kernels.emit_node
-    monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.kind) or emit(node))
+    monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.op_type) or emit(node))
     for attrs in ({"negative_slope": 0.3}, {"negative_slope": 0.3}, {"negative_slope": 0.7}):
-        assert OnnxRuntime().refusal(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
+        assert OnnxRuntime().unsupported_reason(node_of("leaky_relu", (F64, (5, 7)), **attrs)) is None
     assert lowered == ["leaky_relu"] * 2
 
 

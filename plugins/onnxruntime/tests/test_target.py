@@ -7,12 +7,13 @@ from clika_ref_onnxruntime.plugin import clika_ref_targets
 from clika_ref_onnxruntime.target import OnnxRuntime
 
 from clika_ref.compiled.lowering import check_supported
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.symbols import Guard, Symbol, SymbolSource, make_symbol
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Target
 from clika_ref.core.types import TensorType
 
 OPERATORS = load_registry().operators
@@ -31,7 +32,7 @@ def test_the_plugin_offers_a_target():
     (offered,) = clika_ref_targets()
     assert isinstance(offered, Target)
     assert offered.name == "onnxruntime"
-    assert offered.missing() is None
+    assert offered.unavailable_reason() is None
 
 
 @pytest.mark.parametrize("optimize", [True, False])
@@ -79,16 +80,19 @@ def test_each_node_is_explained(tmp_path):
 def test_nodes_without_a_lowering_and_complex_values_are_refused():
     g = graph_of("relu")
     (node,) = g.nodes
-    assert OnnxRuntime().refusal(node) is None
+    assert OnnxRuntime().unsupported_reason(node) is None
     node.outputs[0].type = TensorType(torch.complex64, (2,))
-    assert "complex numbers, which ONNX operators do not take" in OnnxRuntime().refusal(node)
+    assert "complex numbers, which ONNX operators do not take" in OnnxRuntime().unsupported_reason(node)
 
 
 def test_arithmetic_in_bfloat16_is_refused_and_moving_it_is_not():
     (node,) = graph_of("relu", torch.bfloat16).nodes
-    assert "computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile" in OnnxRuntime().refusal(node)
+    assert (
+        "computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile"
+        in OnnxRuntime().unsupported_reason(node)
+    )
     (node,) = graph_of("permute", torch.bfloat16, dims=(1, 0)).nodes
-    assert OnnxRuntime().refusal(node) is None
+    assert OnnxRuntime().unsupported_reason(node) is None
 
 
 def quantized_product(kind, axis, *, activation=True):
@@ -107,12 +111,12 @@ def quantized_product(kind, axis, *, activation=True):
 @pytest.mark.parametrize(("kind", "wrong", "right"), [("matmul", 0, -1), ("linear", 1, 0), ("linear", -1, -2)])
 def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right):
     *_, node = quantized_product(kind, wrong).nodes
-    assert f"scales of its weight lie along axis {wrong}, but ONNX Runtime" in OnnxRuntime().refusal(node)
-    assert OnnxRuntime(optimize=False).refusal(node) is None
+    assert f"scales of its weight lie along axis {wrong}, but ONNX Runtime" in OnnxRuntime().unsupported_reason(node)
+    assert OnnxRuntime(optimize=False).unsupported_reason(node) is None
     *_, node = quantized_product(kind, right).nodes
-    assert OnnxRuntime().refusal(node) is None
+    assert OnnxRuntime().unsupported_reason(node) is None
     *_, node = quantized_product(kind, wrong, activation=False).nodes
-    assert OnnxRuntime().refusal(node) is None
+    assert OnnxRuntime().unsupported_reason(node) is None
 
 
 def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
@@ -125,9 +129,11 @@ def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
     one = build("dequantize", w, 0.5)
     column = g.add_constant(torch.ones(2, 4, 1, dtype=torch.int8), "column")
     single = build("dequantize", column, g.add_constant(torch.ones(1), "scale"), axis=2)
-    assert "its weight has 3 sides and scales along one" in OnnxRuntime().refusal(build("matmul", x, several).producer)
+    assert "its weight has 3 sides and scales along one" in OnnxRuntime().unsupported_reason(
+        build("matmul", x, several).producer
+    )
     for taken in (one, single):
-        assert OnnxRuntime().refusal(build("matmul", x, taken).producer) is None
+        assert OnnxRuntime().unsupported_reason(build("matmul", x, taken).producer) is None
 
 
 def test_a_refusal_says_whether_keeping_a_node_float_helps(monkeypatch):

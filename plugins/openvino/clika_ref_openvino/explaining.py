@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 
 INT8_TYPES = frozenset({"u8", "i8"})
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact, OpenedFile
 from clika_ref.core.errors import TargetError
-from clika_ref.core.targets import Artifact
-from clika_ref.targets.opened_files import OpenedFile
 from clika_ref_openvino.core import core
 
 IGNORED_TYPES = frozenset({"Constant", "Parameter", "Result"})

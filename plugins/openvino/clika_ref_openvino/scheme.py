@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref.targets import cpu
-from clika_ref.targets.quantization_scheme import (
+from clika_ref.core.quantization_scheme import (
     CONVOLUTIONS,
     MATRIX_PRODUCTS,
     TRANSPOSED_CONVOLUTIONS,
@@ -18,6 +17,7 @@ from clika_ref.targets.quantization_scheme import (
     QuantizedType,
     WeightOnlyScheme,
 )
+from clika_ref.targets import cpu
 
 MIXED_SCHEME = QuantizationScheme(
     activations=QuantizedType(),

@@ -7,18 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
+from clika_ref.core.artifacts import Artifact, OpenedFile
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact
+from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.targets import Target
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
 from clika_ref.settings.compile_options import BaseDeploymentSettings
-from clika_ref.targets.opened_files import OpenedFile
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 from clika_ref_openvino.core import core
 from clika_ref_openvino.explaining import read_precisions, seconds_of_nodes
 from clika_ref_openvino.own_files import open_own_file
@@ -35,30 +34,27 @@ FILE_PRECISION_OPTIONS: Mapping[str, Any] = {"INFERENCE_PRECISION_HINT": "f32", 
 
 
 @dataclass(frozen=True)
-class OpenVino:
+class OpenVino(Target):
     """OpenVINO on the CPU."""
 
-    runtime: ClassVar[str] = "openvino"
-    suffixes: ClassVar[tuple[str, ...]] = (".onnx", OWN_SUFFIX)
+    runtime = "openvino"
+    suffixes = (".onnx", OWN_SUFFIX)
     name: str = "openvino"
-    scheme: QuantizationScheme = field(default_factory=scheme_here)
+    scheme: QuantizationScheme | None = field(default_factory=scheme_here)
 
     def configure(self, settings: BaseDeploymentSettings) -> OpenVino:
         """Return the target with the preset of the settings."""
-        is_symmetric = getattr(settings, "preset", "mixed") == "performance"
-        return replace(self, scheme=make_symmetric(self.scheme)) if is_symmetric else self
+        if self.scheme is None or getattr(settings, "preset", "mixed") != "performance":
+            return self
+        return replace(self, scheme=make_symmetric(self.scheme))
 
-    def missing(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return why the runtime is unavailable, or None."""
         return None if find_spec("openvino") else "openvino is not installed; pip install openvino"
 
-    def refusal(self, node: Node) -> str | None:
+    def unsupported_reason(self, node: Node) -> str | None:
         """Return why a node cannot be written as ONNX, or None."""
         return onnx_unsupported_reason(node)
-
-    def passes(self) -> Sequence[Pass]:
-        """Return no passes: the standard ones suffice for OpenVINO's fusions."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, or in OpenVINO's own format if the path ends in ``.xml``.
@@ -122,7 +118,7 @@ class OpenVino:
         return seconds_of_nodes(executed, read, artifact.output_names, counts)
 
     def _runtime(self) -> Any:
-        problem = self.missing()
+        problem = self.unavailable_reason()
         if problem is not None:
             raise TargetError(problem)
         import openvino  # noqa: PLC0415 - heavy, and the plugin must load without it

@@ -10,8 +10,8 @@ from clika_ref_openvino.target import OpenVino
 from torch import nn
 
 from clika_ref import DeploymentSettings_OpenVINO_ONNX, QuantizationSettings, clika_compile
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import TargetError
-from clika_ref.core.targets import Artifact
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 
@@ -103,7 +103,7 @@ def test_its_own_form_in_capitals_is_no_onnx_file(tmp_path):
 
 def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(module_of_target, "find_spec", lambda _: None)
-    assert OpenVino().missing() == "openvino is not installed; pip install openvino"
+    assert OpenVino().unavailable_reason() == "openvino is not installed; pip install openvino"
     with pytest.raises(TargetError, match="pip install openvino"):
         OpenVino().load(Artifact(tmp_path / "model.onnx", "openvino", (), ()))
 

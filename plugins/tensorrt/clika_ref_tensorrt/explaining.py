@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 from clika_ref_tensorrt.onnx_file import OnnxFile
 from clika_ref_tensorrt.own_operators import DEQUANTIZE, QUANTIZE
 from clika_ref_tensorrt.rule_book import (

@@ -136,7 +136,7 @@ def _length_symbols(node: Node, graph: Graph) -> set[str]:
     makes_own = any(graph.symbols[name].side.name in outputs for name in made & graph.symbols.keys())
     return (
         made | _symbol_names((*node.inputs, *node.attrs.values()))
-        if makes_own or node.kind in SLICING_OPERATORS
+        if makes_own or node.op_type in SLICING_OPERATORS
         else made
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from clika_ref.core.violations import Violation
+from clika_ref.core.artifacts import Violation
 from clika_ref_tensorrt import (
     file_rules,
     placement_rules,

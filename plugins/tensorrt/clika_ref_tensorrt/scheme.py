@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from clika_ref.targets.quantization_scheme import (
+from clika_ref.core.quantization_scheme import (
     CONVOLUTIONS,
     MATRIX_PRODUCTS,
     TRANSPOSED_CONVOLUTIONS,

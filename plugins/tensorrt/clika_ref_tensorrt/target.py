@@ -9,19 +9,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any
 
 import onnx
 from clika_ref_onnxruntime.target import OnnxRuntime, OnnxRuntimeRunner
 
+from clika_ref.core.artifacts import Artifact, Runner, Violation
 from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph, Node
-from clika_ref.core.passes import Pass
-from clika_ref.core.targets import Artifact, Runner
-from clika_ref.core.violations import Violation
+from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.targets import Target
 from clika_ref.onnx_export.artifact import onnx_unsupported_reason, write_artifact
 from clika_ref.settings.compile_options import BaseDeploymentSettings
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 from clika_ref_tensorrt.bfloat16 import computes_in_bfloat16, emulate_bfloat16
 from clika_ref_tensorrt.explaining import predict_precisions
 from clika_ref_tensorrt.profiles import build_script, choose_profile, companion_path, trtexec_command
@@ -31,12 +30,12 @@ from clika_ref_tensorrt.unsupported_calls import unbuildable_reason
 
 
 @dataclass(frozen=True)
-class TensorRt:
+class TensorRt(Target):
     """TensorRT or TensorRT-LLM with explicit quantization."""
 
-    suffixes: ClassVar[tuple[str, ...]] = (".onnx",)
+    suffixes = (".onnx",)
     name: str = "tensorrt"
-    scheme: QuantizationScheme = EXPLICIT_SCHEME
+    scheme: QuantizationScheme | None = EXPLICIT_SCHEME
     shapes: Mapping[str, tuple[int, int, int]] = field(default_factory=dict[str, tuple[int, int, int]])
     """Minimum, usual and maximum size of dynamic dims, overriding those of tracing."""
     emulated_by: str = "ONNX Runtime"
@@ -45,18 +44,14 @@ class TensorRt:
         """Return the target with the shapes of the settings."""
         return replace(self, shapes=getattr(settings, "shapes", {}))
 
-    def missing(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Return why the stand-in for the runtime is unavailable, or None. Files can be written without it."""
-        problem = OnnxRuntime().missing()
+        problem = OnnxRuntime().unavailable_reason()
         return None if problem is None else f"{self.name} is emulated by {self.emulated_by} here, and {problem}"
 
-    def refusal(self, node: Node) -> str | None:
+    def unsupported_reason(self, node: Node) -> str | None:
         """Return why a node is unsupported: it has no ONNX form, or TensorRT lacks the operator or its types."""
         return onnx_unsupported_reason(node) or unbuildable_reason(node)
-
-    def passes(self) -> Sequence[Pass]:
-        """Return no passes: the standard ones suffice for TensorRT's fusions."""
-        return ()
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:
         """Write a graph as an ONNX file, with a script next to it that builds an engine.
@@ -82,7 +77,7 @@ class TensorRt:
         Raises:
             TargetError: it is not installed, or rejects the file.
         """
-        problem = self.missing()
+        problem = self.unavailable_reason()
         if problem is not None:
             raise TargetError(problem)
         model = _load_model(artifact.path, external=False)
@@ -111,7 +106,7 @@ class TensorRt:
     @property
     def _has_weights_alone(self) -> bool:
         """Whether 8-bit weights may be multiplied with floats."""
-        few = self.scheme.weights_only
+        few = self.scheme.weights_only if self.scheme is not None else None
         return few is not None and 8 in few.bits
 
 

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from clika_ref.core.errors import ClikaError
 from clika_ref.core.ir import Node
-from clika_ref.onnx_export.call_cache import cache_per_call
+from clika_ref.onnx_export.artifact import cache_per_call
 from clika_ref.onnx_export.emission import emit_node
 from clika_ref_tensorrt.rules import find_node_fault
 

@@ -314,6 +314,6 @@ def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_s
     assert module.clika_explain().share() == 1.0
     (row,) = module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
     assert (row.layers, row.share, row.refusal) == (7, 1.0, "")
-    assert TensorRt().missing() == message
+    assert TensorRt().unavailable_reason() == message
     with pytest.raises(TargetError, match=message):
         TensorRt().load(artifact)

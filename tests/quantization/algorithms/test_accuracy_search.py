@@ -8,10 +8,10 @@ from small_schemes import scheme_with
 from torch import nn
 
 from clika_ref import ClikaCompileOptions, ModelError, QuantizationSettings, clika_compile
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.accuracy_search import MAX_THRESHOLD, AccuracySearch
 from clika_ref.quantization.decision import LayerReport, Quantization, ThresholdPrediction
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 LAYERS = 20
 SCHEME = scheme_with(QuantizedType())

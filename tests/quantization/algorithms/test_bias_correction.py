@@ -7,12 +7,12 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.bias_correction import BiasShifts
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.qdq.insertion import quantize_graph
 from clika_ref.quantization.qdq.placement import choose_placement
 from clika_ref.quantization.qdq.planning import Planner
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(bits=4, is_signed=True, is_symmetric=True))
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from clika_ref import ClikaCompileOptions, QuantizationSettings, clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization import pipeline
 from clika_ref.quantization.algorithms.candidate_evaluation import CandidateEvaluation
 from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities
@@ -19,7 +20,6 @@ from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.qdq import planning
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.qparams import compute_qparams
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
@@ -116,7 +116,7 @@ class Moved(nn.Module):
 
 def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
     calibration = calibrated(Moved(), (8, 6))
-    sin, moved = (next(n for n in calibration.graph.nodes if n.kind == kind).name for kind in ("sin", "permute"))
+    sin, moved = (next(n for n in calibration.graph.nodes if n.op_type == kind).name for kind in ("sin", "permute"))
     one = calibration.table.values[sin]
     first, rival = (
         planning.OBSERVERS[name] for name in (observer_search.DEFAULT_OBSERVER, observer_search.ALTERNATIVE_OBSERVER)

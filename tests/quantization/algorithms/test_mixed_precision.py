@@ -11,6 +11,7 @@ from torch import nn
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, ModelError, QuantizationSettings, clika_compile
 from clika_ref.compiled.lowering import target_for
 from clika_ref.core.ir import Graph
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.quantization import pipeline as stages_of_quantization
 from clika_ref.quantization.algorithms.mixed_precision import MAX_FLOAT_COST_SHARE, select_float_layers
@@ -25,7 +26,6 @@ from clika_ref.quantization.layer_settings import resolve_node_settings
 from clika_ref.quantization.pipeline import QuantizationPipeline
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.settings.compile_options import ClikaCompileOptions
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
@@ -49,7 +49,7 @@ def graph_of(net) -> Graph:
 
 def weighed(graph, errors, products, joints=None, values=None):
     """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
-    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    nodes = [node for node in graph.nodes if node.op_type == "linear"]
     parts = {
         n: LayerErrorTerms(e, {n.inputs[0].name: 0.0} if values is None else values[i])
         for i, (n, e) in enumerate(zip(nodes, errors, strict=True))
@@ -89,7 +89,7 @@ def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
 
 def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
     graph = graph_of(Chain())
-    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    nodes = [node for node in graph.nodes if node.op_type == "linear"]
     result = nodes[-1].output.name
     reads = [{n.inputs[0].name: 0.0} for n in nodes]
     errors, products = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
@@ -103,7 +103,7 @@ def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
 
 def test_what_two_layers_round_goes_with_neither_of_them():
     graph = graph_of(Chain())
-    nodes = [node for node in graph.nodes if node.kind == "linear"]
+    nodes = [node for node in graph.nodes if node.op_type == "linear"]
     own = [{n.inputs[0].name: 0.1} for n in nodes]
     assert names(select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=own))) == ["head"]
     shared = [{nodes[-1].inputs[0].name: 0.1}, *own[1:]]

@@ -10,12 +10,12 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities, quantize_dequantize, sum_layer_errors
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.placement import choose_placement
 from clika_ref.quantization.qdq.planning import Planner
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(bits=6, is_signed=True, is_symmetric=True))
 
@@ -80,7 +80,7 @@ def test_a_sum_that_is_rounded_where_both_its_operands_are_counts_with_both_laye
     graph, placement, plan = made(Summed, x, scheme)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
     ((name, joint),) = found.joints.items()
-    assert name == next(node.name for node in graph.nodes if node.kind == "add")
+    assert name == next(node.name for node in graph.nodes if node.op_type == "add")
     one, two = found.parts.values()
     assert joint.operands == {*one.values, *two.values} - {graph.inputs[0].name}
     assert name not in {*one.values, *two.values}
@@ -136,7 +136,7 @@ def test_probes_estimate_what_quantizing_a_layer_alone_does_to_the_output():
     x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Net, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64).of
-    assert [node.kind for node in found] == ["conv2d", "linear", "linear"]
+    assert [node.op_type for node in found] == ["conv2d", "linear", "linear"]
     for node, tail in placement.layers.items():
         assert found[node] == pytest.approx(alone(graph, node, tail, plan, x), rel=0.3)
 

@@ -15,6 +15,7 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.algorithms.awq import LowBitWeightEvaluator
 from clika_ref.quantization.algorithms.smooth_quant import (
     QuantizedInputEvaluator,
@@ -23,7 +24,6 @@ from clika_ref.quantization.algorithms.smooth_quant import (
     search_smoothing_factors,
 )
 from clika_ref.quantization.calibration.range_table import RangeTable
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 SCHEME = scheme_with(QuantizedType(is_signed=True, is_symmetric=True, is_narrow=True))
 
@@ -66,7 +66,7 @@ def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed(
     apply_smoothing(graph, factors, OPERATORS)
     torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
     (value,) = [v for node in graph.nodes for v in node.outputs if v.name == name]
-    assert sorted(use.user.kind for use in value.uses) == ["add", "mul"]
+    assert sorted(use.user.op_type for use in value.uses) == ["add", "mul"]
 
 
 def test_few_rows_which_any_factors_fit_by_chance_show_none():
@@ -142,9 +142,9 @@ def test_what_the_layer_before_takes_up_adds_no_node_and_changes_nothing(model, 
     factors = factors_of(graph, [x])
     ((name, factor),) = factors.items()
     assert float(factor[channel]) > 4
-    before, kinds = interpret(graph, [x])[0][0], [node.kind for node in graph.nodes]
+    before, kinds = interpret(graph, [x])[0][0], [node.op_type for node in graph.nodes]
     apply_smoothing(graph, factors, OPERATORS)
-    assert [node.kind for node in graph.nodes] == kinds
+    assert [node.op_type for node in graph.nodes] == kinds
     torch.testing.assert_close(interpret(graph, [x])[0][0], before, rtol=1e-5, atol=1e-4)
     held = {}
     interpret(graph, [x], lambda node, made: held.update({node.output.name: made[0]}))

@@ -19,12 +19,12 @@ from clika_ref import (
     clika_compile,
 )
 from clika_ref import LayerQuantizationSettings as Layer
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.export.input_rounding import round_in_blocks
-from clika_ref.quantization.algorithms.error_feedback import quantize_with_gptq
+from clika_ref.quantization.algorithms.gptq import quantize_with_gptq
 from clika_ref.quantization.algorithms.weight_only import WeightOnlyOptions, quantize_low_bit
 from clika_ref.quantization.qdq.packed_weights import PackedWeight
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 FOUR = QuantizedType(4, is_signed=True, is_symmetric=True)
 
@@ -209,9 +209,8 @@ def test_a_width_that_the_target_lacks_is_refused():
 
 def test_a_target_that_takes_none_says_so(monkeypatch):
     target = load_registry().targets["onnxruntime"]
-    monkeypatch.setattr(
-        "clika_ref.quantization.request.scheme_of", lambda _: replace(target.scheme, weights_only=None), raising=True
-    )
+    without = replace(target, scheme=replace(target.scheme, weights_only=None))
+    monkeypatch.setattr(type(target), "configure", lambda *_: without)
     with pytest.raises(TargetError, match="takes no weights in integers alone"):
         compiled()
 

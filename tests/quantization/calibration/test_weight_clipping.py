@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
 from clika_ref.quantization.qdq.qparams import compute_weight_scales
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 S8 = QuantizedType(is_signed=True, is_symmetric=True)
 S4 = QuantizedType(bits=4, is_signed=True, is_symmetric=True)

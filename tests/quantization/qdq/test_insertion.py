@@ -6,10 +6,10 @@ from torch import nn
 
 from clika_ref import clika_compile
 from clika_ref.core.execution import interpret
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.quantization.qdq.insertion import Plan, quantize_graph
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 OPERATORS = load_registry().operators
 
@@ -62,12 +62,12 @@ class Shared(nn.Module):
 def test_whoever_reads_a_value_reads_what_integers_hold_of_it_outputs_too():
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     graph = graph_of(Shared(), x)
-    relu = next(node for node in graph.nodes if node.kind == "relu")
+    relu = next(node for node in graph.nodes if node.op_type == "relu")
     quantize_graph(graph, Plan(SCHEME, {relu.name: QParams(0.05, 0)}), OPERATORS)
     (first, second), _ = interpret(graph, [x])
     assert torch.equal(first, rounded(x.relu(), 0.05))
     assert torch.equal(second, first + x)
-    assert [node.kind for node in graph.nodes] == ["relu", "quantize", "dequantize", "add"]
+    assert [node.op_type for node in graph.nodes] == ["relu", "quantize", "dequantize", "add"]
 
 
 def test_a_graph_without_a_plan_stays_as_it_is():

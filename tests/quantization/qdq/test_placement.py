@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from clika_ref import clika_compile
+from clika_ref.core.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType
 from clika_ref.quantization.qdq.placement import choose_placement
-from clika_ref.targets.quantization_scheme import FusedSums, QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
     QuantizedType(),
@@ -30,7 +30,7 @@ def placed(module, *inputs, has_range=lambda _: True, skipped=None, scheme=SCHEM
 
 
 def kinds(values):
-    return sorted(v.producer.kind if v.producer else "input" for v in values)
+    return sorted(v.producer.op_type if v.producer else "input" for v in values)
 
 
 class Residual(nn.Module):
@@ -45,11 +45,11 @@ class Residual(nn.Module):
 
 def test_a_convolution_and_what_it_absorbs_return_integers_and_what_moves_them_keeps_their_scale():
     graph, found = placed(Residual(), torch.ones(1, 3, 8, 8))
-    assert [tail.producer.kind for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
+    assert [tail.producer.op_type for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
     assert kinds(found.scale_sources) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
-    (pool,) = [v for v in found.scale_sources if v.producer and v.producer.kind == "max_pool2d"]
-    assert found.scale_sources[pool].producer.kind == "relu"
-    assert [(node.kind, tail) for node, tail in found.elementwise.items()] == [("add", graph.outputs[0])]
+    (pool,) = [v for v in found.scale_sources if v.producer and v.producer.op_type == "max_pool2d"]
+    assert found.scale_sources[pool].producer.op_type == "relu"
+    assert [(node.op_type, tail) for node, tail in found.elementwise.items()] == [("add", graph.outputs[0])]
 
 
 class Feedforward(nn.Module):
@@ -79,7 +79,9 @@ class Heads(nn.Module):
 
 def test_what_was_moved_from_integers_is_integers_where_a_layer_reads_it_and_all_between():
     graph, found = placed(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
-    sources = {v.producer.kind: s.producer.kind for v, s in found.scale_sources.items() if v.producer and s.producer}
+    sources = {
+        v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
+    }
     assert sources["permute"] == "conv2d"
     assert found.scale_sources[graph.inputs[0]] is graph.inputs[0]
     (moved,) = [v for v, source in found.scale_sources.items() if source is graph.inputs[1]]
@@ -88,11 +90,11 @@ def test_what_was_moved_from_integers_is_integers_where_a_layer_reads_it_and_all
 
 
 def test_a_layer_stays_float_whose_operand_has_no_range_or_that_was_skipped_and_says_why():
-    _, found = placed(Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.kind != "gelu")
+    _, found = placed(Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.op_type != "gelu")
     assert kinds(found.scale_sources) == ["layer_norm"]
     assert [reason.startswith("its input has no range") for reason in found.floats.values()] == [True]
     graph, _ = placed(Residual(), torch.ones(1, 3, 8, 8))
-    name = next(node.name for node in graph.nodes if node.kind == "conv2d")
+    name = next(node.name for node in graph.nodes if node.op_type == "conv2d")
     _, found = placed(Residual(), torch.ones(1, 3, 8, 8), skipped={name: "the user skips it"})
     assert [*found.floats.values()] == ["the user skips it"]
     assert len(found.layers) == 2
@@ -106,8 +108,8 @@ def test_a_target_that_adds_along_with_a_layer_gets_integers_of_what_is_added_an
     for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
         scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
         graph, found = placed(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
-        (added,) = [node for node in graph.nodes if node.kind == "add"]
-        rounded = [v.producer.kind for v in added.inputs if v in found.scale_sources]
+        (added,) = [node for node in graph.nodes if node.op_type == "add"]
+        rounded = [v.producer.op_type for v in added.inputs if v in found.scale_sources]
         assert rounded == (["conv2d", "max_pool2d"] if of_two else ["max_pool2d"])
         assert expected is None or kinds(found.scale_sources) == expected
 
@@ -124,7 +126,7 @@ class Projected(nn.Module):
 def test_of_the_results_of_two_layers_that_are_added_the_later_one_stays_float():
     scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=False))
     graph, found = placed(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
-    two, one = (node for node in graph.nodes if node.kind == "conv2d")
+    two, one = (node for node in graph.nodes if node.op_type == "conv2d")
     assert two.output in found.scale_sources
     assert one.output not in found.scale_sources
 
@@ -142,11 +144,11 @@ class Joined(nn.Module):
 
 def test_what_is_joined_has_one_scale_whoever_else_reads_it_where_the_target_asks_for_that():
     graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joins=frozenset({"cat"})))
-    inner, outer = (node.output for node in graph.nodes if node.kind == "cat")
-    (relu,) = [node.output for node in graph.nodes if node.kind == "relu"]
+    inner, outer = (node.output for node in graph.nodes if node.op_type == "cat")
+    (relu,) = [node.output for node in graph.nodes if node.op_type == "relu"]
     assert [found.scale_sources[v] for v in (*graph.inputs, relu, inner, outer)] == [outer] * 4
     graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=OPEN)
-    assert [v.producer and v.producer.kind for v in found.scale_sources.values()] == [None, "relu", "cat"]
+    assert [v.producer and v.producer.op_type for v in found.scale_sources.values()] == [None, "relu", "cat"]
 
 
 class Moved(nn.Module):
@@ -160,7 +162,9 @@ class Moved(nn.Module):
 
 def test_what_is_moved_before_a_layer_reads_it_is_moved_as_integers():
     _, found = placed(Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True))
-    sources = {v.producer.kind: s.producer.kind for v, s in found.scale_sources.items() if v.producer and s.producer}
+    sources = {
+        v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
+    }
     assert sources == {"relu": "relu", "max_pool2d": "relu"}
 
 

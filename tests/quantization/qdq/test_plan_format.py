@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from clika_ref import ModelError
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
     QuantizedType(), QuantizedType(bits=7, is_signed=True, is_symmetric=True), int32_bias=frozenset({"linear"})

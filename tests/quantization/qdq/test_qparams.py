@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.quantization.calibration.observers import Range
 from clika_ref.quantization.qdq.qparams import (
     MIN_SCALE,
@@ -16,7 +17,6 @@ from clika_ref.quantization.qdq.qparams import (
     quantize_bias,
     raise_scales_for_bias,
 )
-from clika_ref.targets.quantization_scheme import QuantizedType
 
 U8 = QuantizedType()
 S8 = QuantizedType(is_signed=True, is_symmetric=True)

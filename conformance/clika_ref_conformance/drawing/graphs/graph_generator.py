@@ -60,12 +60,12 @@ class GraphGenerator:
 
     Args:
         draw: decides every description, including tensor descriptions that need a new tensor.
-        refusal: returns the reason why the target does not support a node, or None; unsupported nodes are not added.
+        unsupported_reason: returns the reason why the target rejects a node, or None; such nodes are not added.
 
     """
 
     draw: Draw
-    refusal: Callable[[Node], str | None] = accept_all
+    unsupported_reason: Callable[[Node], str | None] = accept_all
     dtypes: Sequence[torch.dtype] = NEW_TENSOR_DTYPES
     samples: list[TensorSample] = field(default_factory=list[TensorSample])
     """One sample for each input of the graph, in order."""
@@ -118,7 +118,7 @@ class GraphGenerator:
             self.samples.extend(new.values())
         return node
 
-    def refusals(self, op: Operator) -> int:
+    def rejections(self, op: Operator) -> int:
         """Return the number of rejected calls of an operator."""
         return sum(other is op for other, _ in self.builder.rejected)
 
@@ -189,7 +189,7 @@ class GraphGenerator:
             return "random"
         trial = Graph()
         inputs = [trial.add_input(t, "x") if isinstance(t, TensorType) else t for t in node.inputs]
-        return self.refusal(trial.insert(Node(node.op, inputs, node.attrs), results))
+        return self.unsupported_reason(trial.insert(Node(node.op, inputs, node.attrs), results))
 
 
 def is_match(d: TensorDescription, tensor: torch.Tensor) -> bool:

@@ -53,7 +53,7 @@ def grow_graph(operators: Sequence[Operator], drawing: GraphGenerator) -> GraphG
         op, first = swarm[draw(IntegerRange(0, len(swarm) - 1))], None
         if motifs and draw(IntegerRange(0, 9)) >= 7:
             op, first = motifs[draw(IntegerRange(0, len(motifs) - 1))]
-        if drawing.refusals(op) >= MAX_REJECTIONS:
+        if drawing.rejections(op) >= MAX_REJECTIONS:
             swarm = [o for o in swarm if o is not op] or [operators[draw(IntegerRange(0, len(operators) - 1))]]
             continue
         node = drawing.add(op, first)
@@ -85,7 +85,7 @@ def add_outputs(drawing: GraphGenerator) -> None:
 
 
 def graph_case_strategy(
-    operators: Sequence[Operator], refusal: Callable[[Node], str | None] = accept_all
+    operators: Sequence[Operator], unsupported_reason: Callable[[Node], str | None] = accept_all
 ) -> st.SearchStrategy[Case]:
     """Return a strategy of whole graphs with inputs, each generated from a seed of its own.
 
@@ -95,7 +95,7 @@ def graph_case_strategy(
 
     def grow_case(seed: int) -> Case:
         random = Random(seed)  # noqa: S311 - draws keep no secret
-        drawing = grow_graph(operators, GraphGenerator(random_draw(random), refusal, seed=seed % 2**32))
+        drawing = grow_graph(operators, GraphGenerator(random_draw(random), unsupported_reason, seed=seed % 2**32))
         return make_case(drawing, f"grown-{seed}", random)
 
     return st.integers(0, 2**62).map(grow_case)
@@ -118,7 +118,7 @@ def make_case(drawing: GraphGenerator, name: str, random: Random) -> Case:
             _place_special(inputs, random)
         runs.append(Run(kind, tuple(inputs)))
     runs = [run for run in runs if _is_legal(graph, run.inputs)] or [typical]
-    used = sorted({n.kind for n in graph.nodes})
+    used = sorted({n.op_type for n in graph.nodes})
     return Case(name, graph, runs, {"operators": used, "nodes": len(graph)})
 
 

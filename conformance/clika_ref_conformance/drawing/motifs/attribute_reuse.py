@@ -40,7 +40,7 @@ def reuse_attributes(random: Random, graph: Graph, kind: str, attrs: Mapping[str
     """
     if random.random() > ECHO_SHARE:
         return dict(attrs)
-    earlier = [node for node in graph.nodes if node.kind == kind]
+    earlier = [node for node in graph.nodes if node.op_type == kind]
     found = dict(attrs)
     for name, value in attrs.items():
         if isinstance(value, torch.dtype):

@@ -178,7 +178,7 @@ class _MotifSearch:
             if case is None or not _is_reached(self.goal, case):
                 continue
             small = shrink_motif(case, lambda c: _is_reached(self.goal, c))
-            kinds = {node.kind for node in small.graph.nodes}.intersection(self.goal.last_op_types)
+            kinds = {node.op_type for node in small.graph.nodes}.intersection(self.goal.last_op_types)
             if _signature(small) not in known and all(ends[kind] < share for kind in kinds):
                 known.add(_signature(small))
                 ends.update(kinds)
@@ -207,7 +207,7 @@ class _MotifSearch:
                     traits |= self._add_first(cases, traits) if len(self.own) < most else set()
         self.plain = len(self.own)
         for group in self.goal.groups:
-            kin = [motif for motif in self.own if any(node.kind in group for node in motif.graph.nodes)]
+            kin = [motif for motif in self.own if any(node.op_type in group for node in motif.graph.nodes)]
             for kind in group:
                 some = self.random.sample(
                     kin, min(max(MIN_MOTIFS_PER_OPERATOR, TRIES_PER_TABLE // len(group)), len(kin))
@@ -322,7 +322,7 @@ def draw_chain(
 
 def _join_paths(random: Random, growth: EagerGraphBuilder, node: Node) -> Node:
     """Sometimes replace a new operand by an operand or result of another call, so that paths join."""
-    if node.kind in UNSAFE_OPERATORS or random.random() > JOIN_SHARE:
+    if node.op_type in UNSAFE_OPERATORS or random.random() > JOIN_SHARE:
         return node
     operands = list(node.inputs)
     new = [i for i, v in enumerate(operands) if isinstance(v, Value) and v.producer is None and len(v.uses) == 1]
@@ -360,19 +360,21 @@ def _signature(case: Case) -> tuple[Any, ...]:
     def attribute_sorts(node: Node) -> tuple[Any, ...]:
         return tuple(attribute_sort(v) for _, v in sorted(node.attrs.items()) if not isinstance(v, float))
 
-    return tuple((n.kind, tuple(map(_operand_source, n.inputs)), attribute_sorts(n)) for n in case.graph.nodes)
+    return tuple((n.op_type, tuple(map(_operand_source, n.inputs)), attribute_sorts(n)) for n in case.graph.nodes)
 
 
 def _operand_source(item: Any) -> str:
     if not isinstance(item, Value):
         return type(item).__name__
-    return "constant" if item.is_constant else item.producer.kind if item.producer else "input"
+    return "constant" if item.is_constant else item.producer.op_type if item.producer else "input"
 
 
 def _traits(nodes: Iterable[Node]) -> set[Any]:
     """Return the features of nodes: the sorts of their attributes, and the types of their operands."""
     found: set[Any] = set()
     for node in nodes:
-        found.add((node.kind, tuple(type(v).__name__ for v in node.inputs)))
-        found.update((node.kind, name, attribute_sort(v)) for name, v in node.attrs.items() if not isinstance(v, float))
+        found.add((node.op_type, tuple(type(v).__name__ for v in node.inputs)))
+        found.update(
+            (node.op_type, name, attribute_sort(v)) for name, v in node.attrs.items() if not isinstance(v, float)
+        )
     return found

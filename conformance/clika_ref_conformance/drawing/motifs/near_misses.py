@@ -33,13 +33,13 @@ def _change_calls(
 ) -> Iterator[Case | None]:
     """Yield the case with one call changed, for each node and each of its changes."""
     for position, node in enumerate(case.graph.nodes):
-        for what, inputs, attrs in changes(node) if node.kind not in UNSAFE_OPERATORS else ():
+        for what, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
             new = CaseRebuilder.of(case)
             new.add_leaves()
             legal = all(
                 new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
             )  # fmt: skip
-            yield new.done(f"{node.kind} {position}: {what}") if legal else None
+            yield new.done(f"{node.op_type} {position}: {what}") if legal else None
 
 
 def change_attribute(case: Case, _: Operators) -> Iterator[Case | None]:

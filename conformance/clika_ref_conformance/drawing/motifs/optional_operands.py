@@ -18,8 +18,8 @@ from clika_ref_conformance.drawing.motifs.rebuilding import CaseRebuilder
 def change_optional_operands(case: Case, _: Operators) -> Iterator[Case | None]:
     """Omit each operand, and add a constant for each missing one, where eager accepts the call."""
     for position, node in enumerate(case.graph.nodes):
-        for index, item in enumerate(node.inputs) if node.kind not in UNSAFE_OPERATORS else ():
-            name = f"{node.kind} {position}: operand {index}"
+        for index, item in enumerate(node.inputs) if node.op_type not in UNSAFE_OPERATORS else ():
+            name = f"{node.op_type} {position}: operand {index}"
             if isinstance(item, Value):
                 yield _replace_operand(case, node, index, None, f"{name} left out")
             elif item is None:

@@ -35,7 +35,7 @@ SUITE_OPERATORS = {op.name: op for op in (conformance_tap, conformance_step)}
 
 def is_safe(case: Case) -> bool:
     """Return whether PyTorch rejects every illegal form of a case instead of corrupting memory."""
-    return UNSAFE_OPERATORS.isdisjoint(node.kind for node in case.graph.nodes)
+    return UNSAFE_OPERATORS.isdisjoint(node.op_type for node in case.graph.nodes)
 
 
 @dataclass

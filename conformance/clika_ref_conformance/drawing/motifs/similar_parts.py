@@ -61,9 +61,9 @@ SIMILAR_NUMBERS = ((0.0, -0.0), (1, 2), (1.0, 2.0), (0, 1))
 
 def use_similar_literals(case: Case, _: Operators) -> Iterator[Case | None]:
     """Give all calls of one operator the same number, and the last of them a similar one."""
-    kinds = {node.kind: None for node in case.graph.nodes if any(isinstance(v, int | float) for v in node.inputs)}
+    kinds = {node.op_type: None for node in case.graph.nodes if any(isinstance(v, int | float) for v in node.inputs)}
     for kind, (one, other) in product(kinds, SIMILAR_NUMBERS):
-        nodes = [node for node in case.graph.nodes if node.kind == kind]
+        nodes = [node for node in case.graph.nodes if node.op_type == kind]
         new = CaseRebuilder.of(case)
         new.add_leaves()
         numbers = {id(node): other if node is nodes[-1] and len(nodes) > 1 else one for node in nodes}
@@ -142,7 +142,9 @@ def equalize_dims(case: Case, _: Operators) -> Iterator[Case | None]:
         new = CaseRebuilder.of(case)
         new.add_leaves(lambda _, leaf, length=length: replace(leaf, tensor=_resize_dims(leaf.tensor, length)))
         first: dict[str, Node] = {}
-        legal = all(new.take(node, attrs=change(first.setdefault(node.kind, node), node)) for node in case.graph.nodes)
+        legal = all(
+            new.take(node, attrs=change(first.setdefault(node.op_type, node), node)) for node in case.graph.nodes
+        )
         yield new.done(f"sides of {length}, attributes {how}") if legal else None
 
 

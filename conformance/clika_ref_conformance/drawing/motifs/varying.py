@@ -39,7 +39,7 @@ def substitute_operator(
 ) -> Iterator[Case]:
     """Yield the motif with an operator of a group in place of each node inside the group, or outside of it."""
     for position, node in enumerate(motif.graph.nodes):
-        if kind not in UNSAFE_OPERATORS and kind != node.kind and (node.kind in group) is kin:
+        if kind not in UNSAFE_OPERATORS and kind != node.op_type and (node.op_type in group) is kin:
             yield from (_finish(new, motif) for new in _substitutions(random, motif, position, operators[kind]))
 
 
@@ -58,7 +58,7 @@ def redraw_call(case: Case, _: Operators, *, draws: int = NEAR_MISS_DRAWS_PER_NO
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
         for new in _redraw_node(random, case, position, node.op, draws=draws):
-            yield new.done(f"{node.kind} {position} drawn anew", new.unread)
+            yield new.done(f"{node.op_type} {position} drawn anew", new.unread)
 
 
 def _substitutions(random: Random, motif: Case, position: int, op: Operator) -> Iterator[CaseRebuilder]:
@@ -172,7 +172,7 @@ def _substitute_node(new: CaseRebuilder, nodes: Sequence[Node], placed: Node, ra
 
 def _add_follower(random: Random, new: CaseRebuilder, node: Node, *, keep: bool) -> bool:
     """Add a node on operands that match its inputs, keeping its attributes if asked and legal."""
-    for _ in range(DRAWS_PER_NODE // 2 if node.kind not in UNSAFE_OPERATORS else 0):
+    for _ in range(DRAWS_PER_NODE // 2 if node.op_type not in UNSAFE_OPERATORS else 0):
         drawn = CallGenerator(random, new.builder, 1.0, 1.0).call(node.op, _operand_pool(random, new, node))
         if drawn is not None and len(drawn.outputs) == len(node.outputs):
             kept = new.builder.place(node.op, drawn.inputs, node.attrs) if keep else None
@@ -198,7 +198,7 @@ def substitute_random_operators(case: Case, operators: Operators) -> Iterator[Ca
         tensors = [v for v in node.inputs if isinstance(v, Value)]
         for op in (
             random.sample(drawing, min(MAX_RANDOM_OPERATORS, len(drawing)))
-            if tensors and node.kind not in UNSAFE_OPERATORS
+            if tensors and node.op_type not in UNSAFE_OPERATORS
             else ()
         ):
             new = _rebuild_until(case, position)

@@ -102,7 +102,7 @@ def _node_box(node: Node, precision: NodePrecision) -> Box:
     details += [("with", text) for text in attribute_texts(node)]
     if node.origin.history:
         details.append(("made by", ", ".join(node.origin.history)))
-    return Box(f"node {node.name}", node.kind, precision.badge, rows, details, precision.role)
+    return Box(f"node {node.name}", node.op_type, precision.badge, rows, details, precision.role)
 
 
 def _operand_rows(node: Node) -> list[tuple[str, str]]:

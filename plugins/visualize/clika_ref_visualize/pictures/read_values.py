@@ -21,11 +21,11 @@ class ReadValue:
 
 def is_half_of_pair(node: Node) -> bool:
     """Whether a node is half of a ``quantize``/``dequantize`` pair, which pictures show as a color."""
-    if node.kind == DEQUANTIZE_OPERATOR:
+    if node.op_type == DEQUANTIZE_OPERATOR:
         source = node.inputs[0]
         return source.is_constant or (source.producer is not None and is_half_of_pair(source.producer))
-    return node.kind == QUANTIZE_OPERATOR and all(
-        isinstance(use.user, Node) and use.user.kind == DEQUANTIZE_OPERATOR and use.position == 0
+    return node.op_type == QUANTIZE_OPERATOR and all(
+        isinstance(use.user, Node) and use.user.op_type == DEQUANTIZE_OPERATOR and use.position == 0
         for use in node.output.uses
     )
 
@@ -33,7 +33,7 @@ def is_half_of_pair(node: Node) -> bool:
 def resolve_read_value(value: Value) -> ReadValue:
     """Return the value before a ``quantize``/``dequantize`` pair, with its quantization."""
     made = value.producer
-    if made is None or made.kind != DEQUANTIZE_OPERATOR or not is_half_of_pair(made):
+    if made is None or made.op_type != DEQUANTIZE_OPERATOR or not is_half_of_pair(made):
         return ReadValue(value)
     integers: Value = made.inputs[0]
     if integers.producer is None:
@@ -73,5 +73,7 @@ def _number_text(operand: object) -> str:
 def collect_hidden_nodes(graph: Graph) -> set[Node]:
     """Return the nodes that pictures do not draw."""
     return {
-        node for node in graph.nodes if node.kind in (QUANTIZE_OPERATOR, DEQUANTIZE_OPERATOR) and is_half_of_pair(node)
+        node
+        for node in graph.nodes
+        if node.op_type in (QUANTIZE_OPERATOR, DEQUANTIZE_OPERATOR) and is_half_of_pair(node)
     }

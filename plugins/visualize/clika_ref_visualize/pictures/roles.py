@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme, is_fused
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 from clika_ref.export.explanation import Explanation, find_planned_precisions
 from clika_ref.lora.adapters import ADAPTER_OPERATORS
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.targets.quantization_scheme import QuantizationScheme, is_fused
 from clika_ref_visualize.pictures.drawing import Role
 
 
@@ -40,7 +40,7 @@ def determine_precisions(graph: Graph, plan: Plan | None, explanation: Explanati
     if explanation is not None:
         _apply_explanation(graph, explanation, found)
     for node in graph.nodes:
-        if node.kind in ADAPTER_OPERATORS.values():
+        if node.op_type in ADAPTER_OPERATORS.values():
             up = node.inputs[3]
             found[node] = NodePrecision(Role.ADAPTER, f"rank {up.type.shape[1]}")
     return found
@@ -61,7 +61,7 @@ def _mark_fused_nodes(graph: Graph, scheme: QuantizationScheme, found: dict[Node
     for node in graph.nodes:
         first = node.inputs[0] if node.inputs else None
         layer = first.producer if isinstance(first, Value) else None
-        if layer is None or layer.kind not in scheme.layers or not is_fused(scheme, node.kind, node.attrs):
+        if layer is None or layer.op_type not in scheme.layers or not is_fused(scheme, node.op_type, node.attrs):
             continue
         is_alone = all(use.user is node for use in layer.outputs[0].uses)
         if is_alone and found[layer].role is Role.INTEGERS and found[node].role is Role.FLOAT:

@@ -18,7 +18,7 @@ def count_elements(value: Value) -> int:
 
 def bits_per_element(held: Value, reader: Node | None) -> int:
     """Return the bits per element of a constant, as stored for its reader."""
-    told = reader.attrs.get("bits") if reader is not None and reader.kind in QDQ_OPERATORS else None
+    told = reader.attrs.get("bits") if reader is not None and reader.op_type in QDQ_OPERATORS else None
     return told or held.type.dtype.itemsize * BITS_PER_BYTE
 
 
@@ -38,10 +38,10 @@ def count_constant_bytes(graph: Graph) -> tuple[int, int]:
         count = count_elements(value)
         after += count * bits_per_element(value, reader) // BITS_PER_BYTE
         if not all(map(_is_scale, uses)):
-            before += count * (reader.output if reader.kind in QDQ_OPERATORS else value).type.dtype.itemsize
+            before += count * (reader.output if reader.op_type in QDQ_OPERATORS else value).type.dtype.itemsize
     return before, after
 
 
 def _is_scale(use: Use) -> bool:
     """Whether a constant is used as a scale or zero point."""
-    return isinstance(use.user, Node) and use.user.kind in QDQ_OPERATORS and use.position != 0
+    return isinstance(use.user, Node) and use.user.op_type in QDQ_OPERATORS and use.position != 0

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizationScheme
+from clika_ref.core.targets import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
 from clika_ref.export.explanation import NOT_REPORTED, Explanation, NodeFacts, find_planned_precisions
 from clika_ref.quantization.decision import LayerReport, Quantization
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.targets.precisions import FLOAT_PRECISION, FUSED_PRECISION, INT8_PRECISION
-from clika_ref.targets.quantization_scheme import QuantizationScheme
 from clika_ref_visualize.report.contents import NodeRecord, NodeState
 from clika_ref_visualize.report.file_bytes import BITS_PER_BYTE, bits_per_element, count_elements
 from clika_ref_visualize.report.value_records import list_computing_nodes, trace_before_pairs
@@ -52,7 +52,7 @@ def node_records(graph: Graph, told: KnownFacts, places: Mapping[Value, int]) ->
             NodeRecord(
                 node.name,
                 node.origin.scope,
-                layer.operator if layer else node.kind,
+                layer.operator if layer else node.op_type,
                 node.origin.line,
                 state_of(wanted, runs, is_kept=bool(reason) and (layer is not None or node.name in floats)),
                 wanted,

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from clika_ref.compiled.latency import profiler_of
 from clika_ref.compiled.lowering import check_supported
 from clika_ref.compiled.runners import to_cpu
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError, TargetError
 from clika_ref.core.ir import Graph, Value
-from clika_ref.core.targets import Artifact, Target
+from clika_ref.core.targets import Target
 from clika_ref.export.explanation import Explanation, compile_temporarily, explain_artifact
 from clika_ref.export.export import make_export_graph
 from clika_ref.export.target_comparison import TargetFacts, make_row, make_unsupported_row
@@ -21,8 +21,6 @@ from clika_ref.export.visualization import ReportFacts
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.report import NO_DECISIONS_MESSAGE, summarize_quantization
 from clika_ref.settings.settings import Settings
-from clika_ref.targets.emulation import describe_runtime, emulator_of
-from clika_ref.targets.quantization_scheme import scheme_of
 from clika_ref_visualize.report.contents import ChosenRow, LatencyRecord, NodeRecord, ReportContents, WhatIfRecord
 from clika_ref_visualize.report.file_bytes import count_constant_bytes
 from clika_ref_visualize.report.module_tree import module_records
@@ -72,13 +70,13 @@ def build_contents(subject: ReportFacts, step: Callable[[str], None]) -> ReportC
     asked = _query_runtime(subject, written, step)
     values = value_records(written, plan, subject.table, found.observers if found else {})
     places = {value: place for place, value in enumerate(values)}
-    told = KnownFacts(scheme_of(subject.target), plan, found, asked.explanation, asked.seconds)
+    told = KnownFacts(subject.target.scheme, plan, found, asked.explanation, asked.seconds)
     nodes = node_records(written, told, places)
     before, after = count_constant_bytes(written)
     own = [] if asked.row is None else [asked.row]
     return ReportContents(
         model=graph.name,
-        target=describe_runtime(subject.target),
+        target=subject.target.describe_runtime(),
         made=dt.datetime.now().astimezone().isoformat(timespec="seconds"),
         summary=summarize_quantization(found) if found else "",
         inputs=[_value_text(value) for value in graph.inputs],
@@ -138,17 +136,16 @@ def _query_artifact(
 
 def no_times_reason(target: Target) -> str:
     """Return why a target reports no node times, or an empty string if it does."""
-    if stand_in := emulator_of(target):
+    if stand_in := target.emulated_by:
         return f"{target.name} is emulated by {stand_in} here, whose times say nothing of it"
-    if profiler_of(target) is None:
-        return f"the target {target.name} tells no times of single nodes: it has no method `profile`"
-    return target.missing() or ""
+    if not target.has_node_times():
+        return f"the target {target.name} reports no times of nodes: it does not implement `profile`"
+    return target.unavailable_reason() or ""
 
 
 def _profile_nodes(target: Target, artifact: Artifact, example: Sequence[torch.Tensor]) -> Mapping[str, float]:
     """Return the seconds of each node; empty for a target without node times."""
-    profile = profiler_of(target)
-    return {} if profile is None or no_times_reason(target) else profile(artifact, to_cpu(example))
+    return {} if no_times_reason(target) else target.profile(artifact, to_cpu(example))
 
 
 def _latency(asked: _RuntimeResults, nodes: Sequence[NodeRecord]) -> LatencyRecord | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from clika_ref.core.ir import Graph, Node, Value
+from clika_ref.core.quantization_scheme import QuantizedType
 from clika_ref.export.explanation import QDQ_OPERATORS
 from clika_ref.quantization.calibration.calibrator import is_move_of_observed_value
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN
@@ -13,7 +14,6 @@ from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.quantization.calibration.statistics import Statistics
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.qparams import QParams
-from clika_ref.targets.quantization_scheme import QuantizedType
 from clika_ref_visualize.report.contents import HistogramRecord, ObservedRange, QuantizedRange, ValueRecord
 
 MAX_BINS = 64
@@ -22,14 +22,14 @@ MAX_BINS = 64
 
 def trace_before_pairs(value: Value) -> Value:
     """Return the float value before quantize and dequantize nodes, or the value itself if it is not quantized."""
-    while value.producer is not None and value.producer.kind in QDQ_OPERATORS:
+    while value.producer is not None and value.producer.op_type in QDQ_OPERATORS:
         value = value.producer.inputs[0]
     return value
 
 
 def list_computing_nodes(graph: Graph) -> list[Node]:
     """Return the nodes of a graph in order, except quantize and dequantize nodes."""
-    return [node for node in graph.nodes if node.kind not in QDQ_OPERATORS]
+    return [node for node in graph.nodes if node.op_type not in QDQ_OPERATORS]
 
 
 def value_records(

@@ -10,10 +10,10 @@ from small_graphs import TYPE, joined, layer, plus, put, residual, split, weight
 
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
+from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.core.registry import load_registry
 from clika_ref.export.explanation import Explanation, NodeFacts
 from clika_ref.quantization.qdq.insertion import Plan
-from clika_ref.targets.quantization_scheme import QuantizationScheme, QuantizedType
 
 SCHEME = QuantizationScheme(
     activations=QuantizedType(),

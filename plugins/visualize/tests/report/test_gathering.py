@@ -140,13 +140,15 @@ def test_a_target_that_tells_no_times_says_what_it_lacks(tmp_path, monkeypatch):
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert (
         found["missing"]["latency"]
-        == "the target onnxruntime tells no times of single nodes: it has no method `profile`"
+        == "the target onnxruntime reports no times of nodes: it does not implement `profile`"
     )
 
 
 def test_a_runtime_that_is_not_there_costs_its_own_parts_only(tmp_path, monkeypatch):
     module = in_integers()
-    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
+    monkeypatch.setattr(
+        type(module.clika_state.registry.targets["onnxruntime"]), "unavailable_reason", lambda self: "it is gone"
+    )
     found = told_in(module.clika_report(tmp_path / "report.html"))
     assert found["missing"] == {"runtime": "it is gone", "latency": "it is gone"}
     assert {node["state"] for node in found["nodes"] if node["bits"]} == {"integers"}
@@ -363,7 +365,9 @@ def test_of_a_float_module_one_artifact_is_written(tmp_path, monkeypatch):
 
 def test_a_runtime_that_is_not_there_still_leaves_the_size_of_the_file(tmp_path, monkeypatch):
     module = in_integers()
-    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "missing", lambda self: "it is gone")
+    monkeypatch.setattr(
+        type(module.clika_state.registry.targets["onnxruntime"]), "unavailable_reason", lambda self: "it is gone"
+    )
     found = told_in(module.clika_report(tmp_path / "report.html"))
     (row,) = found["targets"]
     assert found["bytes_of_file"] == row["bytes"] > 0

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from clika_ref.core.errors import TargetError
-
 if TYPE_CHECKING:
-    from clika_ref.core.targets import Target
     from clika_ref.core.types import TensorType
 
 
@@ -132,28 +129,24 @@ class QuantizationScheme:
 
 
 def is_int32_bias_supported(scheme: QuantizationScheme, operator: str, read: TensorType) -> bool:
-    """Return whether a layer has an integer bias for an input of this type."""
+    """Return whether a layer has an INT32 bias.
+
+    Args:
+        scheme: of the target.
+        operator: of the layer.
+        read: the type of its input.
+    """
     is_flat = read.rank == 2 or all(isinstance(side, int) for side in read.shape)
     return operator in scheme.int32_bias and (is_flat or operator not in scheme.int32_bias_2d_or_static)
 
 
 def is_fused(scheme: QuantizationScheme, operator: str, attributes: Mapping[str, Any]) -> bool:
-    """Return whether the runtime fuses an operator with such attributes with the layer before it."""
+    """Return whether the runtime fuses an operator with the layer before it.
+
+    Args:
+        scheme: of the target.
+        operator: the operator.
+        attributes: its attributes.
+    """
     wanted = scheme.fused.get(operator)
     return wanted is not None and all(attributes[name] == value for name, value in wanted.items())
-
-
-def scheme_of(target: Target) -> QuantizationScheme | None:
-    """Return the target's attribute ``scheme``; None if it has none and computes in float.
-
-    Raises:
-        TargetError: it is no `QuantizationScheme`.
-    """
-    stated: Any = getattr(target, "scheme", None)
-    if not isinstance(stated, QuantizationScheme | None):
-        msg = (
-            f"the target {target.name} states scheme = {stated!r}; "
-            "it must be a clika_ref.targets.quantization_scheme.QuantizationScheme, or None"
-        )
-        raise TargetError(msg)
-    return stated

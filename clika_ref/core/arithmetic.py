@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 
 from clika_ref.core.errors import TargetError
-
-if TYPE_CHECKING:
-    from clika_ref.core.targets import Target
 
 ROUNDING_KINDS = ("ulp", "dot", "norm", "softmax", "interpolation", "compose")
 """Kinds of error classes (`clika_ref.core.accuracy`) of operators that round."""
@@ -45,7 +41,7 @@ FLUSHED_FLOAT32 = FloatFormat("flushed_float32", 2.0**-23, 2.0**-126, (2 - 2.0**
 class Arithmetic:
     """The formats in which a target computes on tensors of ``dtype``, if they differ from it.
 
-    A target lists them in an attribute ``arithmetic``, a sequence; the first one that fits a node applies to it.
+    A target lists them in its attribute ``arithmetic``; the first one that fits a node applies to it.
     Without one, everything is computed and accumulated in the declared dtype. Copies, selections and comparisons are
     exact in any arithmetic.
 
@@ -77,19 +73,3 @@ class Arithmetic:
         if wrong:
             msg = f"{self}: {', '.join(map(str, wrong))} does not round; state floating formats only"
             raise TargetError(msg)
-
-
-def arithmetic_of(target: Target) -> tuple[Arithmetic, ...]:
-    """Return the target's attribute ``arithmetic``; empty if it has none.
-
-    Raises:
-        TargetError: it is no sequence of `clika_ref.targets.arithmetic.Arithmetic`.
-    """
-    stated: Any = getattr(target, "arithmetic", ())
-    if not isinstance(stated, list | tuple) or not all(isinstance(one, Arithmetic) for one in stated):
-        msg = (
-            f"the target {target.name} states arithmetic = {stated!r}; "
-            "it must be a sequence of clika_ref.targets.arithmetic.Arithmetic"
-        )
-        raise TargetError(msg)
-    return tuple(stated)

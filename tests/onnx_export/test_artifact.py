@@ -1,4 +1,4 @@
-"""What is asked of calls: once of those that are alike."""
+"""The parts shared by ONNX targets: questions about equal calls are asked once."""
 
 import torch
 
@@ -6,8 +6,8 @@ from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.registry import load_registry
 from clika_ref.core.types import TensorType
-from clika_ref.onnx_export import call_cache
-from clika_ref.onnx_export.call_cache import cache_per_call
+from clika_ref.onnx_export import artifact
+from clika_ref.onnx_export.artifact import cache_per_call
 
 
 def test_calls_of_one_lowering_type_and_attributes_are_asked_of_once(monkeypatch):
@@ -22,7 +22,7 @@ def test_calls_of_one_lowering_type_and_attributes_are_asked_of_once(monkeypatch
     asked = cache_per_call(lambda node: seen.append(node) or node.name)
     assert [asked(node) for node in nodes] == [nodes[0].name, nodes[0].name, nodes[2].name, nodes[3].name]
     assert seen == [nodes[0], *nodes[2:]]
-    monkeypatch.setattr(call_cache, "MAX_CACHED_CALLS", 3)
+    monkeypatch.setattr(artifact, "MAX_CACHED_CALLS", 3)
     assert asked(build("relu", wide).producer) == seen[-1].name  # which forgets all others
     asked(nodes[0])
     assert seen[-1] is nodes[0]
