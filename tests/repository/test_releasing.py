@@ -5,6 +5,7 @@ import zipfile
 import pytest
 
 from releasing.building import differences
+from releasing.code_lines import CodeSize, comparison_table, group_of, measure
 from releasing.distributions import distributions, lowest_versions, pinned
 from releasing.trying import LINES, readme_lines
 
@@ -61,3 +62,45 @@ def test_the_lowest_versions_are_allowed_and_are_no_newer_than_those_of_developm
 
     lowest, usual = lowest_versions(), pinned()
     assert {name: version for name, version in lowest.items() if parts(version) > parts(usual[name])} == {}
+
+
+COUNTED = '''
+"""A module."""
+
+LIMIT = 3  # of all
+"""An attribute."""
+
+
+def double(x):
+    """Double it.
+
+    Twice.
+    """
+    # twice
+    return (
+        2 * x
+    )
+'''
+
+
+def test_code_size_without_comments_and_docstrings():
+    assert measure(COUNTED) == CodeSize(lines=5, statements=3)
+
+
+def test_code_size_of_joined_lines_has_equal_statements():
+    assert measure(COUNTED.replace("(\n        2 * x\n    )", "2 * x")) == CodeSize(lines=3, statements=3)
+
+
+def test_code_groups_leave_tests_out():
+    assert group_of("plugins/aten/clika_ref_aten/gating.py") == "plugins/aten"
+    assert group_of("docs/building/check_site.py") == "docs/building"
+    assert group_of("plugins/aten/tests/test_gating.py") is group_of("tests/core/test_ir.py") is None
+
+
+def test_code_size_table_shows_changes_and_sum():
+    table = comparison_table({"a": CodeSize(1200, 900)}, {"a": CodeSize(1000, 850), "b": CodeSize(50, 40)}, "HEAD")
+    assert [line.split() for line in table.splitlines()[2:]] == [
+        ["a", "1,200", "1,000", "-200", "900", "850", "-50"],
+        ["b", "0", "50", "+50", "0", "40", "+40"],
+        ["total", "1,200", "1,050", "-150", "900", "890", "-10"],
+    ]
