@@ -56,6 +56,13 @@ def test_a_file_that_is_in_no_folder_of_git_is_told(example, wheel):
     assert "clika_ref_example/old.py is in there, and in no folder of git" in told
 
 
+def test_wheel_of_the_conformance_suite_has_no_mutants():
+    (suite,) = [found for found in distributions() if found.name == "clika-ref-conformance"]
+    assert suite.excluded_folders == ["clika_ref_conformance/mutants/"]
+    assert "clika_ref_conformance/cli.py" in suite.files()
+    assert not [path for path in suite.files() if "mutants" in path]
+
+
 def test_the_lowest_versions_are_allowed_and_are_no_newer_than_those_of_development():
     def parts(version):
         return [int(part) for part in version.split(".")]
