@@ -11,7 +11,7 @@ import io
 import subprocess
 import tarfile
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
@@ -24,6 +24,9 @@ COUNTED_FOLDERS = ("clika_ref", "plugins", "conformance", "benchmarks", "example
 
 EXCLUDED_FOLDERS = ("tests", "renaming")
 """Tests, and the script of one mechanical commit."""
+
+MUTANTS_GROUP = "conformance mutants"
+"""Seeded faults, which test the suite and are in no wheel."""
 
 NO_CODE_TOKENS = {
     *(tokenize.ENCODING, tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
@@ -66,6 +69,8 @@ def group_of(path: str) -> str | None:
     parts = PurePosixPath(path).parts
     if not path.endswith(".py") or any(part in EXCLUDED_FOLDERS for part in parts):
         return None
+    if "mutants" in parts:
+        return MUTANTS_GROUP
     folders = [folder for folder in COUNTED_FOLDERS if path.startswith(f"{folder}/")]
     return "/".join(parts[:2]) if folders == ["plugins"] else folders[0] if folders else None
 
@@ -100,9 +105,11 @@ def measure_groups(files: Iterator[tuple[str, str]]) -> dict[str, CodeSize]:
 
 
 def comparison_table(before: dict[str, CodeSize], after: dict[str, CodeSize], commit: str) -> str:
-    """Return a table of sizes before and after, with a line for the sum."""
+    """Return a table of sizes before and after, with the sums of all packages in wheels and of everything."""
     rows = {group: (before.get(group, CodeSize()), after.get(group, CodeSize())) for group in sorted({*before, *after})}
-    rows["total"] = (sum(before.values(), CodeSize()), sum(after.values(), CodeSize()))
+    shipped = {group for group in rows if group.startswith(("clika_ref", "plugins/")) or group == "conformance"}
+    shipped_sum, total = _sum(rows[group] for group in shipped), _sum(rows.values())
+    rows |= {"in wheels": shipped_sum, "total": total}
     heading = f"{'':<22}{'lines of code':^28}  {'statements':^28}"
     columns = f"{commit:>10}{'now':>9}{'change':>9}"
     lines = [heading.rstrip(), f"{'':<22}{columns}  {columns}"]
@@ -110,3 +117,8 @@ def comparison_table(before: dict[str, CodeSize], after: dict[str, CodeSize], co
         figures = ((old.lines, new.lines), (old.statements, new.statements))
         lines.append(f"{group:<22}" + "  ".join(f"{a:>10,}{b:>9,}{b - a:>+9,}" for a, b in figures))
     return "\n".join(lines)
+
+
+def _sum(pairs: Iterable[tuple[CodeSize, CodeSize]]) -> tuple[CodeSize, CodeSize]:
+    before, after = zip((CodeSize(), CodeSize()), *pairs, strict=True)
+    return sum(before, CodeSize()), sum(after, CodeSize())

@@ -99,15 +99,18 @@ def test_code_size_of_joined_lines_has_equal_statements():
 
 
 def test_code_groups_leave_tests_out():
+    assert group_of("conformance/clika_ref_conformance/mutants/norms.py") == "conformance mutants"
     assert group_of("plugins/aten/clika_ref_aten/gating.py") == "plugins/aten"
     assert group_of("docs/building/check_site.py") == "docs/building"
     assert group_of("plugins/aten/tests/test_gating.py") is group_of("tests/core/test_ir.py") is None
 
 
 def test_code_size_table_shows_changes_and_sum():
-    table = comparison_table({"a": CodeSize(1200, 900)}, {"a": CodeSize(1000, 850), "b": CodeSize(50, 40)}, "HEAD")
+    after = {"clika_ref": CodeSize(1000, 850), "releasing": CodeSize(50, 40)}
+    table = comparison_table({"clika_ref": CodeSize(1200, 900)}, after, "HEAD")
     assert [line.split() for line in table.splitlines()[2:]] == [
-        ["a", "1,200", "1,000", "-200", "900", "850", "-50"],
-        ["b", "0", "50", "+50", "0", "40", "+40"],
+        ["clika_ref", "1,200", "1,000", "-200", "900", "850", "-50"],
+        ["releasing", "0", "50", "+50", "0", "40", "+40"],
+        ["in", "wheels", "1,200", "1,000", "-200", "900", "850", "-50"],
         ["total", "1,200", "1,050", "-150", "900", "890", "-10"],
     ]
