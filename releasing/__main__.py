@@ -5,11 +5,13 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from releasing.baseline.commands import app as baseline
 from releasing.building import build
+from releasing.code_lines import STARTING_COMMIT, commit_tree, comparison_table, measure_groups, working_tree
 from releasing.distributions import ROOT, distributions, lowest_versions, pinned
 from releasing.fresh import Fresh
 from releasing.trying import try_commands, try_first_artifact, try_missing_plugins
@@ -29,6 +31,12 @@ AT_LOWEST = (
     *("tests/onnx_export", "tests/export"),
 )
 """Tests of all that touches onnx, onnxruntime and openvino."""
+
+
+@app.command()
+def code_lines(at: Annotated[str, typer.Option(help="The commit to compare with.")] = STARTING_COMMIT) -> None:
+    """Count code lines and statements of the working tree and of a commit, without docstrings, comments and tests."""
+    print(comparison_table(measure_groups(commit_tree(at)), measure_groups(working_tree()), at))
 
 
 @app.command()

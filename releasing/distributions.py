@@ -43,6 +43,12 @@ class Distribution:
         project = self.stated["project"]
         return [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
 
+    @property
+    def excluded_folders(self) -> list[str]:
+        """The folders of packages that stay in the repository."""
+        excluded = self.stated["tool"]["setuptools"]["packages"]["find"].get("exclude", [])
+        return [f"{package.replace('.', '/')}/" for package in excluded]
+
     def files(self) -> list[str]:
         """Return the paths, from its folder, of the files that it consists of: those that git knows, or would."""
         listed = [
@@ -57,7 +63,8 @@ class Distribution:
             *DESCRIBING,
         ]
         found = subprocess.run(listed, cwd=self.folder, capture_output=True, text=True, check=True).stdout
-        return sorted({path for path in found.split("\0") if path and (self.folder / path).exists()})
+        packed = {path for path in found.split("\0") if path and not path.startswith(tuple(self.excluded_folders))}
+        return sorted(path for path in packed if (self.folder / path).exists())
 
 
 def distributions() -> list[Distribution]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -27,7 +27,7 @@ FENCE = re.compile(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', re.DOTALL |
 """A block: its language, the file that it is, if any, and what it says."""
 
 RUNNING = ("python", "console")
-WRITTEN = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+WRITTEN = {"toml": tomllib.loads, "yaml": YAML(typ="safe", pure=True).load, "json": json.loads}
 """Languages of data, and what reads them."""
 
 SHOWN = ("text", "output")

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true, sym_eq
 
 from clika_ref.capture.aten_schemas import find_written_arguments
+from clika_ref.capture.saved_tensors import storage_id
 from clika_ref.core.errors import ModelError
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Value
@@ -62,7 +62,7 @@ class AliasTracker:
 
     def root(self, value: Value, fake: Any) -> TracedTensor:
         """Return the entry of a tensor that owns its memory."""
-        key = storage_of(fake)
+        key = storage_id(fake)
         if key not in self._written:
             return TracedTensor(value)
         memory = self._memories.setdefault(key, VersionedMemory())
@@ -76,11 +76,11 @@ class AliasTracker:
         view: tuple[Operator, tuple[Any, ...], dict[str, Any], int],
     ) -> TracedTensor:
         """Return the entry of a call's result: a view if it shares memory with an operand."""
-        key = storage_of(fake)
+        key = storage_id(fake)
         if key not in self._written:
             return TracedTensor(value)
         for operand_fake, operand in operands:
-            if storage_of(operand_fake) == key and operand.memory is not None:
+            if storage_id(operand_fake) == key and operand.memory is not None:
                 assert value.producer is not None
                 siblings = tuple(v.type for v in value.producer.outputs)
                 return TracedTensor(value, operand.memory, operand.memory.version, operand, view, siblings)
@@ -92,7 +92,7 @@ class AliasTracker:
         The decomposition has its own fake tensors. The rest of the trace knows the memory of a new tensor by another
         identity, while a view of an operand shares the operand's memory.
         """
-        if storage_of(fake) in map(storage_of, operands):
+        if storage_id(fake) in map(storage_id, operands):
             return entry
         return self.root(self.current_value(entry), fake)
 
@@ -102,7 +102,7 @@ class AliasTracker:
         if target.overloadpacket in DROPOUT_OVERLOADS:  # tracers return a new tensor for these
             names = (argument.name for argument in target._schema.arguments)
             said: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-            return (not said["train"] or said["p"] == 0) and storage_of(node.meta["val"]) not in self._written
+            return (not said["train"] or said["p"] == 0) and storage_id(node.meta["val"]) not in self._written
         return target.overloadpacket in CONDITIONAL_NOOPS and _is_same_tensor(
             node.meta["val"], node.all_input_nodes[0].meta["val"]
         )
@@ -152,13 +152,6 @@ class AliasTracker:
         entry.version = entry.memory.version
 
 
-def storage_of(fake: Any) -> int:
-    """Return the identity of a tensor's storage; 0 if it has none, like wrapper tensors of ``torch.func``."""
-    if not isinstance(fake, torch.Tensor) or is_functorch_wrapped_tensor(fake):
-        return 0
-    return fake.untyped_storage()._cdata
-
-
 CONDITIONAL_NOOPS = frozenset(
     getattr(aten, name)
     for name in ["to", "type_as", "contiguous", "flatten", "positive", "real", "resolve_conj", "resolve_neg"]
@@ -174,7 +167,7 @@ def _is_same_tensor(made: Any, given: Any) -> bool:
     """Whether two traced tensors share memory, dtype and sizes; checked without adding a guard."""
     if not isinstance(made, torch.Tensor) or not isinstance(given, torch.Tensor):
         return False
-    facts = ((t.dtype, t.dim(), storage_of(t)) for t in (made, given))
+    facts = ((t.dtype, t.dim(), storage_id(t)) for t in (made, given))
     return next(facts) == next(facts) and statically_known_true(sym_eq(made.shape, given.shape))
 
 
@@ -187,5 +180,5 @@ def _find_written_storages(program: fx.GraphModule) -> set[int]:
                 written = find_written_arguments(node.target, node.args, node.kwargs)
                 norm = node.target in (aten.batch_norm.default, aten.instance_norm.default)
                 targets = [*written, *(node.args[3:5] if norm else ())]
-                found.update(storage_of(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
+                found.update(storage_id(t.meta.get("val")) for t in targets if isinstance(t, fx.Node))
     return found - {0}

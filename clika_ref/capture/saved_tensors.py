@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,13 @@ def save_tensor(name: str, tensor: torch.Tensor, *, is_state: bool, copied: bool
 
 
 def storage_id(tensor: Any) -> int:
-    """Return the identity of a tensor's storage, 0 if it has none (sparse tensors) or is not a tensor."""
+    """Return the identity of a tensor's storage.
+
+    It is 0 for what has none: no tensor, sparse tensors, and wrapper tensors of ``torch.func``.
+    """
     try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, AttributeError):
+        return 0 if is_functorch_wrapped_tensor(tensor) else tensor.untyped_storage()._cdata
+    except (AttributeError, RuntimeError, TypeError):
         return 0
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.utils import _pytree as pytree
 
-from clika_ref.capture.aliasing import storage_of
+from clika_ref.capture.saved_tensors import storage_id
 
 STATE_ATTRIBUTES = ("_parameters", "_buffers")
 """The dicts of a module that hold the tensors of its ``state_dict``."""
@@ -50,10 +50,10 @@ def trace_assignments_as_writes(module: torch.nn.Module, names: frozenset[str]) 
         after = collect_state(module, ("_buffers",))
         bound = {n: after[n] for n, old in before.items() if n in after and after[n] is not old}
         written = sorted(names & bound.keys())
-        overwritten = {storage_of(before[n]) for n in written}
+        overwritten = {storage_id(before[n]) for n in written}
 
         def apart(leaf: Any) -> Any:
-            return leaf.clone() if storage_of(leaf) in overwritten else leaf
+            return leaf.clone() if storage_id(leaf) in overwritten else leaf
 
         values = [apart(bound[n]) for n in written]
         result = pytree.tree_map(apart, result) if written else result

@@ -111,7 +111,7 @@ def snapshot_state(state: torch.Tensor, is_shared: bool) -> torch.Tensor:  # noq
 def _find_base(value: Value) -> Value:
     """Follow views, and copies of views, to the value that owns the memory."""
     while value.producer is not None and value.producer.op.write_back_rule is not None:
-        value = next(v for v in value.producer.inputs if isinstance(v, Value))
+        value = value.producer.first_tensor
     return value
 
 

@@ -132,6 +132,11 @@ class Node:
         return value
 
     @property
+    def first_tensor(self) -> Value:
+        """The first operand that is a tensor: the data input of operators that have one."""
+        return next(v for v in self.inputs if isinstance(v, Value))
+
+    @property
     def name(self) -> str:
         """The name of the first output, used to refer to the node."""
         return self.outputs[0].name if self.outputs else self.op.name

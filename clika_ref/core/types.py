@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -37,6 +38,11 @@ class TensorType:
     def is_static(self) -> bool:
         """Whether every size is a plain number."""
         return all(isinstance(dim, int) for dim in self.shape)
+
+    @property
+    def element_count(self) -> int:
+        """The number of elements of a static type."""
+        return math.prod(map(int, self.shape))
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}[{', '.join(map(str, self.shape))}]"

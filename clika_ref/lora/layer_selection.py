@@ -38,7 +38,9 @@ def select_layers(graph: Graph, settings: LoraSettings) -> dict[Value, list[Node
         named = {w: nodes for w, nodes in layers.items() if any(_is_named(node, key) for node in nodes)}
         if not named:
             raise _no_layer_error(graph, key, [node for nodes in layers.values() for node in nodes])
-        small = {w: nodes for w, nodes in named.items() if _adapter_size(nodes[0], w, settings.rank) < _weight_size(w)}
+        small = {
+            w: nodes for w, nodes in named.items() if _adapter_size(nodes[0], w, settings.rank) < w.type.element_count
+        }
         if not small:
             raise _rank_error(key, named, settings.rank)
         found |= small
@@ -49,10 +51,6 @@ def _adapter_size(node: Node, weight: Value, rank: int) -> int:
     """Return the number of elements of an adapter of a given rank."""
     outputs, *rest = map(int, weight.type.shape)
     return rank * (groups_of(node) * math.prod(rest) + outputs)
-
-
-def _weight_size(weight: Value) -> int:
-    return math.prod(map(int, weight.type.shape))
 
 
 def _is_named(node: Node, key: str) -> bool:
@@ -99,7 +97,7 @@ def _rank_error(key: str, named: Mapping[Value, Sequence[Node]], rank: int) -> M
     return ModelError(
         f"{TARGET_LAYERS_ARGUMENT}: {key!r}: {rank=} is too large: an adapter of {weight.name!r}, which is "
         f"{shape}, would have "
-        f"{_adapter_size(nodes[0], weight, rank):,} elements, and the weight has {_weight_size(weight):,}; "
+        f"{_adapter_size(nodes[0], weight, rank):,} elements, and the weight has {weight.type.element_count:,}; "
         "choose a smaller rank, "
         "or train the weight itself"
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from clika_ref.core.ir import Graph, Value
+from clika_ref.core.ir import Graph
 from clika_ref.lora.adapters import Adapter, adapters_of
 from clika_ref.reporting.tables import HasTables, Table
 
@@ -76,15 +76,10 @@ def report_adapters(graph: Graph) -> AdapterReport:
     found = adapters_of(graph)
     own = {id(matrix) for adapter in found for matrix in (adapter.down, adapter.up)}
     others = [v for v in graph.constants.values() if id(v) not in own and isinstance(v.data, nn.Parameter)]
-    return AdapterReport([_make_row(adapter) for adapter in found], sum(map(_size, others)))
+    return AdapterReport([_make_row(adapter) for adapter in found], sum(other.type.element_count for other in others))
 
 
 def _make_row(adapter: Adapter) -> LayerAdapter:
     shape = tuple(map(int, adapter.weight.type.shape))
-    return LayerAdapter(
-        adapter.path, adapter.layers[0].op_type, shape, adapter.rank, _size(adapter.down) + _size(adapter.up)
-    )
-
-
-def _size(value: Value) -> int:
-    return math.prod(map(int, value.type.shape))
+    count = adapter.down.type.element_count + adapter.up.type.element_count
+    return LayerAdapter(adapter.path, adapter.layers[0].op_type, shape, adapter.rank, count)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from clika_ref.core.errors import TargetError
 from clika_ref.onnx_export.dtypes import bytes_of
-from clika_ref.serialization.atomic_files import AtomicFiles
+from clika_ref.serialization.atomic_files import stage_file
 
 MAX_FILE_BYTES = 2**31 - 2**20
 """Maximum size of a model in one file: protobuf parsers stop at 2 GB; the rest leaves room for the graph itself."""
@@ -45,17 +45,18 @@ def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> 
         model.graph.initializers.update(weights)
     total = sum(map(_nbytes, weights.values()))
     _check(proto, weights, path)
-    data_path = path.with_name(f"{path.name}.data")
     apart = external_data or total > MAX_FILE_BYTES
     headers: list[tuple[onnx.TensorProto, ir.Value | None]]
-    with AtomicFiles(path) as files:
-        main = files.open(path)
+    with stage_file(path) as place:
         if apart:
-            headers = list(_write_external(weights, files.open(data_path), data_path.name))
+            data_path = place.with_name(f"{place.name}.data")
+            with data_path.open("xb") as data:
+                headers = list(_write_external(weights, data, data_path.name))
         else:
             headers = [(_make_header(value), value) for value in weights.values()]
-        _write(proto, headers, main)
-    return sum(p.stat().st_size for p in ([path, data_path] if apart else [path]))
+        with place.open("xb") as main:
+            _write(proto, headers, main)
+        return sum(file.stat().st_size for file in place.parent.iterdir())
 
 
 def _nbytes(value: ir.Value) -> int:

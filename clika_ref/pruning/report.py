@@ -114,7 +114,7 @@ def shape_of(layer: ChannelDims) -> tuple[int, ...]:
 def bytes_of(graph: Graph) -> int:
     """Return the bytes of all constants except masks, which artifacts do not contain."""
     return sum(
-        math.prod(map(int, value.type.shape)) * value.type.dtype.itemsize
+        value.type.element_count * value.type.dtype.itemsize
         for name, value in graph.constants.items()
         if not name.startswith("clika.masks.")
     )

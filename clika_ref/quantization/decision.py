@@ -246,11 +246,11 @@ def _weight_bytes(node: Node) -> int:
 
 
 def _constant_bytes(constant: Value) -> int:
-    return _element_count(constant) * constant.type.dtype.itemsize
+    return constant.type.element_count * constant.type.dtype.itemsize
 
 
 def _weight_elements(node: Node) -> int:
-    return sum(map(_element_count, _weights(node)))
+    return sum(weight.type.element_count for weight in _weights(node))
 
 
 def _weights(node: Node) -> list[Value]:
@@ -259,7 +259,3 @@ def _weights(node: Node) -> list[Value]:
         return matrices_of(node)
     weight = node.inputs[weight_position_of(node)]
     return [weight] if isinstance(weight, Value) and weight.is_constant else []
-
-
-def _element_count(constant: Value) -> int:
-    return math.prod(map(int, constant.type.shape))

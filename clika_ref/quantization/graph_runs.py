@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.execution import interpret
-from clika_ref.core.ir import Graph, Node
+from clika_ref.core.ir import Graph, Node, Value
 
 _CHANNELS_LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory format by the rank of an image, batch and channel dims included."""
@@ -24,6 +24,18 @@ def run_graph(
     Shapes are unchanged.
     """
     return interpret(graph, [_to_channels_last(x) for x in inputs], hook)[0]
+
+
+def visit_activations(graph: Graph, inputs: Sequence[Tensor], visit: Callable[[Value, Tensor], Any]) -> None:
+    """Run a graph, and call ``visit`` with each input and each activation, and its data."""
+
+    def visit_results(node: Node, results: tuple[Tensor, ...]) -> None:
+        for value, result in zip(node.outputs, results, strict=True):
+            visit(value, result)
+
+    for value, x in zip(graph.inputs, inputs, strict=True):
+        visit(value, x)
+    run_graph(graph, inputs, visit_results)
 
 
 def _to_channels_last(x: Tensor) -> Tensor:

@@ -1,19 +1,16 @@
-"""Atomic files: written to a temporary file in the same folder, then renamed."""
+"""Atomic files: written to a temporary folder next to them, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import tempfile
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO
 
 from clika_ref.core.errors import ClikaError, ModelError
 
@@ -80,88 +77,19 @@ def write_atomically(path: Path | str) -> Iterator[BinaryIO]:
     Raises:
         ModelError: the folder is missing or cannot be written, ``path`` cannot be a file, or the disk is full.
     """
-    with AtomicFiles(path) as files:
-        yield files.open(path)
-
-
-@dataclass
-class _PendingFile:
-    """A temporary file that will be renamed."""
-
-    path: Path
-    temporary: Path
-    handle: BinaryIO
-
-
-class AtomicFiles:
-    """Several files that are replaced together: ``main`` last, so that a new ``main`` implies new companions.
-
-    After any failure or interrupt the old files are restored. Only a crash of the machine between two renames can leave
-    new companions with an old ``main``: no file system renames several files at once.
-
-    ```python
-    with AtomicFiles("model.onnx") as files:
-        files.open("model.onnx").write(graph)
-        files.open("model.onnx.data").write(weights)
-    ```
-    """
-
-    def __init__(self, main: Path | str) -> None:
-        self.main = resolve_links(main)
-        self._pending: list[_PendingFile] = []
-
-    def open(self, path: Path | str) -> BinaryIO:
-        """Return a binary file that becomes ``path`` when the block ends.
-
-        Raises:
-            ModelError: no file can be written there.
-        """
-        place = resolve_links(path)
-        # A short name of its own: the file's name with a suffix could exceed the limit of 255 bytes. Opened with the
-        # default mode, unlike tempfile's, so that the umask decides who may read the result.
-        temporary = place.with_name(f".clika-{secrets.token_hex(8)}.tmp")
-        with _translate_os_errors(place):
-            check_writable(place)
-            handle = temporary.open("xb")
-        self._pending.append(_PendingFile(place, temporary, handle))
-        return handle
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if error is None:
-                with _translate_os_errors(self.main):
-                    self._commit()
-        finally:
-            self._clear()
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
-            raise _write_error(error, self.main) from error
-
-    def _commit(self) -> None:
-        for file in self._pending:
-            file.handle.flush()
-            os.fsync(file.handle.fileno())
-            file.handle.close()
-        _commit_renames([(file.temporary, file.path) for file in self._pending], self.main)
-
-    def _clear(self) -> None:
-        for file in self._pending:
-            with contextlib.suppress(OSError):  # closing writes the buffer, which fails again on a full disk
-                file.handle.close()
-            file.temporary.unlink(missing_ok=True)
-        self._pending.clear()
+    with stage_file(path) as place, place.open("xb") as file:
+        yield file
 
 
 @contextlib.contextmanager
 def stage_file(path: Path | str) -> Iterator[Path]:
     """Yield a path of the same name in a temporary folder; when the block ends, the files there are moved to ``path``.
 
-    A file or a whole folder can thus be checked, and rejected, before it is visible. Errors name the final path, since
-    the temporary folder no longer exists when they are read.
+    A file or a whole folder can thus be checked, and rejected, before it is visible. Of several files, ``path`` itself
+    is replaced last. After any failure or interrupt the old files are as before. Only a crash of the machine between
+    two renames can leave new companions with an old ``path``: no file system renames several files at once.
+
+    Errors name the final path, since the temporary folder no longer exists when they are read.
 
     Raises:
         ModelError: no file can be written there.
@@ -170,12 +98,14 @@ def stage_file(path: Path | str) -> Iterator[Path]:
     with _translate_os_errors(main):
         check_writable(main)
         folder = Path(tempfile.mkdtemp(prefix=".clika-", dir=main.parent))
+    staged = folder / "new"
     try:
-        yield folder / main.name
+        staged.mkdir()
+        yield staged / main.name
         with _translate_os_errors(main):
-            _commit_renames([(file, main.parent / file.name) for file in sorted(folder.iterdir())], main)
+            _move_files(staged, main)
     except ClikaError as error:
-        error.args = tuple(str(text).replace(str(folder), str(main.parent)) for text in error.args)
+        error.args = tuple(str(text).replace(str(staged), str(main.parent)) for text in error.args)
         raise
     except OSError as error:
         if error.errno in DISK_FULL_ERRORS:
@@ -193,31 +123,39 @@ def _translate_os_errors(place: Path) -> Iterator[None]:
         raise _write_error(error, place) from error
 
 
-def _commit_renames(moves: list[tuple[Path, Path]], main: Path) -> None:
-    """Rename files, ``main`` last; restore the old files on any failure."""
-    order = sorted(moves, key=lambda move: move[1] == main)  # stable, with main at the end
-    backups: dict[Path, Path | None] = {}
+def _move_files(staged: Path, main: Path) -> None:
+    """Move files next to ``main``, and ``main`` last; restore the old files on any failure."""
+    files = sorted(staged.iterdir(), key=lambda file: (file.name == main.name, file.name))
+    for file in files:
+        check_writable(main.with_name(file.name))
+        _sync(file)
+    moved: list[tuple[Path, Path]] = []
     try:
-        for temporary, place in order:
+        for file in files:
+            place, backup = main.with_name(file.name), staged.with_name(f"old-{len(moved)}")
+            moved.append((place, backup))
             if place.exists():
-                shutil.copymode(place, temporary)
-            if place != main:
-                backups[place] = _back_up(place)
-            temporary.replace(place)  # replacing main commits all files
+                shutil.copymode(place, file)
+                if place != main:
+                    place.rename(backup)
+            file.replace(place)  # replacing main commits all files
     except BaseException:  # also on an interrupt: the old companions belong to the old main
-        for temporary, place in order[:-1]:
-            backup = backups.pop(place, None)
-            if backup is not None:
+        for (place, backup), file in zip(moved, files, strict=False):
+            if backup.exists():
                 backup.replace(place)
-            elif not temporary.exists():
-                place.unlink(missing_ok=True)
+            elif place != main and not file.exists():
+                place.unlink()
         raise
-    finally:
-        for backup in backups.values():
-            if backup is not None:
-                backup.unlink(missing_ok=True)
-    for folder in {place.parent for _, place in order}:
-        _sync_folder(folder)
+    _sync(main.parent)  # makes the renames durable
+
+
+def _sync(path: Path) -> None:
+    with contextlib.suppress(PermissionError):  # a umask may forbid reading; Windows cannot open folders
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_writable(place: Path) -> None:
@@ -238,27 +176,6 @@ def check_writable(place: Path) -> None:
         # Renaming would replace, for example, /dev/null by a plain file.
         msg = f"cannot write {str(place)!r}: it is a device, pipe or socket, not a plain file; choose another path"
         raise ModelError(msg)
-
-
-def _back_up(path: Path) -> Path | None:
-    if not path.exists():
-        return None
-    backup = path.with_name(f".clika-{secrets.token_hex(8)}.tmp")
-    try:
-        backup.hardlink_to(path)
-    except OSError:  # exFAT and some network shares have no hard links
-        path.rename(backup)
-    return backup
-
-
-def _sync_folder(folder: Path) -> None:
-    # A rename is durable once the folder is synced. Windows cannot open folders, and does not need this.
-    with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _write_error(error: OSError, place: Path) -> ModelError:

@@ -1,33 +1,25 @@
-"""A YAML file as a tree of entries with line numbers. Reading executes no code and guesses no types.
+"""A YAML file as a tree of entries with line numbers, parsed by ruamel.yaml. Reading executes no code.
 
 Scalars follow YAML 1.2: ``1e-3`` is a number, ``2:4`` is not, and ``on`` is a string, unlike in YAML 1.1.
-
-Source: YAML Ain't Markup Language, version 1.2.2, section 10.3 (core schema).
 """
 
 from __future__ import annotations
 
-import math
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from clika_ref.core.errors import ModelError
 
-NULL_WORDS = {"", "~", "null", "Null", "NULL"}
-BOOLEAN_WORDS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-INTEGER_PATTERN = re.compile(r"[-+]?[0-9]{1,20}")  # 20 digits cover 64-bit integers; Python rejects thousands of digits
-FLOAT_PATTERN = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-INFINITY_PATTERN = re.compile(r"([-+]?)\.(inf|Inf|INF)")
-
-MERGE_KEY = "<<"
-"""The merge key of YAML 1.1, which inserts its value into the mapping."""
-
-PLAIN_TAGS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
-"""Tags of nodes without an explicit tag, if scalars are not resolved."""
+TAG_PREFIX = "tag:yaml.org,2002:"
+NUMBER_TAGS = {TAG_PREFIX + name for name in ("bool", "float", "int", "null")}
+TEXT_TAGS = {TAG_PREFIX + name for name in ("str", "timestamp", "value", "merge")}
+"""Tags of unquoted scalars that are read as text: settings have no dates, and merge keys only merge as keys."""
+COLLECTION_TAGS = {TAG_PREFIX + name for name in ("seq", "map")}
 
 
 @dataclass(frozen=True)
@@ -74,7 +66,7 @@ def read_tree(path: Path, problems: Problems) -> Entry:
         ModelError: the file cannot be read, is empty, or is not valid YAML.
     """
     try:
-        root = yaml.compose(path.read_bytes(), Loader=yaml.BaseLoader)
+        root = _yaml().compose(path)
         if root is None:
             msg = f"{path} is empty; Settings().save_to_path({str(path)!r}) writes all settings, with their defaults"
             raise ModelError(msg)
@@ -82,66 +74,64 @@ def read_tree(path: Path, problems: Problems) -> Entry:
     except OSError as error:
         msg = f"cannot read the settings in {path}: {error.strerror or error}"
         raise ModelError(msg) from error
-    except yaml.MarkedYAMLError as error:
+    except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
         told = ", ".join(part for part in (error.context, error.problem) if part)
         raise ModelError(f"{path}{where}: this is no YAML: {told}") from error
-    except yaml.YAMLError as error:
+    except (YAMLError, ValueError) as error:  # ValueError: not UTF-8, or an integer of thousands of digits
         raise ModelError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise ModelError(f"{path} nests deeper than any settings do") from error
+        msg = f"{path} nests deeper than any settings do, or an alias is inside its own anchor"
+        raise ModelError(msg) from error
+
+
+def _yaml() -> YAML:
+    return YAML(typ="safe", pure=True)  # the C parser follows YAML 1.1
 
 
 @dataclass
 class _TreeBuilder:
     problems: Problems
+    yaml: YAML = field(default_factory=_yaml)
     known: dict[int, Entry] = field(default_factory=dict[int, Entry])
     """Entries by the id of their node, which aliases share."""
-    open: set[int] = field(default_factory=set[int])
-    """Nodes being read: an alias for one of them would recurse forever."""
 
-    def entry(self, node: yaml.Node) -> Entry:
+    def entry(self, node: Node) -> Entry:
         if id(node) not in self.known:
-            if id(node) in self.open:
-                self.problems.add(_line(node), "an alias stands within what it stands for")
-                return Entry(None, _line(node))
-            self.open.add(id(node))
             self.known[id(node)] = self._read(node)
-            self.open.discard(id(node))
         return self.known[id(node)]
 
-    def _read(self, node: yaml.Node) -> Entry:
+    def _read(self, node: Node) -> Entry:
         line = _line(node)
-        if node.tag not in PLAIN_TAGS:
+        if node.tag not in NUMBER_TAGS | TEXT_TAGS | COLLECTION_TAGS:
             self.problems.add(line, f"the tag {node.tag!r} is not read; write the value as it is, without a tag")
             return Entry(None, line)
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, SequenceNode):
             return Entry([self.entry(item) for item in node.value], line)
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, MappingNode):
             return Entry(self._mapping(node), line)
-        is_quoted = isinstance(node, yaml.ScalarNode) and node.style is not None
-        return Entry(node.value if is_quoted else parse_scalar(node.value), line, node.value, is_quoted)
+        value = self.yaml.constructor.construct_object(node) if node.tag in NUMBER_TAGS else node.value
+        return Entry(value, line, node.value, isinstance(node, ScalarNode) and node.style is not None)
 
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
+    def _mapping(self, node: MappingNode) -> dict[str, Entry]:
         found: dict[str, Entry] = {}
         for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode):
+            if not isinstance(key, ScalarNode):
                 self.problems.add(_line(key), "a key is a list or a mapping; keys are names")
-            elif key.value == MERGE_KEY and key.style is None:
+            elif key.tag == f"{TAG_PREFIX}merge":
                 self.problems.add(
-                    _line(key), f"{MERGE_KEY!r} merges nothing in YAML 1.2; write the names and values out"
+                    _line(key), f"{key.value!r} merges nothing in YAML 1.2; write the names and values out"
                 )
             elif key.value in found:
                 before = found[key.value].line
                 self.problems.add(_line(key), f"{key.value!r} is given twice, first in line {before}; keep one of them")
             else:
-                entry = self.entry(value)
-                found[key.value] = Entry(entry.value, _line(key), entry.text, entry.is_quoted)
+                found[key.value] = replace(self.entry(value), line=_line(key))
         return found
 
 
-def _line(node: yaml.Node) -> int:
+def _line(node: Node) -> int:
     return node.start_mark.line + 1
 
 
@@ -151,15 +141,6 @@ def parse_scalar(text: str) -> Any:
     >>> [parse_scalar(text) for text in ("1e-3", "8", "2:4", "off", "True", "~")]
     [0.001, 8, '2:4', 'off', True, None]
     """
-    if text in NULL_WORDS:
-        return None
-    if text in BOOLEAN_WORDS:
-        return BOOLEAN_WORDS[text]
-    if INTEGER_PATTERN.fullmatch(text):
-        return int(text)
-    if FLOAT_PATTERN.fullmatch(text):
-        return float(text)
-    infinite = INFINITY_PATTERN.fullmatch(text)
-    if infinite:
-        return -math.inf if infinite[1] == "-" else math.inf
-    return math.nan if text in (".nan", ".NaN", ".NAN") else text
+    yaml = _yaml()
+    tag = str(yaml.resolver.resolve(ScalarNode, text, (True, False)))
+    return yaml.constructor.construct_object(ScalarNode(tag, text)) if tag in NUMBER_TAGS else text

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
 
 from clika_ref.settings.compile_options import BaseDeploymentSettings
 from clika_ref.settings.yaml_reader import (
@@ -20,27 +21,19 @@ from clika_ref.settings.yaml_reader import (
     QUANTIZATION_SECTION,
     SETTINGS_BY_FRAMEWORK,
 )
-from clika_ref.settings.yaml_tree import parse_scalar
 
 YAML_WIDTH = 120
 
 
-class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes each string that would otherwise be read as another type."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    is_text = isinstance(parse_scalar(text), str)
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if is_text else "'")
-
-
-_Dumper.add_representer(str, _represent_text)
-
-
 def to_yaml_text(sections: Mapping[str, Any]) -> str:
     """Return sections as a YAML document. Each is a settings object, a mapping of them, or None."""
-    document = {name: _section(name, settings) for name, settings in sections.items()}
-    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=YAML_WIDTH)
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.representer.sort_base_mapping_type_on_output = False
+    yaml.width = YAML_WIDTH
+    text = io.StringIO()
+    yaml.dump({name: _section(name, settings) for name, settings in sections.items()}, text)
+    return text.getvalue()
 
 
 def _section(name: str, settings: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from clika_ref_cli.exit_status import Status, report_errors
+from clika_ref_cli.exit_status import MisuseError, Status, report_errors
 
 from clika_ref_conformance.execution.interruption import handle_end_signals
 
@@ -119,10 +120,13 @@ def mutants(
 ) -> None:
     """Count which seeded faults the suite finds. Exit status: 0 enough with each seed, 1 too few, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
-        show = _load_module("mutants.console_output").run_mutants_and_show
+        show = _load_mutants("mutants").run_mutants_and_show
         settings = {"target": target, "profile": profile, "seeds": seeds, "workers": workers, "json_file": json_file}
         raise typer.Exit(show(tuple(word or ()), **settings))
 
+
+MUTANTS_PACKAGE = "clika_ref_conformance.mutants"
+"""Seeded faults, which wheels do not contain."""
 
 CORRECT_TARGETS = ["identity", "onnxruntime", "clika_ref_onnxruntime.target:UNOPTIMIZED"]
 """Correct targets: a failure on one is a false alarm or a bug that nobody knew of."""
@@ -141,9 +145,19 @@ def alarms(
 ) -> None:
     """Run targets that are right, and count what fails. Exit status: 0 nothing, 1 something, 2 wrong usage."""
     with report_errors(debug=debug, refused=Status.MISUSE), handle_end_signals():
-        show = _load_module("mutants.console_output").run_correct_targets_and_show
+        show = _load_mutants("alarms").run_correct_targets_and_show
         settings = {"profile": profile, "seeds": seeds, "subjects": word or (), "levels": level or ()}
         raise typer.Exit(show(target or CORRECT_TARGETS, workers=workers, **settings))
+
+
+def _load_mutants(command: str) -> Any:
+    if importlib.util.find_spec(MUTANTS_PACKAGE) is None:
+        msg = (
+            f"clika-ref conformance {command}: the installed clika-ref-conformance has no {MUTANTS_PACKAGE}, which "
+            "only the repository contains. Install it from a clone: pip install --editable ./conformance"
+        )
+        raise MisuseError(msg)
+    return _load_module("mutants.console_output")
 
 
 def _load_module(name: str) -> Any:

@@ -10,7 +10,6 @@ from clika_ref_conformance.cases import Case, Run
 from clika_ref_conformance.execution.case_checks import (
     has_same_bits,
     is_in_share,
-    make_case_check,
     run_case,
     select_representative,
 )
@@ -186,11 +185,6 @@ def test_the_run_that_decides_is_named(tmp_path):
     runs = [*case.runs, Run("last", (torch.full_like(X, torch.nan),))]
     outcome = run_case(replace(case, runs=runs), suite_for(tmp_path, "no-nan"))
     assert (outcome.verdict, outcome.run) == (Verdict.SPECIAL, "last")
-
-
-def test_a_check_bears_its_own_name(tmp_path):
-    check = make_case_check("drawn-007", suite_for(tmp_path), lambda: case_of(("relu", {})))
-    assert (check.name, check.run().name) == ("drawn-007", "drawn-007")
 
 
 def test_same_bits_minds_dtype_shape_and_the_sign_of_zero_but_not_nan():

@@ -1,5 +1,6 @@
 """The commands: what they print, their exit status, and what they do not import for ``--help``."""
 
+import importlib.util
 import io
 import subprocess
 import sys
@@ -194,3 +195,14 @@ def test_a_run_says_what_it_is_at_and_in_a_pipe_now_and_then(monkeypatch):
     assert line.startswith("Conformance of odd, 1 checks, 1 failed  1/2")
     watch(None, busy)
     assert console.file.getvalue().splitlines() == [line]  # the next is due in half a minute
+
+
+@pytest.mark.parametrize("command", ["mutants", "alarms"])
+def test_mutants_absent_from_the_wheel_are_misuse(command, monkeypatch):
+    """The message names the folder and the installation that has it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    done = CliRunner().invoke(app, [command])
+    assert done.exit_code == 2
+    told = " ".join(done.stderr.split())
+    assert f"clika-ref conformance {command}: the installed clika-ref-conformance has no" in told
+    assert "Install it from a clone: pip install --editable ./conformance" in told

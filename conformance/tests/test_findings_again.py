@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
-from clika_ref_conformance.execution.case_checks import make_case_check
+from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.check_runner import run_check
 from clika_ref_conformance.profiles import PROFILES
 from clika_ref_conformance.reporting.replay import replay
@@ -92,7 +92,7 @@ def made(tmp_path, monkeypatch):
         suite = Suite(REGISTRY, load_target(f"odd_findings:{name}", REGISTRY), profile, tmp_path)
         runs = [Run("one", (torch.rand(2, 3),)), Run("two", (torch.rand(2, 3),))]
         case = Case("relu", build_call_graph(REGISTRY.operators["relu"], [runs[0].inputs[0]], {}), runs)
-        outcome = run_check(make_case_check("row", suite, lambda: case))
+        outcome = run_check(Check("row", lambda: replace(run_case(case, suite), name="row")))
         if verdict is not None:
             outcome = replace(outcome, comparison=Comparison(verdict, "it was"))
         return outcome, tmp_path / write_reproducer(outcome, TASK, suite, f"odd_findings:{name}", tmp_path)

@@ -128,19 +128,6 @@ def test_the_fields_that_are_documented_are_those_that_are_written():
     assert f"by schema {json_report.SCHEMA_VERSION}." in section
 
 
-def test_a_report_that_has_messages_for_reasons_is_read_still(tmp_path):
-    report = replace(
-        make_report(small()), not_run={"randn(size=()) is random": UnrunChecks(3, "randn(size=()) is random")}
-    )
-    document = json.loads(json.dumps(json_report.to_json(report_to_json(report))))
-    document["not_run"] = {"randn(size=()) is random": 3}
-    for task in document["tasks"]:
-        for detail in task["details"]:
-            del detail["reason"]
-    (tmp_path / "report.json").write_text(json.dumps(document))
-    assert read_json(tmp_path / "report.json").not_run == report.not_run
-
-
 def test_a_report_holds_what_the_run_says_of_itself():
     run = replace(small(), problems=["a deviation expired"], doubts=["nothing was proven"])
     assert make_report(run).problems == ["a deviation expired", "nothing was proven"]

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+from ruamel.yaml import YAML
 
 import clika_ref
 from releasing.baseline.command_options import describe_commands
@@ -123,7 +123,7 @@ def _describe_settings_file() -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "settings.yaml"
         clika_ref.Settings().save_to_path(path)
-        sections = yaml.safe_load(path.read_text(encoding="utf-8"))
+        sections = YAML(typ="safe", pure=True).load(path)
     for section, fields in sections.items():
         for name, value in fields.items() if isinstance(fields, dict) else [("", fields)]:
             yield f"{section}.{name}".rstrip("."), repr(value)

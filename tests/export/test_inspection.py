@@ -93,7 +93,7 @@ def test_clika_visualize_gives_the_visualizer_the_quantized_graph(module, visual
     assert module.clika_visualize(tmp_path / "model", explanation=explanation) == tmp_path / "model.svg"
     (facts,) = visualizer.facts
     assert isinstance(facts, PictureFacts)
-    assert "quantize" in {node.kind for node in facts.graph.nodes}
+    assert "quantize" in {node.op_type for node in facts.graph.nodes}
     assert (facts.plan, facts.explanation) == (module.clika_state.quantized.plan, explanation)
     assert facts.subtitle.startswith("as for onnxruntime")
 

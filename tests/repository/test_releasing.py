@@ -5,6 +5,7 @@ import zipfile
 import pytest
 
 from releasing.building import differences
+from releasing.code_lines import CodeSize, comparison_table, group_of, measure
 from releasing.distributions import distributions, lowest_versions, pinned
 from releasing.trying import LINES, readme_lines
 
@@ -55,9 +56,61 @@ def test_a_file_that_is_in_no_folder_of_git_is_told(example, wheel):
     assert "clika_ref_example/old.py is in there, and in no folder of git" in told
 
 
+def test_wheel_of_the_conformance_suite_has_no_mutants():
+    (suite,) = [found for found in distributions() if found.name == "clika-ref-conformance"]
+    assert suite.excluded_folders == ["clika_ref_conformance/mutants/"]
+    assert "clika_ref_conformance/cli.py" in suite.files()
+    assert not [path for path in suite.files() if "mutants" in path]
+
+
 def test_the_lowest_versions_are_allowed_and_are_no_newer_than_those_of_development():
     def parts(version):
         return [int(part) for part in version.split(".")]
 
     lowest, usual = lowest_versions(), pinned()
     assert {name: version for name, version in lowest.items() if parts(version) > parts(usual[name])} == {}
+
+
+COUNTED = '''
+"""A module."""
+
+LIMIT = 3  # of all
+"""An attribute."""
+
+
+def double(x):
+    """Double it.
+
+    Twice.
+    """
+    # twice
+    return (
+        2 * x
+    )
+'''
+
+
+def test_code_size_without_comments_and_docstrings():
+    assert measure(COUNTED) == CodeSize(lines=5, statements=3)
+
+
+def test_code_size_of_joined_lines_has_equal_statements():
+    assert measure(COUNTED.replace("(\n        2 * x\n    )", "2 * x")) == CodeSize(lines=3, statements=3)
+
+
+def test_code_groups_leave_tests_out():
+    assert group_of("conformance/clika_ref_conformance/mutants/norms.py") == "conformance mutants"
+    assert group_of("plugins/aten/clika_ref_aten/gating.py") == "plugins/aten"
+    assert group_of("docs/building/check_site.py") == "docs/building"
+    assert group_of("plugins/aten/tests/test_gating.py") is group_of("tests/core/test_ir.py") is None
+
+
+def test_code_size_table_shows_changes_and_sum():
+    after = {"clika_ref": CodeSize(1000, 850), "releasing": CodeSize(50, 40)}
+    table = comparison_table({"clika_ref": CodeSize(1200, 900)}, after, "HEAD")
+    assert [line.split() for line in table.splitlines()[2:]] == [
+        ["clika_ref", "1,200", "1,000", "-200", "900", "850", "-50"],
+        ["releasing", "0", "50", "+50", "0", "40", "+40"],
+        ["in", "wheels", "1,200", "1,000", "-200", "900", "850", "-50"],
+        ["total", "1,200", "1,050", "-150", "900", "890", "-10"],
+    ]

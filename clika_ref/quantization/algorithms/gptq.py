@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.quantization_scheme import QuantizedType
-from clika_ref.quantization.graph_runs import run_graph
+from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import data_of, groups_of, run_with_weight, weight_of
 
@@ -65,12 +65,12 @@ def round_weights(
     held: dict[Value, Tensor] = {}
     read = {node.inputs[0] for node in wanted}
 
-    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-        held.update((v, r) for v, r in zip(node.outputs, results, strict=True) if v in read)
+    def hold(value: Value, x: Tensor) -> None:
+        if value in read:
+            held[value] = x
 
     for inputs in batches:
-        held.update((v, x) for v, x in zip(graph.inputs, inputs, strict=True) if v in read)
-        run_graph(graph, inputs, observe)
+        visit_activations(graph, inputs, hold)
         for node in wanted:
             products = _unfold_input(node, held[node.inputs[0]])
             if len(products) >= few * products.shape[-1]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -49,7 +48,7 @@ def select_float_layers(weighed: Sensitivities, results: Mapping[Node, str]) -> 
 
 def _cost_shares(weighed: Sensitivities) -> dict[Node, float]:
     """Return the share of all MACs, or of all weight elements, by layer."""
-    elements = {node: math.prod(map(int, weight_of(node).type.shape)) for node in weighed.parts}
+    elements = {node: weight_of(node).type.element_count for node in weighed.parts}
     products = {node: weighed.products.get(node, 0) for node in weighed.parts}
     most = max(sum(elements.values()), 1), max(sum(products.values()), 1)
     return {node: max(elements[node] / most[0], products[node] / most[1]) for node in weighed.parts}

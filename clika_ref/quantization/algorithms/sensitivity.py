@@ -155,10 +155,7 @@ def estimate_sensitivities(
 
 def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
     """Return the values that are rounded if only this layer is quantized."""
-    ends = [
-        next(v for v in node.inputs if isinstance(v, Value)),
-        *([tail] if node.op_type in plan.scheme.closed else []),
-    ]
+    ends = [node.first_tensor, *([tail] if node.op_type in plan.scheme.closed else [])]
     return [source_of_rounding(end, placement) for end in ends]
 
 

@@ -23,7 +23,7 @@ from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.quantization_scheme import QuantizationScheme, QuantizedType
 from clika_ref.quantization.calibration.observers import Range
-from clika_ref.quantization.graph_runs import run_graph
+from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.qdq.channel_scales import (
     ScalableChannels,
     find_scalable_channels,
@@ -120,13 +120,7 @@ def search_smoothing_factors(
             if best is not None:
                 factors[value.name] = best
 
-    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-        for value, result in zip(node.outputs, results, strict=True):
-            evaluate_value(value, result)
-
-    for value, x in zip(graph.inputs, inputs, strict=True):
-        evaluate_value(value, x)
-    run_graph(graph, inputs, observe)
+    visit_activations(graph, inputs, evaluate_value)
     return factors
 
 

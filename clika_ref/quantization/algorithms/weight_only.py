@@ -16,7 +16,7 @@ from clika_ref.quantization.algorithms.gradient_tape import GradientRecorder, re
 from clika_ref.quantization.algorithms.sensitivity import sensitivity_reason, variance_share
 from clika_ref.quantization.calibration.calibrator import Calibration
 from clika_ref.quantization.calibration.weight_clipping import find_clipped_scales
-from clika_ref.quantization.graph_runs import run_graph
+from clika_ref.quantization.graph_runs import visit_activations
 from clika_ref.quantization.layer_settings import NodeSettings
 from clika_ref.quantization.qdq.layer_weights import data_of, is_unchanged_constant, weight_of, weight_position_of
 from clika_ref.quantization.qdq.packed_weights import PackedWeight, weight_rows
@@ -211,7 +211,7 @@ class _OptionSearch:
         self.settings, self.found, self.waiting, self.forced, self.ways = settings, found, waiting, forced, ways
         batches = calibration.reservoir.batches
         fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
-        read = {_first_tensor(node) for node in waiting}
+        read = {node.first_tensor for node in waiting}
         self.fitted, self.judged = (_gram_matrices(calibration.graph, read, some) for some in (fitted, judged))
         self.tape: GradientRecorder = record_gradients(
             calibration.graph, {node: node.output for node in waiting}, batches[0]
@@ -254,11 +254,11 @@ class _OptionSearch:
     def _error(self, node: Node, held: PackedWeight) -> Tensor:
         """Return the change of a layer's output."""
         rows = _weight_rows(node)
-        missed = self.tape.held[_first_tensor(node)].float() @ (held.held(rows) - rows).T
+        missed = self.tape.held[node.first_tensor].float() @ (held.held(rows) - rows).T
         return missed.to(self.tape.held[node.output].dtype)
 
     def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:
-        read = _first_tensor(node)
+        read = node.first_tensor
         return quantize_low_bit(_weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.ways())
 
 
@@ -297,10 +297,6 @@ def sum_squared_product_error(rows: Tensor, held: PackedWeight, gram: Tensor) ->
     return float(((missed @ gram) * missed).sum())
 
 
-def _first_tensor(node: Node) -> Value:
-    return next(v for v in node.inputs if isinstance(v, Value))
-
-
 def _weight_rows(node: Node) -> Tensor:
     return weight_rows(node, data_of(weight_of(node)))
 
@@ -315,12 +311,6 @@ def _gram_matrices(graph: Graph, values: set[Value], batches: Sequence[Sequence[
             rows = x.reshape(-1, x.shape[-1]).float()
             found[value] = found.get(value, 0) + rows.T @ rows
 
-    def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-        for value, result in zip(node.outputs, results, strict=True):
-            add_gram(value, result)
-
     for inputs in batches:
-        for value, x in zip(graph.inputs, inputs, strict=True):
-            add_gram(value, x)
-        run_graph(graph, inputs, observe)
+        visit_activations(graph, inputs, add_gram)
     return found

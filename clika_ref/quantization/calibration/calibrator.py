@@ -223,7 +223,7 @@ def is_move_of_observed_value(node: Node) -> bool:
     """
     if node.op.trait is not SHARED_QPARAMS:
         return False
-    return not next(v for v in node.inputs if isinstance(v, Value)).is_constant
+    return not node.first_tensor.is_constant
 
 
 def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: str, batch: int) -> None:
@@ -253,5 +253,5 @@ def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) ->
 
 def _is_unbounded(value: Value, found: Mapping[str, BatchStatistics]) -> bool:
     while value.producer is not None and is_move_of_observed_value(value.producer):
-        value = next(v for v in value.producer.inputs if isinstance(v, Value))
+        value = value.producer.first_tensor
     return value.name in found and found[value.name].is_unbounded

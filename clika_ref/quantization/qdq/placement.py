@@ -87,7 +87,7 @@ class _Placer:
                     self.found.floats[node] = reason
                 else:
                     self.found.layers[node] = self._find_fused_output(node)
-        wanted = {_first_tensor(node) for node in self.found.layers}
+        wanted = {node.first_tensor for node in self.found.layers}
         wanted |= {tail for node, tail in self.found.layers.items() if node.op_type in self.scheme.closed}
         wanted |= {self._source_before_moves(value) for value in wanted if self.scheme.quantizes_before_moves}
         for value in self.graph.inputs:
@@ -108,13 +108,13 @@ class _Placer:
             return "both operands are computed"
         if weight.type.dtype != torch.float32:
             return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
-        if not self.has_range(_source_of_moves(_first_tensor(node))):
+        if not self.has_range(_source_of_moves(node.first_tensor)):
             return "its input has no range: it is a mask, or calibration saw no element"
         if node.op_type in self.scheme.closed and not self.has_range(_source_of_moves(self._find_fused_output(node))):
             return "its result has no range"
         if node.op_type in self.scheme.needs_single_group and groups_of(node) > 1:
             return f"the target computes {node.op_type} of several groups in float"
-        if node.op_type in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(_first_tensor(node))):
+        if node.op_type in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(node.first_tensor)):
             return f"the target computes {node.op_type} in integers only where nothing that it reads lies below 0"
         return ""
 
@@ -135,7 +135,7 @@ class _Placer:
         The nodes in between then move quantized data.
         """
         while value.producer is not None and value.producer.op_type in self.scheme.data_movement:
-            source = _first_tensor(value.producer)
+            source = value.producer.first_tensor
             if len(source.uses) > 1:
                 break
             value = source
@@ -149,7 +149,7 @@ class _Placer:
                 self._quantize_moved(value)
             self.found.elementwise[node] = self._find_fused_output(node)
             wanted.add(self._find_fused_output(node))
-        source = self._scale_source(_first_tensor(node)) if node.op_type in self.scheme.data_movement else None
+        source = self._scale_source(node.first_tensor) if node.op_type in self.scheme.data_movement else None
         if node.op_type == SUM_OPERATOR and self.scheme.sums is not None:
             self._quantize_addends(node, self.scheme.sums)
         for value in node.outputs:
@@ -225,12 +225,7 @@ class _Placer:
         while value in self.moved and value not in self.found.scale_sources:
             self.found.scale_sources[value] = self.moved[value]
             assert value.producer is not None
-            value = _first_tensor(value.producer)
-
-
-def _first_tensor(node: Node) -> Value:
-    """Return the first tensor operand: the data input of a compute or move operator."""
-    return next(v for v in node.inputs if isinstance(v, Value))
+            value = value.producer.first_tensor
 
 
 def _tensor_operands(node: Node) -> Iterator[Value]:
@@ -240,5 +235,5 @@ def _tensor_operands(node: Node) -> Iterator[Value]:
 def _source_of_moves(value: Value) -> Value:
     """Return the value that calibration observed: the source that a value was moved from."""
     while value.producer is not None and is_move_of_observed_value(value.producer):
-        value = _first_tensor(value.producer)
+        value = value.producer.first_tensor
     return value

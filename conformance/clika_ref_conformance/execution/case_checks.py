@@ -15,7 +15,7 @@ import torch
 
 from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.ir import Graph
-from clika_ref_conformance.cases import Case, Check, Compiled, Outcome, Run
+from clika_ref_conformance.cases import Case, Compiled, Outcome, Run
 from clika_ref_conformance.execution.declared_types import find_mistyped_output
 from clika_ref_conformance.execution.deviation_checks import find_error_deviations, find_expected_error, judge_run
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch
@@ -26,11 +26,6 @@ from clika_ref_conformance.verdicts import COUNT_FIELDS, Comparison, Verdict
 
 OUT_OF_MEMORY_PHRASES = ("bad_alloc", "can't allocate memory", "Cannot allocate memory", "not enough memory")
 """Messages of libraries that run out of memory without raising a `MemoryError`."""
-
-
-def make_case_check(name: str, suite: Suite, make: Callable[[], Case]) -> Check:
-    """Return a check that creates a case and compares the target with eager on it."""
-    return Check(name, lambda: replace(run_case(make(), suite), name=name))
 
 
 def run_case(case: Case, suite: Suite) -> Outcome:

@@ -11,7 +11,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -30,6 +29,7 @@ from clika_ref_conformance.execution.error_attribution import exceptions_to_catc
 from clika_ref_conformance.execution.failure_counts import TaskFailures
 from clika_ref_conformance.execution.messages import WorkerSetup, result_to_json, task_of_json
 from clika_ref_conformance.record import Result
+from clika_ref_conformance.reproducing.repro_script import limit_memory
 from clika_ref_conformance.reproducing.reproducers import write_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.targets.identity import Identity
@@ -60,18 +60,6 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         worker.run_task(task_of_json(request["task"]), request["done"])
-
-
-def limit_memory(limit: int) -> None:
-    """Limit the private memory of this process to so many bytes; 0 sets no limit.
-
-    Reserved address space that is not writable does not count; runtimes of GPUs reserve more than any machine has.
-    Source: getrlimit(2), RLIMIT_DATA: private writable mappings since Linux 4.7.
-    """
-    if limit:
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
 def _open_channel() -> TextIO:

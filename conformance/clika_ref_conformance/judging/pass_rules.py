@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,8 +40,6 @@ class PassFinding:
     comparison: Comparison
     run: str = ""
     fired: bool = False
-    compared: int = 0
-    """Number of runs with compared results; 0 if the pass changed nothing."""
 
 
 def check_pass(p: Pass, operators: Operators, case: Case) -> PassFinding:
@@ -51,7 +49,7 @@ def check_pass(p: Pass, operators: Operators, case: Case) -> PassFinding:
 
 def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> PassFinding:
     """Run passes one after another on a clone of a graph, and check each result by all rules."""
-    graph, fired, compared, worst, decided = case.graph, False, 0, Comparison(Verdict.PASS), ""
+    graph, fired, worst, decided = case.graph, False, Comparison(Verdict.PASS), ""
     for place, p in enumerate(passes):
         name = f"{p.name}, run behind {', '.join(other.name for other in passes[:place])}" if place else p.name
         before, graph = graph, graph.clone()
@@ -62,14 +60,14 @@ def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> Pa
         except BrokenRuleError as broken:
             shown = f"{name}: {broken}\nbefore:\n{before}\nafter:\n{graph}"
             return PassFinding(Comparison(broken.verdict, shown), fired=True)
-        fired, compared = fired or changed, compared + len(results)
+        fired = fired or changed
         for run, found in results:
             if found.verdict.is_failure:
                 message = f"{name}: {found.message}\nbefore:\n{before}\nafter:\n{graph}"
-                return PassFinding(_with_message(found, message), run, fired, compared)
+                return PassFinding(replace(found, message=message), run, fired)
             if found.ratio > worst.ratio:
                 worst, decided = found, run
-    return PassFinding(worst, decided, fired, compared)
+    return PassFinding(worst, decided, fired)
 
 
 @contextmanager
@@ -92,12 +90,6 @@ def _protect_constants(graph: Graph) -> Iterator[None]:
                 changed.append(name)
                 tensor.data.copy_(kept[name])
         _require(not changed, f"the constants {changed} were changed in place")
-
-
-def _with_message(found: Comparison, message: str) -> Comparison:
-    return Comparison(
-        found.verdict, message, found.error, found.bound, found.ratio, found.quality, found.elements, found.ambiguous
-    )
 
 
 def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -> bool:

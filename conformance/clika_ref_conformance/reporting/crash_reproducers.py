@@ -30,9 +30,10 @@ from clika_ref_conformance.cases import Case, Outcome, Run, Task
 from clika_ref_conformance.execution.levels import import_level
 from clika_ref_conformance.execution.messages import WorkerSetup, task_of_json
 from clika_ref_conformance.execution.run import RunPlan, make_setup
-from clika_ref_conformance.execution.worker import limit_memory, make_suite
+from clika_ref_conformance.execution.worker import make_suite
 from clika_ref_conformance.execution.worker_process import START_TIMEOUT_S
 from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.reproducing.repro_script import limit_memory
 from clika_ref_conformance.reproducing.reproducers import CASES_FOLDER, case_name, make_reproducer
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict

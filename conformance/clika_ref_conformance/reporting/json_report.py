@@ -114,9 +114,12 @@ def _read(document: Mapping[str, Any]) -> Report:
         [_read_task(entry) for entry in document["tasks"]],
         [dict(entry) for entry in document["deviations"]],
         [str(problem) for problem in document["problems"]],
-        not_run={str(reason): _read_unrun(str(reason), entry) for reason, entry in document["not_run"].items()},
-        part=str(document.get("part", "")),
-        target_folder=str(document.get("target_folder", "")),
+        not_run={
+            str(reason): UnrunChecks(_read_count(entry["count"], "not_run"), str(entry["example"]))
+            for reason, entry in document["not_run"].items()
+        },
+        part=str(document["part"]),
+        target_folder=str(document["target_folder"]),
     )
     stated, summed = document["verdicts"], {str(v): c for v, c in report.counts.items()}
     if stated != summed:
@@ -130,13 +133,6 @@ def _read(document: Mapping[str, Any]) -> Report:
     return report
 
 
-def _read_unrun(reason: str, entry: Any) -> UnrunChecks:
-    """Read the checks not run for one reason; older reports have the message as the reason, and only a count."""
-    if isinstance(entry, Mapping):
-        return UnrunChecks(_read_count(entry["count"], "not_run"), str(entry["example"]))  # pyright: ignore[reportUnknownArgumentType]
-    return UnrunChecks(_read_count(entry, "not_run"), reason)
-
-
 def _read_task(entry: Mapping[str, Any]) -> TaskReport:
     level, subject, dtype = (str(entry[key]) for key in ("level", "subject", "dtype"))
     task = Task(level, subject, dtype, bool(entry["dynamic"]))
@@ -144,14 +140,14 @@ def _read_task(entry: Mapping[str, Any]) -> TaskReport:
         Verdict(verdict): _read_count(count, f"{task} {verdict}") for verdict, count in entry["verdicts"].items()
     }
     details = [_read_detail(detail) for detail in entry["details"]]
-    counts = {key: _read_count(entry.get(key, 0), f"{task} {key}") for key in COUNT_FIELDS}
+    counts = {key: _read_count(entry[key], f"{task} {key}") for key in COUNT_FIELDS}
     return TaskReport(task, verdicts, details, seconds=read_number(entry["seconds"], f"seconds of {task}"), **counts)
 
 
 def _read_detail(entry: Mapping[str, Any]) -> Detail:
     error, bound, ratio, quality = (read_number(entry[key], key) for key in ("error", "bound", "ratio", "quality"))
-    counts = [_read_count(entry.get(key, 0), key) for key in COUNT_FIELDS]
-    verdict, message, reason = Verdict(entry["verdict"]), str(entry["message"]), str(entry.get("reason", ""))
+    counts = [_read_count(entry[key], key) for key in COUNT_FIELDS]
+    verdict, message, reason = Verdict(entry["verdict"]), str(entry["message"]), str(entry["reason"])
     comparison = Comparison(verdict, message, error, bound, ratio, quality, *counts, reason=reason)
     check, run, reproducer, listing = (str(entry[key]) for key in ("check", "run", "reproducer", "listing"))
     if reproducer and not _REPRODUCER_PATTERN.fullmatch(reproducer):

@@ -28,6 +28,7 @@ from zipfile import ZipFile
 try:
     import numpy as np
     import torch
+    from safetensors.torch import load_file
 
     from clika_ref.compiled.lowering import lower
     from clika_ref.core.artifacts import Artifact
@@ -120,9 +121,14 @@ def main(folder: Path) -> int:
 
 
 def limit_memory(limit: int) -> None:
-    """Refuse this process more memory of its own than so many bytes; 0 sets no limit."""
-    most = resource.getrlimit(resource.RLIMIT_DATA)[1]
-    if limit and (most == resource.RLIM_INFINITY or limit <= most):
+    """Limit the private memory of this process to so many bytes; 0 sets no limit.
+
+    Reserved address space that is not writable does not count; runtimes of GPUs reserve more than any machine has.
+    Source: getrlimit(2), RLIMIT_DATA: private writable mappings since Linux 4.7.
+    """
+    if limit:
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
 
 
@@ -170,7 +176,7 @@ def compile_graph(
 
 def read_graph(folder: Path, registry: Registry) -> Any:
     """Return the stored graph, of the operators that plugins declare."""
-    weights = read_weights(folder / "weights.safetensors")
+    weights = load_file(folder / "weights.safetensors")
     document = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     return graph_from_json(document, registry.operators.get, weights)
 
@@ -191,33 +197,6 @@ def find_target(name: str) -> tuple[Any, Registry]:
     if problem is not None:
         raise MissingRequirementError(problem)
     return found, registry
-
-
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file: eight bytes of length, a JSON header, then the bytes of every tensor."""
-    content = path.read_bytes()
-    start = 8 + int.from_bytes(content[:8], "little")
-    weights: dict[str, torch.Tensor] = {}
-    for name, entry in json.loads(content[8:start]).items():
-        if name != "__metadata__":
-            first, last = entry["data_offsets"]
-            data = torch.tensor(list(content[start + first : start + last]), dtype=torch.uint8)
-            weights[name] = data.view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    return weights
-
-
-DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
 
 
 def tensor_of(layout: dict[str, Any], elements: np.ndarray) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from clika_ref.serialization.graph_format import DTYPES_BY_NAME
 from clika_ref_conformance.reproducing.errors import ReportError
+from clika_ref_conformance.reproducing.repro_script import tensor_of
 
 MAX_ELEMENTS = 2**26
 """Maximum number of elements of a stored layout: 256 MiB of float32, a thousand times the size that the suite draws."""
@@ -49,27 +50,20 @@ def rebuild_tensor(layout: Mapping[str, Any], elements: np.ndarray) -> torch.Ten
         ReportError: the layout is malformed, or the elements do not fit it.
     """
     try:
-        dtype = DTYPES_BY_NAME[layout["dtype"]]
         shape, strides = ([int(n) for n in layout[key]] for key in ("shape", "strides"))
         offset = int(layout["offset"])
-        flat = torch.from_numpy(np.ascontiguousarray(elements)).reshape(shape)
-        flat = flat if flat.dtype == dtype else flat.view(dtype)
+        is_possible = layout["dtype"] in DTYPES_BY_NAME and len(shape) == len(strides)
+        if not is_possible or min([*shape, *strides, offset], default=0) < 0:
+            msg = f"a tensor has the impossible layout {dict(layout)}"
+            raise ReportError(msg)
+        span = 1 + offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
+        if max(span, math.prod(shape)) > MAX_ELEMENTS:
+            msg = f"a tensor spans {span:,} elements, more than the {MAX_ELEMENTS:,} that a reproducer may ask for"
+            raise ReportError(msg)
+        return tensor_of(dict(layout), elements)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         msg = f"a tensor {dict(layout)} does not fit its elements {elements.dtype}{list(elements.shape)}: {error}"
         raise ReportError(msg) from error
-    if len(shape) != len(strides) or min([*strides, offset], default=0) < 0 or flat.shape != torch.Size(shape):
-        msg = f"a tensor has the impossible layout {dict(layout)}"
-        raise ReportError(msg)
-    span = 1 + offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True) if n)
-    if max(span, math.prod(shape)) > MAX_ELEMENTS:
-        msg = f"a tensor spans {span:,} elements, more than the {MAX_ELEMENTS:,} that a reproducer may ask for"
-        raise ReportError(msg)
-    storage = torch.zeros(span, dtype=dtype)
-    where = torch.full(shape, offset)
-    for dim, (n, stride) in enumerate(zip(shape, strides, strict=True)):
-        where += (torch.arange(n) * stride).reshape([n if d == dim else 1 for d in range(len(shape))])
-    storage[where.reshape(-1)] = flat.reshape(-1)
-    return storage.as_strided(shape, strides, offset)
 
 
 def to_npz(arrays: Mapping[str, np.ndarray]) -> bytes:

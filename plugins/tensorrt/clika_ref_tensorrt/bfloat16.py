@@ -8,12 +8,14 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 from onnx.helper import make_node
 
+from clika_ref_tensorrt.own_operators import graphs_of
+
 BFLOAT16, FLOAT32 = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 
 def computes_in_bfloat16(model: ModelProto) -> bool:
     """Whether a file has any bfloat16 value."""
-    return any(True for graph in _graphs(model.graph) for _ in _bfloat16_names(graph))
+    return any(True for graph in graphs_of(model.graph) for _ in _bfloat16_names(graph))
 
 
 def emulate_bfloat16(model: ModelProto) -> ModelProto:
@@ -25,19 +27,10 @@ def emulate_bfloat16(model: ModelProto) -> ModelProto:
         model: the model with its weights.
     """
     inferred = onnx.shape_inference.infer_shapes(model, data_prop=False)
-    names = {name for graph in _graphs(inferred.graph) for name in _bfloat16_names(graph)}
-    for graph in _graphs(inferred.graph):
+    names = {name for graph in graphs_of(inferred.graph) for name in _bfloat16_names(graph)}
+    for graph in graphs_of(inferred.graph):
         _widen_graph(graph, names)
     return inferred
-
-
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """Yield a graph and its nested graphs: branches and loop bodies."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
 
 
 def _bfloat16_names(graph: GraphProto) -> Iterator[str]:

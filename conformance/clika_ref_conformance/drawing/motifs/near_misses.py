@@ -34,8 +34,7 @@ def _change_calls(
     """Yield the case with one call changed, for each node and each of its changes."""
     for position, node in enumerate(case.graph.nodes):
         for what, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
-            new = CaseRebuilder.of(case)
-            new.add_leaves()
+            new = CaseRebuilder.with_leaves(case)
             legal = all(
                 new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
             )  # fmt: skip
@@ -181,16 +180,14 @@ def add_reader(case: Case, _: Operators) -> Iterator[Case | None]:
     inner = [v for node in case.graph.nodes for v in node.outputs]
     leaves = [v for v, _ in CaseRebuilder.of(case).leaves]
     for value in (*inner, *leaves):
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
-        if not new.add_nodes():
+        new = CaseRebuilder.rebuild(case)
+        if new is None:
             return
         tap = new.builder.place(conformance_tap, [new.mapping[value]], {})
         yield new.done(f"%{value.name} is read elsewhere", tap.outputs, tapped=False) if tap else None
         for first in (True, False):
-            new = CaseRebuilder.of(case)
-            new.add_leaves()
-            if new.add_nodes():
+            new = CaseRebuilder.rebuild(case)
+            if new is not None:
                 yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first, tapped=False)
 
 
@@ -201,9 +198,8 @@ def repeat_motif(case: Case, _: Operators) -> Iterator[Case | None]:
         ("twice, constants shared", False, True),
         ("twice, constants equal", True, False),
     ):
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
-        if new.add_nodes():
+        new = CaseRebuilder.rebuild(case)
+        if new is not None:
             before = [new.now(v) for v in case.graph.outputs]
             for value, tensor in new.leaves:
                 if not (share_constants if value.is_constant else share_inputs):
@@ -212,8 +208,7 @@ def repeat_motif(case: Case, _: Operators) -> Iterator[Case | None]:
                         LeafTensor(other, value.is_constant, name=f"{value.name}_again")
                     )
             yield new.done(name, before, first=True) if new.add_nodes() else None
-    new = CaseRebuilder.of(case)
-    new.add_leaves()
+    new = CaseRebuilder.with_leaves(case)
     if case.graph.inputs and new.add_nodes():
         results = [new.now(v) for v in case.graph.outputs]
         same = [v for v in case.graph.inputs if v.type == results[0].type]
@@ -228,14 +223,12 @@ def change_outputs(case: Case, _: Operators) -> Iterator[Case | None]:
     own = case.graph.outputs
     ways: list[tuple[str, Sequence[Value], bool]] = [("every output twice", own, False), ("leaves too", leaves, True)]
     for name, extra, first in ways:
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
-        if new.add_nodes():
+        new = CaseRebuilder.rebuild(case)
+        if new is not None:
             yield new.done(name, [new.now(v) for v in extra], first=first, tapped=False)
     for position, value in enumerate(own if len(own) > 1 else ()):
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
-        if new.add_nodes():
+        new = CaseRebuilder.rebuild(case)
+        if new is not None:
             yield new.builder.finish(f"output {position} alone", [new.now(value)])
     new = CaseRebuilder.of(case)
     new.builder.leaf(LeafTensor(torch.zeros(2, 3), name="unused"))
@@ -250,15 +243,13 @@ def change_leaves(case: Case, _: Operators) -> Iterator[Case | None]:
     for value, tensor in CaseRebuilder.of(case).leaves:
         yield _replace_leaf(case, value, LeafTensor(tensor, not value.is_constant, name="other_role"))
         yield _replace_leaf(case, value, LeafTensor(tensor, constant=True, name="clika.lifted_tensor_9"))
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
+        new = CaseRebuilder.with_leaves(case)
         tap = new.builder.place(conformance_tap, [new.mapping[value]], {})
         if tap is not None:
             new.mapping[value] = tap.output
             if new.add_nodes():
                 yield new.done(f"%{value.name} is computed")
-            new = CaseRebuilder.of(case)
-            new.add_leaves()
+            new = CaseRebuilder.with_leaves(case)
             plain = new.mapping[value]
             step = new.builder.place(conformance_step, [plain], {})
             if step is not None and new.add_nodes():
@@ -268,9 +259,8 @@ def change_leaves(case: Case, _: Operators) -> Iterator[Case | None]:
 
 
 def _replace_leaf(case: Case, value: Value, leaf: LeafTensor) -> Case | None:
-    new = CaseRebuilder.of(case)
-    new.add_leaves(lambda v, old: leaf if v is value else old)
-    return new.done(f"%{value.name} is {leaf.name}") if new.add_nodes() else None
+    new = CaseRebuilder.rebuild(case, lambda v, old: leaf if v is value else old)
+    return None if new is None else new.done(f"%{value.name} is {leaf.name}")
 
 
 OTHER_DTYPES = (torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -287,9 +277,8 @@ def change_dtype(case: Case, _: Operators) -> Iterator[Case | None]:
     chosen += [[v] for v, _ in leaves if len(leaves) > 1]
     dtypes = Random(case.name).sample(OTHER_DTYPES, DTYPES_PER_MOTIF)  # noqa: S311 - no secret
     for dtype, values in product(dtypes, chosen) if is_safe(case) else ():
-        new = CaseRebuilder.of(case)
-        new.add_leaves(partial(_cast_leaf, values, dtype))
-        yield new.done(f"{dtype} at {[v.name for v in values]}") if new.add_nodes() else None
+        new = CaseRebuilder.rebuild(case, partial(_cast_leaf, values, dtype))
+        yield None if new is None else new.done(f"{dtype} at {[v.name for v in values]}")
 
 
 def _cast_leaf(chosen: Sequence[Value], dtype: torch.dtype, value: Value, leaf: LeafTensor) -> LeafTensor:
@@ -350,9 +339,8 @@ def enlarge_constants(case: Case, _: Operators) -> Iterator[Case | None]:
     for value in (v for v, _ in leaves if v.is_constant and v in floats):
         beside = {v for use in value.uses for v in _values_of(use.user)} - {value}
         if beside and beside <= floats:
-            new = CaseRebuilder.of(case)
-            new.add_leaves(partial(_scale_leaf, value, beside))
-            yield new.done(f"%{value.name} is large") if new.add_nodes() else None
+            new = CaseRebuilder.rebuild(case, partial(_scale_leaf, value, beside))
+            yield None if new is None else new.done(f"%{value.name} is large")
 
 
 def _values_of(user: Any) -> list[Value]:

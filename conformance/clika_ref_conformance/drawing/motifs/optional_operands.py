@@ -38,8 +38,7 @@ def _constant_candidates(node: Node) -> Iterator[LeafTensor]:
 
 
 def _replace_operand(case: Case, node: Node, index: int, operand: LeafTensor | None, name: str) -> Case | None:
-    new = CaseRebuilder.of(case)
-    new.add_leaves()
+    new = CaseRebuilder.with_leaves(case)
     inputs: list[Any] = list(node.inputs)
     inputs[index] = None if operand is None else new.builder.leaf(operand)
     legal = all(new.take(n, inputs) if n is node else new.take(n) for n in case.graph.nodes)

@@ -51,6 +51,23 @@ class CaseRebuilder:
         """Start from an empty graph."""
         return cls(case, EagerGraphBuilder(), {})
 
+    @classmethod
+    def with_leaves(
+        cls, case: Case, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf
+    ) -> CaseRebuilder:
+        """Start from the leaves of a case, after applying ``change``."""
+        new = cls.of(case)
+        new.add_leaves(change)
+        return new
+
+    @classmethod
+    def rebuild(
+        cls, case: Case, change: Callable[[Value, LeafTensor], LeafTensor] = lambda _, leaf: leaf
+    ) -> CaseRebuilder | None:
+        """Rebuild a whole case after applying ``change`` to its leaves; None if a call becomes illegal."""
+        new = cls.with_leaves(case, change)
+        return new if new.add_nodes() else None
+
     @property
     def leaves(self) -> list[tuple[Value, Tensor]]:
         """The inputs and constants of the case, with their tensors."""

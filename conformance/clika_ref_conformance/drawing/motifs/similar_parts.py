@@ -34,9 +34,8 @@ def add_similar_constants(case: Case, _: Operators) -> Iterator[Case | None]:
     pairs += [(t, _change_element(t, place)) for t in originals for place in (0, -1)]
     pairs += [(torch.zeros(3), -torch.zeros(3)), (torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 1.0]))]
     for number, (one, other) in enumerate(pairs):
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
-        if not new.add_nodes():
+        new = CaseRebuilder.rebuild(case)
+        if new is None:
             return
         names = (f"clika.alike_{number}", f"clika.alike_{number}_again")
         leaves = [
@@ -64,8 +63,7 @@ def use_similar_literals(case: Case, _: Operators) -> Iterator[Case | None]:
     kinds = {node.op_type: None for node in case.graph.nodes if any(isinstance(v, int | float) for v in node.inputs)}
     for kind, (one, other) in product(kinds, SIMILAR_NUMBERS):
         nodes = [node for node in case.graph.nodes if node.op_type == kind]
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
+        new = CaseRebuilder.with_leaves(case)
         numbers = {id(node): other if node is nodes[-1] and len(nodes) > 1 else one for node in nodes}
         legal = all(new.take(n, _replace_numbers(n, numbers[id(n)]) if n in nodes else None) for n in case.graph.nodes)
         yield new.done(f"{kind} by {one!r} and {other!r}") if legal else None
@@ -91,9 +89,8 @@ def add_similar_calls(case: Case, operators: Operators) -> Iterator[Case | None]
         if op.error.kind in ELEMENTWISE_ERROR_CLASSES and name not in UNSAFE_OPERATORS
     )
     for kind in random.sample(simple, min(SIMILAR_CALL_COUNT, len(simple))):
-        new = CaseRebuilder.of(case)
-        new.add_leaves()
-        if not new.add_nodes():
+        new = CaseRebuilder.rebuild(case)
+        if new is None:
             return
         node = CallGenerator(random, new.builder, constants=0.0).call(operators[kind])
         if node is None:
@@ -125,8 +122,7 @@ def _add_similar_call(random: Random, new: CaseRebuilder, node: Node) -> Node | 
 
 def divide_by_signed_zeros(case: Case, operators: Operators) -> Iterator[Case | None]:
     """Divide the first float of a motif by 0.0 and by -0.0, the only equal numbers with different effects."""
-    new = CaseRebuilder.of(case)
-    new.add_leaves()
+    new = CaseRebuilder.with_leaves(case)
     floats = [new.mapping[v] for v, t in new.leaves if t.is_floating_point()]
     divide: Operator | None = operators.get("div")
     if divide is not None and floats and new.add_nodes():
@@ -139,8 +135,9 @@ def equalize_dims(case: Case, _: Operators) -> Iterator[Case | None]:
     for length, (how, change) in product((None, 2, 3), ATTRIBUTE_CHANGES.items()) if is_safe(case) else ():
         if length is None and how == "as they are":
             continue
-        new = CaseRebuilder.of(case)
-        new.add_leaves(lambda _, leaf, length=length: replace(leaf, tensor=_resize_dims(leaf.tensor, length)))
+        new = CaseRebuilder.with_leaves(
+            case, lambda _, leaf, length=length: replace(leaf, tensor=_resize_dims(leaf.tensor, length))
+        )
         first: dict[str, Node] = {}
         legal = all(
             new.take(node, attrs=change(first.setdefault(node.op_type, node), node)) for node in case.graph.nodes
@@ -199,8 +196,9 @@ def cast_round_trips(case: Case, _: Operators) -> Iterator[Case | None]:
     trips = [(back, there, back) for there, back in product(CAST_DTYPES, CAST_DTYPES)]
     trips += [(first, there, torch.int64) for first, there in permutations(NARROW_INTEGER_DTYPES, 2)]
     for first, there, last in trips:
-        new = CaseRebuilder.of(case)
-        new.add_leaves(lambda _, leaf, first=first: replace(leaf, tensor=_fill_precise_elements(leaf.tensor, first)))
+        new = CaseRebuilder.with_leaves(
+            case, lambda _, leaf, first=first: replace(leaf, tensor=_fill_precise_elements(leaf.tensor, first))
+        )
         targets = {id(node): there for node in casts[:-1]} | {id(casts[-1]): last}
         nodes = [(n, {name: targets[id(n)] for name in n.attrs} if n in casts else n.attrs) for n in case.graph.nodes]
         legal = all(new.take(node, attrs=attrs) for node, attrs in nodes)

@@ -103,8 +103,7 @@ def _redraw_node(
 
 def _rebuild_until(motif: Case, position: int) -> CaseRebuilder | None:
     """Rebuild the motif up to a node, excluding it."""
-    new = CaseRebuilder.of(motif)
-    new.add_leaves()
+    new = CaseRebuilder.with_leaves(motif)
     return new if all(map(new.take, list(motif.graph.nodes)[:position])) else None
 
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 from clika_ref.core.ir import Graph, Node, Use, Value
 from clika_ref.export.explanation import QDQ_OPERATORS
 
 BITS_PER_BYTE = 8
 """Bits per byte."""
-
-
-def count_elements(value: Value) -> int:
-    """Return the number of elements of a constant."""
-    return math.prod(map(int, value.type.shape))
 
 
 def bits_per_element(held: Value, reader: Node | None) -> int:
@@ -35,7 +28,7 @@ def count_constant_bytes(graph: Graph) -> tuple[int, int]:
             continue
         reader = uses[0].user
         assert isinstance(reader, Node)
-        count = count_elements(value)
+        count = value.type.element_count
         after += count * bits_per_element(value, reader) // BITS_PER_BYTE
         if not all(map(_is_scale, uses)):
             before += count * (reader.output if reader.op_type in QDQ_OPERATORS else value).type.dtype.itemsize

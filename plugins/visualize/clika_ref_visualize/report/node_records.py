@@ -12,7 +12,7 @@ from clika_ref.export.explanation import NOT_REPORTED, Explanation, NodeFacts, f
 from clika_ref.quantization.decision import LayerReport, Quantization
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref_visualize.report.contents import NodeRecord, NodeState
-from clika_ref_visualize.report.file_bytes import BITS_PER_BYTE, bits_per_element, count_elements
+from clika_ref_visualize.report.file_bytes import BITS_PER_BYTE, bits_per_element
 from clika_ref_visualize.report.value_records import list_computing_nodes, trace_before_pairs
 
 
@@ -107,7 +107,7 @@ def weight_bytes(node: Node) -> tuple[int, int, tuple[int, int] | None]:
     for value in _weights(node):
         held = trace_before_pairs(value)
         if held.is_constant:
-            count, bits = count_elements(held), bits_per_element(held, value.producer)
+            count, bits = held.type.element_count, bits_per_element(held, value.producer)
             before += count * value.type.dtype.itemsize
             after += count * bits // BITS_PER_BYTE
             narrowest = min(narrowest, bits)

@@ -72,7 +72,7 @@ def _find_statistics(value: Value, table: RangeTable | None) -> tuple[Statistics
             return (None if found.is_empty else found), source
         if source.producer is None or not is_move_of_observed_value(source.producer):
             break
-        source = trace_before_pairs(next(v for v in source.producer.inputs if isinstance(v, Value)))
+        source = trace_before_pairs(source.producer.first_tensor)
     return None, value
 
 
