@@ -12,15 +12,11 @@ from clika_ref.core.inference import infer_types
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten import convolution, dropout, linear
+from clika_ref_aten.size_arithmetic import same_type
 from clika_ref_aten.spatial import expand_per_dim
 
 CONVOLUTIONS = {3: convolution.conv1d, 4: convolution.conv2d, 5: convolution.conv3d}
 """Convolution operators by the rank of the weight."""
-
-
-def _type_of_returned(returned, *_, **__):
-    """Type rule: the type of ``returned``, the output of the adapted layer."""
-    return returned
 
 
 def _lower_operator(op, of, *operands, **attrs):
@@ -75,7 +71,7 @@ def _(op, returned, x, down, up, *, alpha, dropout_rate, training, merging):
     return op.Add(returned, _lower_operator(op, linear.linear, few, up))
 
 
-lora_linear.types(_type_of_returned)
+lora_linear.types(same_type)
 
 
 @lora_linear.samples
@@ -124,7 +120,7 @@ def _(op, returned, x, down, up, *, stride, padding, dilation, groups, alpha, dr
     return op.Add(returned, _lower_operator(op, convolve, scaled, up, groups=groups))
 
 
-lora_convolution.types(_type_of_returned)
+lora_convolution.types(same_type)
 
 
 @lora_convolution.samples

@@ -16,6 +16,7 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import KEEP_FLOAT, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import python_type_of
+from clika_ref_aten.size_arithmetic import is_nonnegative, make_index_range
 from clika_ref_aten.spatial import ceil_divide, floor_divide
 
 aten = torch.ops.aten
@@ -175,14 +176,9 @@ def _arange_length(start, end, step) -> Any:
         return CeilToInt(FloatTrueDiv(end - start, step))
     if step == 1:
         return end - start
-    if _is_nonnegative(step):
+    if is_nonnegative(step):
         return ceil_divide(end - start, step)
     return -floor_divide(start - end, step)
-
-
-def _is_nonnegative(number) -> bool:
-    """Return whether a number is known to be at least 0."""
-    return bool(number.is_nonnegative) if is_symbolic(number) else number >= 0
 
 
 @arange.onnx
@@ -191,13 +187,13 @@ def _(op, *, start, end, step, dtype, device):
     if not is_symbolic((start, end, step)):
         return op.constant(torch.arange(start, end, step, dtype=dtype), dtype)
     start, end, step = _truncate_bounds(start, end, step, dtype=dtype)
-    if all(python_type_of(n) is int for n in (start, end, step)) and _is_nonnegative(start) and _is_nonnegative(step):
+    if all(python_type_of(n) is int for n in (start, end, step)) and is_nonnegative(start) and is_nonnegative(step):
         return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     if not dtype.is_floating_point:
         start, step = truncate_to_int(start), truncate_to_int(step)  # as eager does, after computing the length
     # Integer positions first: ONNX Runtime rewrites Gather(x, Range) as a Slice, where an end of -1 means the last
     # element. And a Range of floats is a running sum, which would drift.
-    place = op.Range(*op.promote(0, count, 1, to=torch.int64))
+    place = make_index_range(op, count)
     wide = torch.float64 if float in map(python_type_of, (start, step)) else torch.int64
     place, first, by = op.promote(place, start, step, to=wide)
     return op.cast(op.Add(op.Mul(place, by), first), dtype)
@@ -245,15 +241,8 @@ def _(n, *, dtype=None, device=None, **storage):
 
 @eye.onnx
 def _(op, *, n, m, dtype, device):
-    row = op.Unsqueeze(_positions(op, n), op.ints([1]))
-    return op.cast(op.Equal(row, _positions(op, m)), op.result.dtype)
-
-
-def _positions(op, count):
-    """Return ``0, 1, ..., count - 1``."""
-    if is_symbolic(count):
-        return op.Range(*op.promote(0, count, 1, to=torch.int64))
-    return op.constant(torch.arange(count), torch.int64)
+    row = op.Unsqueeze(make_index_range(op, n), op.ints([1]))
+    return op.cast(op.Equal(row, make_index_range(op, m)), op.result.dtype)
 
 
 @eye.samples

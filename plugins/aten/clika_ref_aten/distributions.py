@@ -9,6 +9,7 @@ from torch.types import Number
 from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
+from clika_ref_aten.elementwise import unary_sampler
 from clika_ref_aten.randomness import FLOATS, normal_of_shape, uniform_of_shape
 
 aten = torch.ops.aten
@@ -104,9 +105,7 @@ def _(op, x, *, low, high):
     return scale_and_shift(op, uniform_of_shape(op, op.shape(x), op.dtype(x)), high - low, low)
 
 
-@uniform.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS)), low=draw(s.choice(0.0, -1.5)), high=draw(s.choice(1.0, 4.0)))
+uniform.samples(unary_sampler(dtype=FLOATS, attrs={"low": (0.0, -1.5), "high": (1.0, 4.0)}))
 
 
 @uniform.from_torch(aten.uniform.default)
@@ -125,9 +124,7 @@ def _(op, x, *, lambd):
     return op.Div(exponential_of_shape(op, op.shape(x), op.dtype(x)), op.like(x, lambd))
 
 
-@exponential.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS)), lambd=draw(s.choice(1.0, 0.5, 3.0)))
+exponential.samples(unary_sampler(dtype=FLOATS, attrs={"lambd": (1.0, 0.5, 3.0)}))
 
 
 @operator(aten.log_normal.default, random=True)
@@ -141,9 +138,7 @@ def _(op, x, *, mean, std):
     return op.Exp(scale_and_shift(op, normal_of_shape(op, op.shape(x), op.dtype(x)), std, mean))
 
 
-@log_normal.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS)), mean=draw(s.choice(1.0, 0.0)), std=draw(s.choice(2.0, 0.3)))
+log_normal.samples(unary_sampler(dtype=FLOATS, attrs={"mean": (1.0, 0.0), "std": (2.0, 0.3)}))
 
 
 @operator(aten.multinomial.default, random=True)

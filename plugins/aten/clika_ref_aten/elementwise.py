@@ -67,6 +67,11 @@ def binary_lowering(
     return lower
 
 
+def reshape_per_channel(op, vector, rank: int):
+    """Reshape ``vector[c]`` to broadcast with ``x[n, c, ...]`` of the given rank."""
+    return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
+
+
 def compute_dtype(op, *operands) -> torch.dtype:
     """Return the dtype to compute in: the result's, or float32 if half precision has no normal number for a scalar.
 
@@ -114,11 +119,12 @@ def sign_bit(op, x):
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # 1 / -0.0 is -inf, but 1 / -inf is not less than 0
 
 
-def unary_sampler(**description: Any) -> Callable[..., Any]:
-    """Return a sampler for an operator of one tensor with the given description."""
+def unary_sampler(*, attrs: Mapping[str, Sequence[Any]] | None = None, **description: Any) -> Callable[..., Any]:
+    """Return a sampler for an operator of one tensor with the given description; ``attrs`` lists values to draw."""
 
     def sample(draw, s):
-        return s.call(draw(s.tensor(**description)))
+        x = draw(s.tensor(**description))
+        return s.call(x, **{name: draw(s.choice(*values)) for name, values in (attrs or {}).items()})
 
     return sample
 

@@ -211,6 +211,16 @@ def _(draw, s):
     return s.call(x, draw(describe_indices(s, x.shape[dim], shape=shape, dtype=(torch.int64, torch.int32))), dim=dim)
 
 
+def expand_to(op, x, shape):
+    """Expand ``x`` to a shape, without a node if it has that shape."""
+    return x if op.shape(x) == tuple(shape) else op.Expand(x, op.ints(shape))
+
+
+def match_rank(op, x, result):
+    """Reshape a result to 0-d if ``x`` is 0-d; see `as_vector`."""
+    return result if op.rank(x) else op.reshape(result, ())
+
+
 def as_vector(op, x):
     """Return a 0-d tensor as a vector of one element, others unchanged: ATen mixes the two in gather and scatter."""
     return x if op.rank(x) else op.reshape(x, (1,))
@@ -224,8 +234,7 @@ def gather(x: Tensor, index: Tensor, *, dim: int, sparse_grad: bool = False) -> 
 
 @gather.onnx
 def _(op, x, index, *, dim, sparse_grad):
-    result = op.GatherElements(as_vector(op, x), as_vector(op, index), axis=dim)
-    return result if op.rank(index) else op.reshape(result, ())
+    return match_rank(op, index, op.GatherElements(as_vector(op, x), as_vector(op, index), axis=dim))
 
 
 @gather.samples
@@ -295,11 +304,7 @@ def _(op, x, indices, *, dim):
         length = op.Max(length, op.scalar(1, op.dtype(indices)))
     target = list(op.result.shape)
     source = [*target[:axis], op.shape(x)[axis], *target[axis + 1 :]]
-    return op.GatherElements(_expand(op, x, source), op.Mod(_expand(op, indices, target), length), axis=axis)
-
-
-def _expand(op, x, shape):
-    return x if op.shape(x) == tuple(shape) else op.Expand(x, op.ints(shape))
+    return op.GatherElements(expand_to(op, x, source), op.Mod(expand_to(op, indices, target), length), axis=axis)
 
 
 @take_along_dim.samples

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
-from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.elementwise import FLOATS
 from clika_ref_aten.exponential import lower_log1p
 from clika_ref_aten.gating import stable_softplus
 from clika_ref_aten.reduction import is_nonempty

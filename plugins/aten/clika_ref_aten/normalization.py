@@ -12,8 +12,10 @@ from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
-from clika_ref_aten.activation import FLOATS, first_operand_type, is_exact_as_attribute
+from clika_ref_aten.activation import is_exact_as_attribute
+from clika_ref_aten.elementwise import FLOATS, reshape_per_channel
 from clika_ref_aten.reduction import is_nonempty
+from clika_ref_aten.size_arithmetic import same_type
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -47,11 +49,6 @@ def fill_if_none(op, value, x, number, *sides):
     if is_symbolic(sides):
         return op.Expand(op.like(x, number), op.ints(sides))
     return op.constant(torch.full(sides, float(number)), op.dtype(x))
-
-
-def reshape_per_channel(op, vector, rank):
-    """Reshape ``vector[c]`` to broadcast with ``x[n, c, ...]`` of the given rank."""
-    return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
 
 
 def compute_statistics(op, x, axes):
@@ -136,7 +133,7 @@ def _draw_channel_operands(draw, s, x):
     return (*affine, vector(-1, 1), vector(0.1, 2, (0.0, math.inf)))
 
 
-batch_norm.types(first_operand_type)
+batch_norm.types(same_type)
 
 
 @batch_norm.samples
@@ -196,7 +193,7 @@ def _(op, x, *vectors, use_input_stats, momentum, eps):
     return op.cast(result, op.result.dtype)
 
 
-instance_norm.types(first_operand_type)
+instance_norm.types(same_type)
 
 
 @instance_norm.samples
@@ -248,7 +245,7 @@ def _(op, x, weight, bias, *, num_groups, eps):
     return op.cast(result, op.result.dtype)
 
 
-group_norm.types(first_operand_type)
+group_norm.types(same_type)
 
 
 @group_norm.samples

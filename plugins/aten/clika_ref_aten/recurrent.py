@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.types import TensorType
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.float_layers import float_layer
 
 aten = torch.ops.aten
@@ -173,40 +177,22 @@ lstm.onnx(_network("LSTM", LSTM_GATES))
 lstm.samples(_samples(4, 2))
 
 
-@operator(error=COMPOSE, quant=float_layer(matrices=2))
-def gru(
-    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
-) -> tuple[Tensor, Tensor]:
-    """GRU over ``x[t, b, i]`` from the state ``h``; returns the outputs and the final state. See `lstm`."""
-    return torch.gru(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+def _declare_single_state(name: str, doc: str, gates: int, lowering: Callable[..., Any]) -> Operator:
+    """Declare a network with one state."""
+    run = getattr(torch, name)
 
+    @operator(error=COMPOSE, quant=float_layer(matrices=2))
+    @name_reference(name, doc)
+    def network(
+        x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
+    ) -> tuple[Tensor, Tensor]:
+        return run(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
-gru.from_torch(aten.gru.input)(_make_converter(gru))
-gru.types(_type(1))
-gru.onnx(_network("GRU", GRU_GATES, linear_before_reset=1))
-gru.samples(_samples(3, 1))
-
-
-@operator(error=COMPOSE, quant=float_layer(matrices=2))
-def rnn_tanh(
-    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
-) -> tuple[Tensor, Tensor]:
-    """``h = tanh(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."""
-    return torch.rnn_tanh(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
-
-
-rnn_tanh.from_torch(aten.rnn_tanh.input)(_make_converter(rnn_tanh))
-rnn_tanh.types(_type(1))
-rnn_tanh.onnx(_network("RNN", None))
-rnn_tanh.samples(_samples(1, 1))
-
-
-@operator(error=COMPOSE, quant=float_layer(matrices=2))
-def rnn_relu(
-    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
-) -> tuple[Tensor, Tensor]:
-    """``h = relu(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."""
-    return torch.rnn_relu(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+    network.from_torch(getattr(aten, name).input)(_make_converter(network))
+    network.types(_type(1))
+    network.onnx(lowering)
+    network.samples(_samples(gates, 1))
+    return network
 
 
 def _relu_network(op, *operands, bidirectional, **attrs):
@@ -214,7 +200,13 @@ def _relu_network(op, *operands, bidirectional, **attrs):
     return lower(op, *operands, bidirectional=bidirectional, **attrs)
 
 
-rnn_relu.from_torch(aten.rnn_relu.input)(_make_converter(rnn_relu))
-rnn_relu.types(_type(1))
-rnn_relu.onnx(_relu_network)
-rnn_relu.samples(_samples(1, 1))
+STEP_DOC = "``h = {activation}(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."
+
+gru = _declare_single_state(
+    "gru",
+    "GRU over ``x[t, b, i]`` from the state ``h``; returns the outputs and the final state. See `lstm`.",
+    3,
+    _network("GRU", GRU_GATES, linear_before_reset=1),
+)
+rnn_tanh = _declare_single_state("rnn_tanh", STEP_DOC.format(activation="tanh"), 1, _network("RNN", None))
+rnn_relu = _declare_single_state("rnn_relu", STEP_DOC.format(activation="relu"), 1, _relu_network)

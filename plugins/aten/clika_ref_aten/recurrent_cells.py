@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.types import TensorType
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.float_layers import float_layer
 
 aten = torch.ops.aten
@@ -96,32 +97,28 @@ def _(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
 gru_cell.samples(_samples(3, 1))
 
 
-def _step(activation):
-    def lower(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
+def _declare_simple_cell(name: str, doc: str, activation: str) -> Operator:
+    """Declare one step of a network without gates."""
+    run = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, error=COMPOSE, quant=float_layer(matrices=2))
+    @name_reference(name, doc)
+    def cell(
+        x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> Tensor:
+        return run(x, h, w_ih, w_hh, b_ih, b_hh)
+
+    @cell.onnx
+    def _(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
         return op.node(activation, op.Add(*_gates(op, x, w_ih, b_ih, 1), *_gates(op, h, w_hh, b_hh, 1)))
 
-    return lower
+    cell.samples(_samples(1, 1))
+    return cell
 
 
-@operator(aten.rnn_tanh_cell.default, error=COMPOSE, quant=float_layer(matrices=2))
-def rnn_tanh_cell(
-    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor:
-    """``tanh(x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``."""
-    return torch.rnn_tanh_cell(x, h, w_ih, w_hh, b_ih, b_hh)
-
-
-rnn_tanh_cell.onnx(_step("Tanh"))
-rnn_tanh_cell.samples(_samples(1, 1))
-
-
-@operator(aten.rnn_relu_cell.default, error=COMPOSE, quant=float_layer(matrices=2))
-def rnn_relu_cell(
-    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> Tensor:
-    """``max(0, x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``."""
-    return torch.rnn_relu_cell(x, h, w_ih, w_hh, b_ih, b_hh)
-
-
-rnn_relu_cell.onnx(_step("Relu"))
-rnn_relu_cell.samples(_samples(1, 1))
+rnn_tanh_cell = _declare_simple_cell(
+    "rnn_tanh_cell", "``tanh(x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``.", "Tanh"
+)
+rnn_relu_cell = _declare_simple_cell(
+    "rnn_relu_cell", "``max(0, x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``.", "Relu"
+)

@@ -17,7 +17,8 @@ from clika_ref.core.operators import operator
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.broadcasting import lower_broadcast
-from clika_ref_aten.indexing import as_vector
+from clika_ref_aten.elementwise import unary_sampler
+from clika_ref_aten.indexing import as_vector, match_rank
 from clika_ref_aten.reduction import shape_after_reduction, to_comparable
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def _dim_size(op, x, dim):
 
 def _match_rank(op, x, results):
     """Reshape the results to 0-d if ``x`` is 0-d."""
-    return results if op.rank(x) else tuple(op.reshape(r, ()) for r in results)
+    return tuple(match_rank(op, x, r) for r in results)
 
 
 @operator(aten.topk.default, error=EXACT)
@@ -143,9 +144,7 @@ def _(op, x):
     return _match_rank(op, x, _sort_dim(op, x, 0, descending=False))[0]
 
 
-@msort.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=SAMPLE_DTYPES, low=0)))
+msort.samples(unary_sampler(dtype=SAMPLE_DTYPES, low=0))
 
 
 # One element of the order
@@ -231,9 +230,7 @@ def _(op, x):
     return op.cast(op.declare(op.Gather(smallest, op.constant(-1, torch.int64), axis=0), sortable), dtype)
 
 
-@flat_median.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=(torch.float32, torch.int64))))
+flat_median.samples(unary_sampler(dtype=(torch.float32, torch.int64)))
 
 
 def _arg_min_max_lowering(op_type):
