@@ -53,16 +53,12 @@ def unary_lowering(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | Non
     return lower
 
 
-def binary_lowering(
-    op_type: str, *, logical: str | None = None, via: Mapping[torch.dtype, torch.dtype] | None = None
-) -> Callable[..., Any]:
+def binary_lowering(op_type: str, *, logical: str | None = None) -> Callable[..., Any]:
     """Return a lowering to one node, on operands cast to the result's dtype; ``logical`` is the op type for bools."""
 
     def lower(op, x, y):
         kind = logical if logical and op.result.dtype == torch.bool else op_type
-        return op.cast(
-            add_node_via(op, kind, *op.promote(x, y, to=compute_dtype(op, x, y)), via=via or {}), op.result.dtype
-        )
+        return op.cast(op.node(kind, *op.promote(x, y, to=compute_dtype(op, x, y))), op.result.dtype)
 
     return lower
 

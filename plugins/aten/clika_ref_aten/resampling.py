@@ -87,7 +87,7 @@ def _corner_attributes(op, corners):
         return {"align_corners": corners[0]}
     if any(corners):
         msg = (
-            f"{op.name}(align_corners=True): eager PyTorch weighs neighbours as if corners were not aligned, and reads "
+            f"{op.name}(align_corners=True): eager PyTorch uses the weights of unaligned corners, and reads "
             "a dim of size 1 wrongly; use align_corners=False with antialias=True"
         )
         raise ModelError(msg)
@@ -220,8 +220,8 @@ def _resize_factors(op, x, output_size, scales):
     for n, m, scale in spatial:
         if scale is None and is_symbolic((n, m)):
             msg = (
-                f"resampling from {n} to {m} without a factor beside a side with one: ONNX takes either factors "
-                "or sizes; give scale_factor for all sides, or size"
+                f"resampling from {n} to {m} without a factor, next to a dim with one: ONNX takes either factors "
+                "or sizes. Give scale_factor for all dims, or size"
             )
             raise TargetError(msg)
         if is_symbolic(n) and not is_symbolic(m):

@@ -22,6 +22,7 @@ from clika_ref_aten.indexing import (
     broadcast_shape,
     describe_indices,
     draw_indices,
+    draw_positions,
     expand_to,
     find_only_mask,
     index_entries,
@@ -249,20 +250,10 @@ def _(op, x, index, src, *, dim):
     return match_rank(op, x, written)
 
 
-def _draw_positions(draw, s, x, *, unique):
-    """Draw a dim and indices along it, in a tensor that is no larger than ``x`` in the other dims."""
-    if x.rank == 0:
-        return draw(s.choice(0, -1)), draw(describe_indices(s, 1, shape=()))
-    dim = draw(s.integers(-x.rank, x.rank - 1))
-    shape = [draw(s.integers(1, side)) for side in x.shape]
-    shape[dim] = 1 if unique else draw(s.integers(1, 6))
-    return dim, draw(describe_indices(s, x.shape[dim], shape=shape))
-
-
 @scatter.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool), low=0))
-    dim, index = _draw_positions(draw, s, x, unique=True)
+    dim, index = draw_positions(draw, s, x, unique=True)
     larger = tuple(side + draw(s.integers(0, 2)) for side in index.shape)
     return s.call(x, index, draw(s.choice(1, draw(s.tensor(shape=larger, dtype=x.dtype)))), dim=dim)
 
@@ -342,7 +333,7 @@ def _divide_rounding_down(op, total, count):
 @scatter_reduce.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-5, high=5))
-    dim, index = _draw_positions(draw, s, x, unique=False)
+    dim, index = draw_positions(draw, s, x)
     src = draw(s.tensor(shape=index.shape, dtype=x.dtype))
     reduce = draw(s.choice("sum", "prod", "mean", "amax", "amin"))
     return s.call(x, index, src, dim=dim, reduce=reduce, include_self=draw(s.booleans()))

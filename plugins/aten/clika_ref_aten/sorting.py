@@ -66,11 +66,16 @@ def _(op, x, *, k, dim, largest, sorted):
     return _match_rank(op, x, _top_k(op, x, k, dim, largest=largest, ordered=sorted))
 
 
+def _draw_count(draw, s, *dtypes):
+    """Draw a tensor without ties, one of its dims, and a number up to the size of the dim."""
+    x = draw(s.tensor(dtype=dtypes, low=0, high=255, unique=True, rank=(0, 3)))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
+    return x, dim, draw(s.integers(1, x.shape[dim])) if x.rank else 1
+
+
 @topk.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=SAMPLE_DTYPES, low=0, high=255, unique=True, rank=(0, 3)))
-    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
-    k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
+    x, dim, k = _draw_count(draw, s, *SAMPLE_DTYPES)
     return s.call(x, k=k, dim=dim, largest=draw(s.booleans()), sorted=k > 1 or draw(s.booleans()))
 
 
@@ -87,16 +92,6 @@ def sort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = F
 @sort.onnx
 def _(op, x, *, dim, descending, stable):
     return _match_rank(op, x, _sort_dim(op, x, dim, descending=descending))
-
-
-@sort.from_torch(aten.sort.default)
-def _(x, dim=-1, descending=False):
-    return sort.call(x, dim=dim, descending=descending)
-
-
-@sort.from_torch(aten.sort.stable)
-def _(x, *, stable=None, dim=-1, descending=False):
-    return sort.call(x, dim=dim, descending=descending, stable=bool(stable))
 
 
 def _draw_order(draw, s):
@@ -120,17 +115,23 @@ def _(op, x, *, dim, descending, stable):
     return _match_rank(op, x, _sort_dim(op, x, dim, descending=descending))[1]
 
 
-@argsort.from_torch(aten.argsort.default)
-def _(x, dim=-1, descending=False):
-    return argsort.call(x, dim=dim, descending=descending)
-
-
-@argsort.from_torch(aten.argsort.stable)
-def _(x, *, stable, dim=-1, descending=False):
-    return argsort.call(x, dim=dim, descending=descending, stable=bool(stable))
-
-
 argsort.samples(_draw_order)
+
+
+def _declare_converters(declared, overloads):
+    """Declare the conversion of ATen's calls, whose ``dim`` comes after ``stable``."""
+
+    @declared.from_torch(overloads.default)
+    def _(x, dim=-1, descending=False):
+        return declared.call(x, dim=dim, descending=descending)
+
+    @declared.from_torch(overloads.stable)
+    def _(x, *, stable=None, dim=-1, descending=False):
+        return declared.call(x, dim=dim, descending=descending, stable=bool(stable))
+
+
+_declare_converters(sort, aten.sort)
+_declare_converters(argsort, aten.argsort)
 
 
 @operator(aten.msort.default, quant=SHARED_QPARAMS, error=EXACT)
@@ -178,9 +179,7 @@ def _(op, x, *, k, dim, keepdim):
 
 @kthvalue.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=0, high=255, unique=True, rank=(0, 3)))
-    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
-    k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
+    x, dim, k = _draw_count(draw, s, torch.float32, torch.int64)
     return s.call(x, k=k, dim=dim, keepdim=draw(s.booleans()))
 
 
