@@ -14,7 +14,7 @@ from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref_aten.activation import SELU_ALPHA, SELU_SCALE, lower_leaky_relu
 from clika_ref_aten.elementwise import FLOATS, unary_sampler
 from clika_ref_aten.families import name_reference
-from clika_ref_aten.randomness import uniform_of_shape
+from clika_ref_aten.randomness import draw_uniform
 from clika_ref_aten.size_arithmetic import same_type
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ NEGATED_SELU_LIMIT = SELU_ALPHA * SELU_SCALE
 
 def draw_keep_mask(op, shape, p, dtype):
     """Draw a mask that is 0 with probability ``p``, else 1."""
-    return op.cast(op.GreaterOrEqual(uniform_of_shape(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
+    return op.cast(op.GreaterOrEqual(draw_uniform(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
 
 
 def per_channel_shape(shape):
@@ -140,7 +140,7 @@ def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bo
 def _(op, x, *, lower, upper, training):
     if not training:
         return lower_leaky_relu(op, x, (lower + upper) / 2)
-    share = uniform_of_shape(op, op.shape(x), op.dtype(x))
+    share = draw_uniform(op, op.shape(x), op.dtype(x))
     slope = op.Add(op.Mul(share, op.like(x, upper - lower)), op.like(x, lower))
     return op.Where(op.Greater(x, op.like(x, 0)), x, op.Mul(x, slope))
 

@@ -30,7 +30,7 @@ def draw_random(op, op_type, shape, dtype):
     return op.cast(values, dtype)
 
 
-def uniform_of_shape(op, shape, dtype):
+def draw_uniform(op, shape, dtype):
     """Draw uniform random numbers in ``[0, 1)``."""
     if dtype in GENERATOR_DTYPES:
         return draw_random(op, "RandomUniform", shape, dtype)
@@ -39,14 +39,14 @@ def uniform_of_shape(op, shape, dtype):
     return op.cast(op.Div(op.Floor(op.Mul(share, steps)), steps), dtype)
 
 
-def normal_of_shape(op, shape, dtype):
+def draw_normal(op, shape, dtype):
     """Draw normal random numbers with mean 0 and standard deviation 1."""
     return draw_random(op, "RandomNormal", shape, dtype)
 
 
-def integers_of_shape(op, shape, low, high):
+def draw_integers(op, shape, low, high):
     """Draw int64 random numbers in ``[low, high)`` from float64, which is precise enough for any range in a model."""
-    share = uniform_of_shape(op, shape, torch.float64)
+    share = draw_uniform(op, shape, torch.float64)
     steps = op.cast(op.Floor(op.Mul(share, op.scalar(high - low, torch.float64))), torch.int64)
     return op.Add(steps, op.scalar(low, torch.int64))
 
@@ -68,7 +68,7 @@ def rand(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: tor
     return torch.rand(size, dtype=dtype, device=device)
 
 
-rand.onnx(_generator_lowering(uniform_of_shape))
+rand.onnx(_generator_lowering(draw_uniform))
 rand.samples(_shape_samples)
 
 
@@ -78,7 +78,7 @@ def randn(*, size: tuple[int, ...], dtype: torch.dtype | None = None, device: to
     return torch.randn(size, dtype=dtype, device=device)
 
 
-randn.onnx(_generator_lowering(normal_of_shape))
+randn.onnx(_generator_lowering(draw_normal))
 randn.samples(_shape_samples)
 
 
@@ -109,7 +109,7 @@ def randint(
 
 @randint.onnx
 def _(op, *, low, high, size, dtype, device):
-    return op.cast(integers_of_shape(op, size, low, high), op.result.dtype)
+    return op.cast(draw_integers(op, size, low, high), op.result.dtype)
 
 
 @randint.types
@@ -182,7 +182,7 @@ def randperm(*, n: int, dtype: torch.dtype | None = None, device: torch.device |
 
 @randperm.onnx
 def _(op, *, n, dtype, device):
-    keys = uniform_of_shape(op, (n,), torch.float32)
+    keys = draw_uniform(op, (n,), torch.float32)
     _, order = op.TopK(keys, op.ints([n]), outputs=2)
     return op.cast(op.declare(order, torch.int64), op.result.dtype)
 
@@ -205,9 +205,9 @@ def scale_and_shift(op, x, factor, offset):
     return op.Add(op.Mul(x, op.like(x, factor)), op.like(x, offset))
 
 
-def exponential_of_shape(op, shape, dtype):
+def draw_exponential(op, shape, dtype):
     """Draw exponential random numbers with mean 1."""
-    share = op.Sub(op.scalar(1, dtype), uniform_of_shape(op, shape, dtype))  # in (0, 1]: its logarithm is finite
+    share = op.Sub(op.scalar(1, dtype), draw_uniform(op, shape, dtype))  # in (0, 1]: its logarithm is finite
     return op.Neg(op.Log(share))
 
 
@@ -223,7 +223,7 @@ def bernoulli(x: Tensor, p: Tensor | Number | None = None) -> Tensor:
 def _(op, x, p=None):
     p = x if p is None else p
     dtype = torch.float32 if isinstance(p, Number) else torch.promote_types(op.dtype(p), torch.float32)
-    share = uniform_of_shape(op, op.shape(x), dtype)
+    share = draw_uniform(op, op.shape(x), dtype)
     return op.cast(op.Less(share, *op.promote(p, to=dtype)), op.result.dtype)
 
 
@@ -260,7 +260,7 @@ def normal(
 @normal.onnx
 def _(op, mean, std=1.0, *, size, dtype, device):
     mean, std = op.promote(mean, std)
-    return op.Add(op.Mul(normal_of_shape(op, op.result.shape, op.result.dtype), std), mean)
+    return op.Add(op.Mul(draw_normal(op, op.result.shape, op.result.dtype), std), mean)
 
 
 @normal.samples
@@ -287,7 +287,7 @@ def uniform(x: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
 
 @uniform.onnx
 def _(op, x, *, low, high):
-    return scale_and_shift(op, uniform_of_shape(op, op.shape(x), op.dtype(x)), high - low, low)
+    return scale_and_shift(op, draw_uniform(op, op.shape(x), op.dtype(x)), high - low, low)
 
 
 uniform.samples(unary_sampler(dtype=FLOATS, attrs={"low": (0.0, -1.5), "high": (1.0, 4.0)}))
@@ -306,7 +306,7 @@ def exponential(x: Tensor, *, lambd: float = 1.0) -> Tensor:
 
 @exponential.onnx
 def _(op, x, *, lambd):
-    return op.Div(exponential_of_shape(op, op.shape(x), op.dtype(x)), op.like(x, lambd))
+    return op.Div(draw_exponential(op, op.shape(x), op.dtype(x)), op.like(x, lambd))
 
 
 exponential.samples(unary_sampler(dtype=FLOATS, attrs={"lambd": (1.0, 0.5, 3.0)}))
@@ -320,7 +320,7 @@ def log_normal(x: Tensor, *, mean: float = 1.0, std: float = 2.0) -> Tensor:
 
 @log_normal.onnx
 def _(op, x, *, mean, std):
-    return op.Exp(scale_and_shift(op, normal_of_shape(op, op.shape(x), op.dtype(x)), std, mean))
+    return op.Exp(scale_and_shift(op, draw_normal(op, op.shape(x), op.dtype(x)), std, mean))
 
 
 log_normal.samples(unary_sampler(dtype=FLOATS, attrs={"mean": (1.0, 0.0), "std": (2.0, 0.3)}))
@@ -336,7 +336,7 @@ def multinomial(x: Tensor, *, num_samples: int, replacement: bool = False) -> Te
 def _(op, x, *, num_samples, replacement):
     chances = op.cast(x, torch.float32)
     if not replacement:
-        times = op.Max(exponential_of_shape(op, op.shape(x), torch.float32), op.like(chances, 1e-30))  # 0 / 0 would win
+        times = op.Max(draw_exponential(op, op.shape(x), torch.float32), op.like(chances, 1e-30))  # 0 / 0 would win
         _, first = op.TopK(op.Div(chances, times), op.ints([num_samples]), outputs=2)  # an exponential race
         return op.declare(first, torch.int64)
     if is_symbolic(num_samples):
