@@ -125,9 +125,9 @@ lora_convolution.types(same_type)
 
 @lora_convolution.samples
 def _(draw, s):
-    sides, groups, rank = draw(s.choice(2, 1, 3)), draw(s.choice(1, 2)), draw(s.integers(1, 2))
+    dims, groups, rank = draw(s.choice(2, 1, 3)), draw(s.choice(1, 2)), draw(s.integers(1, 2))
     channels, outputs = draw(s.integers(1, 3)), draw(s.integers(1, 3))
-    lengths, kernel = ([draw(s.integers(*ends)) for _ in range(sides)] for ends in ((5, 7), (1, 3)))
+    lengths, kernel = ([draw(s.integers(*ends)) for _ in range(dims)] for ends in ((5, 7), (1, 3)))
     stride, pad, dilation = draw(s.choice(1, 2)), draw(s.choice(0, 1)), draw(s.choice(1, 1, 2))
     batch = (draw(s.integers(1, 2)),) if draw(s.choice(True, True, False)) else ()
     reaches = [dilation * (k - 1) + 1 for k in kernel]
@@ -136,12 +136,12 @@ def _(draw, s):
         (*batch, groups * outputs, *made),
         (*batch, groups * channels, *lengths),
         (groups * rank, channels, *kernel),
-        (groups * outputs, rank, *[1] * sides),
+        (groups * outputs, rank, *[1] * dims),
     )
     attrs = {
-        "stride": expand_per_dim(stride, sides),
-        "padding": expand_per_dim(pad, sides),
-        "dilation": expand_per_dim(dilation, sides),
+        "stride": expand_per_dim(stride, dims),
+        "padding": expand_per_dim(pad, dims),
+        "dilation": expand_per_dim(dilation, dims),
     }
     tensors = [draw(s.tensor(shape=shape)) for shape in shapes]
     return s.call(*tensors, **attrs, groups=groups, **_draw_adapter_attributes(draw, s))

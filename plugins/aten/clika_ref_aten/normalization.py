@@ -36,13 +36,13 @@ def promote_to_float32(op, *operands):
     return tuple(None if o is None else op.cast(o, dtype) for o in operands)
 
 
-def fill_if_none(op, value, x, number, *sides):
-    """Return ``value``, or if it is None a tensor of shape ``sides`` filled with ``number``, in the dtype of ``x``."""
+def fill_if_none(op, value, x, number, *shape):
+    """Return ``value``, or if it is None a tensor of that ``shape`` filled with ``number``, in the dtype of ``x``."""
     if value is not None:
         return value
-    if is_symbolic(sides):
-        return op.Expand(op.like(x, number), op.ints(sides))
-    return op.constant(torch.full(sides, float(number)), op.dtype(x))
+    if is_symbolic(shape):
+        return op.Expand(op.like(x, number), op.ints(shape))
+    return op.constant(torch.full(shape, float(number)), op.dtype(x))
 
 
 def compute_statistics(op, x, axes):
