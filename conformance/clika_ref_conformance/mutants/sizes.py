@@ -98,11 +98,11 @@ def _(original, op, rows, columns):
 )
 def _(original, op, n, m):
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
-    i = op.Unsqueeze(clika_ref_aten.adaptive_pooling._range(op, m), op.ints([1]))
+    i = op.Unsqueeze(clika_ref_aten.adaptive_pooling.make_index_range(op, m), op.ints([1]))
     starts = op.Div(op.Mul(i, length), count)
     ends = op.Max(op.Div(op.Mul(op.Add(i, one), length), count), op.Add(starts, one))
     widest = clika_ref_aten.adaptive_pooling.ceil_divide(n, m) + 1
-    positions = op.Add(starts, clika_ref_aten.adaptive_pooling._range(op, widest))
+    positions = op.Add(starts, clika_ref_aten.adaptive_pooling.make_index_range(op, widest))
     return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
 
 

@@ -12,52 +12,22 @@ from torch import Tensor
 from clika_ref.core.accuracy import EXACT, ulp
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import HOMOGENEOUS_OWN_QPARAMS, OWN_QPARAMS
+from clika_ref_aten.elementwise import FLOATS, reshape_per_channel, unary_lowering, unary_sampler
 from clika_ref_aten.ordering import lower_clip, lower_min_max
+from clika_ref_aten.size_arithmetic import same_type
 
 aten = torch.ops.aten
 
-FLOATS = (torch.float32, torch.float16, torch.float64)
+PROMOTING_DTYPES = (*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool)
+"""Dtypes to draw for functions that promote integers to floats."""
+
 SELU_ALPHA = 1.6732632423543772848170429916717  # Source: Klambauer et al., Self-Normalizing Neural Networks, section 2
 SELU_SCALE = 1.0507009873554804934193349852946
-
-
-def unary_lowering(op_type):
-    """Return a lowering to one unary ONNX node; the operand is cast to the result's dtype first."""
-
-    def lowering(op, x):
-        return op.node(op_type, *op.promote(x))
-
-    return lowering
-
-
-def float_sampler(low=-3.0, high=3.0):
-    """Return a sampler for calls with one floating-point operand and no attributes."""
-
-    def sampler(draw, s):
-        return s.call(draw(s.tensor(dtype=FLOATS, low=low, high=high)))
-
-    return sampler
-
-
-def promoting_sampler(low=-3.0, high=3.0):
-    """Return a sampler for calls with one operand of any dtype, for functions that promote integers to floats."""
-
-    def sampler(draw, s):
-        return s.call(
-            draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool), low=low, high=high))
-        )
-
-    return sampler
 
 
 def is_exact_as_attribute(op, *numbers):
     """Return whether float32 ONNX attributes hold these numbers as precisely as the result's dtype needs."""
     return op.result.dtype != torch.float64 or all(float(np.float32(n)) == n for n in numbers)
-
-
-def first_operand_type(x, *_, **__):
-    """Type rule that returns the type of the first operand, for references that do not support symbolic sizes."""
-    return x
 
 
 @operator(aten.relu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=EXACT)
@@ -73,9 +43,7 @@ def _(op, x):
     return lower_min_max(op, "Max", x, op.like(x, 0)) if op.dtype(x) in (torch.int16, torch.int64) else op.Relu(x)
 
 
-@relu.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8))))
+relu.samples(unary_sampler(dtype=(*FLOATS, torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)))
 
 
 @operator(aten.relu6.default, quant=OWN_QPARAMS, error=EXACT)
@@ -89,7 +57,7 @@ def _(op, x):
     return lower_clip(op, x, 0, 6)
 
 
-relu6.samples(float_sampler(-3, 9))
+relu6.samples(unary_sampler(dtype=FLOATS, low=-3, high=9))
 
 
 @operator(aten.hardtanh.default, quant=OWN_QPARAMS, error=EXACT)
@@ -125,7 +93,7 @@ def _(op, x):
     return op.Div(lower_clip(op, op.Add(x, op.like(x, 3)), 0, 6), op.like(x, 6))
 
 
-hardsigmoid.samples(float_sampler(-5, 5))
+hardsigmoid.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
 
 
 @operator(aten.hardswish.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
@@ -141,7 +109,7 @@ def _(op, x):
     return op.Div(op.Mul(x, lower_clip(op, op.Add(x, op.like(x, 3)), 0, 6)), op.like(x, 6))
 
 
-hardswish.samples(float_sampler(-5, 5))
+hardswish.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
 
 
 @operator(aten.sigmoid.default, aten.special_expit.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
@@ -151,7 +119,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 sigmoid.onnx(unary_lowering("Sigmoid"))
-sigmoid.samples(promoting_sampler(-5, 5))
+sigmoid.samples(unary_sampler(dtype=PROMOTING_DTYPES, low=-5, high=5))
 
 
 @operator(aten.tanh.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
@@ -161,7 +129,7 @@ def tanh(x: Tensor) -> Tensor:
 
 
 tanh.onnx(unary_lowering("Tanh"))
-tanh.samples(promoting_sampler())
+tanh.samples(unary_sampler(dtype=PROMOTING_DTYPES))
 
 
 @operator(aten.leaky_relu.default, quant=HOMOGENEOUS_OWN_QPARAMS, error=ulp(8))
@@ -175,9 +143,7 @@ def _(op, x, *, negative_slope):
     return lower_leaky_relu(op, x, negative_slope)
 
 
-@leaky_relu.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS)), negative_slope=draw(s.choice(0.01, 0.2, 0.0, 1.5, -0.3)))
+leaky_relu.samples(unary_sampler(dtype=FLOATS, attrs={"negative_slope": (0.01, 0.2, 0.0, 1.5, -0.3)}))
 
 
 def lower_leaky_relu(op, x, slope):
@@ -197,11 +163,11 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
 def _(op, x, weight):
     rank = op.rank(x)
     if op.shape(weight) not in ((), (1,)):
-        return op.PRelu(x, weight if rank <= 2 else op.Reshape(weight, op.ints([-1] + [1] * (rank - 2))))
+        return op.PRelu(x, reshape_per_channel(op, weight, rank))
     return op.PRelu(x, op.reshape(weight, ()) if rank == 0 and op.rank(weight) else weight)
 
 
-prelu.types(first_operand_type)
+prelu.types(same_type)
 
 
 @prelu.samples
@@ -224,14 +190,9 @@ def _(op, x, *, alpha, scale, input_scale):
     return lower_elu(op, x, alpha, scale, input_scale)
 
 
-@elu.samples
-def _(draw, s):
-    return s.call(
-        draw(s.tensor(dtype=FLOATS)),
-        alpha=draw(s.choice(1.0, 0.3, 2.0)),
-        scale=draw(s.choice(1.0, 1.5)),
-        input_scale=draw(s.choice(1.0, 0.7)),
-    )
+elu.samples(
+    unary_sampler(dtype=FLOATS, attrs={"alpha": (1.0, 0.3, 2.0), "scale": (1.0, 1.5), "input_scale": (1.0, 0.7)})
+)
 
 
 @operator(aten.selu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
@@ -247,7 +208,7 @@ def _(op, x):
     return lower_elu(op, x, SELU_ALPHA, SELU_SCALE, 1.0)
 
 
-selu.samples(float_sampler())
+selu.samples(unary_sampler(dtype=FLOATS))
 
 
 @operator(aten.celu.default, quant=OWN_QPARAMS, error=ulp(8, 1.0))
@@ -297,10 +258,9 @@ def _(op, x, *, threshold, value):
     return op.Where(op.LessOrEqual(x, op.like(x, threshold)), op.like(x, value), x)
 
 
-@threshold.samples
-def _(draw, s):
-    x = draw(s.tensor(dtype=(*FLOATS, torch.int64, torch.int32)))
-    return s.call(x, threshold=draw(s.choice(0, 1, -1, 0.5)), value=draw(s.choice(0, 2, -3)))
+threshold.samples(
+    unary_sampler(dtype=(*FLOATS, torch.int64, torch.int32), attrs={"threshold": (0, 1, -1, 0.5), "value": (0, 2, -3)})
+)
 
 
 @operator(aten.softshrink.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
@@ -314,9 +274,7 @@ def _(op, x, *, lambd):
     return op.Sub(x, lower_clip(op, x, -lambd, lambd))  # ONNX's Shrink turns NaN into 0
 
 
-@softshrink.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS)), lambd=draw(s.choice(0.5, 0.0, 1.3)))
+softshrink.samples(unary_sampler(dtype=FLOATS, attrs={"lambd": (0.5, 0.0, 1.3)}))
 
 
 @operator(aten.hardshrink.default, quant=OWN_QPARAMS, error=EXACT)
@@ -330,6 +288,4 @@ def _(op, x, *, lambd):
     return op.Where(op.LessOrEqual(op.Abs(x), op.like(x, lambd)), op.like(x, 0), x)  # ONNX's Shrink turns NaN into 0
 
 
-@hardshrink.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS)), lambd=draw(s.choice(0.5, 0.0, 1.3)))
+hardshrink.samples(unary_sampler(dtype=FLOATS, attrs={"lambd": (0.5, 0.0, 1.3)}))

@@ -12,15 +12,11 @@ from clika_ref.core.inference import infer_types
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
 from clika_ref_aten import convolution, dropout, linear
+from clika_ref_aten.size_arithmetic import same_type
 from clika_ref_aten.spatial import expand_per_dim
 
 CONVOLUTIONS = {3: convolution.conv1d, 4: convolution.conv2d, 5: convolution.conv3d}
 """Convolution operators by the rank of the weight."""
-
-
-def _type_of_returned(returned, *_, **__):
-    """Type rule: the type of ``returned``, the output of the adapted layer."""
-    return returned
 
 
 def _lower_operator(op, of, *operands, **attrs):
@@ -75,7 +71,7 @@ def _(op, returned, x, down, up, *, alpha, dropout_rate, training, merging):
     return op.Add(returned, _lower_operator(op, linear.linear, few, up))
 
 
-lora_linear.types(_type_of_returned)
+lora_linear.types(same_type)
 
 
 @lora_linear.samples
@@ -124,14 +120,14 @@ def _(op, returned, x, down, up, *, stride, padding, dilation, groups, alpha, dr
     return op.Add(returned, _lower_operator(op, convolve, scaled, up, groups=groups))
 
 
-lora_convolution.types(_type_of_returned)
+lora_convolution.types(same_type)
 
 
 @lora_convolution.samples
 def _(draw, s):
-    sides, groups, rank = draw(s.choice(2, 1, 3)), draw(s.choice(1, 2)), draw(s.integers(1, 2))
+    dims, groups, rank = draw(s.choice(2, 1, 3)), draw(s.choice(1, 2)), draw(s.integers(1, 2))
     channels, outputs = draw(s.integers(1, 3)), draw(s.integers(1, 3))
-    lengths, kernel = ([draw(s.integers(*ends)) for _ in range(sides)] for ends in ((5, 7), (1, 3)))
+    lengths, kernel = ([draw(s.integers(*ends)) for _ in range(dims)] for ends in ((5, 7), (1, 3)))
     stride, pad, dilation = draw(s.choice(1, 2)), draw(s.choice(0, 1)), draw(s.choice(1, 1, 2))
     batch = (draw(s.integers(1, 2)),) if draw(s.choice(True, True, False)) else ()
     reaches = [dilation * (k - 1) + 1 for k in kernel]
@@ -140,12 +136,12 @@ def _(draw, s):
         (*batch, groups * outputs, *made),
         (*batch, groups * channels, *lengths),
         (groups * rank, channels, *kernel),
-        (groups * outputs, rank, *[1] * sides),
+        (groups * outputs, rank, *[1] * dims),
     )
     attrs = {
-        "stride": expand_per_dim(stride, sides),
-        "padding": expand_per_dim(pad, sides),
-        "dilation": expand_per_dim(dilation, sides),
+        "stride": expand_per_dim(stride, dims),
+        "padding": expand_per_dim(pad, dims),
+        "dilation": expand_per_dim(dilation, dims),
     }
     tensors = [draw(s.tensor(shape=shape)) for shape in shapes]
     return s.call(*tensors, **attrs, groups=groups, **_draw_adapter_attributes(draw, s))

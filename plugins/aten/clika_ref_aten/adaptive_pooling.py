@@ -14,24 +14,10 @@ from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.reduction import mean_of
+from clika_ref_aten.size_arithmetic import make_index_range
 from clika_ref_aten.spatial import allow_unbatched, ceil_divide, expand_per_dim
 
 aten = torch.ops.aten
-
-
-def _type(sides, *extra):
-    def rule(x, *, output_size):
-        shape = (*x.shape[:-sides], *expand_per_dim(output_size, sides))
-        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
-
-    return rule
-
-
-def _range(op, count):
-    """Return ``int64[count]``: 0, 1, 2, ..."""
-    if not is_symbolic(count):
-        return op.constant(torch.arange(count), torch.int64)
-    return op.Range(*(op.scalar(n, torch.int64) for n in (0, count, 1)))
 
 
 def _window_bounds(n, m):
@@ -67,11 +53,11 @@ def _window_indices_at_runtime(op, n, m):
     """Compute the results of `_window_indices` at run time."""
     length, count, one = (op.scalar(v, torch.int64) for v in (n, m, 1))
     count = op.Max(count, one) if op.sizes.may_be_zero(m) else count
-    i = op.Unsqueeze(_range(op, m), op.ints([1]))
+    i = op.Unsqueeze(make_index_range(op, m), op.ints([1]))
     starts = op.Div(op.Mul(i, length), count)
     beyond = op.Sub(op.Add(op.Mul(op.Add(i, one), length), count), one)
     ends = op.Div(beyond, count)
-    positions = op.Add(starts, _range(op, _max_window_length(n, m)))
+    positions = op.Add(starts, make_index_range(op, _max_window_length(n, m)))
     return op.Min(positions, op.Sub(ends, one)), op.Less(positions, ends)
 
 
@@ -92,15 +78,15 @@ def _has_uniform_windows(lengths, counts):
     return not is_symbolic((*lengths, *counts)) and all(n % m == 0 for n, m in zip(lengths, counts, strict=True))
 
 
-def _adaptive_avg_pool(sides):
+def _adaptive_avg_pool(dims):
     def lower(op, x, *, output_size):
-        rank, lengths, counts = op.rank(x), op.shape(x)[-sides:], expand_per_dim(output_size, sides)
-        axes = range(rank - sides, rank)
+        rank, lengths, counts = op.rank(x), op.shape(x)[-dims:], expand_per_dim(output_size, dims)
+        axes = range(rank - dims, rank)
         if 0 in (*op.shape(x), *counts):
             return op.Expand(op.like(x, math.nan), op.ints(op.result.shape))
         if all(m == 1 for m in counts):
             return _mean(op, x, axes)
-        if _has_uniform_windows(lengths, counts) and rank == sides + 2 and op.dtype(x) != torch.float64:
+        if _has_uniform_windows(lengths, counts) and rank == dims + 2 and op.dtype(x) != torch.float64:
             kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
             return op.AveragePool(x, kernel_shape=kernel, strides=kernel)
         pooled = x
@@ -120,17 +106,25 @@ def _mean(op, x, axes):
     return mean_of(op, x, math.prod(op.shape(x)[i] for i in axes), op.ints(axes), keepdims=1)
 
 
-def _samples(sides, *, unique=False):
-    def sample(draw, s):
+def _complete(declared, dims, lowering, *, has_indices):
+    """Declare type rule, lowering and samples of an adaptive pooling of ``dims`` spatial dims."""
+
+    @declared.types
+    def _(x, *, output_size):
+        shape = (*x.shape[:-dims], *expand_per_dim(output_size, dims))
+        return tuple(TensorType(dtype, shape) for dtype in (x.dtype, torch.int64)[: 1 + has_indices])
+
+    declared.onnx(lowering(dims))
+
+    @declared.samples
+    def _(draw, s):
         batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
-        lengths = [draw(s.choice(5, 7, 6)) for _ in range(sides)]
+        lengths = [draw(s.choice(5, 7, 6)) for _ in range(dims)]
         even = draw(s.choice(False, False, True))
         size = tuple(draw(s.choice(1, 2, n) if even else s.choice(3, 4, 2, 1, n, 9)) for n in lengths)
         dtype = (torch.float32, torch.float32, torch.float64)
-        x = draw(s.tensor(shape=(*batch, draw(s.integers(1, 3)), *lengths), dtype=dtype, unique=unique))
-        return s.call(x, output_size=draw(s.choice(size, size, (1,) * sides)))
-
-    return sample
+        x = draw(s.tensor(shape=(*batch, draw(s.integers(1, 3)), *lengths), dtype=dtype, unique=has_indices))
+        return s.call(x, output_size=draw(s.choice(size, size, (1,) * dims)))
 
 
 @operator(aten.adaptive_avg_pool1d.default, quant=OWN_QPARAMS, error=DOT)
@@ -139,9 +133,7 @@ def adaptive_avg_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> Tensor:
     return F.adaptive_avg_pool1d(x, output_size)
 
 
-adaptive_avg_pool1d.types(_type(1))
-adaptive_avg_pool1d.onnx(_adaptive_avg_pool(1))
-adaptive_avg_pool1d.samples(_samples(1))
+_complete(adaptive_avg_pool1d, 1, _adaptive_avg_pool, has_indices=False)
 
 
 @operator(
@@ -155,9 +147,7 @@ def adaptive_avg_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> Tensor:
     return F.adaptive_avg_pool2d(x, output_size)
 
 
-adaptive_avg_pool2d.types(_type(2))
-adaptive_avg_pool2d.onnx(_adaptive_avg_pool(2))
-adaptive_avg_pool2d.samples(_samples(2))
+_complete(adaptive_avg_pool2d, 2, _adaptive_avg_pool, has_indices=False)
 
 
 @operator(
@@ -171,14 +161,12 @@ def adaptive_avg_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> Tens
     return F.adaptive_avg_pool3d(x, output_size)
 
 
-adaptive_avg_pool3d.types(_type(3))
-adaptive_avg_pool3d.onnx(_adaptive_avg_pool(3))
-adaptive_avg_pool3d.samples(_samples(3))
+_complete(adaptive_avg_pool3d, 3, _adaptive_avg_pool, has_indices=False)
 
 
-def _adaptive_max_pool(sides):
+def _adaptive_max_pool(dims):
     def lower(op, x, *, output_size):
-        lengths, counts = op.shape(x)[-sides:], expand_per_dim(output_size, sides)
+        lengths, counts = op.shape(x)[-dims:], expand_per_dim(output_size, dims)
         if 0 in (*op.shape(x), *counts):
             empty = op.ints([*op.shape(x)[:2], *counts])
             return op.Expand(op.like(x, 0), empty), op.Expand(op.scalar(0, torch.int64), empty)
@@ -189,27 +177,27 @@ def _adaptive_max_pool(sides):
             return values, op.Mod(op.declare(places, torch.int64), op.scalar(math.prod(lengths), torch.int64))
         if all(m == 1 for m in counts):
             windows = op.reshape(x, (*op.shape(x)[:2], *counts, math.prod(lengths)))
-            best = op.ArgMax(windows, axis=sides + 2, keepdims=1)
+            best = op.ArgMax(windows, axis=dims + 2, keepdims=1)
             return op.Squeeze(op.GatherElements(windows, best, axis=-1), op.ints([-1])), op.Squeeze(best, op.ints([-1]))
         return _max_pool_by_gather(op, x, lengths, counts)
 
-    return allow_unbatched(sides, lower)
+    return allow_unbatched(dims, lower)
 
 
 def _max_pool_by_gather(op, x, lengths, counts):
     """Gather all windows and return the first largest element of each, with its flat index."""
-    sides = len(counts)
+    dims = len(counts)
     windows, places = x, None
     for i, (n, m) in enumerate(zip(lengths, counts, strict=True)):
         positions, _ = _window_indices(op, n, m)
         windows = op.Gather(windows, positions, axis=2 + 2 * i)
         places = positions if places is None else _extend_flat_indices(op, places, positions, n)
-    windows = op.Transpose(windows, perm=[0, 1, *range(2, 2 + 2 * sides, 2), *range(3, 3 + 2 * sides, 2)])
+    windows = op.Transpose(windows, perm=[0, 1, *range(2, 2 + 2 * dims, 2), *range(3, 3 + 2 * dims, 2)])
     size = math.prod(_max_window_length(n, m) for n, m in zip(lengths, counts, strict=True))
     windows = op.reshape(windows, (*op.shape(x)[:2], *counts, size))
-    places = op.Transpose(places, perm=[*range(0, 2 * sides, 2), *range(1, 2 * sides, 2)])
-    places = op.Reshape(places, op.ints([0] * sides + [-1]))
-    best = op.ArgMax(windows, axis=sides + 2, keepdims=1)
+    places = op.Transpose(places, perm=[*range(0, 2 * dims, 2), *range(1, 2 * dims, 2)])
+    places = op.Reshape(places, op.ints([0] * dims + [-1]))
+    best = op.ArgMax(windows, axis=dims + 2, keepdims=1)
     values = op.GatherElements(windows, best, axis=-1)
     places = op.GatherElements(op.Expand(places, op.Shape(windows)), best, axis=-1)
     return op.Squeeze(values, op.ints([-1])), op.Squeeze(places, op.ints([-1]))
@@ -226,9 +214,7 @@ def adaptive_max_pool1d(x: Tensor, *, output_size: tuple[int, ...]) -> tuple[Ten
     return F.adaptive_max_pool1d_with_indices(x, output_size)
 
 
-adaptive_max_pool1d.types(_type(1, torch.int64))
-adaptive_max_pool1d.onnx(_adaptive_max_pool(1))
-adaptive_max_pool1d.samples(_samples(1, unique=True))
+_complete(adaptive_max_pool1d, 1, _adaptive_max_pool, has_indices=True)
 
 
 @operator(aten.adaptive_max_pool2d.default, quant=SHARED_QPARAMS, error=EXACT)
@@ -237,9 +223,7 @@ def adaptive_max_pool2d(x: Tensor, *, output_size: tuple[int, int]) -> tuple[Ten
     return F.adaptive_max_pool2d_with_indices(x, output_size)
 
 
-adaptive_max_pool2d.types(_type(2, torch.int64))
-adaptive_max_pool2d.onnx(_adaptive_max_pool(2))
-adaptive_max_pool2d.samples(_samples(2, unique=True))
+_complete(adaptive_max_pool2d, 2, _adaptive_max_pool, has_indices=True)
 
 
 @operator(aten.adaptive_max_pool3d.default, quant=SHARED_QPARAMS, error=EXACT)
@@ -248,6 +232,4 @@ def adaptive_max_pool3d(x: Tensor, *, output_size: tuple[int, int, int]) -> tupl
     return F.adaptive_max_pool3d_with_indices(x, output_size)
 
 
-adaptive_max_pool3d.types(_type(3, torch.int64))
-adaptive_max_pool3d.onnx(_adaptive_max_pool(3))
-adaptive_max_pool3d.samples(_samples(3, unique=True))
+_complete(adaptive_max_pool3d, 3, _adaptive_max_pool, has_indices=True)

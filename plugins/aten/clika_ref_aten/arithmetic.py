@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -333,11 +334,18 @@ def _ternary_type_rule(declared: Operator) -> Callable[..., TensorType]:
 addcmul.types(_ternary_type_rule(addcmul))
 
 
-@addcmul.onnx
-def _(op, x, tensor1, tensor2, *, value):
-    x, first, second = op.promote(x, tensor1, tensor2)
-    first = first if value == 1 else op.Mul(first, op.like(first, value))
-    return op.Add(x, op.Mul(first, second))
+def _lower_scaled_sum(op_type: str) -> Callable[..., Any]:
+    """Return the lowering of ``x + value * tensor1 * tensor2``, with the given op type for the second product."""
+
+    def lower(op, x, tensor1, tensor2, *, value):
+        x, first, second = op.promote(x, tensor1, tensor2)
+        first = first if value == 1 else op.Mul(first, op.like(first, value))
+        return op.Add(x, op.node(op_type, first, second))
+
+    return lower
+
+
+addcmul.onnx(_lower_scaled_sum("Mul"))
 
 
 @addcmul.samples
@@ -357,11 +365,7 @@ def addcdiv(x: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) ->
 addcdiv.types(_ternary_type_rule(addcdiv))
 
 
-@addcdiv.onnx
-def _(op, x, tensor1, tensor2, *, value):
-    x, first, second = op.promote(x, tensor1, tensor2)
-    first = first if value == 1 else op.Mul(first, op.like(first, value))
-    return op.Add(x, op.Div(first, second))
+addcdiv.onnx(_lower_scaled_sum("Div"))
 
 
 @addcdiv.samples

@@ -16,6 +16,7 @@ from clika_ref.core.types import TensorType
 from clika_ref_aten.float_layers import FLOAT_PRODUCT
 from clika_ref_aten.linear import multiply_unfused
 from clika_ref_aten.reduction import is_nonempty
+from clika_ref_aten.size_arithmetic import make_index_range
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -123,13 +124,7 @@ def _mask_to_bias(op, kept, x):
 
 def _causal_mask(op, rows, columns):
     """Return ``bool[rows, columns]``, True where ``column <= row``."""
-
-    def positions(count):
-        if not is_symbolic(count):
-            return op.constant(torch.arange(count), torch.int64)
-        return op.Range(*(op.scalar(n, torch.int64) for n in (0, count, 1)))
-
-    return op.GreaterOrEqual(op.Unsqueeze(positions(rows), op.ints([1])), positions(columns))
+    return op.GreaterOrEqual(op.Unsqueeze(make_index_range(op, rows), op.ints([1])), make_index_range(op, columns))
 
 
 def _matmul_shared_heads(op, a, b, enabled):

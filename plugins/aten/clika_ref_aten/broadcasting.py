@@ -36,7 +36,7 @@ def _(x, *, size):
     pairs = list(zip(x.shape, aligned, strict=True))
     misfits = any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
     if misfits or any(isinstance(n, int) and n < 0 for n in size):  # eager makes a tensor of shape (0, -1)
-        raise ValueError(f"{x} does not stretch to {size}")
+        raise ValueError(f"expand({x}, size={size}): {x} does not broadcast to this size")
     return TensorType(x.dtype, size)
 
 
@@ -138,7 +138,7 @@ def _common_size(sides: tuple[Dim, ...]) -> Dim:
     longer = [n for n in sides if n != 1]
     numbers = {n for n in longer if isinstance(n, int)}
     if len(numbers) > 1:
-        raise ValueError(f"sides of lengths {sides} do not stretch to one length")
+        raise ValueError(f"dims of the sizes {sides} do not broadcast")
     return numbers.pop() if numbers else (longer or [1])[0]
 
 

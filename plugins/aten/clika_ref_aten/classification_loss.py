@@ -12,7 +12,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
-from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.elementwise import FLOATS, reshape_per_channel
 from clika_ref_aten.loss import REDUCE_MEAN, REDUCE_NONE, REDUCE_SUM, draw_reduction, handle_empty_mean, reduce_losses
 from clika_ref_aten.reduction import mean_of
 
@@ -154,7 +154,7 @@ def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
             target = op.Add(op.Mul(target, op.like(target, 1 - label_smoothing)), op.cast(share, op.dtype(target)))
         logs, target = op.promote(logs, target)
         weight = None if weight is None else op.cast(weight, op.result.dtype)
-    weighted = logs if weight is None else op.Mul(logs, _reshape_class_weight(op, weight, op.rank(x)))
+    weighted = logs if weight is None else op.Mul(logs, reshape_per_channel(op, weight, op.rank(x)))
     if op.dtype(target).is_floating_point:
         losses = op.Neg(op.ReduceSum(op.Mul(weighted, target), op.ints([axis]), keepdims=0))
         count = math.prod(side for i, side in enumerate(op.shape(x)) if i != axis)
@@ -182,10 +182,6 @@ def _(x, target, weight, *, reduction, **_):
         return type_
     factors = [t.dtype for t in (x, target, weight) if t is not None]
     return replace(type_, dtype=functools.reduce(torch.promote_types, factors))
-
-
-def _reshape_class_weight(op, weight, rank):
-    return weight if rank <= 2 else op.Reshape(weight, op.ints([-1] + [1] * (rank - 2)))
 
 
 @cross_entropy_loss.samples

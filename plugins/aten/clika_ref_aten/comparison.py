@@ -2,30 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import math
 
 import torch
 from torch import Tensor
 from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref_aten.elementwise import ALL_DTYPES, FLOATS, HALF_DTYPES, common_dtype, draw_operand_for, sign_bit
+from clika_ref_aten.families import name_reference
 
 aten = torch.ops.aten
 
 COMPARISON_DTYPES = {torch.bool: torch.int32}
 """Dtypes that torch can order but ONNX cannot, and the dtypes to compare them in."""
-
-
-def _compare(op_type: str, *, via: dict[torch.dtype, torch.dtype] = COMPARISON_DTYPES) -> Callable[..., Any]:
-    """Return the lowering to one comparison in torch's promoted dtype."""
-
-    def lower(op, x, y):
-        return op.node(op_type, *_promote_and_round(op, x, y, via=via))
-
-    return lower
 
 
 def _promote_and_round(op, x, y, *, via):
@@ -40,134 +31,83 @@ def _promote_and_round(op, x, y, *, via):
     return [op.Max(o) if is_rounded else o for o, is_rounded in zip(op.promote(x, y, to=dtype), rounded, strict=True)]
 
 
-def _sample(draw, s):
-    x = draw(s.tensor(dtype=ALL_DTYPES, low=0, high=2))
-    if draw(s.choice(False, False, True)):
-        return s.call(x, draw(s.choice(0.5, 1.5)))  # between integers
-    return s.call(x, draw_operand_for(draw, s, x, dtype=ALL_DTYPES, number=True, low=0, high=2))
+def _declare_comparison(name: str, sign: str, op_type: str, alias: str | None, *, negated: bool = False) -> Operator:
+    """Declare a comparison by one ONNX node, in torch's promoted dtype; ``alias`` is a second name of the ATen call."""
+    compare, packets = getattr(torch, name), [getattr(aten, n) for n in (name, alias) if n]
+    via = {} if op_type == "Equal" else COMPARISON_DTYPES
+
+    @operator(*(overload for packet in packets for overload in (packet.Tensor, packet.Scalar)), error=EXACT)
+    @name_reference(name, f"``x {sign} y``, elementwise.")
+    def comparison(x: Tensor, y: Tensor | Number) -> Tensor:
+        return compare(x, y)
+
+    @comparison.onnx
+    def _(op, x, y):
+        result = op.node(op_type, *_promote_and_round(op, x, y, via=via))
+        return op.Not(result) if negated else result
+
+    @comparison.samples
+    def _(draw, s):
+        x = draw(s.tensor(dtype=ALL_DTYPES, low=0, high=2))
+        if draw(s.choice(False, False, True)):
+            return s.call(x, draw(s.choice(0.5, 1.5)))  # between integers
+        return s.call(x, draw_operand_for(draw, s, x, dtype=ALL_DTYPES, number=True, low=0, high=2))
+
+    return comparison
 
 
-@operator(aten.eq.Tensor, aten.eq.Scalar, error=EXACT)
-def eq(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x == y``, elementwise."""
-    return torch.eq(x, y)
+eq = _declare_comparison("eq", "==", "Equal", None)
+ne = _declare_comparison("ne", "!=", "Equal", "not_equal", negated=True)
+lt = _declare_comparison("lt", "<", "Less", "less")
+le = _declare_comparison("le", "<=", "LessOrEqual", "less_equal")
+gt = _declare_comparison("gt", ">", "Greater", "greater")
+ge = _declare_comparison("ge", ">=", "GreaterOrEqual", "greater_equal")
 
 
-eq.onnx(_compare("Equal", via={}))
-eq.samples(_sample)
+def _declare_predicate(name: str, doc: str, lower_float, *, of_others: bool = False) -> Operator:
+    """Declare a predicate of floats; ``of_others`` is its result for dtypes without NaN and infinities."""
+    function = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, error=EXACT)
+    @name_reference(name, doc)
+    def predicate(x: Tensor) -> Tensor:
+        return function(x)
+
+    @predicate.onnx
+    def _(op, x):
+        if op.dtype(x).is_floating_point:
+            return lower_float(op, x)
+        return op.Equal(x, x) if of_others else _false_like(op, x)
+
+    predicate.samples(_draw_special)
+    return predicate
 
 
-@operator(aten.ne.Tensor, aten.ne.Scalar, aten.not_equal.Tensor, aten.not_equal.Scalar, error=EXACT)
-def ne(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x != y``, elementwise."""
-    return torch.ne(x, y)
+def _draw_special(draw, s):
+    """Draw a tensor that is likely to hold special values: float16 overflows beyond 65504."""
+    if draw(s.choice("plain", "wide")) == "plain":
+        return s.call(draw(s.tensor(dtype=ALL_DTYPES)))
+    return s.call(draw(s.tensor(dtype=torch.float16, low=-1e5, high=1e5)))
 
 
-@ne.onnx
-def _(op, x, y):
-    return op.Not(op.Equal(*_promote_and_round(op, x, y, via={})))
-
-
-ne.samples(_sample)
-
-
-@operator(aten.lt.Tensor, aten.lt.Scalar, aten.less.Tensor, aten.less.Scalar, error=EXACT)
-def lt(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x < y``, elementwise."""
-    return torch.lt(x, y)
-
-
-lt.onnx(_compare("Less"))
-lt.samples(_sample)
-
-
-@operator(aten.le.Tensor, aten.le.Scalar, aten.less_equal.Tensor, aten.less_equal.Scalar, error=EXACT)
-def le(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x <= y``, elementwise."""
-    return torch.le(x, y)
-
-
-le.onnx(_compare("LessOrEqual"))
-le.samples(_sample)
-
-
-@operator(aten.gt.Tensor, aten.gt.Scalar, aten.greater.Tensor, aten.greater.Scalar, error=EXACT)
-def gt(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x > y``, elementwise."""
-    return torch.gt(x, y)
-
-
-gt.onnx(_compare("Greater"))
-gt.samples(_sample)
-
-
-@operator(aten.ge.Tensor, aten.ge.Scalar, aten.greater_equal.Tensor, aten.greater_equal.Scalar, error=EXACT)
-def ge(x: Tensor, y: Tensor | Number) -> Tensor:
-    """``x >= y``, elementwise."""
-    return torch.ge(x, y)
-
-
-ge.onnx(_compare("GreaterOrEqual"))
-ge.samples(_sample)
-
-
-@operator(aten.isnan.default, error=EXACT)
-def isnan(x: Tensor) -> Tensor:
-    """Whether an element is NaN."""
-    return torch.isnan(x)
-
-
-@isnan.onnx
-def _(op, x):
-    return op.IsNaN(x) if op.dtype(x).is_floating_point else _false_like(op, x)
-
-
-@operator(aten.isinf.default, error=EXACT)
-def isinf(x: Tensor) -> Tensor:
-    """Whether an element is infinite, of either sign."""
-    return torch.isinf(x)
-
-
-@isinf.onnx
-def _(op, x):
-    if not op.dtype(x).is_floating_point:
-        return _false_like(op, x)
-    return op.Equal(op.Abs(x), op.like(x, float("inf")))  # IsInf does not support float16 before opset 20
-
-
-@operator(aten.isfinite.default, error=EXACT)
-def isfinite(x: Tensor) -> Tensor:
-    """Whether an element is neither infinite nor NaN."""
-    return torch.isfinite(x)
-
-
-@isfinite.onnx
-def _(op, x):
-    if not op.dtype(x).is_floating_point:
-        return op.Equal(x, x)
-    return op.Less(op.Abs(x), op.like(x, float("inf")))
-
-
-@operator(aten.isposinf.default, error=EXACT)
-def isposinf(x: Tensor) -> Tensor:
-    """Whether an element is positive infinity."""
-    return torch.isposinf(x)
-
-
-isposinf.onnx(lambda op, x: _is_infinity(op, x, float("inf")))
-
-
-@operator(aten.isneginf.default, error=EXACT)
-def isneginf(x: Tensor) -> Tensor:
-    """Whether an element is negative infinity."""
-    return torch.isneginf(x)
-
-
-isneginf.onnx(lambda op, x: _is_infinity(op, x, float("-inf")))
-
-
-def _is_infinity(op, x, infinity):
-    return op.Equal(x, op.like(x, infinity)) if op.dtype(x).is_floating_point else _false_like(op, x)
+isnan = _declare_predicate("isnan", "Whether an element is NaN.", lambda op, x: op.IsNaN(x))
+isinf = _declare_predicate(  # not by IsInf, which does not support float16 before opset 20
+    "isinf",
+    "Whether an element is infinite, of either sign.",
+    lambda op, x: op.Equal(op.Abs(x), op.like(x, math.inf)),
+)
+isfinite = _declare_predicate(
+    "isfinite",
+    "Whether an element is neither infinite nor NaN.",
+    lambda op, x: op.Less(op.Abs(x), op.like(x, math.inf)),
+    of_others=True,
+)
+isposinf = _declare_predicate(
+    "isposinf", "Whether an element is positive infinity.", lambda op, x: op.Equal(x, op.like(x, math.inf))
+)
+isneginf = _declare_predicate(
+    "isneginf", "Whether an element is negative infinity.", lambda op, x: op.Equal(x, op.like(x, -math.inf))
+)
 
 
 def _false_like(op, x):
@@ -189,20 +129,7 @@ def _(op, x):
     return sign_bit(op, x) if dtype.is_floating_point else op.Less(x, op.like(x, 0))
 
 
-def _sample_special(draw, s):
-    """Draw a tensor that is likely to hold special values: float16 overflows beyond 65504."""
-    kind = draw(s.choice("plain", "wide"))
-    if kind == "plain":
-        return s.call(draw(s.tensor(dtype=ALL_DTYPES)))
-    return s.call(draw(s.tensor(dtype=torch.float16, low=-1e5, high=1e5)))
-
-
-isnan.samples(_sample_special)
-isinf.samples(_sample_special)
-isfinite.samples(_sample_special)
-isposinf.samples(_sample_special)
-isneginf.samples(_sample_special)
-signbit.samples(_sample_special)
+signbit.samples(_draw_special)
 
 
 @operator(aten.isclose.default, error=EXACT)
@@ -222,7 +149,7 @@ def _(op, x, y, *, rtol, atol, equal_nan):
     x, y = op.promote(x, y, to=op.dtype(x) if floating else torch.float32)
     distance = op.Abs(op.Sub(x, y))
     allowed = op.Add(op.Abs(op.Mul(y, op.like(y, rtol))), op.like(y, atol))
-    finite = op.Less(distance, op.like(x, float("inf")))
+    finite = op.Less(distance, op.like(x, math.inf))
     return op.Or(equal, op.And(finite, op.LessOrEqual(distance, allowed)))
 
 

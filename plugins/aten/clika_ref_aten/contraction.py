@@ -12,6 +12,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import COMPOSE, DOT
 from clika_ref.core.operators import operator
 from clika_ref.core.types import TensorType
+from clika_ref_aten.elementwise import unary_sampler
 from clika_ref_aten.float_layers import float_layer
 from clika_ref_aten.linear import NUMBERS, lower_in_int32
 
@@ -184,9 +185,7 @@ def _(op, x):
     return op.ReduceSum(op.Where(diagonal, x, op.like(x, 0)), None, keepdims=0)
 
 
-@trace.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(rank=2, dtype=NUMBERS)))
+trace.samples(unary_sampler(rank=2, dtype=NUMBERS))
 
 
 @operator(aten.linalg_cross.default, error=COMPOSE)

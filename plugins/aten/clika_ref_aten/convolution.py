@@ -10,11 +10,12 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import DOT
 from clika_ref.core.errors import TargetError
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import compute_trait
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import allow_unbatched, expand_per_dim, floor_divide
+from clika_ref_aten.families import name_reference
+from clika_ref_aten.spatial import SPATIAL_DIMS, allow_unbatched, count_windows, expand_per_dim
 
 aten = torch.ops.aten
 
@@ -27,13 +28,15 @@ def _same_padding(kernel, dilation):
 
 def _require_unstrided(stride):
     if any(step != 1 for step in stride):
-        raise ValueError(f"padding='same' goes with a stride of 1 alone, not {stride}")
+        raise ValueError(
+            f"a convolution with padding='same' and the stride {stride}: padding='same' needs a stride of 1"
+        )
 
 
 def _require_channels(weight):
     """Reject an empty weight: without input channels, eager returns 0 output channels for any weight."""
     if not weight.numel():
-        raise ValueError(f"a convolution with a weight of the shape {list(weight.shape)} has no channels")
+        raise ValueError(f"a convolution with a weight of the shape {list(weight.shape)}: it has no channels")
 
 
 def _apply_same_padding(x, weight, padding, dilation, stride) -> Any:
@@ -58,258 +61,178 @@ def _pads(op, weight, padding, dilation):
         return [*expand_per_dim(padding, len(kernel))] * 2
     if is_symbolic(kernel):
         msg = (
-            f"a convolution with padding='same' whose kernel has the sides {kernel}: ONNX needs padding as numbers; "
-            "pad explicitly with torch.nn.functional.pad"
+            f"a convolution with padding='same' and the kernel size {kernel}: ONNX needs padding as numbers. "
+            "Pad explicitly with torch.nn.functional.pad"
         )
         raise TargetError(msg)
     begins, ends = _same_padding(kernel, dilation)
     return [*begins, *ends]
 
 
-def _convolve(op, x, weight, bias=None, *, stride, padding, dilation, groups):
-    sides = op.rank(weight) - 2
-    return op.Conv(
+def _convolve(op, x, weight, bias=None, *, stride, padding, dilation, groups, output_padding=None):
+    """Lower a convolution, or with an ``output_padding`` a transposed one."""
+    dims = op.rank(weight) - 2
+    return op.node(
+        "Conv" if output_padding is None else "ConvTranspose",
         x,
         weight,
         bias,
-        strides=expand_per_dim(stride, sides),
+        strides=expand_per_dim(stride, dims),
         pads=_pads(op, weight, padding, dilation),
-        dilations=expand_per_dim(dilation, sides),
-        group=groups,
-    )
-
-
-def _convolve_transposed(op, x, weight, bias=None, *, stride, padding, output_padding, groups, dilation):
-    sides = op.rank(weight) - 2
-    return op.ConvTranspose(
-        x,
-        weight,
-        bias,
-        strides=expand_per_dim(stride, sides),
-        pads=_pads(op, weight, padding, dilation),
-        output_padding=expand_per_dim(output_padding, sides),
-        dilations=expand_per_dim(dilation, sides),
+        output_padding=None if output_padding is None else expand_per_dim(output_padding, dims),
+        dilations=expand_per_dim(dilation, dims),
         group=groups,
     )
 
 
 def _conv_type(x, weight, bias=None, *, stride, padding, dilation, groups):
     """Type rule of a convolution: fake tensors cannot pad a symbolic dim unevenly."""
-    sides = weight.rank - 2
-    kernel, dilations = weight.shape[2:], expand_per_dim(dilation, sides)
+    dims = weight.rank - 2
+    kernel, dilations = weight.shape[2:], expand_per_dim(dilation, dims)
     if padding == "same":
         _require_unstrided(stride)
-        lengths = x.shape[-sides:]
+        lengths = x.shape[-dims:]
     else:
-        pads = expand_per_dim(0 if padding == "valid" else padding, sides)
-        spatial = zip(x.shape[-sides:], kernel, expand_per_dim(stride, sides), pads, dilations, strict=True)
-        lengths = [floor_divide(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, s, p, d in spatial]
-    return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[0], *lengths))
+        pads = expand_per_dim(0 if padding == "valid" else padding, dims)
+        spatial = zip(x.shape[-dims:], kernel, expand_per_dim(stride, dims), pads, dilations, strict=True)
+        lengths = [count_windows(*window) for window in spatial]
+    return TensorType(x.dtype, (*x.shape[: -dims - 1], weight.shape[0], *lengths))
 
 
 def _require_spatial_sizes(lengths):
     if any(isinstance(n, int) and n < 1 for n in lengths):  # one PyTorch kernel accepts it, the others raise
-        raise ValueError(f"a transposed convolution has the sides {list(lengths)}: each must be 1 at least")
-
-
-def _check_spatial_sizes(result, sides):
-    """Return the result of a transposed convolution after checking its spatial sizes."""
-    _require_spatial_sizes(result.shape[-sides:])
-    return result
+        raise ValueError(f"a transposed convolution to the spatial sizes {list(lengths)}: each must be at least 1")
 
 
 def _conv_transpose_type(x, weight, bias=None, *, stride, padding, output_padding, groups, dilation):
     """Type rule of a transposed convolution."""
-    sides = weight.rank - 2
-    columns = [expand_per_dim(v, sides) for v in (stride, padding, output_padding, dilation)]
-    spatial = zip(x.shape[-sides:], weight.shape[2:], *columns, strict=True)
+    dims = weight.rank - 2
+    columns = [expand_per_dim(v, dims) for v in (stride, padding, output_padding, dilation)]
+    spatial = zip(x.shape[-dims:], weight.shape[2:], *columns, strict=True)
     lengths = [(n - 1) * s - 2 * p + d * (k - 1) + o + 1 for n, k, s, p, o, d in spatial]
     _require_spatial_sizes(lengths)
-    return TensorType(x.dtype, (*x.shape[: -sides - 1], weight.shape[1] * groups, *lengths))
+    return TensorType(x.dtype, (*x.shape[: -dims - 1], weight.shape[1] * groups, *lengths))
 
 
-def _draw_operands(draw, s, sides, *, transposed, batched=True, kernels=(1, 2, 3)):
+def _draw_operands(draw, s, dims, *, transposed, batched=True, kernels=(1, 2, 3)):
     """Draw x, weight, bias and the number of groups."""
     groups, channels, out = draw(s.choice(1, 2)), draw(s.integers(1, 3)), draw(s.integers(1, 3))
     batch = (draw(s.integers(1, 2)),) if batched else ()
-    x = draw(s.tensor(shape=(*batch, groups * channels, *(draw(s.integers(5, 8)) for _ in range(sides)))))
+    x = draw(s.tensor(shape=(*batch, groups * channels, *(draw(s.integers(5, 8)) for _ in range(dims)))))
     outer, inner = (groups * channels, out) if transposed else (groups * out, channels)
-    weight = draw(s.tensor(shape=(outer, inner, *(draw(s.choice(*kernels)) for _ in range(sides)))))
+    weight = draw(s.tensor(shape=(outer, inner, *(draw(s.choice(*kernels)) for _ in range(dims)))))
     bias = draw(s.tensor(shape=(groups * out,))) if draw(s.booleans()) else None
     return x, weight, bias, groups
 
 
-def _samples(sides):
+def _sampler(dims):
     def sample(draw, s):
         padding, batched = draw(s.choice("numbers", "same", "valid")), draw(s.choice(True, True, False))
         kernels = (2, 3, 4) if padding == "same" else (1, 2, 3)  # an even kernel is padded unevenly
-        x, weight, bias, groups = _draw_operands(draw, s, sides, transposed=False, batched=batched, kernels=kernels)
+        x, weight, bias, groups = _draw_operands(draw, s, dims, transposed=False, batched=batched, kernels=kernels)
         if padding == "numbers":
-            padding = tuple(draw(s.choice(0, 1, 2)) for _ in range(draw(s.choice(sides, 1))))
-        stride = tuple(1 if padding == "same" else draw(s.choice(1, 2, 3)) for _ in range(draw(s.choice(sides, 1))))
-        dilation = tuple(draw(s.choice(1, 1, 2)) for _ in range(sides))
+            padding = tuple(draw(s.choice(0, 1, 2)) for _ in range(draw(s.choice(dims, 1))))
+        stride = tuple(1 if padding == "same" else draw(s.choice(1, 2, 3)) for _ in range(draw(s.choice(dims, 1))))
+        dilation = tuple(draw(s.choice(1, 1, 2)) for _ in range(dims))
         return s.call(x, weight, bias, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
     return sample
 
 
-def _draw_transposed_attributes(draw, s, sides):
+def _draw_transposed_attributes(draw, s, dims):
     """Draw attributes of a transposed convolution; torch requires output padding below the stride or the dilation."""
-    stride = tuple(draw(s.choice(1, 2, 3)) for _ in range(sides))
+    stride = tuple(draw(s.choice(1, 2, 3)) for _ in range(dims))
     return {
         "stride": stride,
-        "padding": tuple(draw(s.choice(0, 1)) for _ in range(sides)),
+        "padding": tuple(draw(s.choice(0, 1)) for _ in range(dims)),
         "output_padding": tuple(draw(s.integers(0, side - 1)) for side in stride),
-        "dilation": tuple(draw(s.choice(1, 2)) for _ in range(sides)),
+        "dilation": tuple(draw(s.choice(1, 2)) for _ in range(dims)),
     }
 
 
-def _samples_transposed(sides):
+def _transposed_sampler(dims):
     def sample(draw, s):
         x, weight, bias, groups = _draw_operands(
-            draw, s, sides, transposed=True, batched=draw(s.choice(True, True, False))
+            draw, s, dims, transposed=True, batched=draw(s.choice(True, True, False))
         )
-        return s.call(x, weight, bias, groups=groups, **_draw_transposed_attributes(draw, s, sides))
+        return s.call(x, weight, bias, groups=groups, **_draw_transposed_attributes(draw, s, dims))
 
     return sample
 
 
-@operator(
-    aten.conv1d.default, aten.conv1d.padding, quant=compute_trait(weight=1, axis=0, bias=2, channel=-2), error=DOT
-)
-def conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, ...] = (1,),
-    padding: tuple[int, ...] | str = (0,),
-    dilation: tuple[int, ...] = (1,),
-    groups: int = 1,
-) -> Tensor:
-    """Cross-correlate ``x[n, c, w]`` with ``weight[k, c / groups, i]`` and add ``bias[k]``."""
-    x, padding = _apply_same_padding(x, weight, padding, dilation, stride)
-    return F.conv1d(x, weight, bias, stride, padding, dilation, groups)
+KERNEL_DIMS = {1: "i", 2: "i, j", 3: "i, j, l"}
+"""The spatial dims of a kernel as docstrings name them, by their number."""
 
 
-conv1d.onnx(allow_unbatched(1, _convolve))
-conv1d.types(_conv_type)
-conv1d.samples(_samples(1))
+def _declare_conv(dims: int) -> Operator:
+    """Declare the convolution over ``dims`` spatial dims."""
+    name = f"conv{dims}d"
+    overloads, convolve = getattr(aten, name), getattr(F, name)
+    kernel = f"``weight[k, c / groups, {KERNEL_DIMS[dims]}]``"
 
-
-@operator(
-    aten.conv2d.default, aten.conv2d.padding, quant=compute_trait(weight=1, axis=0, bias=2, channel=-3), error=DOT
-)
-def conv2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, ...] = (1, 1),
-    padding: tuple[int, ...] | str = (0, 0),
-    dilation: tuple[int, ...] = (1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """Cross-correlate ``x[n, c, h, w]`` with ``weight[k, c / groups, i, j]`` and add ``bias[k]``."""
-    x, padding = _apply_same_padding(x, weight, padding, dilation, stride)
-    return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
-
-
-conv2d.onnx(allow_unbatched(2, _convolve))
-conv2d.types(_conv_type)
-conv2d.samples(_samples(2))
-
-
-@operator(
-    aten.conv3d.default, aten.conv3d.padding, quant=compute_trait(weight=1, axis=0, bias=2, channel=-4), error=DOT
-)
-def conv3d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, ...] = (1, 1, 1),
-    padding: tuple[int, ...] | str = (0, 0, 0),
-    dilation: tuple[int, ...] = (1, 1, 1),
-    groups: int = 1,
-) -> Tensor:
-    """Cross-correlate ``x[n, c, d, h, w]`` with ``weight[k, c / groups, i, j, l]`` and add ``bias[k]``."""
-    x, padding = _apply_same_padding(x, weight, padding, dilation, stride)
-    return F.conv3d(x, weight, bias, stride, padding, dilation, groups)
-
-
-conv3d.onnx(allow_unbatched(3, _convolve))
-conv3d.types(_conv_type)
-conv3d.samples(_samples(3))
-
-
-@operator(aten.conv_transpose1d.default, quant=compute_trait(weight=1, axis=1, bias=2, channel=-2), error=DOT)
-def conv_transpose1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, ...] = (1,),
-    padding: tuple[int, ...] = (0,),
-    output_padding: tuple[int, ...] = (0,),
-    groups: int = 1,
-    dilation: tuple[int, ...] = (1,),
-) -> Tensor:
-    """Transposed convolution of ``x[n, c, w]`` with ``weight[c, k / groups, i]``, plus ``bias[k]``."""
-    return _check_spatial_sizes(
-        F.conv_transpose1d(x, weight, bias, stride, padding, output_padding, groups, dilation), 1
+    @operator(
+        overloads.default,
+        overloads.padding,
+        quant=compute_trait(weight=1, axis=0, bias=2, channel=-1 - dims),
+        error=DOT,
     )
+    @name_reference(name, f"Cross-correlate ``x[n, c, {SPATIAL_DIMS[dims]}]`` with {kernel} and add ``bias[k]``.")
+    def conv(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        stride: tuple[int, ...] = (1,) * dims,
+        padding: tuple[int, ...] | str = (0,) * dims,
+        dilation: tuple[int, ...] = (1,) * dims,
+        groups: int = 1,
+    ) -> Tensor:
+        x, padding = _apply_same_padding(x, weight, padding, dilation, stride)
+        return convolve(x, weight, bias, stride, padding, dilation, groups)
+
+    conv.onnx(allow_unbatched(dims, _convolve))
+    conv.types(_conv_type)
+    conv.samples(_sampler(dims))
+    return conv
 
 
-conv_transpose1d.onnx(allow_unbatched(1, _convolve_transposed))
-conv_transpose1d.types(_conv_transpose_type)
-conv_transpose1d.samples(_samples_transposed(1))
+def _declare_conv_transpose(dims: int) -> Operator:
+    """Declare the transposed convolution over ``dims`` spatial dims."""
+    name = f"conv_transpose{dims}d"
+    overloads, convolve = getattr(aten, name), getattr(F, name)
+    kernel = f"``weight[c, k / groups, {KERNEL_DIMS[dims]}]``"
 
-
-@operator(aten.conv_transpose2d.input, quant=compute_trait(weight=1, axis=1, bias=2, channel=-3), error=DOT)
-def conv_transpose2d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, ...] = (1, 1),
-    padding: tuple[int, ...] = (0, 0),
-    output_padding: tuple[int, ...] = (0, 0),
-    groups: int = 1,
-    dilation: tuple[int, ...] = (1, 1),
-) -> Tensor:
-    """Transposed convolution of ``x[n, c, h, w]`` with ``weight[c, k / groups, i, j]``, plus ``bias[k]``."""
-    return _check_spatial_sizes(
-        F.conv_transpose2d(x, weight, bias, stride, padding, output_padding, groups, dilation), 2
+    @operator(
+        overloads.default if dims == 1 else overloads.input,
+        quant=compute_trait(weight=1, axis=1, bias=2, channel=-1 - dims),
+        error=DOT,
     )
-
-
-conv_transpose2d.onnx(allow_unbatched(2, _convolve_transposed))
-conv_transpose2d.types(_conv_transpose_type)
-conv_transpose2d.samples(_samples_transposed(2))
-
-
-@operator(aten.conv_transpose3d.input, quant=compute_trait(weight=1, axis=1, bias=2, channel=-4), error=DOT)
-def conv_transpose3d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    stride: tuple[int, ...] = (1, 1, 1),
-    padding: tuple[int, ...] = (0, 0, 0),
-    output_padding: tuple[int, ...] = (0, 0, 0),
-    groups: int = 1,
-    dilation: tuple[int, ...] = (1, 1, 1),
-) -> Tensor:
-    """Transposed convolution of ``x[n, c, d, h, w]`` with ``weight[c, k / groups, i, j, l]``, plus ``bias[k]``."""
-    return _check_spatial_sizes(
-        F.conv_transpose3d(x, weight, bias, stride, padding, output_padding, groups, dilation), 3
+    @name_reference(
+        name, f"Transposed convolution of ``x[n, c, {SPATIAL_DIMS[dims]}]`` with {kernel}, plus ``bias[k]``."
     )
+    def conv_transpose(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        stride: tuple[int, ...] = (1,) * dims,
+        padding: tuple[int, ...] = (0,) * dims,
+        output_padding: tuple[int, ...] = (0,) * dims,
+        groups: int = 1,
+        dilation: tuple[int, ...] = (1,) * dims,
+    ) -> Tensor:
+        result = convolve(x, weight, bias, stride, padding, output_padding, groups, dilation)
+        _require_spatial_sizes(result.shape[-dims:])
+        return result
+
+    conv_transpose.onnx(allow_unbatched(dims, _convolve))
+    conv_transpose.types(_conv_transpose_type)
+    conv_transpose.samples(_transposed_sampler(dims))
+    return conv_transpose
 
 
-conv_transpose3d.onnx(allow_unbatched(3, _convolve_transposed))
-conv_transpose3d.types(_conv_transpose_type)
-conv_transpose3d.samples(_samples_transposed(3))
+conv1d, conv2d, conv3d = map(_declare_conv, (1, 2, 3))
+conv_transpose1d, conv_transpose2d, conv_transpose3d = map(_declare_conv_transpose, (1, 2, 3))
 
 
 # Kept in float: the channel axis of the weight depends on `transposed`, which a trait cannot express.
@@ -348,9 +271,7 @@ def _(x, weight, bias, stride, padding, dilation, transposed, output_padding, gr
 
 @convolution.onnx
 def _(op, x, weight, bias=None, *, transposed, output_padding, **attrs):
-    if transposed:
-        return _convolve_transposed(op, x, weight, bias, output_padding=output_padding, **attrs)
-    return _convolve(op, x, weight, bias, **attrs)
+    return _convolve(op, x, weight, bias, output_padding=output_padding if transposed else None, **attrs)
 
 
 @convolution.types
@@ -362,9 +283,9 @@ def _(x, weight, bias=None, *, transposed, output_padding, **attrs):
 
 @convolution.samples
 def _(draw, s):
-    sides, transposed = draw(s.choice(2, 1, 3)), draw(s.booleans())
-    x, weight, bias, groups = _draw_operands(draw, s, sides, transposed=transposed)
-    attrs = _draw_transposed_attributes(draw, s, sides)
+    dims, transposed = draw(s.choice(2, 1, 3)), draw(s.booleans())
+    x, weight, bias, groups = _draw_operands(draw, s, dims, transposed=transposed)
+    attrs = _draw_transposed_attributes(draw, s, dims)
     if not transposed:
-        attrs["output_padding"] = (0,) * sides
+        attrs["output_padding"] = (0,) * dims
     return s.call(x, weight, bias, transposed=transposed, groups=groups, **attrs)

@@ -12,15 +12,12 @@ from clika_ref.core.accuracy import DOT, EXACT
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.indexing import as_vector, broadcast_shape, reject_data_dependent_size
+from clika_ref_aten.elementwise import unary_sampler
+from clika_ref_aten.indexing import as_vector, broadcast_shape, expand_to, reject_data_dependent_size
 
 aten = torch.ops.aten
 
 SAMPLE_DTYPES = (torch.float32, torch.bool, torch.int64, torch.float64)
-
-
-def _draw_sparse(draw, s):
-    return s.call(draw(s.tensor(rank=(0, 3), dtype=SAMPLE_DTYPES, low=-1, high=1)))
 
 
 @operator(aten.nonzero.default, aten.argwhere.default, error=EXACT)
@@ -30,7 +27,7 @@ def nonzero(x: Tensor) -> Tensor:
 
 
 nonzero.types(reject_data_dependent_size)
-nonzero.samples(_draw_sparse)
+nonzero.samples(unary_sampler(rank=(0, 3), dtype=SAMPLE_DTYPES, low=-1, high=1))
 
 
 @nonzero.onnx
@@ -50,7 +47,7 @@ def nonzero_numpy(x: Tensor) -> tuple[Tensor, ...]:
 
 
 nonzero_numpy.types(reject_data_dependent_size)
-nonzero_numpy.samples(_draw_sparse)
+nonzero_numpy.samples(unary_sampler(rank=(0, 3), dtype=SAMPLE_DTYPES, low=-1, high=1))
 
 
 @nonzero_numpy.onnx
@@ -71,7 +68,7 @@ masked_select.types(reject_data_dependent_size)
 @masked_select.onnx
 def _(op, x, mask):
     shape = broadcast_shape(op.shape(x), op.shape(mask))
-    x, mask = (v if op.shape(v) == shape else op.Expand(v, op.ints(shape)) for v in (x, mask))
+    x, mask = (expand_to(op, v, shape) for v in (x, mask))
     return op.Compress(as_vector(op, x) if not shape else x, op.Reshape(mask, op.ints([-1])))
 
 
@@ -104,9 +101,7 @@ def _(op, x, *, num_classes):
     return hot if op.rank(x) else op.Reshape(hot, op.ints([-1]))
 
 
-@one_hot.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=torch.int64, low=0, high=4, domain=(0, 4))), num_classes=draw(s.choice(5, 7, -1)))
+one_hot.samples(unary_sampler(dtype=torch.int64, low=0, high=4, domain=(0, 4), attrs={"num_classes": (5, 7, -1)}))
 
 
 def _scatter_add(op, positions, amounts, length):

@@ -11,11 +11,13 @@ from torch.types import Number
 from torch.utils._sympy.functions import CeilToInt, FloatTrueDiv, TruncToInt
 
 from clika_ref.core.accuracy import EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import KEEP_FLOAT, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.elementwise import python_type_of
+from clika_ref_aten.families import name_reference
+from clika_ref_aten.size_arithmetic import is_nonnegative, make_index_range
 from clika_ref_aten.spatial import ceil_divide, floor_divide
 
 aten = torch.ops.aten
@@ -175,14 +177,9 @@ def _arange_length(start, end, step) -> Any:
         return CeilToInt(FloatTrueDiv(end - start, step))
     if step == 1:
         return end - start
-    if _is_nonnegative(step):
+    if is_nonnegative(step):
         return ceil_divide(end - start, step)
     return -floor_divide(start - end, step)
-
-
-def _is_nonnegative(number) -> bool:
-    """Return whether a number is known to be at least 0."""
-    return bool(number.is_nonnegative) if is_symbolic(number) else number >= 0
 
 
 @arange.onnx
@@ -191,13 +188,13 @@ def _(op, *, start, end, step, dtype, device):
     if not is_symbolic((start, end, step)):
         return op.constant(torch.arange(start, end, step, dtype=dtype), dtype)
     start, end, step = _truncate_bounds(start, end, step, dtype=dtype)
-    if all(python_type_of(n) is int for n in (start, end, step)) and _is_nonnegative(start) and _is_nonnegative(step):
+    if all(python_type_of(n) is int for n in (start, end, step)) and is_nonnegative(start) and is_nonnegative(step):
         return op.cast(op.Range(*op.promote(start, end, step, to=torch.int64)), dtype)
     if not dtype.is_floating_point:
         start, step = truncate_to_int(start), truncate_to_int(step)  # as eager does, after computing the length
     # Integer positions first: ONNX Runtime rewrites Gather(x, Range) as a Slice, where an end of -1 means the last
     # element. And a Range of floats is a running sum, which would drift.
-    place = op.Range(*op.promote(0, count, 1, to=torch.int64))
+    place = make_index_range(op, count)
     wide = torch.float64 if float in map(python_type_of, (start, step)) else torch.int64
     place, first, by = op.promote(place, start, step, to=wide)
     return op.cast(op.Add(op.Mul(place, by), first), dtype)
@@ -245,15 +242,8 @@ def _(n, *, dtype=None, device=None, **storage):
 
 @eye.onnx
 def _(op, *, n, m, dtype, device):
-    row = op.Unsqueeze(_positions(op, n), op.ints([1]))
-    return op.cast(op.Equal(row, _positions(op, m)), op.result.dtype)
-
-
-def _positions(op, count):
-    """Return ``0, 1, ..., count - 1``."""
-    if is_symbolic(count):
-        return op.Range(*op.promote(0, count, 1, to=torch.int64))
-    return op.constant(torch.arange(count), torch.int64)
+    row = op.Unsqueeze(make_index_range(op, n), op.ints([1]))
+    return op.cast(op.Equal(row, make_index_range(op, m)), op.result.dtype)
 
 
 @eye.samples
@@ -262,82 +252,65 @@ def _(draw, s):
     return s.call(n=draw(s.integers(0, 4)), m=draw(s.integers(0, 4)), dtype=dtype, device=None)
 
 
-@operator(error=EXACT)
-def tril_indices(
-    *,
-    row: int,
-    col: int,
-    offset: int = 0,
-    dtype: torch.dtype | None = torch.int64,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Return the indices ``[2, n]`` on and below a diagonal of a matrix ``[row, col]``."""
-    return torch.tril_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
+def _declare_triangle_indices(name: str, side: str) -> Operator:
+    """Declare the indices of a triangle, with a conversion: ATen's schema encodes the default dtype as an integer."""
+    make = getattr(torch, name)
 
+    @operator(error=EXACT)
+    @name_reference(name, f"Return the indices ``[2, n]`` on and {side} a diagonal of a matrix ``[row, col]``.")
+    def indices(
+        *,
+        row: int,
+        col: int,
+        offset: int = 0,
+        dtype: torch.dtype | None = torch.int64,
+        device: torch.device | None = None,
+    ) -> Tensor:
+        return make(row, col, offset, dtype=dtype or torch.int64, device=device)
 
-@operator(error=EXACT)
-def triu_indices(
-    *,
-    row: int,
-    col: int,
-    offset: int = 0,
-    dtype: torch.dtype | None = torch.int64,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Return the indices ``[2, n]`` on and above a diagonal of a matrix ``[row, col]``."""
-    return torch.triu_indices(row, col, offset, dtype=dtype or torch.int64, device=device)
-
-
-def _declare_triangle_indices(declared, overload):
-    """Declare lowering and conversion; ATen's schema encodes the default dtype as an integer, hence the conversion."""
-
-    @declared.onnx
+    @indices.onnx
     def _(op, **attrs):
-        return op.constant(declared(**attrs), op.result.dtype)
+        return op.constant(indices(**attrs), op.result.dtype)
 
-    @declared.from_torch(overload)
+    @indices.from_torch(getattr(aten, name).default)
     def _(row, col, offset=0, *, dtype=None, device=None, **storage):
-        return declared.call(row=row, col=col, offset=offset, dtype=dtype or torch.int64, device=device)
+        return indices.call(row=row, col=col, offset=offset, dtype=dtype or torch.int64, device=device)
+
+    @indices.samples
+    def _(draw, s):
+        size = {"row": draw(s.integers(0, 4)), "col": draw(s.integers(0, 4))}
+        dtypes = s.choice(torch.int64, torch.int32)
+        return s.call(**size, offset=draw(s.integers(-2, 2)), dtype=draw(dtypes), device=None)
+
+    return indices
 
 
-def _draw_indices(draw, s):
-    size = {"row": draw(s.integers(0, 4)), "col": draw(s.integers(0, 4))}
-    return s.call(**size, offset=draw(s.integers(-2, 2)), dtype=draw(s.choice(torch.int64, torch.int32)), device=None)
+tril_indices = _declare_triangle_indices("tril_indices", "below")
+triu_indices = _declare_triangle_indices("triu_indices", "above")
 
 
-_declare_triangle_indices(tril_indices, aten.tril_indices.default)
-_declare_triangle_indices(triu_indices, aten.triu_indices.default)
-tril_indices.samples(_draw_indices)
-triu_indices.samples(_draw_indices)
+def _declare_triangle(name: str, sign: str, *, upper: bool) -> Operator:
+    """Declare the triangle of a matrix on one side of a diagonal."""
+    keep = getattr(torch, name)
 
+    @operator(getattr(aten, name).default, quant=SHARED_QPARAMS, error=EXACT)
+    @name_reference(name, f"Keep ``x[..., i, j]`` where ``j - i {sign} diagonal``, with zeros elsewhere.")
+    def triangle(x: Tensor, *, diagonal: int = 0) -> Tensor:
+        return keep(x, diagonal)
 
-@operator(aten.tril.default, quant=SHARED_QPARAMS, error=EXACT)
-def tril(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """Keep ``x[..., i, j]`` where ``j - i <= diagonal``, with zeros elsewhere."""
-    return torch.tril(x, diagonal)
-
-
-@operator(aten.triu.default, quant=SHARED_QPARAMS, error=EXACT)
-def triu(x: Tensor, *, diagonal: int = 0) -> Tensor:
-    """Keep ``x[..., i, j]`` where ``j - i >= diagonal``, with zeros elsewhere."""
-    return torch.triu(x, diagonal)
-
-
-def _triangle(*, upper):
-    def lower(op, x, *, diagonal):
-        narrow = op.dtype(x) in (torch.int32, torch.int16, torch.int8, torch.uint8)
-        whole = op.cast(x, torch.int64) if narrow else x  # ONNX Runtime has Trilu of int64 only
+    @triangle.onnx
+    def _(op, x, *, diagonal):
+        is_narrow = op.dtype(x) in (torch.int32, torch.int16, torch.int8, torch.uint8)
+        whole = op.cast(x, torch.int64) if is_narrow else x  # ONNX Runtime has Trilu of int64 only
         return op.cast(op.Trilu(whole, op.scalar(diagonal, torch.int64), upper=upper), op.result.dtype)
 
-    return lower
+    @triangle.samples
+    def _(draw, s):
+        x = draw(s.tensor(rank=(2, 5), dtype=(torch.float32, torch.int64, torch.bool, torch.int32, torch.uint8)))
+        return s.call(x, diagonal=draw(s.integers(-4, 4)))
+
+    return triangle
 
 
-def _draw_triangle(draw, s):
-    x = draw(s.tensor(rank=(2, 5), dtype=(torch.float32, torch.int64, torch.bool, torch.int32, torch.uint8)))
-    return s.call(x, diagonal=draw(s.integers(-4, 4)))
-
-
-tril.onnx(_triangle(upper=False))
-triu.onnx(_triangle(upper=True))
-tril.samples(_draw_triangle)
-triu.samples(_draw_triangle)
+tril = _declare_triangle("tril", "<=", upper=False)
+triu = _declare_triangle("triu", ">=", upper=True)

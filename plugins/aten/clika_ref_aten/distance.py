@@ -12,8 +12,7 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
-from clika_ref_aten.activation import FLOATS
-from clika_ref_aten.elementwise import HALF_DTYPES
+from clika_ref_aten.elementwise import FLOATS, HALF_DTYPES, unary_sampler
 from clika_ref_aten.float_layers import FLOAT_PRODUCT
 from clika_ref_aten.indexing import broadcast_shape
 from clika_ref_aten.loss import REDUCE_MEAN, draw_reduction, handle_empty_mean, is_equal_to, reduce_losses
@@ -227,9 +226,7 @@ def _(x, *, p):
     return TensorType(x.dtype, (floor_quotient(rows * (rows - 1), 2),))
 
 
-@pdist.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(rank=2, side=(2, 5), dtype=FLOATS[::2])), p=draw(s.choice(*SAMPLE_NORM_ORDERS)))
+pdist.samples(unary_sampler(rank=2, side=(2, 5), dtype=FLOATS[::2], attrs={"p": SAMPLE_NORM_ORDERS}))
 
 
 @operator(aten.triplet_margin_loss.default, error=COMPOSE)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.traits import SHARED_QPARAMS
-from clika_ref_aten.activation import FLOATS, SELU_ALPHA, SELU_SCALE, first_operand_type, lower_leaky_relu
-from clika_ref_aten.randomness import uniform_of_shape
+from clika_ref_aten.activation import SELU_ALPHA, SELU_SCALE, lower_leaky_relu
+from clika_ref_aten.elementwise import FLOATS, unary_sampler
+from clika_ref_aten.families import name_reference
+from clika_ref_aten.randomness import draw_uniform
+from clika_ref_aten.size_arithmetic import same_type
 
 aten = torch.ops.aten
 
@@ -19,7 +25,7 @@ NEGATED_SELU_LIMIT = SELU_ALPHA * SELU_SCALE
 
 def draw_keep_mask(op, shape, p, dtype):
     """Draw a mask that is 0 with probability ``p``, else 1."""
-    return op.cast(op.GreaterOrEqual(uniform_of_shape(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
+    return op.cast(op.GreaterOrEqual(draw_uniform(op, shape, torch.float32), op.scalar(p, torch.float32)), dtype)
 
 
 def per_channel_shape(shape):
@@ -27,88 +33,72 @@ def per_channel_shape(shape):
     return tuple(side if i < 2 else 1 for i, side in enumerate(shape))
 
 
-def _samples(*, rank):
-    def sampler(draw, s):
-        x = draw(s.tensor(rank=rank, dtype=FLOATS))
-        return s.call(x, p=draw(s.choice(0.5, 0.1, 0.0, 1.0)), train=draw(s.booleans()))
-
-    return sampler
+def _scale_noise(op, x, noise, p):
+    """Return ``x / (1 - p)`` where the noise is 1, and 0 where it is 0."""
+    return op.Mul(x, op.Mul(noise, op.like(x, 1 / (1 - p))))
 
 
-def _dropout_lowering(shape_of_noise):
-    """Return the lowering of dropout: a product with noise that is 0 or ``1 / (1 - p)``."""
+def _scale_and_shift_noise(op, x, noise, p):
+    """Replace elements by -ALPHA where the noise is 0, then restore mean and variance.
 
-    def lowering(op, x, *, p, train):
+    Source: Klambauer et al., section "New Dropout Technique".
+    """
+    a = 1 / ((NEGATED_SELU_LIMIT**2 * p + 1) * (1 - p)) ** 0.5
+    shift = op.Mul(op.Sub(noise, op.like(x, 1 - p)), op.like(x, NEGATED_SELU_LIMIT * a))
+    return op.Add(op.Mul(x, op.Mul(noise, op.like(x, a))), shift)
+
+
+def _sampler(rank):
+    return unary_sampler(rank=rank, dtype=FLOATS, attrs={"p": (0.5, 0.1, 0.0, 1.0), "train": (False, True)})
+
+
+def _declare_dropout(name: str, doc: str, apply_noise: Callable[..., Any], *, per_channel: bool) -> Operator:
+    """Declare a dropout that drops single elements, or whole channels of ``x[n, c, ...]``."""
+    drop = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, quant=SHARED_QPARAMS, error=EXACT, random="train")
+    @name_reference(name, doc)
+    def reference(x: Tensor, *, p: float, train: bool) -> Tensor:
+        return drop(x, p, train)
+
+    @reference.onnx
+    def _(op, x, *, p, train):
         if not train or p == 0:
             return x
         if p == 1:
             return op.Mul(x, op.like(x, 0))
-        noise = draw_keep_mask(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
-        return op.Mul(x, op.Mul(noise, op.like(x, 1 / (1 - p))))
+        shape = per_channel_shape(op.shape(x)) if per_channel else op.shape(x)
+        return apply_noise(op, x, draw_keep_mask(op, shape, p, op.dtype(x)), p)
 
-    return lowering
-
-
-def _alpha_dropout_lowering(shape_of_noise):
-    """Return the lowering of alpha dropout: dropped elements become -ALPHA, then mean and variance are restored."""
-
-    def lowering(op, x, *, p, train):
-        if not train or p == 0:
-            return x
-        if p == 1:
-            return op.Mul(x, op.like(x, 0))
-        noise = draw_keep_mask(op, shape_of_noise(op.shape(x)), p, op.dtype(x))
-        a = (
-            1 / ((NEGATED_SELU_LIMIT**2 * p + 1) * (1 - p)) ** 0.5
-        )  # Source: Klambauer et al., section "New Dropout Technique"
-        shift = op.Mul(op.Sub(noise, op.like(x, 1 - p)), op.like(x, NEGATED_SELU_LIMIT * a))
-        return op.Add(op.Mul(x, op.Mul(noise, op.like(x, a))), shift)
-
-    return lowering
+    reference.types(same_type)
+    reference.samples(_sampler((2, 5) if per_channel else (0, 5)))
+    return reference
 
 
-@operator(aten.dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
-def dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
-    """``x`` in evaluation; with ``train`` each element is 0 with probability ``p``, else ``x / (1 - p)``."""
-    return torch.dropout(x, p, train)
-
-
-dropout.onnx(_dropout_lowering(tuple))
-dropout.types(first_operand_type)
-dropout.samples(_samples(rank=(0, 5)))
-
-
-@operator(aten.feature_dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
-def feature_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
-    """Dropout of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
-    return torch.feature_dropout(x, p, train)
-
-
-feature_dropout.onnx(_dropout_lowering(per_channel_shape))
-feature_dropout.types(first_operand_type)
-feature_dropout.samples(_samples(rank=(2, 5)))
-
-
-@operator(aten.alpha_dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
-def alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
-    """Dropout that preserves the mean and variance of selu outputs; ``x`` itself in evaluation."""
-    return torch.alpha_dropout(x, p, train)
-
-
-alpha_dropout.onnx(_alpha_dropout_lowering(tuple))
-alpha_dropout.types(first_operand_type)
-alpha_dropout.samples(_samples(rank=(0, 5)))
-
-
-@operator(aten.feature_alpha_dropout.default, quant=SHARED_QPARAMS, error=EXACT, random="train")
-def feature_alpha_dropout(x: Tensor, *, p: float, train: bool) -> Tensor:
-    """`alpha_dropout` of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation."""
-    return torch.feature_alpha_dropout(x, p, train)
-
-
-feature_alpha_dropout.onnx(_alpha_dropout_lowering(per_channel_shape))
-feature_alpha_dropout.types(first_operand_type)
-feature_alpha_dropout.samples(_samples(rank=(2, 5)))
+dropout = _declare_dropout(
+    "dropout",
+    "``x`` in evaluation; with ``train`` each element is 0 with probability ``p``, else ``x / (1 - p)``.",
+    _scale_noise,
+    per_channel=False,
+)
+feature_dropout = _declare_dropout(
+    "feature_dropout",
+    "Dropout of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation.",
+    _scale_noise,
+    per_channel=True,
+)
+alpha_dropout = _declare_dropout(
+    "alpha_dropout",
+    "Dropout that preserves the mean and variance of selu outputs; ``x`` itself in evaluation.",
+    _scale_and_shift_noise,
+    per_channel=False,
+)
+feature_alpha_dropout = _declare_dropout(
+    "feature_alpha_dropout",
+    "`alpha_dropout` of whole channels of ``x[n, c, ...]``; ``x`` itself in evaluation.",
+    _scale_and_shift_noise,
+    per_channel=True,
+)
 
 
 @operator(error=EXACT, random="train")
@@ -126,10 +116,10 @@ def _(op, x, *, p, train):
     if p == 1:
         return op.Mul(x, op.like(x, 0)), op.Expand(op.scalar(False, torch.bool), op.ints(shape))
     mask = draw_keep_mask(op, shape, p, torch.bool)
-    return op.Mul(x, op.Mul(op.cast(mask, op.dtype(x)), op.like(x, 1 / (1 - p)))), mask
+    return _scale_noise(op, x, op.cast(mask, op.dtype(x)), p), mask
 
 
-native_dropout.samples(_samples(rank=(0, 5)))
+native_dropout.samples(_sampler((0, 5)))
 
 
 @native_dropout.from_torch(aten.native_dropout.default)
@@ -150,16 +140,11 @@ def rrelu(x: Tensor, *, lower: float = 1 / 8, upper: float = 1 / 3, training: bo
 def _(op, x, *, lower, upper, training):
     if not training:
         return lower_leaky_relu(op, x, (lower + upper) / 2)
-    share = uniform_of_shape(op, op.shape(x), op.dtype(x))
+    share = draw_uniform(op, op.shape(x), op.dtype(x))
     slope = op.Add(op.Mul(share, op.like(x, upper - lower)), op.like(x, lower))
     return op.Where(op.Greater(x, op.like(x, 0)), x, op.Mul(x, slope))
 
 
-@rrelu.samples
-def _(draw, s):
-    return s.call(
-        draw(s.tensor(dtype=FLOATS[::2])),
-        lower=draw(s.choice(1 / 8, 0.2)),
-        upper=draw(s.choice(1 / 3, 0.9)),
-        training=draw(s.booleans()),
-    )
+rrelu.samples(
+    unary_sampler(dtype=FLOATS[::2], attrs={"lower": (1 / 8, 0.2), "upper": (1 / 3, 0.9), "training": (False, True)})
+)

@@ -53,18 +53,19 @@ def unary_lowering(op_type: str, *, via: Mapping[torch.dtype, torch.dtype] | Non
     return lower
 
 
-def binary_lowering(
-    op_type: str, *, logical: str | None = None, via: Mapping[torch.dtype, torch.dtype] | None = None
-) -> Callable[..., Any]:
+def binary_lowering(op_type: str, *, logical: str | None = None) -> Callable[..., Any]:
     """Return a lowering to one node, on operands cast to the result's dtype; ``logical`` is the op type for bools."""
 
     def lower(op, x, y):
         kind = logical if logical and op.result.dtype == torch.bool else op_type
-        return op.cast(
-            add_node_via(op, kind, *op.promote(x, y, to=compute_dtype(op, x, y)), via=via or {}), op.result.dtype
-        )
+        return op.cast(op.node(kind, *op.promote(x, y, to=compute_dtype(op, x, y))), op.result.dtype)
 
     return lower
+
+
+def reshape_per_channel(op, vector, rank: int):
+    """Reshape ``vector[c]`` to broadcast with ``x[n, c, ...]`` of the given rank."""
+    return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
 
 
 def compute_dtype(op, *operands) -> torch.dtype:
@@ -114,11 +115,12 @@ def sign_bit(op, x):
     return op.Or(op.Less(x, zero), op.Less(op.Reciprocal(x), zero))  # 1 / -0.0 is -inf, but 1 / -inf is not less than 0
 
 
-def unary_sampler(**description: Any) -> Callable[..., Any]:
-    """Return a sampler for an operator of one tensor with the given description."""
+def unary_sampler(*, attrs: Mapping[str, Sequence[Any]] | None = None, **description: Any) -> Callable[..., Any]:
+    """Return a sampler for an operator of one tensor with the given description; ``attrs`` lists values to draw."""
 
     def sample(draw, s):
-        return s.call(draw(s.tensor(**description)))
+        x = draw(s.tensor(**description))
+        return s.call(x, **{name: draw(s.choice(*values)) for name, values in (attrs or {}).items()})
 
     return sample
 

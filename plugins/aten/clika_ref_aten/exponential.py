@@ -196,10 +196,9 @@ def _(op, x, *, eps):
     return op.Log(op.Div(x, op.Sub(op.like(x, 1), x)))
 
 
-@logit.samples
-def _(draw, s):
-    x = draw(s.tensor(dtype=(torch.float32, torch.float64), low=0.1, high=0.9))
-    return s.call(x, eps=draw(s.choice(None, 0.3, 0.0, 0.6)))
+logit.samples(
+    unary_sampler(dtype=(torch.float32, torch.float64), low=0.1, high=0.9, attrs={"eps": (None, 0.3, 0.0, 0.6)})
+)
 
 
 @operator(

@@ -32,12 +32,13 @@ def export_quantize(
     """Quantize ``x`` like `quantize`, by a ``quantized_decomposed`` call."""
     if axis is not None:
         return QUANTIZED_DECOMPOSED.quantize_per_channel.default(x.float(), scale, zero_point, axis, low, high, dtype)
-    call = (
-        QUANTIZED_DECOMPOSED.quantize_per_tensor.tensor
-        if isinstance(scale, Tensor)
-        else QUANTIZED_DECOMPOSED.quantize_per_tensor.default
-    )
+    call = _select_overload(QUANTIZED_DECOMPOSED.quantize_per_tensor, scale)
     return call(x.float(), *_match_types(scale, zero_point), low, high, dtype)
+
+
+def _select_overload(overloads: Any, scale: Tensor | Number) -> Any:
+    """Return the overload for a tensor or a number as the scale."""
+    return overloads.tensor if isinstance(scale, Tensor) else overloads.default
 
 
 def export_dequantize(
@@ -52,11 +53,7 @@ def export_dequantize(
             x, scale, zero_point, axis, ends.min, ends.max, x.dtype
         )
     else:
-        call = (
-            QUANTIZED_DECOMPOSED.dequantize_per_tensor.tensor
-            if isinstance(scale, Tensor)
-            else QUANTIZED_DECOMPOSED.dequantize_per_tensor.default
-        )
+        call = _select_overload(QUANTIZED_DECOMPOSED.dequantize_per_tensor, scale)
         found = call(x, *_match_types(scale, 0 if zero_point is None else zero_point), ends.min, ends.max, x.dtype)
     return found.to(dtype)
 

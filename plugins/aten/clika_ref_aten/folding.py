@@ -13,7 +13,8 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import allow_unbatched, expand_per_dim, floor_divide, pad_zeros
+from clika_ref_aten.size_arithmetic import same_type
+from clika_ref_aten.spatial import allow_unbatched, count_windows, expand_per_dim, floor_divide, pad_zeros
 
 aten = torch.ops.aten
 
@@ -89,9 +90,7 @@ def channel_shuffle(x: Tensor, *, groups: int) -> Tensor:
     return torch.channel_shuffle(x, groups)
 
 
-@channel_shuffle.types
-def _(x, *, groups):
-    return x
+channel_shuffle.types(same_type)
 
 
 @channel_shuffle.onnx
@@ -111,7 +110,7 @@ def _(draw, s):
 def _window_counts(lengths, kernel_size, dilation, padding, stride):
     columns = [expand_per_dim(value, 2) for value in (kernel_size, dilation, padding, stride)]
     spatial = zip(lengths, *columns, strict=True)
-    return [floor_divide(n + 2 * p - d * (k - 1) - 1, s) + 1 for n, k, d, p, s in spatial]
+    return [count_windows(n, k, s, p, d) for n, k, d, p, s in spatial]
 
 
 @operator(aten.im2col.default, quant=SHARED_QPARAMS, error=EXACT)

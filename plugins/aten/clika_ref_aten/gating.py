@@ -14,7 +14,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.activation import FLOATS, float_sampler
+from clika_ref_aten.elementwise import FLOATS, unary_sampler
 from clika_ref_aten.error_function import error_function
 from clika_ref_aten.size_arithmetic import floor_quotient
 
@@ -44,9 +44,7 @@ def _gelu(op, x, approximate):
     return op.Mul(op.Mul(x, op.Add(gate, op.like(x, 1))), op.like(x, 0.5))
 
 
-@gelu.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=FLOATS, low=-5, high=5)), approximate=draw(s.choice("none", "tanh")))
+gelu.samples(unary_sampler(dtype=FLOATS, low=-5, high=5, attrs={"approximate": ("none", "tanh")}))
 
 
 @operator(aten.silu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
@@ -60,7 +58,7 @@ def _(op, x):
     return op.Mul(x, op.Sigmoid(x))
 
 
-silu.samples(float_sampler(-5, 5))
+silu.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
 
 
 @operator(aten.mish.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
@@ -74,7 +72,7 @@ def _(op, x):
     return op.Mul(x, op.Tanh(op.Softplus(x)))
 
 
-mish.samples(float_sampler(-5, 5))
+mish.samples(unary_sampler(dtype=FLOATS, low=-5, high=5))
 
 
 @operator(aten.glu.default, quant=OWN_QPARAMS, error=ulp(8, "x"))
@@ -97,7 +95,7 @@ def _(op, x, *, dim):
 def _(x, *, dim):
     side = x.shape[dim]
     if isinstance(side, int) and side % 2:
-        raise PassError(f"glu halves side {dim} of {x}, whose length is odd")
+        raise PassError(f"glu({x}, dim={dim}): the size of the dim is odd")
     dim %= x.rank
     return TensorType(x.dtype, (*x.shape[:dim], floor_quotient(side, 2), *x.shape[dim + 1 :]))
 
@@ -121,7 +119,7 @@ def _(op, x):
     return op.Neg(stable_softplus(op, op.Neg(x)))
 
 
-log_sigmoid.samples(float_sampler(-30, 3))
+log_sigmoid.samples(unary_sampler(dtype=FLOATS, low=-30, high=3))
 
 
 def stable_softplus(op, x):

@@ -10,6 +10,7 @@ from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref_aten.size_arithmetic import make_index_range
 
 aten = torch.ops.aten
 
@@ -54,12 +55,12 @@ def _(op, x, grid, *, interpolation_mode, padding_mode, align_corners):
 
 @grid_sampler.samples
 def _(draw, s):
-    sides = draw(s.choice(2, 2, 3))
+    dims = draw(s.choice(2, 2, 3))
     n, c = draw(s.integers(1, 2)), draw(s.integers(1, 3))
-    x = draw(s.tensor(shape=(n, c, *(draw(s.integers(2, 6)) for _ in range(sides)))))
-    points = (draw(s.integers(1, 5)) for _ in range(sides))
-    grid = draw(s.tensor(shape=(n, *points, sides), low=-1.5, high=1.5, domain=(-1e3, 1e3), nan=False))
-    mode = draw(s.choice(0, 1, 2) if sides == 2 else s.choice(0, 1))
+    x = draw(s.tensor(shape=(n, c, *(draw(s.integers(2, 6)) for _ in range(dims)))))
+    points = (draw(s.integers(1, 5)) for _ in range(dims))
+    grid = draw(s.tensor(shape=(n, *points, dims), low=-1.5, high=1.5, domain=(-1e3, 1e3), nan=False))
+    mode = draw(s.choice(0, 1, 2) if dims == 2 else s.choice(0, 1))
     return s.call(
         x, grid, interpolation_mode=mode, padding_mode=draw(s.choice(0, 1, 2)), align_corners=draw(s.booleans())
     )
@@ -84,18 +85,17 @@ def _coordinates(op, n, dtype, *, align_corners):
     if not is_symbolic(n):
         steps, count = torch.arange(n, dtype=torch.float64), max(n - 1, 1) if align_corners else n
         return op.constant((2 * steps - (n - 1)) / count, dtype)
-    steps = op.Range(*(op.scalar(v, torch.int64) for v in (0, n, 1)))
-    steps = op.Sub(op.Mul(steps, op.scalar(2, torch.int64)), op.scalar(n - 1, torch.int64))
+    steps = op.Sub(op.Mul(make_index_range(op, n), op.scalar(2, torch.int64)), op.scalar(n - 1, torch.int64))
     count = op.scalar(n - 1, torch.int64) if align_corners else op.scalar(n, torch.int64)
     return op.Div(op.cast(steps, dtype), op.cast(op.Max(count, op.scalar(1, torch.int64)), dtype))
 
 
 @affine_grid_generator.onnx
 def _(op, theta, *, size, align_corners):
-    sides = len(size) - 2
+    dims = len(size) - 2
     dtype = op.dtype(theta)
-    parts = op.Split(op.Transpose(theta, perm=[0, 2, 1]), axis=1, num_outputs=sides + 1, outputs=sides + 1)
-    *columns, total = (op.Unsqueeze(part, op.ints(range(2, 1 + sides))) for part in parts)
+    parts = op.Split(op.Transpose(theta, perm=[0, 2, 1]), axis=1, num_outputs=dims + 1, outputs=dims + 1)
+    *columns, total = (op.Unsqueeze(part, op.ints(range(2, 1 + dims))) for part in parts)
     for i, (column, n) in enumerate(zip(columns, reversed(size[2:]), strict=True)):  # x runs along the last dim
         line = _coordinates(op, n, dtype, align_corners=align_corners)
         total = op.Add(total, op.Mul(column, op.Unsqueeze(line, op.ints(range(1, 2 + i)))))
@@ -104,7 +104,7 @@ def _(op, theta, *, size, align_corners):
 
 @affine_grid_generator.samples
 def _(draw, s):
-    sides = draw(s.choice(2, 2, 3))
-    size = tuple(draw(s.integers(1, 5)) for _ in range(sides + 2))
-    theta = draw(s.tensor(shape=(size[0], sides, sides + 1)))
+    dims = draw(s.choice(2, 2, 3))
+    size = tuple(draw(s.integers(1, 5)) for _ in range(dims + 2))
+    theta = draw(s.tensor(shape=(size[0], dims, dims + 1)))
     return s.call(theta, size=size, align_corners=draw(s.booleans()))

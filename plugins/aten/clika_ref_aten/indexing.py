@@ -47,7 +47,7 @@ def broadcast_shape(*shapes):
             if result[i] == 1:
                 result[i] = side
             elif side not in (1, result[i]):
-                msg = f"the sides {result[i]} and {side} do not broadcast"
+                msg = f"dims of the sizes {result[i]} and {side} do not broadcast"
                 raise PassError(msg)
     return tuple(result)
 
@@ -66,7 +66,7 @@ def index_entries(op, indices):
         elif not is_mask(op.dtype(index)):
             result.append(op.cast(index, torch.int64))
         elif op.rank(index) == 0:
-            raise TargetError("a 0-d mask as an index adds a side of length 0 or 1; use torch.where or a 1-d mask")
+            raise TargetError("a 0-d mask as an index adds a dim of size 0 or 1. Use torch.where or a 1-d mask")
         else:
             rows = op.NonZero(op.cast(index, torch.bool))
             result += [op.Gather(rows, op.constant(r, torch.int64), axis=0) for r in range(op.rank(index))]
@@ -166,10 +166,10 @@ def _(draw, s):
     return s.call(x, *draw_indices(draw, s, x))
 
 
-def draw_indices(draw, s, x, *, masks=True):
+def draw_indices(draw, s, x):
     """Draw one mask, or indices for some dims that broadcast together."""
     rank = x.rank
-    if masks and draw(s.choice(False, False, True)):
+    if draw(s.choice(False, False, True)):
         at = draw(s.integers(0, rank - 1))
         covered = draw(s.integers(1, rank - at))
         mask = draw(s.tensor(shape=x.shape[at : at + covered], dtype=torch.bool))
@@ -211,6 +211,16 @@ def _(draw, s):
     return s.call(x, draw(describe_indices(s, x.shape[dim], shape=shape, dtype=(torch.int64, torch.int32))), dim=dim)
 
 
+def expand_to(op, x, shape):
+    """Expand ``x`` to a shape, without a node if it has that shape."""
+    return x if op.shape(x) == tuple(shape) else op.Expand(x, op.ints(shape))
+
+
+def match_rank(op, x, result):
+    """Reshape a result to 0-d if ``x`` is 0-d; see `as_vector`."""
+    return result if op.rank(x) else op.reshape(result, ())
+
+
 def as_vector(op, x):
     """Return a 0-d tensor as a vector of one element, others unchanged: ATen mixes the two in gather and scatter."""
     return x if op.rank(x) else op.reshape(x, (1,))
@@ -224,8 +234,17 @@ def gather(x: Tensor, index: Tensor, *, dim: int, sparse_grad: bool = False) -> 
 
 @gather.onnx
 def _(op, x, index, *, dim, sparse_grad):
-    result = op.GatherElements(as_vector(op, x), as_vector(op, index), axis=dim)
-    return result if op.rank(index) else op.reshape(result, ())
+    return match_rank(op, index, op.GatherElements(as_vector(op, x), as_vector(op, index), axis=dim))
+
+
+def draw_positions(draw, s, x, *, unique=False):
+    """Draw a dim and indices along it, in a tensor that is no larger than ``x`` in the other dims."""
+    if x.rank == 0:
+        return draw(s.choice(0, -1)), draw(describe_indices(s, 1, shape=()))
+    dim = draw(s.integers(-x.rank, x.rank - 1))
+    shape = [draw(s.integers(1, side)) for side in x.shape]
+    shape[dim] = 1 if unique else draw(s.integers(1, 6))
+    return dim, draw(describe_indices(s, x.shape[dim], shape=shape))
 
 
 @gather.samples
@@ -233,10 +252,8 @@ def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool)))
     if x.rank == 0:
         return s.call(x, draw(describe_indices(s, 1, shape=())), dim=draw(s.choice(0, -1)))
-    dim = draw(s.integers(-x.rank, x.rank - 1))
-    shape = [draw(s.integers(1, side)) for side in x.shape]
-    shape[dim] = draw(s.integers(1, 6))
-    return s.call(x, draw(describe_indices(s, x.shape[dim], shape=shape)), dim=dim, sparse_grad=draw(s.booleans()))
+    dim, index = draw_positions(draw, s, x)
+    return s.call(x, index, dim=dim, sparse_grad=draw(s.booleans()))
 
 
 @operator(aten.take.default, quant=SHARED_QPARAMS, error=EXACT)
@@ -295,11 +312,7 @@ def _(op, x, indices, *, dim):
         length = op.Max(length, op.scalar(1, op.dtype(indices)))
     target = list(op.result.shape)
     source = [*target[:axis], op.shape(x)[axis], *target[axis + 1 :]]
-    return op.GatherElements(_expand(op, x, source), op.Mod(_expand(op, indices, target), length), axis=axis)
-
-
-def _expand(op, x, shape):
-    return x if op.shape(x) == tuple(shape) else op.Expand(x, op.ints(shape))
+    return op.GatherElements(expand_to(op, x, source), op.Mod(expand_to(op, indices, target), length), axis=axis)
 
 
 @take_along_dim.samples

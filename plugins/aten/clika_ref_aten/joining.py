@@ -15,6 +15,7 @@ from clika_ref.core.samples import Call
 from clika_ref.core.traits import SHARED_QPARAMS, UNIFIED_QPARAMS
 from clika_ref.core.types import Dim, TensorType
 from clika_ref_aten import slicing
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.size_arithmetic import (
     MOVABLE_DTYPES,
     floor_quotient,
@@ -85,78 +86,58 @@ def _(draw, s):
     return s.call(first, *others, dim=draw(s.integers(-first.rank - 1, first.rank)))
 
 
-@operator(aten.hstack.default, quant=UNIFIED_QPARAMS, error=EXACT)
-def hstack(*tensors: Tensor) -> Tensor:
-    """Concatenate tensors along their second dim, vectors along their only one; 0-d tensors become vectors."""
-    return torch.hstack(tensors)
+def _declare_stack(name, doc, dim, new_dims, *aliases):
+    """Declare a concatenation along ``dim`` of tensors that first get new dims: ``new_dims`` lists them by rank."""
+    join = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, *aliases, quant=UNIFIED_QPARAMS, error=EXACT)
+    @name_reference(name, doc)
+    def reference(*tensors: Tensor) -> Tensor:
+        return join(tensors)
+
+    @reference.onnx
+    def _(op, *tensors):
+        return _concat(op, [_add_dims(op, t, new_dims) for t in tensors], min(dim, op.result.rank - 1))
+
+    @reference.samples
+    def _(draw, s):
+        """Draw tensors of one rank that may differ in size along ``dim`` only."""
+        first = draw(s.tensor(dtype=MOVABLE_DTYPES))
+        shape = list(first.shape)
+        if first.rank > max(dim, 1):
+            shape[dim] = draw(s.integers(1, 4))
+        return s.call(
+            first, *(draw(s.tensor(shape=shape, dtype=MOVABLE_DTYPES)) for _ in range(draw(s.integers(0, 2))))
+        )
+
+    return reference
 
 
-@hstack.onnx
-def _(op, *tensors):
-    lifted = [_add_dims(op, t, {0: [0]}) for t in tensors]
-    return _concat(op, lifted, 1 if op.result.rank > 1 else 0)
-
-
-@hstack.samples
-def _(draw, s):
-    return s.call(*_draw_stackable(draw, s, 1))
-
-
-@operator(aten.vstack.default, aten.row_stack.default, quant=UNIFIED_QPARAMS, error=EXACT)
-def vstack(*tensors: Tensor) -> Tensor:
-    """Concatenate tensors along their first dim; a vector becomes a row of a matrix."""
-    return torch.vstack(tensors)
-
-
-@vstack.onnx
-def _(op, *tensors):
-    return _concat(op, [_add_dims(op, t, {0: [0, 1], 1: [0]}) for t in tensors], 0)
-
-
-@vstack.samples
-def _(draw, s):
-    return s.call(*_draw_stackable(draw, s, 0))
-
-
-@operator(aten.dstack.default, quant=UNIFIED_QPARAMS, error=EXACT)
-def dstack(*tensors: Tensor) -> Tensor:
-    """Concatenate tensors along their third dim; a vector becomes ``[1, n, 1]``, a matrix ``[n, m, 1]``."""
-    return torch.dstack(tensors)
-
-
-@dstack.onnx
-def _(op, *tensors):
-    return _concat(op, [_add_dims(op, t, {0: [0, 1, 2], 1: [0, 2], 2: [2]}) for t in tensors], 2)
-
-
-@dstack.samples
-def _(draw, s):
-    return s.call(*_draw_stackable(draw, s, 2))
-
-
-@operator(aten.column_stack.default, quant=UNIFIED_QPARAMS, error=EXACT)
-def column_stack(*tensors: Tensor) -> Tensor:
-    """Concatenate tensors along their second dim; a vector becomes a column of a matrix."""
-    return torch.column_stack(tensors)
-
-
-@column_stack.onnx
-def _(op, *tensors):
-    return _concat(op, [_add_dims(op, t, {0: [0, 1], 1: [1]}) for t in tensors], 1)
-
-
-@column_stack.samples
-def _(draw, s):
-    return s.call(*_draw_stackable(draw, s, 1))
-
-
-def _draw_stackable(draw: Any, s: Any, dim: int) -> list[Any]:
-    """Draw tensors of one rank that may differ in size along ``dim`` only."""
-    first = draw(s.tensor(dtype=MOVABLE_DTYPES))
-    shape = list(first.shape)
-    if first.rank > max(dim, 1):
-        shape[dim] = draw(s.integers(1, 4))
-    return [first, *(draw(s.tensor(shape=shape, dtype=MOVABLE_DTYPES)) for _ in range(draw(s.integers(0, 2))))]
+hstack = _declare_stack(
+    "hstack",
+    "Concatenate tensors along their second dim, vectors along their only one; 0-d tensors become vectors.",
+    1,
+    {0: [0]},
+)
+vstack = _declare_stack(
+    "vstack",
+    "Concatenate tensors along their first dim; a vector becomes a row of a matrix.",
+    0,
+    {0: [0, 1], 1: [0]},
+    aten.row_stack.default,
+)
+dstack = _declare_stack(
+    "dstack",
+    "Concatenate tensors along their third dim; a vector becomes ``[1, n, 1]``, a matrix ``[n, m, 1]``.",
+    2,
+    {0: [0, 1, 2], 1: [0, 2], 2: [2]},
+)
+column_stack = _declare_stack(
+    "column_stack",
+    "Concatenate tensors along their second dim; a vector becomes a column of a matrix.",
+    1,
+    {0: [0, 1], 1: [1]},
+)
 
 
 def _add_dims(op: Any, x: Any, axes: dict[int, list[int]]) -> Any:
@@ -209,7 +190,7 @@ def _(op, x, *, split_sizes, dim):
 def _(x, *, split_sizes, dim):
     counts = sum(split_sizes), x.shape[dim]
     if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
-        raise ValueError(f"the pieces {split_sizes} do not add up to side {dim} of {x}")
+        raise ValueError(f"split_with_sizes({x}, {split_sizes}, dim={dim}): the sizes do not add up to {x.shape[dim]}")
     return tuple(replace_dim(x, dim, normalize_size(n)) for n in split_sizes)
 
 
@@ -260,44 +241,22 @@ def _(x, chunks, dim=0):
     )
 
 
-@split_with_sizes.from_torch(aten.tensor_split.sections)
-def _(x, sections, dim=0):
-    return _split_in_sections(x, sections, dim)
+def _declare_tensor_split(sections, indices, dim):
+    """Declare a split into a number of pieces, and one at indices; ``dim`` is the default, or 0 for vectors."""
+
+    @split_with_sizes.from_torch(sections)
+    def _(x, sections, dim=dim):
+        return _split_in_sections(x, sections, min(dim, x.type.rank - 1))
+
+    @split_with_sizes.from_torch(indices)
+    def _(x, indices, dim=dim):
+        return _split_at_indices(x, indices, min(dim, x.type.rank - 1))
 
 
-@split_with_sizes.from_torch(aten.tensor_split.indices)
-def _(x, indices, dim=0):
-    return _split_at_indices(x, indices, dim)
-
-
-@split_with_sizes.from_torch(aten.hsplit.int)
-def _(x, sections):
-    return _split_in_sections(x, sections, 1 if x.type.rank > 1 else 0)
-
-
-@split_with_sizes.from_torch(aten.hsplit.array)
-def _(x, indices):
-    return _split_at_indices(x, indices, 1 if x.type.rank > 1 else 0)
-
-
-@split_with_sizes.from_torch(aten.vsplit.int)
-def _(x, sections):
-    return _split_in_sections(x, sections, 0)
-
-
-@split_with_sizes.from_torch(aten.vsplit.array)
-def _(x, indices):
-    return _split_at_indices(x, indices, 0)
-
-
-@split_with_sizes.from_torch(aten.dsplit.int)
-def _(x, sections):
-    return _split_in_sections(x, sections, 2)
-
-
-@split_with_sizes.from_torch(aten.dsplit.array)
-def _(x, indices):
-    return _split_at_indices(x, indices, 2)
+_declare_tensor_split(aten.tensor_split.sections, aten.tensor_split.indices, 0)
+_declare_tensor_split(aten.hsplit.int, aten.hsplit.array, 1)
+_declare_tensor_split(aten.vsplit.int, aten.vsplit.array, 0)
+_declare_tensor_split(aten.dsplit.int, aten.dsplit.array, 2)
 
 
 def _is_divisible(count: int, side: Dim) -> bool:

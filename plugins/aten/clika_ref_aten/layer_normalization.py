@@ -11,7 +11,7 @@ from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import own_qparams_scaled_by
-from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.elementwise import FLOATS
 from clika_ref_aten.normalization import (
     EPSILONS,
     apply_affine,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.types import Number
 
 from clika_ref.core.accuracy import EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref_aten.elementwise import (
     ALL_DTYPES,
     INTS,
@@ -22,6 +22,7 @@ from clika_ref_aten.elementwise import (
     draw_operand_for,
     unary_sampler,
 )
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.ordering import lower_min_max
 
 aten = torch.ops.aten
@@ -40,34 +41,23 @@ def _logical_lowering(op_type: str) -> Callable[..., Any]:
     return lower
 
 
-@operator(aten.logical_and.default, error=EXACT)
-def logical_and(x: Tensor, y: Tensor) -> Tensor:
-    """Whether both elements differ from 0."""
-    return torch.logical_and(x, y)
+def _declare_logical(name: str, doc: str, op_type: str) -> Operator:
+    """Declare a logical operator of two tensors."""
+    function = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, error=EXACT)
+    @name_reference(name, doc)
+    def logical(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y)
+
+    logical.onnx(_logical_lowering(op_type))
+    logical.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
+    return logical
 
 
-logical_and.onnx(_logical_lowering("And"))
-logical_and.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
-
-
-@operator(aten.logical_or.default, error=EXACT)
-def logical_or(x: Tensor, y: Tensor) -> Tensor:
-    """Whether at least one of two elements differs from 0."""
-    return torch.logical_or(x, y)
-
-
-logical_or.onnx(_logical_lowering("Or"))
-logical_or.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
-
-
-@operator(aten.logical_xor.default, error=EXACT)
-def logical_xor(x: Tensor, y: Tensor) -> Tensor:
-    """Whether exactly one of two elements differs from 0."""
-    return torch.logical_xor(x, y)
-
-
-logical_xor.onnx(_logical_lowering("Xor"))
-logical_xor.samples(binary_sampler(dtype=ALL_DTYPES, number=False, low=0, high=1))
+logical_and = _declare_logical("logical_and", "Whether both elements differ from 0.", "And")
+logical_or = _declare_logical("logical_or", "Whether at least one of two elements differs from 0.", "Or")
+logical_xor = _declare_logical("logical_xor", "Whether exactly one of two elements differs from 0.", "Xor")
 
 
 @operator(aten.logical_not.default, error=EXACT)
@@ -80,55 +70,24 @@ logical_not.onnx(_logical_lowering("Not"))
 logical_not.samples(unary_sampler(dtype=ALL_DTYPES, low=0, high=1))
 
 
-@operator(
-    aten.bitwise_and.Tensor,
-    aten.bitwise_and.Scalar,
-    aten.bitwise_and.Scalar_Tensor,
-    aten.__and__.Tensor,
-    aten.__and__.Scalar,
-    error=EXACT,
-)
-def bitwise_and(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Bits set in both ``x`` and ``y``; logical AND for bools."""
-    return torch.bitwise_and(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
+def _declare_bitwise(
+    name: str, dunder: str, doc: str, lowering: Callable[..., Any], sampler: Callable[..., Any]
+) -> Operator:
+    """Declare a bitwise operator of two tensors, or of a tensor and a number; ``dunder`` is its Python method."""
+    function, overloads, method = getattr(torch, name), getattr(aten, name), getattr(aten, dunder)
+    scalar = overloads.Tensor_Scalar if "shift" in name else overloads.Scalar
+
+    @operator(overloads.Tensor, scalar, overloads.Scalar_Tensor, method.Tensor, method.Scalar, error=EXACT)
+    @name_reference(name, doc)
+    def bitwise(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+        return function(x, y)
+
+    bitwise.onnx(lowering)
+    bitwise.samples(sampler)
+    return bitwise
 
 
-bitwise_and.onnx(binary_lowering("BitwiseAnd", logical="And"))
-
-
-@operator(
-    aten.bitwise_or.Tensor,
-    aten.bitwise_or.Scalar,
-    aten.bitwise_or.Scalar_Tensor,
-    aten.__or__.Tensor,
-    aten.__or__.Scalar,
-    error=EXACT,
-)
-def bitwise_or(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Bits set in ``x`` or in ``y``; logical OR for bools."""
-    return torch.bitwise_or(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
-
-
-bitwise_or.onnx(binary_lowering("BitwiseOr", logical="Or"))
-
-
-@operator(
-    aten.bitwise_xor.Tensor,
-    aten.bitwise_xor.Scalar,
-    aten.bitwise_xor.Scalar_Tensor,
-    aten.__xor__.Tensor,
-    aten.__xor__.Scalar,
-    error=EXACT,
-)
-def bitwise_xor(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Bits set in one of ``x`` and ``y``; logical XOR for bools."""
-    return torch.bitwise_xor(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
-
-
-bitwise_xor.onnx(binary_lowering("BitwiseXor", logical="Xor"))
-
-
-def _sample_bits(draw, s):
+def _draw_bits(draw, s):
     x = draw(s.tensor(dtype=BIT_DTYPES, low=-100, high=100))
     form = draw(s.choice("tensor", "number", "number first"))
     if form == "tensor":
@@ -137,9 +96,27 @@ def _sample_bits(draw, s):
     return s.call(x, number) if form == "number" else s.call(number, x)
 
 
-bitwise_and.samples(_sample_bits)
-bitwise_or.samples(_sample_bits)
-bitwise_xor.samples(_sample_bits)
+bitwise_and = _declare_bitwise(
+    "bitwise_and",
+    "__and__",
+    "Bits set in both ``x`` and ``y``; logical AND for bools.",
+    binary_lowering("BitwiseAnd", logical="And"),
+    _draw_bits,
+)
+bitwise_or = _declare_bitwise(
+    "bitwise_or",
+    "__or__",
+    "Bits set in ``x`` or in ``y``; logical OR for bools.",
+    binary_lowering("BitwiseOr", logical="Or"),
+    _draw_bits,
+)
+bitwise_xor = _declare_bitwise(
+    "bitwise_xor",
+    "__xor__",
+    "Bits set in one of ``x`` and ``y``; logical XOR for bools.",
+    binary_lowering("BitwiseXor", logical="Xor"),
+    _draw_bits,
+)
 
 
 @operator(aten.bitwise_not.default, error=EXACT)
@@ -156,21 +133,7 @@ def _(op, x):
 bitwise_not.samples(unary_sampler(dtype=BIT_DTYPES))
 
 
-@operator(
-    aten.bitwise_left_shift.Tensor,
-    aten.bitwise_left_shift.Tensor_Scalar,
-    aten.bitwise_left_shift.Scalar_Tensor,
-    aten.__lshift__.Tensor,
-    aten.__lshift__.Scalar,
-    error=EXACT,
-)
-def bitwise_left_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """``x * 2**y`` of integers, elementwise, without the bits that overflow."""
-    return torch.bitwise_left_shift(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
-
-
-@bitwise_left_shift.onnx
-def _(op, x, y):
+def _lower_left_shift(op, x, y):
     dtype = op.result.dtype
     x, y = op.promote(*op.promote(x, y), to=torch.int64)
     shifted = _shift(op, x, op.cast(y, torch.uint64), "LEFT")
@@ -178,28 +141,13 @@ def _(op, x, y):
     return op.cast(op.Where(fits, shifted, op.like(x, 0)), dtype)
 
 
-@operator(
-    aten.bitwise_right_shift.Tensor,
-    aten.bitwise_right_shift.Tensor_Scalar,
-    aten.bitwise_right_shift.Scalar_Tensor,
-    aten.__rshift__.Tensor,
-    aten.__rshift__.Scalar,
-    error=EXACT,
-)
-def bitwise_right_shift(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """``floor(x / 2**y)`` of integers, elementwise."""
-    return torch.bitwise_right_shift(x, y)  # pyright: ignore[reportCallIssue, reportArgumentType] - never two numbers
-
-
-@bitwise_right_shift.onnx
-def _(op, x, y):
+def _lower_right_shift(op, x, y):
     dtype = op.result.dtype
     x, y = op.promote(*op.promote(x, y), to=torch.int64)
     last = op.like(y, 63)  # a larger shift leaves only the sign; a negative one counts as larger
     amount = op.Where(op.Less(y, op.like(y, 0)), last, lower_min_max(op, "Min", y, last))
-    sign = op.Where(
-        op.Less(x, op.like(x, 0)), op.like(x, -1), op.like(x, 0)
-    )  # flipping the bits makes negatives positive
+    is_negative = op.Less(x, op.like(x, 0))
+    sign = op.Where(is_negative, op.like(x, -1), op.like(x, 0))  # flipping the bits makes negatives positive
     shifted = _shift(op, op.BitwiseXor(x, sign), op.cast(amount, torch.uint64), "RIGHT")
     return op.cast(op.BitwiseXor(shifted, sign), dtype)
 
@@ -209,7 +157,7 @@ def _shift(op, x, amount, direction: str):
     return op.cast(op.BitShift(op.cast(x, torch.uint64), amount, direction=direction), torch.int64)
 
 
-def _sample_shift(draw, s):
+def _draw_shift(draw, s):
     x = draw(s.tensor(dtype=INTS, low=-100, high=100))
     form = draw(s.choice("number", "tensor", "number first"))
     if form == "number first":
@@ -219,8 +167,20 @@ def _sample_shift(draw, s):
     return s.call(x, draw(s.tensor(shape=x.shape, dtype=x.dtype, low=0, high=40)))
 
 
-bitwise_left_shift.samples(_sample_shift)
-bitwise_right_shift.samples(_sample_shift)
+bitwise_left_shift = _declare_bitwise(
+    "bitwise_left_shift",
+    "__lshift__",
+    "``x * 2**y`` of integers, elementwise, without the bits that overflow.",
+    _lower_left_shift,
+    _draw_shift,
+)
+bitwise_right_shift = _declare_bitwise(
+    "bitwise_right_shift",
+    "__rshift__",
+    "``floor(x / 2**y)`` of integers, elementwise.",
+    _lower_right_shift,
+    _draw_shift,
+)
 
 
 @operator(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar, error=EXACT)

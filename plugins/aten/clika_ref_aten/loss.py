@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.operators import operator
-from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.elementwise import FLOATS
 from clika_ref_aten.exponential import lower_log1p
 from clika_ref_aten.gating import stable_softplus
 from clika_ref_aten.reduction import is_nonempty
@@ -20,8 +20,10 @@ aten = torch.ops.aten
 REDUCE_NONE, REDUCE_MEAN, REDUCE_SUM = 0, 1, 2  # ATen's numbering of the reductions
 
 
-def reduce_losses(op, losses, reduction):
-    """Reduce losses to their mean or sum over all elements, or return them unchanged."""
+def reduce_losses(op, losses, reduction, weight=None):
+    """Reduce losses, times ``weight`` if given, to their mean or sum over all elements, or return all of them."""
+    if weight is not None:
+        losses = op.Mul(losses, op.cast(weight, op.dtype(losses)))
     if reduction == REDUCE_NONE:
         return losses
     return op.ReduceMean(losses, keepdims=0) if reduction == REDUCE_MEAN else op.ReduceSum(losses, keepdims=0)
@@ -66,6 +68,17 @@ def draw_pair(draw, s, *, is_mixed=False, **target):
     return x, draw(s.tensor(shape=shape, dtype=dtype, **target))
 
 
+def _pair_sampler(*, is_mixed=False, attrs=None, **target):
+    """Return a sampler for a loss of an input and a target, from `draw_pair`; ``attrs`` lists values to draw."""
+
+    def sample(draw, s):
+        operands, reduction = draw_pair(draw, s, is_mixed=is_mixed, **target), draw_reduction(draw, s)
+        chosen = {name: draw(s.choice(*values)) for name, values in (attrs or {}).items()}
+        return s.call(*operands, reduction=reduction, **chosen)
+
+    return sample
+
+
 @operator(aten.mse_loss.default, error=COMPOSE)
 def mse_loss(x: Tensor, target: Tensor, *, reduction: int = REDUCE_MEAN) -> Tensor:
     """``(x - target) ** 2``, elementwise, then its mean or sum."""
@@ -79,9 +92,7 @@ def _(op, x, target, *, reduction):
     return reduce_losses(op, op.Mul(difference, difference), reduction)
 
 
-@mse_loss.samples
-def _(draw, s):
-    return s.call(*draw_pair(draw, s), reduction=draw_reduction(draw, s))
+mse_loss.samples(_pair_sampler())
 
 
 @operator(aten.l1_loss.default, error=COMPOSE)
@@ -96,9 +107,7 @@ def _(op, x, target, *, reduction):
     return reduce_losses(op, op.Abs(op.Sub(*op.promote(x, target))), reduction)
 
 
-@l1_loss.samples
-def _(draw, s):
-    return s.call(*draw_pair(draw, s), reduction=draw_reduction(draw, s))
+l1_loss.samples(_pair_sampler())
 
 
 @operator(aten.smooth_l1_loss.default, error=COMPOSE)
@@ -118,9 +127,7 @@ def _(op, x, target, *, reduction, beta):
     return reduce_losses(op, bent, reduction)
 
 
-@smooth_l1_loss.samples
-def _(draw, s):
-    return s.call(*draw_pair(draw, s), reduction=draw_reduction(draw, s), beta=draw(s.choice(1.0, 0.0, 2.5)))
+smooth_l1_loss.samples(_pair_sampler(attrs={"beta": (1.0, 0.0, 2.5)}))
 
 
 @operator(aten.huber_loss.default, error=COMPOSE)
@@ -138,11 +145,7 @@ def _(op, x, target, *, reduction, delta):
     return reduce_losses(op, op.Where(op.LessOrEqual(d, op.like(d, delta)), square, line), reduction)
 
 
-@huber_loss.samples
-def _(draw, s):
-    return s.call(
-        *draw_pair(draw, s, is_mixed=True), reduction=draw_reduction(draw, s), delta=draw(s.choice(1.0, 0.4, 2.5))
-    )
+huber_loss.samples(_pair_sampler(is_mixed=True, attrs={"delta": (1.0, 0.4, 2.5)}))
 
 
 @operator(aten.binary_cross_entropy.default, error=COMPOSE)
@@ -160,7 +163,7 @@ def _(op, x, target, weight, *, reduction):
     one, lowest = op.like(x, 1), op.like(x, -100)
     wrong = op.Mul(op.Sub(target, one), op.Max(lower_log1p(op, op.Neg(x)), lowest))
     losses = op.Sub(wrong, op.Mul(target, op.Max(op.Log(x), lowest)))
-    return reduce_losses(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
+    return reduce_losses(op, losses, reduction, weight)
 
 
 @binary_cross_entropy.samples
@@ -193,7 +196,7 @@ def _(op, x, target, weight, pos_weight, *, reduction):
         extra = op.Mul(op.Sub(op.cast(pos_weight, op.dtype(x)), one), target)
         cost = op.Mul(op.Add(extra, one), cost)
     losses = op.Add(op.Mul(op.Sub(one, target), x), cost)
-    return reduce_losses(op, losses if weight is None else op.Mul(losses, op.cast(weight, op.dtype(x))), reduction)
+    return reduce_losses(op, losses, reduction, weight)
 
 
 @binary_cross_entropy_with_logits.samples
@@ -221,10 +224,7 @@ def _(op, x, target, *, reduction, log_target):
     return reduce_losses(op, op.Sub(entropy, op.Mul(target, x)), reduction)
 
 
-@kl_div.samples
-def _(draw, s):
-    operands = draw_pair(draw, s, low=0, high=1, domain=(0, 1))
-    return s.call(*operands, reduction=draw_reduction(draw, s), log_target=draw(s.booleans()))
+kl_div.samples(_pair_sampler(low=0, high=1, domain=(0, 1), attrs={"log_target": (False, True)}))
 
 
 @operator(aten.soft_margin_loss.default, error=COMPOSE)
@@ -241,9 +241,7 @@ def _(op, x, target, *, reduction):
     return reduce_losses(op, lower_log1p(op, power), reduction)
 
 
-@soft_margin_loss.samples
-def _(draw, s):
-    return s.call(*draw_pair(draw, s, is_mixed=True, low=-1, high=1), reduction=draw_reduction(draw, s))
+soft_margin_loss.samples(_pair_sampler(is_mixed=True, low=-1, high=1))
 
 
 @operator(aten.poisson_nll_loss.default, error=COMPOSE)

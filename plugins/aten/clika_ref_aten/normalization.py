@@ -12,8 +12,10 @@ from clika_ref.core.accuracy import NORM
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS
-from clika_ref_aten.activation import FLOATS, first_operand_type, is_exact_as_attribute
+from clika_ref_aten.activation import is_exact_as_attribute
+from clika_ref_aten.elementwise import FLOATS, reshape_per_channel
 from clika_ref_aten.reduction import is_nonempty
+from clika_ref_aten.size_arithmetic import same_type
 from clika_ref_aten.spatial import floor_divide
 
 aten = torch.ops.aten
@@ -23,35 +25,24 @@ EPSILONS = (1e-5, 1e-12, 0.1)
 
 def promote_together(op, *operands):
     """Return the operands in one dtype: unchanged if all agree, otherwise promoted together with float32."""
-    dtypes = {op.dtype(o) for o in operands if o is not None}
-    if len(dtypes) == 1:
-        return operands
-    return cast_all(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
+    is_same = len({op.dtype(o) for o in operands if o is not None}) == 1
+    return operands if is_same else promote_to_float32(op, *operands)
 
 
 def promote_to_float32(op, *operands):
-    """Promote the operands to at least float32, since eager computes statistics in it."""
-    dtypes = {op.dtype(o) for o in operands if o is not None}
-    return cast_all(op, functools.reduce(torch.promote_types, dtypes, torch.float32), *operands)
-
-
-def cast_all(op, dtype, *operands):
-    """Cast the operands that are not None to a dtype."""
+    """Promote the operands that are not None to at least float32, since eager computes statistics in it."""
+    dtypes = (op.dtype(o) for o in operands if o is not None)
+    dtype = functools.reduce(torch.promote_types, dtypes, torch.float32)
     return tuple(None if o is None else op.cast(o, dtype) for o in operands)
 
 
-def fill_if_none(op, value, x, number, *sides):
-    """Return ``value``, or if it is None a tensor of shape ``sides`` filled with ``number``, in the dtype of ``x``."""
+def fill_if_none(op, value, x, number, *shape):
+    """Return ``value``, or if it is None a tensor of that ``shape`` filled with ``number``, in the dtype of ``x``."""
     if value is not None:
         return value
-    if is_symbolic(sides):
-        return op.Expand(op.like(x, number), op.ints(sides))
-    return op.constant(torch.full(sides, float(number)), op.dtype(x))
-
-
-def reshape_per_channel(op, vector, rank):
-    """Reshape ``vector[c]`` to broadcast with ``x[n, c, ...]`` of the given rank."""
-    return vector if rank <= 2 else op.Reshape(vector, op.ints([-1] + [1] * (rank - 2)))
+    if is_symbolic(shape):
+        return op.Expand(op.like(x, number), op.ints(shape))
+    return op.constant(torch.full(shape, float(number)), op.dtype(x))
 
 
 def compute_statistics(op, x, axes):
@@ -105,13 +96,22 @@ def batch_norm(
 
 @batch_norm.onnx
 def _(op, x, *vectors, training, momentum, eps):
-    rank = op.rank(x)
     if not training:
         return normalize_with_statistics(op, x, *vectors, eps=eps)
-    x, weight, bias = promote_to_float32(op, x, *vectors[:2])
-    centred, _, variance = compute_statistics(op, x, non_channel_axes(rank))
-    result = apply_channel_affine(op, divide_by_deviation(op, centred, variance, eps), weight, bias, rank)
+    return _normalize_along(op, x, *vectors[:2], axes=non_channel_axes(op.rank(x)), eps=eps)
+
+
+def _normalize_along(op, x, weight, bias, *, axes, eps):
+    """Normalize ``x`` by its own statistics along ``axes``."""
+    x, weight, bias = promote_to_float32(op, x, weight, bias)
+    centred, _, variance = compute_statistics(op, x, axes)
+    result = apply_channel_affine(op, divide_by_deviation(op, centred, variance, eps), weight, bias, op.result.rank)
     return op.cast(result, op.result.dtype)
+
+
+def _fill_affine(op, x, weight, bias, channels):
+    """Return weight and bias per channel, with ones and zeros in place of None."""
+    return fill_if_none(op, weight, x, 1, channels), fill_if_none(op, bias, x, 0, channels)
 
 
 def normalize_with_statistics(op, x, *vectors, eps):
@@ -119,7 +119,7 @@ def normalize_with_statistics(op, x, *vectors, eps):
     rank, channels = op.rank(x), op.shape(x)[1]
     x, weight, bias, mean, var = promote_together(op, x, *vectors)
     if is_exact_as_attribute(op, eps):
-        weight, bias = fill_if_none(op, weight, x, 1, channels), fill_if_none(op, bias, x, 0, channels)
+        weight, bias = _fill_affine(op, x, weight, bias, channels)
         return op.cast(op.BatchNormalization(x, weight, bias, mean, var, epsilon=float(eps)), op.result.dtype)
     centred = op.Sub(x, reshape_per_channel(op, mean, rank))
     result = divide_by_deviation(op, centred, reshape_per_channel(op, var, rank), eps)
@@ -136,26 +136,25 @@ def _draw_channel_operands(draw, s, x):
     return (*affine, vector(-1, 1), vector(0.1, 2, (0.0, math.inf)))
 
 
-batch_norm.types(first_operand_type)
+def _statistics_sampler(min_rank, flag):
+    """Return a sampler for calls with running statistics, which are optional if the attribute ``flag`` is True."""
+
+    def sample(draw, s):
+        x = draw(s.tensor(rank=(min_rank, 5), side=(2, 5), dtype=FLOATS))
+        is_batch = draw(s.booleans())
+        weight, bias, mean, var = _draw_channel_operands(draw, s, x)
+        if is_batch and draw(s.booleans()):
+            mean = var = None
+        attrs = {flag: is_batch, "momentum": draw(s.choice(0.1, 0.3)), "eps": draw(s.choice(*EPSILONS))}
+        return s.call(x, weight, bias, mean, var, **attrs)
+
+    return sample
 
 
-@batch_norm.samples
-def _(draw, s):
-    x = draw(s.tensor(rank=(2, 5), side=(2, 5), dtype=FLOATS))
-    training = draw(s.booleans())
-    weight, bias, mean, var = _draw_channel_operands(draw, s, x)
-    if training and draw(s.booleans()):
-        mean = var = None
-    return s.call(
-        x,
-        weight,
-        bias,
-        mean,
-        var,
-        training=training,
-        momentum=draw(s.choice(0.1, 0.3)),
-        eps=draw(s.choice(*EPSILONS)),
-    )
+batch_norm.types(same_type)
+
+
+batch_norm.samples(_statistics_sampler(2, "training"))
 
 
 @operator(aten.instance_norm.default, quant=OWN_QPARAMS, error=NORM)
@@ -188,34 +187,15 @@ def _(op, x, *vectors, use_input_stats, momentum, eps):
         return normalize_with_statistics(op, x, *vectors, eps=eps)
     x, weight, bias = promote_together(op, x, *vectors[:2])
     if rank > 2 and op.dtype(x) != torch.float64:
-        weight, bias = fill_if_none(op, weight, x, 1, channels), fill_if_none(op, bias, x, 0, channels)
+        weight, bias = _fill_affine(op, x, weight, bias, channels)
         return op.cast(op.InstanceNormalization(x, weight, bias, epsilon=float(eps)), op.result.dtype)
-    x, weight, bias = promote_to_float32(op, x, weight, bias)
-    centred, _, variance = compute_statistics(op, x, list(range(2, rank)))
-    result = apply_channel_affine(op, divide_by_deviation(op, centred, variance, eps), weight, bias, rank)
-    return op.cast(result, op.result.dtype)
+    return _normalize_along(op, x, weight, bias, axes=list(range(2, rank)), eps=eps)
 
 
-instance_norm.types(first_operand_type)
+instance_norm.types(same_type)
 
 
-@instance_norm.samples
-def _(draw, s):
-    x = draw(s.tensor(rank=(3, 5), side=(2, 5), dtype=FLOATS))
-    use_input_stats = draw(s.booleans())
-    weight, bias, mean, var = _draw_channel_operands(draw, s, x)
-    if use_input_stats and draw(s.booleans()):
-        mean = var = None
-    return s.call(
-        x,
-        weight,
-        bias,
-        mean,
-        var,
-        use_input_stats=use_input_stats,
-        momentum=draw(s.choice(0.1, 0.3)),
-        eps=draw(s.choice(*EPSILONS)),
-    )
+instance_norm.samples(_statistics_sampler(3, "use_input_stats"))
 
 
 @operator(aten.group_norm.default, quant=OWN_QPARAMS, error=NORM)
@@ -242,13 +222,13 @@ def _(op, x, weight, bias, *, num_groups, eps):
         centred, _, variance = compute_statistics(op, grouped, [2])
         normal = divide_by_deviation(op, centred, variance, eps)
     else:
-        one, zero = fill_if_none(op, None, x, 1, num_groups), fill_if_none(op, None, x, 0, num_groups)
+        one, zero = _fill_affine(op, x, None, None, num_groups)
         normal = op.InstanceNormalization(grouped, one, zero, epsilon=float(eps))
     result = apply_channel_affine(op, op.reshape(normal, shape), weight, bias, rank)
     return op.cast(result, op.result.dtype)
 
 
-group_norm.types(first_operand_type)
+group_norm.types(same_type)
 
 
 @group_norm.samples

@@ -11,11 +11,20 @@ from torch import Tensor
 from torch.utils._sympy.functions import Min
 
 from clika_ref.core.accuracy import DOT, EXACT
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
-from clika_ref_aten.spatial import allow_unbatched, as_expression, ceil_divide, expand_per_dim, floor_divide, pad_zeros
+from clika_ref_aten.families import name_reference
+from clika_ref_aten.spatial import (
+    SPATIAL_DIMS,
+    allow_unbatched,
+    as_expression,
+    ceil_divide,
+    count_windows,
+    expand_per_dim,
+    pad_zeros,
+)
 
 aten = torch.ops.aten
 
@@ -23,32 +32,26 @@ MAX_POOL_DTYPES = {torch.int16: torch.float32, torch.int32: torch.float64, torch
 """Integer dtypes without a MaxPool in ONNX, and float dtypes that hold them exactly (int64 up to 2**53)."""
 
 
-def _window_attributes(sides, kernel_size, stride, padding, dilation=1):
+def _window_attributes(dims, kernel_size, stride, padding, dilation=1):
     """Return kernel, stride, padding and dilation per dim; the stride defaults to the kernel size."""
-    kernel = expand_per_dim(kernel_size, sides)
-    return (
-        kernel,
-        expand_per_dim(stride or kernel, sides),
-        expand_per_dim(padding, sides),
-        expand_per_dim(dilation, sides),
-    )
+    kernel = expand_per_dim(kernel_size, dims)
+    return kernel, *(expand_per_dim(value, dims) for value in (stride or kernel, padding, dilation))
 
 
 def _window_count(n, k, s, p, d, *, ceil_mode) -> Any:
     """Return the number of windows along a dim; the last one must start inside it or in the padding before it."""
-    covered = n + 2 * p - d * (k - 1) - 1
     if not ceil_mode:
-        return floor_divide(covered, s) + 1
-    fitting, starting = ceil_divide(covered, s) + 1, ceil_divide(n + p, s)
+        return count_windows(n, k, s, p, d)
+    fitting, starting = ceil_divide(n + 2 * p - d * (k - 1) - 1, s) + 1, ceil_divide(n + p, s)
     return Min(as_expression(fitting), as_expression(starting)) if is_symbolic(n) else min(fitting, starting)
 
 
-def _type(sides, *extra):
+def _type_rule(dims, *extra):
     """Return the type rule of a pooling: fake tensors check whether a symbolic dim is large enough."""
 
     def rule(x, *, kernel_size, stride, padding, dilation=1, ceil_mode, **_):
-        windows = zip(x.shape[-sides:], *_window_attributes(sides, kernel_size, stride, padding, dilation), strict=True)
-        shape = (*x.shape[:-sides], *(_window_count(*window, ceil_mode=ceil_mode) for window in windows))
+        windows = zip(x.shape[-dims:], *_window_attributes(dims, kernel_size, stride, padding, dilation), strict=True)
+        shape = (*x.shape[:-dims], *(_window_count(*window, ceil_mode=ceil_mode) for window in windows))
         return tuple(TensorType(dtype, shape) for dtype in (x.dtype, *extra))
 
     return rule
@@ -75,11 +78,11 @@ def _crop_windows(op, x, counts):
     return op.Slice(x, op.ints([0] * len(axes)), op.ints(counts), op.ints(axes))
 
 
-def _max_pool(sides, outputs=1):
+def _max_pool_lowering(dims, outputs=1):
     def lower(op, x, *, kernel_size, stride, padding, dilation, ceil_mode):
-        windows = _window_attributes(sides, kernel_size, stride, padding, dilation)
+        windows = _window_attributes(dims, kernel_size, stride, padding, dilation)
         kernel, strides, begins, dilations = windows
-        lengths, counts = op.shape(x)[-sides:], op.result.shape[-sides:]
+        lengths, counts = op.shape(x)[-dims:], op.result.shape[-dims:]
         ends = _end_paddings(lengths, counts, windows, ceil_mode=ceil_mode)
         pooled = op.MaxPool(
             op.cast(x, MAX_POOL_DTYPES.get(op.dtype(x), op.dtype(x))),
@@ -99,22 +102,22 @@ def _max_pool(sides, outputs=1):
         plane = math.prod(lengths)  # ONNX returns flat indices of the whole tensor, PyTorch of one plane
         return values, op.Mod(kept[1], op.scalar(plane, torch.int64))
 
-    return allow_unbatched(sides, lower)
+    return allow_unbatched(dims, lower)
 
 
-def _samples(sides, dtypes, *, dilated, unique=False):
+def _sampler(dims, dtypes, *, dilated, unique=False):
     def sample(draw, s):
-        kernel = tuple(draw(s.choice(2, 3, 3, 1)) for _ in range(draw(s.choice(sides, 1))))
+        kernel = tuple(draw(s.choice(2, 3, 3, 1)) for _ in range(draw(s.choice(dims, 1))))
         attrs = {
             "kernel_size": kernel,
-            "stride": draw(s.choice((), (1,), (2,), (3,), (2, 3, 1)[:sides])),
+            "stride": draw(s.choice((), (1,), (2,), (3,), (2, 3, 1)[:dims])),
             "padding": tuple(draw(s.choice(k // 2, 0, k // 3)) for k in kernel),  # more leaves no partial window
             "ceil_mode": draw(s.choice(True, True, False)),
         }
         if dilated:
-            attrs["dilation"] = draw(s.choice((1,), (2,), (1, 2, 1)[:sides]))
+            attrs["dilation"] = draw(s.choice((1,), (2,), (1, 2, 1)[:dims]))
         batch = (draw(s.integers(1, 3)),) if draw(s.choice(True, True, False)) else ()
-        shape = (*batch, draw(s.integers(1, 3)), *(draw(s.integers(5, 8)) for _ in range(sides)))
+        shape = (*batch, draw(s.integers(1, 3)), *(draw(s.integers(5, 8)) for _ in range(dims)))
         return s.call(draw(s.tensor(shape=shape, dtype=dtypes, low=-50, high=50, unique=unique)), **attrs)
 
     return sample
@@ -123,135 +126,77 @@ def _samples(sides, dtypes, *, dilated, unique=False):
 NUMBERS = (torch.float32, torch.float32, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@operator(aten.max_pool1d.default, quant=SHARED_QPARAMS, error=EXACT)
-def max_pool1d(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0,),
-    dilation: tuple[int, ...] = (1,),
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The largest element of each window of ``x[n, c, w]``."""
-    return torch.max_pool1d(x, kernel_size, stride, padding, dilation, ceil_mode)
+def _declare_max_pool(dims: int) -> Operator:
+    """Declare the maximum pooling of ``dims`` spatial dims."""
+    name = f"max_pool{dims}d"
+    pool = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, quant=SHARED_QPARAMS, error=EXACT)
+    @name_reference(name, f"The largest element of each window of ``x[n, c, {SPATIAL_DIMS[dims]}]``.")
+    def max_pool(
+        x: Tensor,
+        *,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...] = (),
+        padding: tuple[int, ...] = (0,) * dims,
+        dilation: tuple[int, ...] = (1,) * dims,
+        ceil_mode: bool = False,
+    ) -> Tensor:
+        return pool(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+    max_pool.types(_type_rule(dims))
+    max_pool.onnx(_max_pool_lowering(dims))
+    max_pool.samples(_sampler(dims, torch.float32 if dims == 1 else NUMBERS, dilated=True))
+    return max_pool
 
 
-max_pool1d.types(_type(1))
-max_pool1d.onnx(_max_pool(1))
-max_pool1d.samples(_samples(1, torch.float32, dilated=True))
+def _declare_max_pool_with_indices(dims: int) -> Operator:
+    """Declare the maximum pooling of ``dims`` spatial dims that also returns indices."""
+    name = f"max_pool{dims}d_with_indices"
+    pool = getattr(F, name)
+    index = {1: "index along ``w``", 2: "flat index in the plane", 3: "flat index in the volume"}[dims]
+
+    @operator(getattr(aten, name).default, quant=SHARED_QPARAMS, error=EXACT)
+    @name_reference(name, f"The largest element of each window of ``x[n, c, {SPATIAL_DIMS[dims]}]``, and its {index}.")
+    def max_pool(
+        x: Tensor,
+        *,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...] = (),
+        padding: tuple[int, ...] = (0,) * dims,
+        dilation: tuple[int, ...] = (1,) * dims,
+        ceil_mode: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        return pool(x, kernel_size, stride, padding, dilation, ceil_mode)
+
+    max_pool.types(_type_rule(dims, torch.int64))
+    max_pool.onnx(_max_pool_lowering(dims, outputs=2))
+    dtypes = NUMBERS[:-2] if dims == 2 else torch.float32
+    max_pool.samples(_sampler(dims, dtypes, dilated=True, unique=True))
+    return max_pool
 
 
-@operator(aten.max_pool2d.default, quant=SHARED_QPARAMS, error=EXACT)
-def max_pool2d(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0, 0),
-    dilation: tuple[int, ...] = (1, 1),
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The largest element of each window of ``x[n, c, h, w]``."""
-    return torch.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
+max_pool1d, max_pool2d, max_pool3d = map(_declare_max_pool, (1, 2, 3))
+max_pool1d_with_indices, max_pool2d_with_indices, max_pool3d_with_indices = map(
+    _declare_max_pool_with_indices, (1, 2, 3)
+)
 
 
-max_pool2d.types(_type(2))
-max_pool2d.onnx(_max_pool(2))
-max_pool2d.samples(_samples(2, NUMBERS, dilated=True))
-
-
-@operator(aten.max_pool3d.default, quant=SHARED_QPARAMS, error=EXACT)
-def max_pool3d(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0, 0, 0),
-    dilation: tuple[int, ...] = (1, 1, 1),
-    ceil_mode: bool = False,
-) -> Tensor:
-    """The largest element of each window of ``x[n, c, d, h, w]``."""
-    return torch.max_pool3d(x, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-max_pool3d.types(_type(3))
-max_pool3d.onnx(_max_pool(3))
-max_pool3d.samples(_samples(3, NUMBERS, dilated=True))
-
-
-@operator(aten.max_pool1d_with_indices.default, quant=SHARED_QPARAMS, error=EXACT)
-def max_pool1d_with_indices(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0,),
-    dilation: tuple[int, ...] = (1,),
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The largest element of each window of ``x[n, c, w]``, and its index along ``w``."""
-    return F.max_pool1d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-max_pool1d_with_indices.types(_type(1, torch.int64))
-max_pool1d_with_indices.onnx(_max_pool(1, outputs=2))
-max_pool1d_with_indices.samples(_samples(1, torch.float32, dilated=True, unique=True))
-
-
-@operator(aten.max_pool2d_with_indices.default, quant=SHARED_QPARAMS, error=EXACT)
-def max_pool2d_with_indices(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0, 0),
-    dilation: tuple[int, ...] = (1, 1),
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The largest element of each window of ``x[n, c, h, w]``, and its flat index in the plane."""
-    return F.max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-max_pool2d_with_indices.types(_type(2, torch.int64))
-max_pool2d_with_indices.onnx(_max_pool(2, outputs=2))
-max_pool2d_with_indices.samples(_samples(2, NUMBERS[:-2], dilated=True, unique=True))
-
-
-@operator(aten.max_pool3d_with_indices.default, quant=SHARED_QPARAMS, error=EXACT)
-def max_pool3d_with_indices(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0, 0, 0),
-    dilation: tuple[int, ...] = (1, 1, 1),
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The largest element of each window of ``x[n, c, d, h, w]``, and its flat index in the volume."""
-    return F.max_pool3d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode)
-
-
-max_pool3d_with_indices.types(_type(3, torch.int64))
-max_pool3d_with_indices.onnx(_max_pool(3, outputs=2))
-max_pool3d_with_indices.samples(_samples(3, torch.float32, dilated=True, unique=True))
-
-
-def _avg_pool(sides):
+def _avg_pool_lowering(dims):
     def lower(op, x, *, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override=None):
-        windows = _window_attributes(sides, kernel_size, stride, padding)
+        windows = _window_attributes(dims, kernel_size, stride, padding)
         kernel, strides, begins, _ = windows
-        lengths, counts = op.shape(x)[-sides:], op.result.shape[-sides:]
+        lengths, counts = op.shape(x)[-dims:], op.result.shape[-dims:]
         ends = _end_paddings(lengths, counts, windows, ceil_mode=ceil_mode)
         counted = count_include_pad or divisor_override is not None
         if counted and ceil_mode and any(begins):
             # Padding counts in the mean, but the rest of a window beyond it does not, so padding must be real elements.
             x = pad_zeros(op, x, begins, begins)
             ends = None if ends is None else [end - p for end, p in zip(ends, begins, strict=True)]
-            begins = (0,) * sides
+            begins = (0,) * dims
         whole = divisor_override is not None and ceil_mode
         if whole:  # a sum: elements beyond the padding must be zeros that count
-            x = pad_zeros(op, x, [0] * sides, [s - 1 for s in strides])
+            x = pad_zeros(op, x, [0] * dims, [s - 1 for s in strides])
         pads = [*begins, *(begins if ends is None or whole else ends)]
         pooled = op.AveragePool(
             x,
@@ -267,12 +212,12 @@ def _avg_pool(sides):
             return pooled
         return op.Mul(pooled, op.like(pooled, math.prod(kernel) / divisor_override))
 
-    return allow_unbatched(sides, lower)
+    return allow_unbatched(dims, lower)
 
 
-def _samples_of_averages(sides, *, divided):
+def _average_sampler(dims, *, divided):
     def sample(draw, s):
-        call = _samples(sides, torch.float32, dilated=False)(draw, s)
+        call = _sampler(dims, torch.float32, dilated=False)(draw, s)
         call.attrs["count_include_pad"] = draw(s.choice(True, True, False))
         if divided:
             call.attrs["divisor_override"] = draw(s.choice(None, None, 1, 5, -2))
@@ -295,46 +240,35 @@ def avg_pool1d(
     return torch.avg_pool1d(x, kernel_size, stride, padding, ceil_mode, count_include_pad)
 
 
-avg_pool1d.types(_type(1))
-avg_pool1d.onnx(_avg_pool(1))
-avg_pool1d.samples(_samples_of_averages(1, divided=False))
+avg_pool1d.types(_type_rule(1))
+avg_pool1d.onnx(_avg_pool_lowering(1))
+avg_pool1d.samples(_average_sampler(1, divided=False))
 
 
-@operator(aten.avg_pool2d.default, quant=OWN_QPARAMS, error=DOT)
-def avg_pool2d(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """The mean of each window of ``x[n, c, h, w]``; ``count_include_pad`` includes the padding."""
-    return F.avg_pool2d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+def _declare_avg_pool(dims: int) -> Operator:
+    """Declare the average pooling of 2 or 3 spatial dims, which has a divisor, unlike that of one dim."""
+    name = f"avg_pool{dims}d"
+    pool = getattr(F, name)
+    windows = f"``x[n, c, {SPATIAL_DIMS[dims]}]``"
+
+    @operator(getattr(aten, name).default, quant=OWN_QPARAMS, error=DOT)
+    @name_reference(name, f"The mean of each window of {windows}; ``count_include_pad`` includes the padding.")
+    def avg_pool(
+        x: Tensor,
+        *,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...] = (),
+        padding: tuple[int, ...] = (0,) * dims,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:
+        return pool(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
+
+    avg_pool.types(_type_rule(dims))
+    avg_pool.onnx(_avg_pool_lowering(dims))
+    avg_pool.samples(_average_sampler(dims, divided=True))
+    return avg_pool
 
 
-avg_pool2d.types(_type(2))
-avg_pool2d.onnx(_avg_pool(2))
-avg_pool2d.samples(_samples_of_averages(2, divided=True))
-
-
-@operator(aten.avg_pool3d.default, quant=OWN_QPARAMS, error=DOT)
-def avg_pool3d(
-    x: Tensor,
-    *,
-    kernel_size: tuple[int, ...],
-    stride: tuple[int, ...] = (),
-    padding: tuple[int, ...] = (0, 0, 0),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    """The mean of each window of ``x[n, c, d, h, w]``; ``count_include_pad`` includes the padding."""
-    return F.avg_pool3d(x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
-
-
-avg_pool3d.types(_type(3))
-avg_pool3d.onnx(_avg_pool(3))
-avg_pool3d.samples(_samples_of_averages(3, divided=True))
+avg_pool2d, avg_pool3d = map(_declare_avg_pool, (2, 3))

@@ -13,7 +13,13 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.operators import operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import Dim, TensorType
-from clika_ref_aten.exported_quantization import export_dequantize, export_low_bit_dequantize, export_quantize
+from clika_ref_aten.exported_quantization import (
+    FOUR_BITS,
+    INT4_OPSET,
+    export_dequantize,
+    export_low_bit_dequantize,
+    export_quantize,
+)
 
 QUANTIZED_DTYPES = (torch.int8, torch.uint8)
 """Result dtypes of ``quantize``; INT4 uses them with a narrower range, and is packed where it is stored."""
@@ -21,14 +27,11 @@ QUANTIZED_DTYPES = (torch.int8, torch.uint8)
 DEQUANTIZE_DTYPES = (torch.int8, torch.uint8, torch.int32)
 """Operand dtypes of ``dequantize``; biases are stored as int32."""
 
-FOUR_BITS, EIGHT_BITS = 4, 8
-"""Supported bit widths of quantized integers."""
+EIGHT_BITS = 8
+"""The other supported bit width of quantized integers, in addition to `FOUR_BITS`."""
 
 HALF_SCALE_OPSET = 19
 """The first opset with half-precision scales."""
-
-INT4_OPSET = 21
-"""The first opset with block-wise scales and INT4."""
 
 SAMPLE_RANGES = (
     (torch.int8, None, None),
@@ -127,10 +130,10 @@ def _check_qparam_shapes(x: TensorType, axis: int | None, *parameters: object) -
     for parameter in parameters:
         if axis is None:
             fits = not isinstance(parameter, TensorType) or parameter.rank == 0
-            wanted = "a number or a tensor without sides"
+            wanted = "a number or a 0-d tensor"
         else:
             fits = isinstance(parameter, TensorType) and parameter.shape == (x.shape[axis],)
-            wanted = f"[{x.shape[axis]}], one for each place along axis {axis}"
+            wanted = f"[{x.shape[axis]}], one for each index along axis {axis}"
         if parameter is not None and not fits:
             msg = f"scale and zero point of {x} must be {wanted}, not {parameter}"
             raise ModelError(msg)

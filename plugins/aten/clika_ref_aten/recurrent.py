@@ -1,14 +1,18 @@
-"""Recurrent networks: LSTM, GRU and RNN."""
+"""Recurrent networks (LSTM, GRU and RNN) and their cells, which compute single steps."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from clika_ref.core.accuracy import COMPOSE
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.types import TensorType
+from clika_ref_aten.families import name_reference
 from clika_ref_aten.float_layers import float_layer
 
 aten = torch.ops.aten
@@ -123,7 +127,7 @@ def _stack_parameters(op, directions, gates):
     return (*weights, concat([op.Concat(w, r, axis=1) for w, r in zip(*columns[2:], strict=True)]))
 
 
-def _samples(gates, states):
+def _sampler(gates, states):
     def sample(draw, s):
         layers, directions = draw(s.choice(1, 2)), draw(s.choice(1, 2))
         batch_first, has_biases = draw(s.booleans()), draw(s.choice(True, False))
@@ -170,43 +174,25 @@ def lstm(
 lstm.from_torch(aten.lstm.input)(_make_converter(lstm))
 lstm.types(_type(2))
 lstm.onnx(_network("LSTM", LSTM_GATES))
-lstm.samples(_samples(4, 2))
+lstm.samples(_sampler(4, 2))
 
 
-@operator(error=COMPOSE, quant=float_layer(matrices=2))
-def gru(
-    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
-) -> tuple[Tensor, Tensor]:
-    """GRU over ``x[t, b, i]`` from the state ``h``; returns the outputs and the final state. See `lstm`."""
-    return torch.gru(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+def _declare_single_state(name: str, doc: str, gates: int, lowering: Callable[..., Any]) -> Operator:
+    """Declare a network with one state."""
+    run = getattr(torch, name)
 
+    @operator(error=COMPOSE, quant=float_layer(matrices=2))
+    @name_reference(name, doc)
+    def network(
+        x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
+    ) -> tuple[Tensor, Tensor]:
+        return run(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
 
-gru.from_torch(aten.gru.input)(_make_converter(gru))
-gru.types(_type(1))
-gru.onnx(_network("GRU", GRU_GATES, linear_before_reset=1))
-gru.samples(_samples(3, 1))
-
-
-@operator(error=COMPOSE, quant=float_layer(matrices=2))
-def rnn_tanh(
-    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
-) -> tuple[Tensor, Tensor]:
-    """``h = tanh(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."""
-    return torch.rnn_tanh(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
-
-
-rnn_tanh.from_torch(aten.rnn_tanh.input)(_make_converter(rnn_tanh))
-rnn_tanh.types(_type(1))
-rnn_tanh.onnx(_network("RNN", None))
-rnn_tanh.samples(_samples(1, 1))
-
-
-@operator(error=COMPOSE, quant=float_layer(matrices=2))
-def rnn_relu(
-    x: Tensor, h: Tensor, *params: Tensor, has_biases: bool, num_layers: int, bidirectional: bool, batch_first: bool
-) -> tuple[Tensor, Tensor]:
-    """``h = relu(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."""
-    return torch.rnn_relu(x, h, params, has_biases, num_layers, 0.0, False, bidirectional, batch_first)
+    network.from_torch(getattr(aten, name).input)(_make_converter(network))
+    network.types(_type(1))
+    network.onnx(lowering)
+    network.samples(_sampler(gates, 1))
+    return network
 
 
 def _relu_network(op, *operands, bidirectional, **attrs):
@@ -214,7 +200,124 @@ def _relu_network(op, *operands, bidirectional, **attrs):
     return lower(op, *operands, bidirectional=bidirectional, **attrs)
 
 
-rnn_relu.from_torch(aten.rnn_relu.input)(_make_converter(rnn_relu))
-rnn_relu.types(_type(1))
-rnn_relu.onnx(_relu_network)
-rnn_relu.samples(_samples(1, 1))
+STEP_DOC = "``h = {activation}(x[t] @ w.T + h @ r.T + b)`` over ``x[t, b, i]``; returns all states and the final one."
+
+gru = _declare_single_state(
+    "gru",
+    "GRU over ``x[t, b, i]`` from the state ``h``; returns the outputs and the final state. See `lstm`.",
+    3,
+    _network("GRU", GRU_GATES, linear_before_reset=1),
+)
+rnn_tanh = _declare_single_state("rnn_tanh", STEP_DOC.format(activation="tanh"), 1, _network("RNN", None))
+rnn_relu = _declare_single_state("rnn_relu", STEP_DOC.format(activation="relu"), 1, _relu_network)
+
+
+# Cells: single steps
+
+
+def _gates(op, x, weight, bias, count) -> Any:
+    """Return ``x @ weight.T + bias``, split into its gates."""
+    product, width = op.Gemm(x, weight, bias, transB=1), op.result.shape[-1]
+    return op.Split(product, op.ints([width] * count), axis=1, outputs=count) if count > 1 else (product,)
+
+
+def _cell_sampler(gates, states):
+    def sample(draw, s):
+        batch, width, hidden = (draw(s.integers(1, 4)) for _ in range(3))
+        rows, small = gates * hidden, {"low": -1, "high": 1}
+        x = draw(s.tensor(shape=(batch, width)))
+        initial = [draw(s.tensor(shape=(batch, hidden), **small)) for _ in range(states)]
+        shapes = [(rows, width), (rows, hidden), *([(rows,)] * 2 if draw(s.choice(True, False)) else [])]
+        return s.call(x, *initial, *(draw(s.tensor(shape=shape, **small)) for shape in shapes))
+
+    return sample
+
+
+@operator(error=COMPOSE, quant=float_layer(matrices=3))
+def lstm_cell(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """One step of `lstm` from ``x[b, i]`` and the states ``h[b, h]`` and ``c[b, h]`` to the next two states."""
+    return torch.lstm_cell(x, (h, c), w_ih, w_hh, b_ih, b_hh)
+
+
+@lstm_cell.from_torch(aten.lstm_cell.default)
+def _(x, hx, *params):
+    return lstm_cell.call(x, *hx, *params)
+
+
+@lstm_cell.types
+def _(x, h, c, *_):
+    dtype = torch.promote_types(x.dtype, c.dtype)
+    return TensorType(dtype, h.shape), TensorType(dtype, c.shape)
+
+
+@lstm_cell.onnx
+def _(op, x, h, c, w_ih, w_hh, b_ih=None, b_hh=None):
+    pairs = zip(_gates(op, x, w_ih, b_ih, 4), _gates(op, h, w_hh, b_hh, 4), strict=True)
+    enter, forget, cell, leave = (op.Add(a, b) for a, b in pairs)
+    entering = op.Mul(op.Sigmoid(enter), op.Tanh(cell))
+    forget, c, entering, leave = op.promote(op.Sigmoid(forget), c, entering, op.Sigmoid(leave))
+    new = op.Add(op.Mul(forget, c), entering)
+    return op.Mul(leave, op.Tanh(new)), new
+
+
+@lstm_cell.samples
+def _(draw, s):
+    call = _cell_sampler(4, 2)(draw, s)
+    x, h, c, *params = call.operands
+    if draw(s.choice(False, True)):
+        c = draw(s.tensor(shape=c.shape, low=-1, high=1, dtype=torch.int32))
+    return s.call(x, h, c, *params)
+
+
+@operator(aten.gru_cell.default, error=COMPOSE, quant=float_layer(matrices=2))
+def gru_cell(
+    x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> Tensor:
+    """One step of `gru` from ``x[b, i]`` and the state ``h[b, h]`` to the next state."""
+    return torch.gru_cell(x, h, w_ih, w_hh, b_ih, b_hh)
+
+
+@gru_cell.types
+def _(x, h, *_):
+    return h
+
+
+@gru_cell.onnx
+def _(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
+    x_reset, x_update, x_new = _gates(op, x, w_ih, b_ih, 3)
+    h_reset, h_update, h_new = _gates(op, h, w_hh, b_hh, 3)
+    reset, update = op.Sigmoid(op.Add(x_reset, h_reset)), op.Sigmoid(op.Add(x_update, h_update))
+    new = op.Tanh(op.Add(x_new, op.Mul(reset, h_new)))
+    return op.Add(new, op.Mul(update, op.Sub(h, new)))
+
+
+gru_cell.samples(_cell_sampler(3, 1))
+
+
+def _declare_simple_cell(name: str, doc: str, activation: str) -> Operator:
+    """Declare one step of a network without gates."""
+    run = getattr(torch, name)
+
+    @operator(getattr(aten, name).default, error=COMPOSE, quant=float_layer(matrices=2))
+    @name_reference(name, doc)
+    def cell(
+        x: Tensor, h: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> Tensor:
+        return run(x, h, w_ih, w_hh, b_ih, b_hh)
+
+    @cell.onnx
+    def _(op, x, h, w_ih, w_hh, b_ih=None, b_hh=None):
+        return op.node(activation, op.Add(*_gates(op, x, w_ih, b_ih, 1), *_gates(op, h, w_hh, b_hh, 1)))
+
+    cell.samples(_cell_sampler(1, 1))
+    return cell
+
+
+rnn_tanh_cell = _declare_simple_cell(
+    "rnn_tanh_cell", "``tanh(x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``.", "Tanh"
+)
+rnn_relu_cell = _declare_simple_cell(
+    "rnn_relu_cell", "``max(0, x[b, i] @ w_ih.T + b_ih + h[b, h] @ w_hh.T + b_hh)``.", "Relu"
+)

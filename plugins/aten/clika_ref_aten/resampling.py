@@ -12,10 +12,12 @@ from torch.utils._sympy.functions import ToFloat, TruncToInt
 
 from clika_ref.core.accuracy import EXACT, INTERPOLATION
 from clika_ref.core.errors import ModelError, TargetError
-from clika_ref.core.operators import operator
+from clika_ref.core.operators import Operator, operator
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.traits import OWN_QPARAMS, SHARED_QPARAMS
 from clika_ref.core.types import TensorType
+from clika_ref_aten.families import name_reference
+from clika_ref_aten.spatial import SPATIAL_DIMS
 
 aten = torch.ops.aten
 
@@ -44,8 +46,8 @@ def _scale_size(n: Any, scale: float) -> Any:
     return n * int(scale) if float(scale).is_integer() else TruncToInt(ToFloat(n) * sympy.Float(scale))
 
 
-def _declare_resampling(op, packet, sides, lowering, dtypes=(torch.float32,)):
-    """Declare everything but the reference of a resampling operator.
+def _complete(op, packet, dims, lowering, dtypes=(torch.float32,)):
+    """Declare all facts but the reference of a resampling operator.
 
     ATen has two overloads: ``vec`` takes a size or factors, ``default`` a size and the factors that it came from.
     """
@@ -53,7 +55,7 @@ def _declare_resampling(op, packet, sides, lowering, dtypes=(torch.float32,)):
 
     @op.from_torch(packet.vec)
     def _(x, output_size, *rest):
-        scales = (None,) * sides if rest[corners] is None else tuple(rest[corners])
+        scales = (None,) * dims if rest[corners] is None else tuple(rest[corners])
         if output_size is None:
             output_size = tuple(map(_scale_size, x.type.shape[2:], scales))
         return op.call(x, output_size=tuple(output_size), scales=scales, **_corner_attributes(op, rest[:corners]))
@@ -61,15 +63,18 @@ def _declare_resampling(op, packet, sides, lowering, dtypes=(torch.float32,)):
     @op.from_torch(packet.default)
     def _(x, output_size, *rest, **named):
         scales = (*rest[corners:], *named.values())
-        scales = (*scales, *[None] * (sides - len(scales)))
+        scales = (*scales, *[None] * (dims - len(scales)))
         return op.call(x, output_size=tuple(output_size), scales=scales, **_corner_attributes(op, rest[:corners]))
 
-    op.types(_type)
+    @op.types
+    def _(x, *, output_size, **_):
+        return TensorType(x.dtype, (*x.shape[:2], *output_size))
+
     op.onnx(lowering)
     # Eager's antialiasing returns the first element for a result of size 1, whatever the correct value is.
     shortest = 2 if op.name.endswith("aa") else 1
     how = {"dtypes": dtypes, "shortest": shortest, "inexact": () if corners else INEXACT_SIZES}
-    op.samples(_samples(sides, aligned="align_corners" in op.attributes, **how))
+    op.samples(_sampler(dims, aligned="align_corners" in op.attributes, **how))
 
 
 def _corner_attributes(op, corners):
@@ -82,28 +87,24 @@ def _corner_attributes(op, corners):
         return {"align_corners": corners[0]}
     if any(corners):
         msg = (
-            f"{op.name}(align_corners=True): eager PyTorch weighs neighbours as if corners were not aligned, and reads "
-            "a side of length 1 wrongly; use align_corners=False with antialias=True"
+            f"{op.name}(align_corners=True): eager PyTorch uses the weights of unaligned corners, and reads "
+            "a dim of size 1 wrongly; use align_corners=False with antialias=True"
         )
         raise ModelError(msg)
     return {}
 
 
-def _type(x, *, output_size, **_):
-    return TensorType(x.dtype, (*x.shape[:2], *output_size))
-
-
-def _samples(sides, *, aligned, dtypes=(torch.float32,), shortest=1, inexact=()):
+def _sampler(dims, *, aligned, dtypes, shortest, inexact):
     def sample(draw, s):
         plain = (3, 5, 8) if inexact else range(2 * shortest, 10)
-        lengths = [draw(s.choice(*plain, *(side for side, _ in inexact))) for _ in range(sides)]
+        lengths = [draw(s.choice(*plain, *(side for side, _ in inexact))) for _ in range(dims)]
         attrs = {"align_corners": draw(s.booleans())} if aligned else {}
         if draw(s.booleans()):
             scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3, 2.3)) for _ in lengths)
             size = tuple(map(_scale_size, lengths, scales))
         else:
             rounded = [after for _, after in inexact]
-            scales = (None,) * sides
+            scales = (None,) * dims
             size = tuple(draw(s.choice(n, 2 * n, shortest, 5, 13, *rounded)) for n in lengths)
         x = draw(s.tensor(shape=(draw(s.integers(1, 2)), draw(s.integers(1, 3)), *lengths), dtype=dtypes))
         return s.call(x, output_size=size, scales=scales, **attrs)
@@ -219,8 +220,8 @@ def _resize_factors(op, x, output_size, scales):
     for n, m, scale in spatial:
         if scale is None and is_symbolic((n, m)):
             msg = (
-                f"resampling from {n} to {m} without a factor beside a side with one: ONNX takes either factors "
-                "or sizes; give scale_factor for all sides, or size"
+                f"resampling from {n} to {m} without a factor, next to a dim with one: ONNX takes either factors "
+                "or sizes. Give scale_factor for all dims, or size"
             )
             raise TargetError(msg)
         if is_symbolic(n) and not is_symbolic(m):
@@ -247,163 +248,103 @@ def _interpolation_lowering(mode, **modes):
     return lower
 
 
-@operator(quant=SHARED_QPARAMS, error=EXACT)
-def upsample_nearest1d(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
-) -> Tensor:
-    """Nearest-neighbour resampling: element ``j`` is ``x[n, c, floor(j / scale)]``, with ``scale = new / old``."""
-    return aten.upsample_nearest1d(x, output_size, *scales)
+NEAREST_DOCS = {
+    False: "Nearest-neighbour resampling: element ``j`` is ``x[n, c, floor(j / scale)]``, with ``scale = new / old``.",
+    True: "Nearest-neighbour resampling with aligned centres: element ``j`` is ``x[n, c, floor((j + 0.5) / scale)]``.",
+}
+"""Docstrings of nearest resampling of one dim; True: with aligned centres (exact)."""
 
 
-_declare_resampling(upsample_nearest1d, aten.upsample_nearest1d, 1, _nearest_lowering(exact=False), NEAREST_DTYPES)
+def _declare_nearest(dims: int, *, exact: bool) -> Operator:
+    """Declare the nearest-neighbour resampling of ``dims`` spatial dims."""
+    family = "upsample_nearest_exact" if exact else "upsample_nearest"
+    name, extent = f"{family}{dims}d", "both" if dims == 2 else "all"
+    resample = getattr(aten, f"_{name}" if exact else name)
+    doc = f"`{family}1d` along {extent} spatial dims of ``x[n, c, {SPATIAL_DIMS[dims]}]``."
+
+    @operator(quant=SHARED_QPARAMS, error=EXACT)
+    @name_reference(name, NEAREST_DOCS[exact] if dims == 1 else doc)
+    def nearest(
+        x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,) * dims
+    ) -> Tensor:
+        return resample(x, output_size, *scales)
+
+    _complete(nearest, resample, dims, _nearest_lowering(exact=exact), NEAREST_DTYPES)
+    return nearest
 
 
-@operator(quant=SHARED_QPARAMS, error=EXACT)
-def upsample_nearest2d(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
-) -> Tensor:
-    """`upsample_nearest1d` along both spatial dims of ``x[n, c, h, w]``."""
-    return aten.upsample_nearest2d(x, output_size, *scales)
+def _declare_interpolation(name: str, dims: int, doc: str, mode: str, **modes: Any) -> Operator:
+    """Declare the interpolation of ``dims`` spatial dims by a mode of ONNX's Resize."""
+    resample = getattr(aten, name)
+
+    @operator(quant=OWN_QPARAMS, error=INTERPOLATION)
+    @name_reference(name, doc)
+    def interpolation(
+        x: Tensor,
+        *,
+        output_size: tuple[int, ...],
+        align_corners: bool,
+        scales: tuple[float | None, ...] = (None,) * dims,
+    ) -> Tensor:
+        return resample(x, output_size, align_corners, *scales)
+
+    _complete(interpolation, resample, dims, _interpolation_lowering(mode, **modes))
+    return interpolation
 
 
-_declare_resampling(upsample_nearest2d, aten.upsample_nearest2d, 2, _nearest_lowering(exact=False), NEAREST_DTYPES)
+def _declare_antialiased(name: str, doc: str, mode: str, **modes: Any) -> Operator:
+    """Declare the antialiased interpolation of two spatial dims by a mode of ONNX's Resize."""
+    resample = getattr(aten, f"_{name}")
+
+    @operator(quant=OWN_QPARAMS, error=INTERPOLATION)
+    @name_reference(name, doc)
+    def interpolation(
+        x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
+    ) -> Tensor:
+        return resample(x, output_size, False, *scales)
+
+    _complete(interpolation, resample, 2, _interpolation_lowering(mode, **modes, **ANTIALIAS_ATTRIBUTES))
+    return interpolation
 
 
-@operator(quant=SHARED_QPARAMS, error=EXACT)
-def upsample_nearest3d(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
-) -> Tensor:
-    """`upsample_nearest1d` along all spatial dims of ``x[n, c, d, h, w]``."""
-    return aten.upsample_nearest3d(x, output_size, *scales)
+upsample_nearest1d, upsample_nearest2d, upsample_nearest3d = (_declare_nearest(n, exact=False) for n in (1, 2, 3))
+upsample_nearest_exact1d, upsample_nearest_exact2d, upsample_nearest_exact3d = (
+    _declare_nearest(n, exact=True) for n in (1, 2, 3)
+)
 
-
-_declare_resampling(upsample_nearest3d, aten.upsample_nearest3d, 3, _nearest_lowering(exact=False), NEAREST_DTYPES)
-
-
-@operator(quant=SHARED_QPARAMS, error=EXACT)
-def upsample_nearest_exact1d(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None,)
-) -> Tensor:
-    """Nearest-neighbour resampling with aligned centres: element ``j`` is ``x[n, c, floor((j + 0.5) / scale)]``."""
-    return aten._upsample_nearest_exact1d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
-
-
-_declare_resampling(
-    upsample_nearest_exact1d,
-    aten._upsample_nearest_exact1d,  # noqa: SLF001 - ATen's name
+upsample_linear1d = _declare_interpolation(
+    "upsample_linear1d",
     1,
-    _nearest_lowering(exact=True),
-    NEAREST_DTYPES,
+    "Linear interpolation of ``x[n, c, w]``; ``align_corners`` keeps the first and last elements in place.",
+    "linear",
 )
-
-
-@operator(quant=SHARED_QPARAMS, error=EXACT)
-def upsample_nearest_exact2d(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
-) -> Tensor:
-    """`upsample_nearest_exact1d` along both spatial dims of ``x[n, c, h, w]``."""
-    return aten._upsample_nearest_exact2d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
-
-
-_declare_resampling(
-    upsample_nearest_exact2d,
-    aten._upsample_nearest_exact2d,  # noqa: SLF001 - ATen's name
+upsample_bilinear2d = _declare_interpolation(
+    "upsample_bilinear2d",
     2,
-    _nearest_lowering(exact=True),
-    NEAREST_DTYPES,
+    "Bilinear interpolation of ``x[n, c, h, w]``; ``align_corners`` keeps the corners in place.",
+    "linear",
 )
-
-
-@operator(quant=SHARED_QPARAMS, error=EXACT)
-def upsample_nearest_exact3d(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None, None)
-) -> Tensor:
-    """`upsample_nearest_exact1d` along all spatial dims of ``x[n, c, d, h, w]``."""
-    return aten._upsample_nearest_exact3d(x, output_size, *scales)  # noqa: SLF001 - ATen's name
-
-
-_declare_resampling(
-    upsample_nearest_exact3d,
-    aten._upsample_nearest_exact3d,  # noqa: SLF001 - ATen's name
+upsample_trilinear3d = _declare_interpolation(
+    "upsample_trilinear3d",
     3,
-    _nearest_lowering(exact=True),
-    NEAREST_DTYPES,
+    "Trilinear interpolation of ``x[n, c, d, h, w]``; ``align_corners`` keeps the corners in place.",
+    "linear",
 )
-
-
-@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
-def upsample_linear1d(
-    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,)
-) -> Tensor:
-    """Linear interpolation of ``x[n, c, w]``; ``align_corners`` keeps the first and last elements in place."""
-    return aten.upsample_linear1d(x, output_size, align_corners, *scales)
-
-
-_declare_resampling(upsample_linear1d, aten.upsample_linear1d, 1, _interpolation_lowering("linear"))
-
-
-@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
-def upsample_bilinear2d(
-    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
-) -> Tensor:
-    """Bilinear interpolation of ``x[n, c, h, w]``; ``align_corners`` keeps the corners in place."""
-    return aten.upsample_bilinear2d(x, output_size, align_corners, *scales)
-
-
-_declare_resampling(upsample_bilinear2d, aten.upsample_bilinear2d, 2, _interpolation_lowering("linear"))
-
-
-@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
-def upsample_trilinear3d(
-    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None,) * 3
-) -> Tensor:
-    """Trilinear interpolation of ``x[n, c, d, h, w]``; ``align_corners`` keeps the corners in place."""
-    return aten.upsample_trilinear3d(x, output_size, align_corners, *scales)
-
-
-_declare_resampling(upsample_trilinear3d, aten.upsample_trilinear3d, 3, _interpolation_lowering("linear"))
-
-
-@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
-def upsample_bicubic2d(
-    x: Tensor, *, output_size: tuple[int, ...], align_corners: bool, scales: tuple[float | None, ...] = (None, None)
-) -> Tensor:
-    """Bicubic interpolation of ``x[n, c, h, w]`` over 16 neighbours, by cubic convolution with a = -0.75."""
-    return aten.upsample_bicubic2d(x, output_size, align_corners, *scales)
-
-
-_declare_resampling(
-    upsample_bicubic2d, aten.upsample_bicubic2d, 2, _interpolation_lowering("cubic", cubic_coeff_a=-0.75)
-)
-
-
-@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
-def upsample_bilinear2d_aa(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
-) -> Tensor:
-    """Antialiased bilinear interpolation of ``x[n, c, h, w]``: downsampling uses more neighbours."""
-    return aten._upsample_bilinear2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
-
-
-_declare_resampling(
-    upsample_bilinear2d_aa,
-    aten._upsample_bilinear2d_aa,  # noqa: SLF001 - ATen's name
+upsample_bicubic2d = _declare_interpolation(
+    "upsample_bicubic2d",
     2,
-    _interpolation_lowering("linear", **ANTIALIAS_ATTRIBUTES),
+    "Bicubic interpolation of ``x[n, c, h, w]`` over 16 neighbours, by cubic convolution with a = -0.75.",
+    "cubic",
+    cubic_coeff_a=-0.75,
 )
-
-
-@operator(quant=OWN_QPARAMS, error=INTERPOLATION)
-def upsample_bicubic2d_aa(
-    x: Tensor, *, output_size: tuple[int, ...], scales: tuple[float | None, ...] = (None, None)
-) -> Tensor:
-    """Antialiased bicubic interpolation of ``x[n, c, h, w]`` (a = -0.5): downsampling uses more neighbours."""
-    return aten._upsample_bicubic2d_aa(x, output_size, False, *scales)  # noqa: SLF001 - ATen's name
-
-
-_declare_resampling(
-    upsample_bicubic2d_aa,
-    aten._upsample_bicubic2d_aa,  # noqa: SLF001 - ATen's name
-    2,
-    _interpolation_lowering("cubic", cubic_coeff_a=-0.5, **ANTIALIAS_ATTRIBUTES),
+upsample_bilinear2d_aa = _declare_antialiased(
+    "upsample_bilinear2d_aa",
+    "Antialiased bilinear interpolation of ``x[n, c, h, w]``: downsampling uses more neighbours.",
+    "linear",
+)
+upsample_bicubic2d_aa = _declare_antialiased(
+    "upsample_bicubic2d_aa",
+    "Antialiased bicubic interpolation of ``x[n, c, h, w]`` (a = -0.5): downsampling uses more neighbours.",
+    "cubic",
+    cubic_coeff_a=-0.5,
 )

@@ -22,11 +22,15 @@ from clika_ref_aten.indexing import (
     broadcast_shape,
     describe_indices,
     draw_indices,
+    draw_positions,
+    expand_to,
     find_only_mask,
     index_entries,
     is_mask,
+    match_rank,
     merge_indexed_dims,
 )
+from clika_ref_aten.size_arithmetic import same_type
 
 aten = torch.ops.aten
 
@@ -57,9 +61,7 @@ def index_put(x: Tensor, values: Tensor | Number, *indices: Tensor | None, accum
     return aten.index_put(x, list(indices), _as_tensor(values, x), accumulate)
 
 
-@index_put.types
-def _(x, values, *indices, accumulate):
-    return x
+index_put.types(same_type)
 
 
 @index_put.from_torch(aten.index_put.default, aten._index_put_impl.default)  # noqa: SLF001 - ATen's name
@@ -118,7 +120,7 @@ def _align_values(op, values, indices, merged):
         parts = [op.ints(before)] * bool(before) + [op.Shape(merged.position)] + [op.ints(behind)] * bool(behind)
         return op.Expand(values, op.Concat(*parts, axis=0))
     target = (*before, *broadcast_shape(*(op.shape(i) for i in indices if i is not None)), *behind)
-    return values if op.shape(values) == target else op.Expand(values, op.ints(target))
+    return expand_to(op, values, target)
 
 
 def _write_elements(op, merged, values, at, *, accumulate):
@@ -203,7 +205,7 @@ def _(op, x, index, source, *, dim, alpha):
     position = op.cast(index, torch.int64)
     merged = MergedDims(as_vector(op, x), shape[:axis], shape[axis + 1 :], position, None)
     result = _write_elements(op, merged, source, op.shape(index), accumulate=True)
-    return result if shape else op.reshape(result, ())
+    return match_rank(op, x, result)
 
 
 @index_add.samples
@@ -223,9 +225,7 @@ def scatter(x: Tensor, index: Tensor, src: Tensor | Number, *, dim: int) -> Tens
     return torch.scatter(x, dim, index, src)
 
 
-@scatter.types
-def _(x, index, src, *, dim):
-    return x
+scatter.types(same_type)
 
 
 @scatter.from_torch(aten.scatter.src, aten.scatter.value)
@@ -244,30 +244,16 @@ def _updates(op, index, src):
     return op.Slice(src, op.ints([0] * len(wanted)), op.ints(wanted))
 
 
-def _match_rank(op, x, result):
-    return result if op.rank(x) else op.reshape(result, ())
-
-
 @scatter.onnx
 def _(op, x, index, src, *, dim):
     written = _scatter_elements(op, as_vector(op, x), as_vector(op, index), _updates(op, index, src), axis=dim)
-    return _match_rank(op, x, written)
-
-
-def _draw_positions(draw, s, x, *, unique):
-    """Draw a dim and indices along it, in a tensor that is no larger than ``x`` in the other dims."""
-    if x.rank == 0:
-        return draw(s.choice(0, -1)), draw(describe_indices(s, 1, shape=()))
-    dim = draw(s.integers(-x.rank, x.rank - 1))
-    shape = [draw(s.integers(1, side)) for side in x.shape]
-    shape[dim] = 1 if unique else draw(s.integers(1, 6))
-    return dim, draw(describe_indices(s, x.shape[dim], shape=shape))
+    return match_rank(op, x, written)
 
 
 @scatter.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool), low=0))
-    dim, index = _draw_positions(draw, s, x, unique=True)
+    dim, index = draw_positions(draw, s, x, unique=True)
     larger = tuple(side + draw(s.integers(0, 2)) for side in index.shape)
     return s.call(x, index, draw(s.choice(1, draw(s.tensor(shape=larger, dtype=x.dtype)))), dim=dim)
 
@@ -285,9 +271,7 @@ def scatter_reduce(
     return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
 
 
-@scatter_reduce.types
-def _(x, index, src, *, dim, reduce, include_self):
-    return x
+scatter_reduce.types(same_type)
 
 
 @scatter_reduce.from_torch(aten.scatter_reduce.two)
@@ -315,7 +299,7 @@ def _(op, x, index, src, *, dim, reduce, include_self):
     result = _scatter_elements(op, whole, index, updates, axis=dim, reduction=ONNX_REDUCTIONS[reduce])
     if reduce == "mean":
         result = _divide_rounding_down(op, result, _count_updates(op, x, index, dim, start=int(include_self)))
-    return _match_rank(op, x, result)
+    return match_rank(op, x, result)
 
 
 def _neutral_element(reduce, dtype):
@@ -349,7 +333,7 @@ def _divide_rounding_down(op, total, count):
 @scatter_reduce.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=-5, high=5))
-    dim, index = _draw_positions(draw, s, x, unique=False)
+    dim, index = draw_positions(draw, s, x)
     src = draw(s.tensor(shape=index.shape, dtype=x.dtype))
     reduce = draw(s.choice("sum", "prod", "mean", "amax", "amin"))
     return s.call(x, index, src, dim=dim, reduce=reduce, include_self=draw(s.booleans()))
@@ -369,7 +353,7 @@ def _(x, mask, source):
 @masked_scatter.onnx
 def _(op, x, mask, source):
     shape = op.result.shape
-    x, mask = (v if op.shape(v) == shape else op.Expand(v, op.ints(shape)) for v in (x, mask))
+    x, mask = (expand_to(op, v, shape) for v in (x, mask))
     if not shape:
         x, mask = op.reshape(x, (1,)), op.reshape(mask, (1,))
     where = op.Transpose(op.NonZero(mask), perm=[1, 0])

@@ -124,7 +124,7 @@ def _(x, *, dims):
     gone = _unit_dims(x.shape, dims)
     dynamic = [d for d in dims if x.rank and not isinstance(x.shape[d], int)]
     if dynamic:
-        raise ValueError(f"whether side {dynamic[0]} of {x} has length 1 differs from call to call")
+        raise ValueError(f"squeeze({x}, dims={dims}): whether dim {dynamic[0]} has size 1 differs from call to call")
     return TensorType(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
@@ -169,7 +169,7 @@ def _(op, x, *, dim):
 @unsqueeze.types
 def _(x, *, dim):
     if not -x.rank - 1 <= dim <= x.rank:
-        raise ValueError(f"{x} cannot get a side {dim}")
+        raise ValueError(f"unsqueeze({x}, dim={dim}): dim must be in [{-x.rank - 1}, {x.rank}]")
     dim %= x.rank + 1
     return TensorType(x.dtype, (*x.shape[:dim], 1, *x.shape[dim:]))
 
@@ -200,7 +200,7 @@ def _(op, x, *, dims):
 @permute.types
 def _(x, *, dims):
     if sorted(d % max(x.rank, 1) for d in dims) != list(range(x.rank)):
-        raise ValueError(f"{dims} is no order of the sides of {x}")
+        raise ValueError(f"permute({x}, dims={dims}): dims must name each dim of the operand once")
     return TensorType(x.dtype, tuple(x.shape[d] for d in dims))
 
 
@@ -220,7 +220,7 @@ def _(build, base, new, *, dims):
     return build(permute, new, dims=tuple(inverse), types=(base.type,))
 
 
-@permute.from_torch(aten.transpose.int, aten.transpose_copy.int)
+@permute.from_torch(aten.transpose.int, aten.transpose_copy.int, aten.swapdims.default)
 def _(x, dim0, dim1):
     return _swap_dims(x, dim0, dim1)
 
@@ -228,11 +228,6 @@ def _(x, dim0, dim1):
 @permute.from_torch(aten.swapaxes.default)
 def _(x, axis0, axis1):
     return _swap_dims(x, axis0, axis1)
-
-
-@permute.from_torch(aten.swapdims.default)
-def _(x, dim0, dim1):
-    return _swap_dims(x, dim0, dim1)
 
 
 @permute.from_torch(aten.mT.default)

@@ -91,8 +91,8 @@ def slice_length(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
     return length if step == 1 else floor_quotient(length + step - 1, step)
 
 
-def same_type(x: TensorType, *others: TensorType, **attrs: Any) -> TensorType:
-    """Type rule that returns the type of the first operand."""
+def same_type(x: TensorType, *_: Any, **__: Any) -> TensorType:
+    """Type rule that returns the type of the first operand; some references do not support symbolic sizes."""
     return x
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from clika_ref.core.accuracy import SOFTMAX
 from clika_ref.core.operators import operator
 from clika_ref.core.traits import OWN_QPARAMS
-from clika_ref_aten.activation import FLOATS
+from clika_ref_aten.elementwise import FLOATS
 
 aten = torch.ops.aten
 

@@ -17,7 +17,8 @@ from clika_ref.core.operators import operator
 from clika_ref.core.traits import SHARED_QPARAMS
 from clika_ref.core.types import TensorType
 from clika_ref_aten.broadcasting import lower_broadcast
-from clika_ref_aten.indexing import as_vector
+from clika_ref_aten.elementwise import unary_sampler
+from clika_ref_aten.indexing import as_vector, match_rank
 from clika_ref_aten.reduction import shape_after_reduction, to_comparable
 
 aten = torch.ops.aten
@@ -43,7 +44,7 @@ def _dim_size(op, x, dim):
 
 def _match_rank(op, x, results):
     """Reshape the results to 0-d if ``x`` is 0-d."""
-    return results if op.rank(x) else tuple(op.reshape(r, ()) for r in results)
+    return tuple(match_rank(op, x, r) for r in results)
 
 
 @operator(aten.topk.default, error=EXACT)
@@ -65,11 +66,16 @@ def _(op, x, *, k, dim, largest, sorted):
     return _match_rank(op, x, _top_k(op, x, k, dim, largest=largest, ordered=sorted))
 
 
+def _draw_count(draw, s, *dtypes):
+    """Draw a tensor without ties, one of its dims, and a number up to the size of the dim."""
+    x = draw(s.tensor(dtype=dtypes, low=0, high=255, unique=True, rank=(0, 3)))
+    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
+    return x, dim, draw(s.integers(1, x.shape[dim])) if x.rank else 1
+
+
 @topk.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=SAMPLE_DTYPES, low=0, high=255, unique=True, rank=(0, 3)))
-    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
-    k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
+    x, dim, k = _draw_count(draw, s, *SAMPLE_DTYPES)
     return s.call(x, k=k, dim=dim, largest=draw(s.booleans()), sorted=k > 1 or draw(s.booleans()))
 
 
@@ -86,16 +92,6 @@ def sort(x: Tensor, *, dim: int = -1, descending: bool = False, stable: bool = F
 @sort.onnx
 def _(op, x, *, dim, descending, stable):
     return _match_rank(op, x, _sort_dim(op, x, dim, descending=descending))
-
-
-@sort.from_torch(aten.sort.default)
-def _(x, dim=-1, descending=False):
-    return sort.call(x, dim=dim, descending=descending)
-
-
-@sort.from_torch(aten.sort.stable)
-def _(x, *, stable=None, dim=-1, descending=False):
-    return sort.call(x, dim=dim, descending=descending, stable=bool(stable))
 
 
 def _draw_order(draw, s):
@@ -119,17 +115,23 @@ def _(op, x, *, dim, descending, stable):
     return _match_rank(op, x, _sort_dim(op, x, dim, descending=descending))[1]
 
 
-@argsort.from_torch(aten.argsort.default)
-def _(x, dim=-1, descending=False):
-    return argsort.call(x, dim=dim, descending=descending)
-
-
-@argsort.from_torch(aten.argsort.stable)
-def _(x, *, stable, dim=-1, descending=False):
-    return argsort.call(x, dim=dim, descending=descending, stable=bool(stable))
-
-
 argsort.samples(_draw_order)
+
+
+def _declare_converters(declared, overloads):
+    """Declare the conversion of ATen's calls, whose ``dim`` comes after ``stable``."""
+
+    @declared.from_torch(overloads.default)
+    def _(x, dim=-1, descending=False):
+        return declared.call(x, dim=dim, descending=descending)
+
+    @declared.from_torch(overloads.stable)
+    def _(x, *, stable=None, dim=-1, descending=False):
+        return declared.call(x, dim=dim, descending=descending, stable=bool(stable))
+
+
+_declare_converters(sort, aten.sort)
+_declare_converters(argsort, aten.argsort)
 
 
 @operator(aten.msort.default, quant=SHARED_QPARAMS, error=EXACT)
@@ -143,9 +145,7 @@ def _(op, x):
     return _match_rank(op, x, _sort_dim(op, x, 0, descending=False))[0]
 
 
-@msort.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=SAMPLE_DTYPES, low=0)))
+msort.samples(unary_sampler(dtype=SAMPLE_DTYPES, low=0))
 
 
 # One element of the order
@@ -179,9 +179,7 @@ def _(op, x, *, k, dim, keepdim):
 
 @kthvalue.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=(torch.float32, torch.int64), low=0, high=255, unique=True, rank=(0, 3)))
-    dim = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else -1
-    k = draw(s.integers(1, x.shape[dim])) if x.rank else 1
+    x, dim, k = _draw_count(draw, s, torch.float32, torch.int64)
     return s.call(x, k=k, dim=dim, keepdim=draw(s.booleans()))
 
 
@@ -231,9 +229,7 @@ def _(op, x):
     return op.cast(op.declare(op.Gather(smallest, op.constant(-1, torch.int64), axis=0), sortable), dtype)
 
 
-@flat_median.samples
-def _(draw, s):
-    return s.call(draw(s.tensor(dtype=(torch.float32, torch.int64))))
+flat_median.samples(unary_sampler(dtype=(torch.float32, torch.int64)))
 
 
 def _arg_min_max_lowering(op_type):

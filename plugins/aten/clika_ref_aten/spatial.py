@@ -10,6 +10,9 @@ from torch.utils._sympy.functions import FloorDiv
 from clika_ref.core.symbols import is_symbolic
 from clika_ref.core.types import TensorType
 
+SPATIAL_DIMS = {1: "w", 2: "h, w", 3: "d, h, w"}
+"""The spatial dims of ``x[n, c, ...]`` as docstrings name them, by their number."""
+
 
 def expand_per_dim(value: Any, count: int) -> tuple[Any, ...]:
     """Return one entry per spatial dim: ATen accepts a single entry, or a number, for all dims."""
@@ -17,11 +20,14 @@ def expand_per_dim(value: Any, count: int) -> tuple[Any, ...]:
     return entries if len(entries) == count else entries * count
 
 
-def allow_unbatched(sides, lowering):
-    """Return a lowering that also accepts an unbatched ``x``, by adding a batch dim of size 1."""
+def allow_unbatched(dims, lowering):
+    """Return a lowering that also accepts an unbatched ``x``, by adding a batch dim of size 1.
+
+    ``dims`` is the number of spatial dims.
+    """
 
     def lower(op, x, *rest, **attrs):
-        if op.rank(x) != sides + 1:
+        if op.rank(x) != dims + 1:
             return lowering(op, x, *rest, **attrs)
         wide = op.declare(op.Unsqueeze(x, op.ints([0])), TensorType(op.dtype(x), (1, *op.shape(x))))
         results = lowering(op, wide, *rest, **attrs)
@@ -45,6 +51,11 @@ def floor_divide(a: Any, b: Any) -> Any:
 def ceil_divide(a: Any, b: Any) -> Any:
     """Return ``ceil(a / b)`` of sizes, which may be expressions."""
     return floor_divide(a + b - 1, b)
+
+
+def count_windows(n: Any, k: Any, s: Any, p: Any, d: Any) -> Any:
+    """Return the number of windows along a dim of size ``n``, by kernel size, stride, padding and dilation."""
+    return floor_divide(n + 2 * p - d * (k - 1) - 1, s) + 1
 
 
 def pad_zeros(op: Any, x: Any, before: Any, after: Any) -> Any:

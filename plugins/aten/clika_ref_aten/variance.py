@@ -43,10 +43,11 @@ def _squeeze_mean(op, x, mean, dim, *, keepdim):
     return op.Squeeze(mean, axes_operand(op, x, as_dims(dim) or range(op.rank(x))))
 
 
-def _lowering(*, root, with_mean):
-    """Return the lowering of the variance or its root, with or without the mean."""
+def _complete(declared, overloads, *, root, with_mean):
+    """Declare lowering, samples and conversion of the variance or its root, with or without the mean."""
 
-    def lower(op, x, *, dim, correction, keepdim):
+    @declared.onnx
+    def _(op, x, *, dim, correction, keepdim):
         dtype = op.dtype(x)
         if dtype in HALF_DTYPES:  # they hold neither a large count nor the square of a small deviation
             x = op.declare(op.cast(x, torch.float32), TensorType(torch.float32, op.shape(x)))
@@ -54,27 +55,21 @@ def _lowering(*, root, with_mean):
         result = op.cast(op.Sqrt(result) if root else result, dtype)
         return (result, op.cast(_squeeze_mean(op, x, mean, dim, keepdim=keepdim), dtype)) if with_mean else result
 
-    return lower
+    @declared.samples
+    def _(draw, s):
+        x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # errors are relative, and a mean near 0 would fail
+        dim, keepdim = draw_dims(draw, s, x), draw(s.booleans())
+        return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
 
-
-def _sample(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # the error of a mean near 0 would be judged relative to it
-    dim, keepdim = draw_dims(draw, s, x), draw(s.booleans())
-    return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
-
-
-def _declare_converters(declared, whole, over_sides, corrected):
-    """Declare ATen's three overloads of a variance as calls with a correction."""
-
-    @declared.from_torch(whole)
+    @declared.from_torch(overloads.default)
     def _(x, unbiased=True):
         return declared.call(x, correction=int(unbiased))
 
-    @declared.from_torch(over_sides)
+    @declared.from_torch(overloads.dim)
     def _(x, dim, unbiased=True, keepdim=False):
         return declared.call(x, dim=as_dims(dim), correction=int(unbiased), keepdim=keepdim)
 
-    @declared.from_torch(corrected)
+    @declared.from_torch(overloads.correction)
     def _(x, dim=None, *, correction=None, keepdim=False):
         return declared.call(x, dim=as_dims(dim), correction=1 if correction is None else correction, keepdim=keepdim)
 
@@ -113,17 +108,7 @@ def std_mean(
     return torch.std_mean(x, dim, correction=_check_correction(correction), keepdim=keepdim)
 
 
-var.onnx(_lowering(root=False, with_mean=False))
-std.onnx(_lowering(root=True, with_mean=False))
-var_mean.onnx(_lowering(root=False, with_mean=True))
-std_mean.onnx(_lowering(root=True, with_mean=True))
-
-var.samples(_sample)
-std.samples(_sample)
-var_mean.samples(_sample)
-std_mean.samples(_sample)
-
-_declare_converters(var, aten.var.default, aten.var.dim, aten.var.correction)
-_declare_converters(std, aten.std.default, aten.std.dim, aten.std.correction)
-_declare_converters(var_mean, aten.var_mean.default, aten.var_mean.dim, aten.var_mean.correction)
-_declare_converters(std_mean, aten.std_mean.default, aten.std_mean.dim, aten.std_mean.correction)
+_complete(var, aten.var, root=False, with_mean=False)
+_complete(std, aten.std, root=True, with_mean=False)
+_complete(var_mean, aten.var_mean, root=False, with_mean=True)
+_complete(std_mean, aten.std_mean, root=True, with_mean=True)

@@ -177,5 +177,5 @@ def test_positions_counted_from_the_end_are_not_taken_for_a_slice(start, end, st
 
 def test_a_running_product_needs_a_known_length():
     graph = graph_of(cumulative.cumprod, (floats(N, M),), {"dim": 1}, ())
-    with pytest.raises(TargetError, match=r"running result over the dynamic side m has no ONNX form; give the side"):
+    with pytest.raises(TargetError, match=r"operator along the dynamic dim m: ONNX has no form for it. Give the dim"):
         emit(graph)

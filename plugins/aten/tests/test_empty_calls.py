@@ -45,7 +45,7 @@ def test_what_is_multiplied_by_0_does_not_overflow_before():
 
 
 def test_what_eager_contradicts_itself_about_is_refused():
-    with pytest.raises(ValueError, match=r"a weight of the shape \[2, 0, 1\] has no channels"):
+    with pytest.raises(ValueError, match=r"a weight of the shape \[2, 0, 1\]: it has no channels"):
         convolution.conv1d(torch.empty(1, 0, 6), torch.empty(2, 0, 1))
     with pytest.raises(ValueError, match=r"scores of the shape \[3, 0\] are of no classes"):
         classification_loss.cross_entropy_loss(torch.empty(3, 0), torch.empty(3, 0))

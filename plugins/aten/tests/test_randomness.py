@@ -8,7 +8,7 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from clika_ref_aten import distributions, dropout, randomness
+from clika_ref_aten import dropout, randomness
 from clika_ref_aten.plugin import clika_ref_operators
 from one_operator import Case, draw_case, graph_of, run_onnx
 
@@ -62,22 +62,22 @@ def test_uniform_numbers_fill_their_range(dtype):
     assert values.min() >= 0
     assert values.max() < 1
     assert_moments(values, 0.5, math.sqrt(1 / 12))
-    (values,) = run(distributions.uniform, torch.zeros(COUNT, dtype=dtype), low=-3.0, high=5.0)
+    (values,) = run(randomness.uniform, torch.zeros(COUNT, dtype=dtype), low=-3.0, high=5.0)
     assert_moments(values, 1.0, 8 * math.sqrt(1 / 12))
 
 
 def test_normal_numbers_have_the_given_moments():
     assert_moments(run(randomness.randn, size=(COUNT,))[0], 0, 1)
-    assert_moments(run(distributions.normal, -2.0, 3.0, size=(COUNT,))[0], -2, 3)
+    assert_moments(run(randomness.normal, -2.0, 3.0, size=(COUNT,))[0], -2, 3)
     mean, std = torch.full((COUNT,), 5.0), torch.full((COUNT,), 0.5)
     for operands in ((mean, std), (5.0, std), (mean, 0.5)):
-        assert_moments(run(distributions.normal, *operands)[0], 5, 0.5)
-    (logs,) = run(distributions.log_normal, torch.zeros(COUNT), mean=0.5, std=0.2)
+        assert_moments(run(randomness.normal, *operands)[0], 5, 0.5)
+    (logs,) = run(randomness.log_normal, torch.zeros(COUNT), mean=0.5, std=0.2)
     assert_moments(logs.log(), 0.5, 0.2)
 
 
 def test_exponential_numbers_are_finite_and_have_the_given_mean():
-    (values,) = run(distributions.exponential, torch.zeros(COUNT), lambd=4.0)
+    (values,) = run(randomness.exponential, torch.zeros(COUNT), lambd=4.0)
     assert values.isfinite().all()
     assert values.min() >= 0
     assert_moments(values, 0.25, 0.25)
@@ -97,19 +97,19 @@ def test_a_permutation_holds_every_number_once():
 def test_bernoulli_draws_ones_as_often_as_it_should():
     chance = torch.full((COUNT,), 0.2)
     for operands in ((chance,), (torch.zeros(COUNT), 0.2), (torch.zeros(COUNT), chance)):
-        (values,) = run(distributions.bernoulli, *operands)
+        (values,) = run(randomness.bernoulli, *operands)
         assert values.unique().tolist() == [0, 1]
         assert_moments(values, 0.2, 0.4)
-    assert run(distributions.bernoulli, torch.zeros(COUNT))[0].max() == 0
-    assert run(distributions.bernoulli, torch.ones(COUNT))[0].min() == 1
+    assert run(randomness.bernoulli, torch.zeros(COUNT))[0].max() == 0
+    assert run(randomness.bernoulli, torch.ones(COUNT))[0].min() == 1
 
 
 def test_multinomial_draws_in_proportion_and_never_the_impossible():
     chances = torch.tensor([[1.0, 0.0, 3.0, 2.0]])
-    (many,) = run(distributions.multinomial, chances, num_samples=COUNT, replacement=True)
+    (many,) = run(randomness.multinomial, chances, num_samples=COUNT, replacement=True)
     assert many.unique().tolist() == [0, 2, 3]
     assert_moments((many == 2).float(), 0.5, 0.5)
-    (rows,) = run(distributions.multinomial, chances.expand(COUNT, 4).contiguous(), num_samples=3)
+    (rows,) = run(randomness.multinomial, chances.expand(COUNT, 4).contiguous(), num_samples=3)
     assert rows.sort(1).values.unique(dim=0).tolist() == [[0, 2, 3]]
     assert_moments((rows[:, 0] == 2).float(), 0.5, 0.5)
 
@@ -184,5 +184,5 @@ def test_aten_calls_become_draws_of_the_same_shape_and_range(overload, args, kwa
 
 def test_the_range_of_aten_uniform_is_read_by_position_and_by_name():
     x = Graph("calls").add_input(TensorType(torch.float32, (2, 3)), "x")
-    convert = distributions.uniform.converters[aten.uniform.default]
+    convert = randomness.uniform.converters[aten.uniform.default]
     assert convert(x, -1.0, 2.0).attrs == convert(x, **{"from": -1.0, "to": 2.0}).attrs == {"low": -1.0, "high": 2.0}

@@ -20,8 +20,8 @@ from clika_ref.quantization.qdq.norm_folding import fold_bias, fold_weight, norm
 
 FOLDABLE_RANKS = {
     "linear": 2,
-    **{f"conv{sides}d": sides + 2 for sides in (1, 2, 3)},
-    **{f"conv_transpose{sides}d": sides + 2 for sides in (1, 2, 3)},
+    **{f"conv{dims}d": dims + 2 for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": dims + 2 for dims in (1, 2, 3)},
 }
 """Operators that batch norm folds into, with the output rank that puts the weight's channels in dim 1."""
 
@@ -39,12 +39,14 @@ def fold_batch_norm(node: Node, build: Builder):
         case Value(producer=Node() as layer) as middle if layer.op_type in FOLDABLE_RANKS:
             pass
         case _:
-            return Skip("its operand is no convolution or linear layer; into one behind it, padding forbids to fold", 1)
+            return Skip(
+                "its operand is no convolution or linear layer; padding prevents folding into a following one", 1
+            )
     x, weight, bias = _pad_operands(layer.inputs, 3)
     if not middle.type.rank == weight.type.rank == FOLDABLE_RANKS[layer.op_type]:
-        return Skip(f"side 1 of what {layer.op_type} returns here is not its channels", 2)
+        return Skip(f"dim 1 of the result of {layer.op_type} is not the channel dim", 2)
     if len(middle.uses) != 1:
-        return Skip(f"%{middle.name} is read elsewhere too", 3)
+        return Skip(f"%{middle.name} has other readers", 3)
     facts = (weight, bias, *statistics)
     if not all(v is None or _is_fixed(v, build.graph) for v in facts):
         return Skip("a weight or a statistic is computed, or overwritten by a call", 4)

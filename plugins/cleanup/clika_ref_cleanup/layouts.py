@@ -71,8 +71,8 @@ def permute_type(type: TensorType, order: DimOrder) -> TensorType:
 def dims_of(node: Node) -> tuple[int, ...] | None:
     """Return the dims that the attributes of an operator name, or None if they name all or none."""
     named: Any = node.attrs[DIM_ATTRIBUTES.get(node.op_type, "dim")]
-    sides = (named,) if isinstance(named, int) else named
-    return tuple(sides) if sides and all(isinstance(d, int) for d in sides) else None
+    dims = (named,) if isinstance(named, int) else named
+    return tuple(dims) if dims and all(isinstance(d, int) for d in dims) else None
 
 
 def permute_attrs(node: Node, order: DimOrder) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def permute_attrs(node: Node, order: DimOrder) -> dict[str, Any]:
     if node.op_type not in DIM_ATTRIBUTES and node.op_type not in REDUCTIONS:
         return node.attrs
     attribute = DIM_ATTRIBUTES.get(node.op_type, "dim")
-    sides = tuple(order[d] for d in dims_of(node) or ())
-    return {**node.attrs, attribute: sides[0] if isinstance(node.attrs[attribute], int) else sides}
+    dims = tuple(order[d] for d in dims_of(node) or ())
+    return {**node.attrs, attribute: dims[0] if isinstance(node.attrs[attribute], int) else dims}
 
 
 def operands_to_permute(node: Node) -> tuple[int, ...] | None:

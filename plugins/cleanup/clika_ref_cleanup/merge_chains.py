@@ -34,7 +34,7 @@ def merge_reshapes(node: Node, build: Builder):
         case Value(producer=Node(op_type=kind, inputs=(Value() as x, *_))) if kind in RESHAPE_OPERATORS:
             views = {node.op_type, kind} <= {"squeeze", "unsqueeze"}
             if views and x.type != node.output.type and _count_dynamic_dims(node.output) > 1:
-                return Skip("two sides are dynamic: computing the shape costs more than the second view", 1)
+                return Skip("two dims are dynamic: computing the shape costs more than the second view", 1)
             return _reshape(build, x, node.output)
     return Skip("its operand is not a reshape")
 
@@ -57,9 +57,9 @@ def reshape_instead_of_permute(node: Node, build: Builder):
     shape, dims = x.type.shape, [d % len(x.type.shape) for d in node.attrs["dims"]]
     long = [d for d in dims if shape[d] != 1]
     if long != sorted(long):
-        return Skip("moves a side that is longer than 1")
+        return Skip("moves a dim of a size above 1")
     if _count_dynamic_dims(x) > 1:
-        return Skip("two sides are dynamic: computing the shape costs more than the permute", 1)
+        return Skip("two dims are dynamic: computing the shape costs more than the permute", 1)
     return _reshape(build, x, node.output)
 
 
@@ -80,7 +80,7 @@ def squeeze_before_permute(node: Node, build: Builder):
     x = first.inputs[0]
     if x.type != smaller:
         if first.op_type != "reshape" and _count_dynamic_dims(middle) > 1:
-            return Skip("two sides are dynamic: computing the shape costs more than the views", 2)
+            return Skip("two dims are dynamic: computing the shape costs more than the views", 2)
         x = build("reshape", x, shape=smaller.shape, types=(smaller,))
     order = tuple(kept.index(d % rank) for d in dims if d % rank not in dropped)
     return build("permute", x, dims=order, types=(node.output.type,))
@@ -139,7 +139,7 @@ def is_mergeable_cast(first: torch.dtype, middle: torch.dtype, last: torch.dtype
 
 
 def _count_dynamic_dims(value: Value) -> int:
-    return sum(not isinstance(side, int) for side in value.type.shape)
+    return sum(not isinstance(size, int) for size in value.type.shape)
 
 
 def _reshape(build: Builder, x: Value, output: Value):

@@ -80,16 +80,16 @@ class PushTransposes:
 @rule(*sorted(REDUCTIONS))
 def reduce_before_permute(node: Node, build: Builder):
     """``mean(permute(x), dim)`` is the mean of ``x`` over other dims, if the remaining ones keep their order."""
-    x, sides = node.inputs[0], dims_of(node)
+    x, dims = node.inputs[0], dims_of(node)
     order = order_of(x.producer)
-    if order is None or sides is None or node.attrs["keepdim"]:
-        return Skip("reduces no permuted operand, or keeps its sides")
+    if order is None or dims is None or node.attrs["keepdim"]:
+        return Skip("reduces no permuted operand, or keeps its dims")
     if len(x.uses) != 1:
         return Skip("the permute is needed elsewhere", 1)
-    reduced = {order[d] for d in sides}
+    reduced = {order[d] for d in dims}
     rest = [d for d in order if d not in reduced]
     if rest != sorted(rest):
-        return Skip("the remaining sides change their order", 2)
+        return Skip("the remaining dims change their order", 2)
     return build(node.op, x.producer.inputs[0], types=(node.output.type,), **permute_attrs(node, order))
 
 
@@ -111,10 +111,10 @@ class _RegionRewriter:
         bound = {symbol.side.name for symbol in self.graph.symbols.values()}
         parent: dict[Node, Node] = {}
         reader: dict[Node, Node] = {}
-        beside: list[Node] = []
+        adjacent: list[Node] = []
         for node in self.graph.nodes:
             if node.op_type == "permute" and node.inputs[0].producer in parent:
-                beside.append(node.inputs[0].producer)
+                adjacent.append(node.inputs[0].producer)
             read = self._layout_operands(node)
             if read is None or any(v.name in bound for v in node.outputs):
                 continue
@@ -122,11 +122,11 @@ class _RegionRewriter:
             for value in read:
                 maker = value.producer
                 if maker is not None and maker.op_type == "permute":
-                    beside.append(node)
+                    adjacent.append(node)
                     maker = reader.setdefault(maker, node)
                 if maker in parent:
                     parent[_root(parent, node)] = _root(parent, maker)
-        wanted = {_root(parent, node) for node in beside}
+        wanted = {_root(parent, node) for node in adjacent}
         if self.last_stays:  # sets without such a node were processed for all orders
             wanted &= {_root(parent, node) for node in parent if node.op_type in LAST_DIM_OPERATORS}
         found: dict[Node, list[Node]] = {}
