@@ -396,8 +396,8 @@ def test_a_switch_takes_a_bool_and_nothing_that_counts_as_one(name, value):
             lambda m, xs: m(*xs),
             r"takes \(m, xs\), but is called as forward_fn\(model, args, kwargs\): too many positional arguments",
         ),
-        ("calibration_inputs", 5, "are a int; give a list with one element per call"),
-        ("calibration_inputs", torch.ones(2), "are a Tensor; give a list with one element per call"),
+        ("calibration_inputs", 5, "are a int. Give a list with one element for each call"),
+        ("calibration_inputs", torch.ones(2), "are a Tensor. Give a list with one element for each call"),
     ],
 )
 def test_an_argument_of_another_kind_is_told_what_it_takes(name, value, message):
