@@ -31,8 +31,8 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.pruning import STRUCTURED, LayerPruningSettings, PruningSettings
 
 FEW_SAMPLES_WARNING = (
-    "What pruning would change is weighed on {:,} samples, which are few: what other inputs need may go; give "
-    "calibration_inputs with {:,} or more"
+    "Pruning estimates sensitivity on only {:,} samples, and may remove channels that other inputs need. Give "
+    "calibration_inputs with at least {:,}."
 )
 
 
@@ -93,7 +93,7 @@ def prune_graph(
         chosen = resolve_settings(graph, wanted.settings, wanted.layers)
         layers = [node for node in graph.nodes if find_channel_dims(node) is not None]
         if not layers:
-            msg = f"{graph.name} has no layer that multiplies by weights, so there is nothing to prune"
+            msg = f"cannot prune {graph.name}: it has no layer with weights, such as a convolution or a linear layer."
             raise ModelError(msg)
         batches = PruningBatches.of(graph, inputs)
         if batches.samples < MIN_PRUNING_SAMPLES:
@@ -116,8 +116,8 @@ def _remove_channels(work: _PruningState) -> dict[Node, MaskResult]:
         return told
     if has_masks(work.graph):
         msg = (
-            "channels cannot be removed from weights that are masked, whose patterns would no longer hold: remove them "
-            "first, with mask_type='structured', and mask what is left then"
+            "cannot remove channels: the weights are masked, and their patterns would break. First remove channels "
+            "with mask_type='structured', then mask the remaining weights."
         )
         raise ModelError(msg)
     sizes = minimize_batch(work.graph, work.sizes)
@@ -162,7 +162,7 @@ def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], g
     for group in every:
         own = there.intersection(group.units)
         for unit in () if gone.isdisjoint(own) else own:
-            found.units.fix(unit, f"{node!r} does not compute the same without those that were to go")
+            found.units.fix(unit, f"{node!r} computes a different result without the removed ones")
 
 
 def _group_removal(
@@ -173,7 +173,7 @@ def _group_removal(
     if choice.skipped or weighed is None:
         return UnitRemoval([], None, choice.skipped)
     if not gone.isdisjoint(group.crossed_units):
-        return UnitRemoval([], None, "what crosses it goes")
+        return UnitRemoval([], None, "a crossing group is removed")
     return choose_removal(group, choice, weighed)
 
 
@@ -204,8 +204,7 @@ def _report_fixed(
         if chosen[node].user_key:
             msg = (
                 f"{LAYER_SETTINGS_ARGUMENT}: {chosen[node].user_key!r}: no output channel of {node!r} in "
-                f"{node.origin} can be removed: "
-                f"{reason}"
+                f"{node.origin} can be removed: {reason}"
             )
             raise ModelError(msg)
         told[node] = MaskResult(None, None, reason)
