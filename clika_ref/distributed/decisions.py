@@ -17,12 +17,12 @@ from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
 from clika_ref.targets.quantization_scheme import QuantizationScheme
 
 MODEL_MISMATCH = (
-    "rank {} works on another model than rank 0: its graph, or its weights, are others. Load the same weights on all "
-    "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have "
-    "for itself, and give the same tracing_inputs to all, by which the graph is captured"
+    "rank {} has a different model than rank 0: its graph or its weights differ. Load the same weights on all ranks, "
+    "broadcast the running statistics of batch norms (DistributedDataParallel lets them differ), and give all ranks "
+    "the same tracing_inputs."
 )
 
-SETTINGS_MISMATCH = "rank {} was given other settings than rank 0: {}. Give the same on all ranks"
+SETTINGS_MISMATCH = "rank {} has different settings than rank 0: {}. Give all ranks the same settings."
 
 RANK_LOCAL_OPTIONS = frozenset({"check_passes", "compare_after_export", "external_data", "ranges_file"})
 """Options that do not affect the model, and may differ between ranks."""
@@ -88,7 +88,7 @@ def _settings_to_text(settings: Mapping[str, Any]) -> dict[str, str]:
 def _describe_differences(own: Mapping[str, str], first: Mapping[str, str]) -> str:
     """Describe the differences between settings; for different classes, only the class."""
     other = [
-        f"{name} ({textwrap.shorten(own[name], 100)} in place of {textwrap.shorten(text, 100)})"
+        f"{name} ({textwrap.shorten(own[name], 100)} instead of {textwrap.shorten(text, 100)})"
         for name, text in first.items()
         if name in own and own[name] != text
     ]

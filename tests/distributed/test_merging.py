@@ -189,7 +189,7 @@ def test_one_process_tells_nobody():
 
 def test_several_processes_need_a_process_group():
     module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
-    message = r"multi_gpu=True lets several processes work on one model, and there is no process group: .*torchrun"
+    message = r"multi_gpu=True needs a process group, and there is none. .*torchrun"
     for work in (
         lambda: clika_compile(
             Net().eval(),
