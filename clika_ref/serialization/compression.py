@@ -33,6 +33,6 @@ def inflate(squeezed: Tensor, most: int) -> bytes:
     """
     found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), most + 1)
     if len(found) > most:
-        msg = f"{len(squeezed):,} bytes stand for more than {most:,}"
+        msg = f"{len(squeezed):,} bytes decompress to more than {most:,}"
         raise ValueError(msg)
     return found
