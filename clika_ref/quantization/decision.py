@@ -76,7 +76,7 @@ def format_decibels(ratio: float) -> str:
 
 
 def _format_decision(layer: LayerReport) -> str:
-    return f"float: {layer.reason}" if layer.reason else "integers"
+    return f"float: {layer.reason}" if layer.reason else "quantized"
 
 
 LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
@@ -94,11 +94,11 @@ LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
 THRESHOLD_COLUMNS: Mapping[str, Callable[[ThresholdPrediction], object]] = {
     "threshold": lambda row: row.threshold,
     "layers": lambda row: row.layers,
-    "bytes of the file": lambda row: row.bytes,
+    "file bytes": lambda row: row.bytes,
     "predicted SQNR": lambda row: format_decibels(row.sqnr),
 }
 
-THRESHOLD_TABLE_TITLE = "What another quantization_sensitivity_threshold would give"
+THRESHOLD_TABLE_TITLE = "Predictions for other values of quantization_sensitivity_threshold"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

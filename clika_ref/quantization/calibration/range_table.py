@@ -107,7 +107,9 @@ class RangeTable:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             return cls.read(document, tensors, str(path))
         except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-            msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+            msg = (
+                f"{path} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
+            )
             raise ModelError(msg) from error
 
     @classmethod
@@ -125,8 +127,8 @@ class RangeTable:
         try:
             if document["version"] != RANGE_TABLE_VERSION:
                 msg = (
-                    f"{where} has version {document['version']} of the form of range tables, this is "
-                    f"{RANGE_TABLE_VERSION}"
+                    f"{where} has version {document['version']} of the range table format, but this clika-ref reads "
+                    f"{RANGE_TABLE_VERSION}. Calibrate again, and save the new one."
                 )
                 raise ModelError(msg)
             names = document["smoothing"]
@@ -136,7 +138,9 @@ class RangeTable:
             told = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
             return cls(values, int(document["batches"]), smoothing, *told)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            msg = f"{where} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+            msg = (
+                f"{where} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
+            )
             raise ModelError(msg) from error
 
 
