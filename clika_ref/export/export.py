@@ -257,7 +257,9 @@ def check_supported(graph: Graph, target: Target) -> None:
     """
     refused = [(node, reason) for node in graph.nodes if (reason := target.refusal(node)) is not None]
     if refused:
-        alike = Counter((f"{n.op.name} in {n.origin}", reason + _float_hint(n, target)) for n, reason in refused)
+        alike = Counter(
+            (f"{n.op.name} in {n.origin}", reason.removesuffix(".") + _float_hint(n, target)) for n, reason in refused
+        )
         shown = "\n".join(
             f"  {where}{f', {count:,} nodes' * (count > 1)}: {reason}" for (where, reason), count in alike.items()
         )

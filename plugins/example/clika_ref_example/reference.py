@@ -42,7 +42,7 @@ class OnnxReference:
     def refusal(self, node: Node) -> str | None:
         """Refuse bfloat16, random numbers, of which no two runs have the same, and what has no ONNX form."""
         if any(isinstance(v, Value) and v.type.dtype == torch.bfloat16 for v in (*node.inputs, *node.outputs)):
-            return "it computes in bfloat16, which the evaluator does not; compile and export in float32 or float16"
+            return "it computes in bfloat16, which is not supported. Compile and export in float32 or float16"
         return f"{node.op.name} draws random numbers" if node.is_random else onnx_unsupported_reason(node)
 
     def passes(self) -> Sequence[Pass]:

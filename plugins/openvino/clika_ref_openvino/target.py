@@ -133,7 +133,8 @@ class OpenVino:
 def _check_suffix_case(path: Path) -> None:
     if path.suffix.lower() == OWN_SUFFIX:
         msg = (
-            f"OpenVINO's own files end in {OWN_SUFFIX!r} and {path.name} in {path.suffix!r}; write it in small letters"
+            f"cannot write {path.name}: OpenVINO's own files end in {OWN_SUFFIX!r}, not {path.suffix!r}. Use "
+            "lower case."
         )
         raise TargetError(msg)
 
