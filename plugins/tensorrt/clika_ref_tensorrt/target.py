@@ -121,5 +121,5 @@ def _load_model(path: Path, *, external: bool) -> onnx.ModelProto:
         return onnx.load(str(path), load_external_data=external)
     except Exception as error:
         why = str(error).rstrip(".")
-        msg = f"{path} cannot be read as an ONNX file: {why}; is it one, and whole? Export or copy it anew"
+        msg = f"cannot read {path} as an ONNX file: {why}. Export or copy it again."
         raise TargetError(msg) from error
