@@ -36,7 +36,7 @@ def _(x, *, size):
     pairs = list(zip(x.shape, aligned, strict=True))
     misfits = any(isinstance(a, int) and isinstance(b, int) and a not in (1, b) for a, b in pairs)
     if misfits or any(isinstance(n, int) and n < 0 for n in size):  # eager makes a tensor of shape (0, -1)
-        raise ValueError(f"{x} does not stretch to {size}")
+        raise ValueError(f"{x} cannot be expanded to {size}")
     return TensorType(x.dtype, size)
 
 
@@ -59,7 +59,7 @@ def _(build, base, new, *, size):
     if 0 in size:
         return base
     if math.prod(new.type.shape) != math.prod(base.type.shape):
-        msg = "a write through an expanded view changes several elements at once; write before expanding"
+        msg = "a write through an expanded view changes several elements at once. Write before expanding."
         raise ModelError(msg)
     return build(shaping.reshape, new, shape=base.type.shape, types=(base.type,))
 
@@ -138,7 +138,7 @@ def _common_size(sides: tuple[Dim, ...]) -> Dim:
     longer = [n for n in sides if n != 1]
     numbers = {n for n in longer if isinstance(n, int)}
     if len(numbers) > 1:
-        raise ValueError(f"sides of lengths {sides} do not stretch to one length")
+        raise ValueError(f"dims of the lengths {sides} cannot be broadcast")
     return numbers.pop() if numbers else (longer or [1])[0]
 
 

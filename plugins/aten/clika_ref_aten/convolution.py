@@ -27,7 +27,7 @@ def _same_padding(kernel, dilation):
 
 def _require_unstrided(stride):
     if any(step != 1 for step in stride):
-        raise ValueError(f"padding='same' goes with a stride of 1 alone, not {stride}")
+        raise ValueError(f"padding='same' needs a stride of 1, not {stride}")
 
 
 def _require_channels(weight):
@@ -58,8 +58,8 @@ def _pads(op, weight, padding, dilation):
         return [*expand_per_dim(padding, len(kernel))] * 2
     if is_symbolic(kernel):
         msg = (
-            f"a convolution with padding='same' whose kernel has the sides {kernel}: ONNX needs padding as numbers; "
-            "pad explicitly with torch.nn.functional.pad"
+            f"convolution with padding='same' and a dynamic kernel size {kernel}: ONNX needs constant padding. Pad "
+            "explicitly with torch.nn.functional.pad."
         )
         raise TargetError(msg)
     begins, ends = _same_padding(kernel, dilation)
@@ -109,7 +109,7 @@ def _conv_type(x, weight, bias=None, *, stride, padding, dilation, groups):
 
 def _require_spatial_sizes(lengths):
     if any(isinstance(n, int) and n < 1 for n in lengths):  # one PyTorch kernel accepts it, the others raise
-        raise ValueError(f"a transposed convolution has the sides {list(lengths)}: each must be 1 at least")
+        raise ValueError(f"a transposed convolution has the output size {list(lengths)}: each must be at least 1")
 
 
 def _check_spatial_sizes(result, sides):

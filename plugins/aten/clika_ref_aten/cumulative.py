@@ -48,7 +48,7 @@ def _scan_steps(op, x, dim):
     """
     length = op.shape(x)[dim]
     if is_symbolic(length):
-        msg = f"a running result over the dynamic side {length} has no ONNX form; give the side a fixed length"
+        msg = f"a cumulative operation over the dynamic dim {length} has no ONNX equivalent. Make the dim static."
         raise TargetError(msg)
     return [2**i for i in range(max(length - 1, 0).bit_length())]
 

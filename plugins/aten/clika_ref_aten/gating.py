@@ -97,7 +97,7 @@ def _(op, x, *, dim):
 def _(x, *, dim):
     side = x.shape[dim]
     if isinstance(side, int) and side % 2:
-        raise PassError(f"glu halves side {dim} of {x}, whose length is odd")
+        raise PassError(f"glu splits dim {dim} of {x} into halves, but its length is odd")
     dim %= x.rank
     return TensorType(x.dtype, (*x.shape[:dim], floor_quotient(side, 2), *x.shape[dim + 1 :]))
 

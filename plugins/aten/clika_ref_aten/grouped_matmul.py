@@ -38,7 +38,7 @@ def _(x, weight, ends):
 def _(op, x, weight, ends):
     groups, columns = op.shape(weight)[0], op.shape(weight)[2]
     if is_symbolic(groups):
-        msg = f"grouped_mm over a number of groups known only at run time ({groups}) has no ONNX form; fix its length"
+        msg = f"grouped_mm with a dynamic number of groups ({groups}) has no ONNX equivalent. Make it static."
         raise TargetError(msg)
     if not groups:
         return op.Expand(op.like(x, 0.0), op.ints(op.result.shape))

@@ -28,7 +28,7 @@ def reject_data_dependent_size(*operands, **attrs):
     Raises:
         PassError: always; the caller must give the types of such a node.
     """
-    raise PassError("the size of the result depends on the data; give the types of the node")
+    raise PassError("the size of the result depends on the data. Give the types of the node.")
 
 
 # Shared by `index` and `index_put`
@@ -47,7 +47,7 @@ def broadcast_shape(*shapes):
             if result[i] == 1:
                 result[i] = side
             elif side not in (1, result[i]):
-                msg = f"the sides {result[i]} and {side} do not broadcast"
+                msg = f"the dims {result[i]} and {side} cannot be broadcast"
                 raise PassError(msg)
     return tuple(result)
 
@@ -66,7 +66,7 @@ def index_entries(op, indices):
         elif not is_mask(op.dtype(index)):
             result.append(op.cast(index, torch.int64))
         elif op.rank(index) == 0:
-            raise TargetError("a 0-d mask as an index adds a side of length 0 or 1; use torch.where or a 1-d mask")
+            raise TargetError("a 0-d mask as an index adds a dim of length 0 or 1. Use torch.where or a 1-d mask.")
         else:
             rows = op.NonZero(op.cast(index, torch.bool))
             result += [op.Gather(rows, op.constant(r, torch.int64), axis=0) for r in range(op.rank(index))]

@@ -181,7 +181,7 @@ def _common_shape(tensors: Any) -> tuple[Dim, ...]:
     for sides in zip(*shapes, strict=True):
         numbers = {n for n in sides if isinstance(n, int)}
         if len(numbers) > 1:
-            raise ValueError(f"the shapes {', '.join(map(str, shapes))} do not agree")
+            raise ValueError(f"the shapes {', '.join(map(str, shapes))} do not match")
         agreed.append(numbers.pop() if numbers else sides[0])
     return tuple(agreed)
 
@@ -209,7 +209,7 @@ def _(op, x, *, split_sizes, dim):
 def _(x, *, split_sizes, dim):
     counts = sum(split_sizes), x.shape[dim]
     if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
-        raise ValueError(f"the pieces {split_sizes} do not add up to side {dim} of {x}")
+        raise ValueError(f"the pieces {split_sizes} do not add up to dim {dim} of {x}")
     return tuple(replace_dim(x, dim, normalize_size(n)) for n in split_sizes)
 
 
@@ -242,8 +242,8 @@ def _(x, split_size, dim=0):
     count = side if split_size == 0 else -floor_quotient(-side, split_size)  # rounded up; torch allows 0 / 0 elements
     if not isinstance(count, int):
         raise ModelError(
-            f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, differs from call to call, and "
-            "a graph has a fixed number of values; use chunk(n), or give the size of every piece"
+            f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, is dynamic, but a graph has a "
+            "fixed number of values. Use chunk(n), or give the size of every piece."
         )
     count = max(count, 1)
     rest = normalize_size(side - split_size * (count - 1))
@@ -322,7 +322,7 @@ def _split_at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
     sizes = [normalize_size(b - a) for a, b in zip([0, *ends], [*ends, side], strict=True)]
     if any(isinstance(n, int) and n < 0 for n in sizes):
         raise ModelError(
-            f"tensor_split({x.type}, {indices}, dim={dim}): the indices do not rise, so the pieces overlap; "
-            "take them one by one with slices"
+            f"tensor_split({x.type}, {indices}, dim={dim}): the indices are not increasing, so the pieces overlap. "
+            "Take them one by one with slices."
         )
     return split_with_sizes.call(x, split_sizes=tuple(sizes), dim=dim)

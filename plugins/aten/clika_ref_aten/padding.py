@@ -149,5 +149,5 @@ def _check_circular(shape: Sequence[Dim], pad: Any) -> None:
         for n in pair:
             if is_nonnegative(n - kept - 1):
                 raise ValueError(
-                    f"circular padding by {n} needs as many elements of side {dim}, of which {kept} are left"
+                    f"circular padding by {n} needs at least as many elements of dim {dim}, but {kept} are left"
                 )

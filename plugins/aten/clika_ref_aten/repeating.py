@@ -140,7 +140,7 @@ def _flatten_shape(shape: tuple[Any, ...], dim: int | None) -> tuple[Any, ...]:
 def _require_output_size(output_size: Any) -> Any:
     if output_size is None:
         raise ValueError(
-            "the length of the result depends on the data (the elements of `repeats_check`); give output_size"
+            "the length of the result depends on the data (the elements of `repeats_check`). Give output_size."
         )
     return output_size
 

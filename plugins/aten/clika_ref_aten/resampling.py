@@ -82,8 +82,8 @@ def _corner_attributes(op, corners):
         return {"align_corners": corners[0]}
     if any(corners):
         msg = (
-            f"{op.name}(align_corners=True): eager PyTorch weighs neighbours as if corners were not aligned, and reads "
-            "a side of length 1 wrongly; use align_corners=False with antialias=True"
+            f"{op.name}(align_corners=True): eager PyTorch weights neighbors as with align_corners=False, and reads a "
+            "dim of length 1 wrongly. Use align_corners=False with antialias=True."
         )
         raise ModelError(msg)
     return {}
@@ -219,14 +219,14 @@ def _resize_factors(op, x, output_size, scales):
     for n, m, scale in spatial:
         if scale is None and is_symbolic((n, m)):
             msg = (
-                f"resampling from {n} to {m} without a factor beside a side with one: ONNX takes either factors "
-                "or sizes; give scale_factor for all sides, or size"
+                f"resampling from {n} to {m} without a factor, next to a dim with one: ONNX takes either factors or "
+                "sizes. Give scale_factor for all dims, or size."
             )
             raise TargetError(msg)
         if is_symbolic(n) and not is_symbolic(m):
             msg = (
-                f"resampling from {n}, known only at run time, to {m} by a factor of {scale}: ONNX would compute the "
-                "size from the factor; give one of the two"
+                f"resampling from the dynamic size {n} to {m} by a factor of {scale}: ONNX would compute the size "
+                "from the factor. Give one of the two."
             )
             raise TargetError(msg)
         wanted = m / n if scale is None else scale

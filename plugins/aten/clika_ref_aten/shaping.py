@@ -30,7 +30,7 @@ def _(op, x, *, shape):
 def _(x, *, shape):
     counts = numel_of(x.shape), numel_of(shape)
     if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
-        raise ValueError(f"{x} has {counts[0]} elements, the shape {shape} has {counts[1]}")
+        raise ValueError(f"{x} has {counts[0]} elements, but the shape {shape} has {counts[1]}")
     return TensorType(x.dtype, shape)
 
 
@@ -124,7 +124,7 @@ def _(x, *, dims):
     gone = _unit_dims(x.shape, dims)
     dynamic = [d for d in dims if x.rank and not isinstance(x.shape[d], int)]
     if dynamic:
-        raise ValueError(f"whether side {dynamic[0]} of {x} has length 1 differs from call to call")
+        raise ValueError(f"whether dim {dynamic[0]} of {x} has length 1 is dynamic")
     return TensorType(x.dtype, tuple(n for i, n in enumerate(x.shape) if i not in gone))
 
 
@@ -169,7 +169,7 @@ def _(op, x, *, dim):
 @unsqueeze.types
 def _(x, *, dim):
     if not -x.rank - 1 <= dim <= x.rank:
-        raise ValueError(f"{x} cannot get a side {dim}")
+        raise ValueError(f"{x} cannot get a dim {dim}")
     dim %= x.rank + 1
     return TensorType(x.dtype, (*x.shape[:dim], 1, *x.shape[dim:]))
 
@@ -200,7 +200,7 @@ def _(op, x, *, dims):
 @permute.types
 def _(x, *, dims):
     if sorted(d % max(x.rank, 1) for d in dims) != list(range(x.rank)):
-        raise ValueError(f"{dims} is no order of the sides of {x}")
+        raise ValueError(f"{dims} is not a permutation of the dims of {x}")
     return TensorType(x.dtype, tuple(x.shape[d] for d in dims))
 
 
@@ -244,8 +244,8 @@ def _(x):
 def _(x):
     if x.type.dtype.is_complex:
         raise ModelError(
-            f"the adjoint of {x.type} conjugates, and complex tensors are not supported: "
-            "keep real and imaginary parts as two real tensors"
+            f"the adjoint of {x.type} conjugates, but complex tensors are not supported. Store real and imaginary "
+            "parts as two real tensors."
         )
     return _swap_dims(x, -2, -1) if x.type.rank else permute.call(x, dims=())
 

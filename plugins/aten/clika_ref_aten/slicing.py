@@ -112,7 +112,7 @@ def _(op, x, *, dim, index):
 def _(x, *, dim, index):
     side = x.shape[dim]
     if isinstance(index, int) and isinstance(side, int) and not -side <= index < side:
-        raise ValueError(f"there is no index {index} on side {dim} of {x}")
+        raise ValueError(f"index {index} is out of range for dim {dim} of {x}")
     dim %= x.rank
     return TensorType(x.dtype, x.shape[:dim] + x.shape[dim + 1 :])
 

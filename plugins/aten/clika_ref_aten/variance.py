@@ -81,7 +81,7 @@ def _declare_converters(declared, whole, over_sides, corrected):
 
 def _check_correction(correction: Number) -> Number:
     if correction != correction:  # noqa: PLR0124 - NaN alone differs from itself
-        raise ValueError("the correction of a variance is NaN; give a number")
+        raise ValueError("the correction of a variance is NaN. Give a number.")
     return correction
 
 

@@ -177,5 +177,7 @@ def test_positions_counted_from_the_end_are_not_taken_for_a_slice(start, end, st
 
 def test_a_running_product_needs_a_known_length():
     graph = graph_of(cumulative.cumprod, (floats(N, M),), {"dim": 1}, ())
-    with pytest.raises(TargetError, match=r"running result over the dynamic side m has no ONNX form; give the side"):
+    with pytest.raises(
+        TargetError, match=r"cumulative operation over the dynamic dim m has no ONNX equivalent. Make the dim static."
+    ):
         emit(graph)

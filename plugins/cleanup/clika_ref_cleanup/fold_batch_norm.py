@@ -39,12 +39,14 @@ def fold_batch_norm(node: Node, build: Builder):
         case Value(producer=Node() as layer) as middle if layer.kind in FOLDABLE_RANKS:
             pass
         case _:
-            return Skip("its operand is no convolution or linear layer; into one behind it, padding forbids to fold", 1)
+            return Skip(
+                "its operand is not a convolution or linear layer; padding prevents folding into a later one", 1
+            )
     x, weight, bias = _pad_operands(layer.inputs, 3)
     if not middle.type.rank == weight.type.rank == FOLDABLE_RANKS[layer.kind]:
-        return Skip(f"side 1 of what {layer.kind} returns here is not its channels", 2)
+        return Skip(f"dim 1 of the output of {layer.kind} is not its channels", 2)
     if len(middle.uses) != 1:
-        return Skip(f"%{middle.name} is read elsewhere too", 3)
+        return Skip(f"%{middle.name} has other readers", 3)
     facts = (weight, bias, *statistics)
     if not all(v is None or _is_fixed(v, build.graph) for v in facts):
         return Skip("a weight or a statistic is computed, or overwritten by a call", 4)

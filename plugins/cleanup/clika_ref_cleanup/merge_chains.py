@@ -34,7 +34,7 @@ def merge_reshapes(node: Node, build: Builder):
         case Value(producer=Node(kind=kind, inputs=(Value() as x, *_))) if kind in RESHAPE_OPERATORS:
             views = {node.kind, kind} <= {"squeeze", "unsqueeze"}
             if views and x.type != node.output.type and _count_dynamic_dims(node.output) > 1:
-                return Skip("two sides are dynamic: computing the shape costs more than the second view", 1)
+                return Skip("two dims are dynamic: computing the shape costs more than the second view", 1)
             return _reshape(build, x, node.output)
     return Skip("its operand is not a reshape")
 
@@ -57,9 +57,9 @@ def reshape_instead_of_permute(node: Node, build: Builder):
     shape, dims = x.type.shape, [d % len(x.type.shape) for d in node.attrs["dims"]]
     long = [d for d in dims if shape[d] != 1]
     if long != sorted(long):
-        return Skip("moves a side that is longer than 1")
+        return Skip("moves a dim that is longer than 1")
     if _count_dynamic_dims(x) > 1:
-        return Skip("two sides are dynamic: computing the shape costs more than the permute", 1)
+        return Skip("two dims are dynamic: computing the shape costs more than the permute", 1)
     return _reshape(build, x, node.output)
 
 
@@ -72,7 +72,7 @@ def squeeze_before_permute(node: Node, build: Builder):
         case _:
             return Skip("its operand is not a permute")
     if first.kind not in RESHAPE_OPERATORS or len(moved.uses) != 1:
-        return Skip("the permute follows no reshape, or is read elsewhere", 1)
+        return Skip("the permute does not follow a reshape, or has other readers", 1)
     shape, rank = middle.type.shape, len(dims)
     dropped = {dims[d] % rank for d in node.attrs["dims"] if moved.type.shape[d] == 1}
     kept = [d for d in range(rank) if d not in dropped]
@@ -80,7 +80,7 @@ def squeeze_before_permute(node: Node, build: Builder):
     x = first.inputs[0]
     if x.type != smaller:
         if first.kind != "reshape" and _count_dynamic_dims(middle) > 1:
-            return Skip("two sides are dynamic: computing the shape costs more than the views", 2)
+            return Skip("two dims are dynamic: computing the shape costs more than the views", 2)
         x = build("reshape", x, shape=smaller.shape, types=(smaller,))
     order = tuple(kept.index(d % rank) for d in dims if d % rank not in dropped)
     return build("permute", x, dims=order, types=(node.output.type,))

@@ -83,13 +83,13 @@ def reduce_before_permute(node: Node, build: Builder):
     x, sides = node.inputs[0], dims_of(node)
     order = order_of(x.producer)
     if order is None or sides is None or node.attrs["keepdim"]:
-        return Skip("reduces no permuted operand, or keeps its sides")
+        return Skip("does not reduce a permuted operand, or keeps its dims")
     if len(x.uses) != 1:
-        return Skip("the permute is needed elsewhere", 1)
+        return Skip("the permute has other readers", 1)
     reduced = {order[d] for d in sides}
     rest = [d for d in order if d not in reduced]
     if rest != sorted(rest):
-        return Skip("the remaining sides change their order", 2)
+        return Skip("the remaining dims change their order", 2)
     return build(node.op, x.producer.inputs[0], types=(node.output.type,), **permute_attrs(node, order))
 
 
