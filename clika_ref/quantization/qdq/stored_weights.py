@@ -140,7 +140,7 @@ def _read_step(kind: str, sides: list[int], *rest: Any, tensors: Mapping[str, Te
     if kind == MULTIPLY_STEP:
         shape, name = rest
         return MultiplyStep(tuple(map(int, sides)), tensors[name].reshape(tuple(map(int, shape))))
-    msg = f"there is no step {kind!r}"
+    msg = f"unknown step {kind!r}"
     raise ValueError(msg)
 
 

@@ -92,7 +92,7 @@ def _(file: OnnxFile) -> Violations:
         readers = file.readers_after_pairs(node.output[0])
         if readers and all(_is_fused(file, reader) for reader in readers):
             kinds = " and ".join(dict.fromkeys(reader.op_type for reader in readers))
-            yield node, f"lies between {made.op_type} and {kinds}, which prevents their fusion. Put it after them."
+            yield node, f"is between {made.op_type} and {kinds}, which prevents their fusion. Put it after them."
 
 
 def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
