@@ -70,7 +70,7 @@ def check_same_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
     ]
     other = {rank: differences for rank, own in enumerate(said) if (differences := _describe_differences(own, said[0]))}
     if other:
-        raise ModelError("; ".join(SETTINGS_MISMATCH.format(rank, told) for rank, told in other.items()))
+        raise ModelError("; ".join(SETTINGS_MISMATCH.format(rank, difference) for rank, difference in other.items()))
 
 
 def _settings_to_text(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -97,7 +97,7 @@ def _describe_differences(own: Mapping[str, str], first: Mapping[str, str]) -> s
 
 def _to_message(found: Quantization) -> Message:
     document, tensors = plan_to_json(found.plan)
-    told = {
+    message = {
         "plan": document,
         "layers": [dataclasses.asdict(layer) for layer in found.layers],
         "what_if": [dataclasses.asdict(row) for row in found.what_if],
@@ -106,17 +106,17 @@ def _to_message(found: Quantization) -> Message:
         "spared": [*found.spared],
         "observers": {**found.observers},
     }
-    return told, tensors
+    return message, tensors
 
 
 def _from_message(
     document: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: QuantizationScheme
 ) -> Quantization:
     plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
-    layers = [LayerReport(**{**told, "widths": tuple(told["widths"])}) for told in document["layers"]]
+    layers = [LayerReport(**{**layer, "widths": tuple(layer["widths"])}) for layer in document["layers"]]
     rows = [ThresholdPrediction(**row) for row in document["what_if"]]
-    told = (document[name] for name in ("observer", "bytes", "spared", "observers"))
-    return Quantization(plan, layers, rows, *told)
+    facts = (document[name] for name in ("observer", "bytes", "spared", "observers"))
+    return Quantization(plan, layers, rows, *facts)
 
 
 def broadcast_score(score: Any, ranks: Ranks) -> Any:

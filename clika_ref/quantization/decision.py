@@ -163,8 +163,8 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
         if node in found.held or node in found.floats:
             tried, before = found.tried.get(node), _weight_bytes(node)
             bits, after = (tried.bits, tried.bytes_of(_weight_elements(node))) if tried else (FLOAT32_BITS, before)
-            told = node.name, node.origin.scope, node.kind, found.sensitivities.get(node), found.floats.get(node, "")
-            reports.append(LayerReport(*told, (bits, FLOAT32_BITS), before, after))
+            facts = node.name, node.origin.scope, node.kind, found.sensitivities.get(node), found.floats.get(node, "")
+            reports.append(LayerReport(*facts, (bits, FLOAT32_BITS), before, after))
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
     rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
     return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))

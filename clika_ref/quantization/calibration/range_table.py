@@ -135,8 +135,8 @@ class RangeTable:
             smoothing = None if names is None else {name: tensors[f"{SMOOTHING_PREFIX}.{name}"] for name in names}
             found = zip(document["values"].items(), tensors["counts"], strict=True)
             values = {name: statistics_from_json(entry, of_value) for (name, entry), of_value in found}
-            told = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
-            return cls(values, int(document["batches"]), smoothing, *told)
+            facts = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
+            return cls(values, int(document["batches"]), smoothing, *facts)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             msg = (
                 f"{where} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."

@@ -117,7 +117,7 @@ class OpenVino:
         runner, counts = OpenVinoRunner(artifact, ov, counts=True), list[Mapping[str, float]]()
         for _ in range(PROFILED_CALLS):
             runner(inputs)
-            counts.append({told.node_name: told.real_time.total_seconds() for told in runner.request.profiling_info})
+            counts.append({info.node_name: info.real_time.total_seconds() for info in runner.request.profiling_info})
         read, executed = core().read_model(str(artifact.path)), runner.model.get_runtime_model()
         return seconds_of_nodes(executed, read, artifact.output_names, counts)
 

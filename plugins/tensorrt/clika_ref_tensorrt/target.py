@@ -73,8 +73,8 @@ class TensorRt:
         script = companion_path(path, ".trtexec.sh")
         script.write_text(build_script(line, profile), encoding="utf-8")
         script.chmod(script.stat().st_mode | 0o111)  # executable for all who may read it
-        told = {"warnings": (profile.left_out,)} if profile.left_out else {}
-        return replace(artifact, facts={**artifact.facts, "trtexec": line, **told})
+        facts = {"warnings": (profile.left_out,)} if profile.left_out else {}
+        return replace(artifact, facts={**artifact.facts, "trtexec": line, **facts})
 
     def load(self, artifact: Artifact) -> Runner:
         """Load an ONNX file in the runtime that stands in for TensorRT.
