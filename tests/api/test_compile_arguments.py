@@ -338,7 +338,7 @@ def test_deployment_settings_say_what_they_are_for():
 def test_tracing_inputs_win_over_calibration_inputs():
     calibration = [torch.randn(5, 3, 30, 30)]
     module = clika_compile(Net(), tracing_inputs=images(), calibration_inputs=calibration)
-    with pytest.raises(ModelError, match="side 2 must be 8"):
+    with pytest.raises(ModelError, match="dim 2 must be 8"):
         module(calibration[0])
 
 

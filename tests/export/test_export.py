@@ -100,7 +100,7 @@ def test_no_names_mean_those_of_the_signature(module, tmp_path, empty):
             {"dynamic_axes": {"image": [3]}},
             r"axis 3 of 'image', but the graph was made for .*compile with tracing inputs that",
         ),
-        ({"example_inputs": (torch.randn(2, 3, 8, 8),)}, "argument 'scale' is missing|do not fit"),
+        ({"example_inputs": (torch.randn(2, 3, 8, 8),)}, "argument 'scale' is missing|do not match"),
         ({"example_inputs": element(2, 3, 8, 9)}, "dim 3 must be 8"),
         ({"file": 3}, "file is 3, a int; give a path such as 'model.onnx'"),
     ],

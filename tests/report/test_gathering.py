@@ -49,7 +49,7 @@ def test_each_layer_says_what_the_summary_says_of_it(module, told):
     assert "skip_quantization" in skipped["reason"]
     activations = [node for node in told["nodes"] if node["operator"] == "hardswish"]
     assert {node["state"] for node in activations} == {"float"}  # no layer, so that nobody kept it
-    assert all("no kernel" in node["reason"] for node in activations)
+    assert all("no INT8 kernel" in node["reason"] for node in activations)
 
 
 def test_each_node_says_what_the_explanation_says_of_it(module, told):
