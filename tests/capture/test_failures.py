@@ -136,7 +136,7 @@ def test_no_inputs_is_an_error_that_shows_the_form():
         clika_compile(net, tracing_inputs=torch.randn(2, 3))
     with pytest.raises(ModelError, match=r"inputs are a dict. Give a list"):
         clika_compile(net, tracing_inputs={"input": torch.randn(2, 3)})
-    with pytest.raises(ModelError, match="inputs are a int; give a list"):
+    with pytest.raises(ModelError, match=r"inputs are a int. Give a list"):
         clika_compile(net, tracing_inputs=3)
 
 

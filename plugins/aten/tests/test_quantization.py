@@ -90,7 +90,7 @@ def test_the_dtype_that_pytorch_is_asked_for_is_kept():
 FLOAT, CODE = TensorType(torch.float32, (2, 3)), TensorType(torch.int8, (2, 3))
 NUMBERS = TensorType(torch.float32, (2,))
 REFUSED = [
-    (quantize, (FLOAT, 0.1, 0), {"dtype": torch.int32}, "quantize makes torch.int8, torch.uint8, not torch.int32"),
+    (quantize, (FLOAT, 0.1, 0), {"dtype": torch.int32}, "quantize supports torch.int8, torch.uint8, not torch.int32"),
     (
         quantize,
         (FLOAT, 0.1, 0),
@@ -101,7 +101,7 @@ REFUSED = [
     (quantize, (FLOAT, NUMBERS, NUMBERS), {"axis": 2}, r"axis 2 of float32\[2, 3\] does not exist"),
     (quantize, (FLOAT, NUMBERS, NUMBERS), {"axis": 1}, r"must be \[3\], one for each index of axis 1, not float32"),
     (quantize, (FLOAT, NUMBERS, 0), {}, "must be a number or a 0-d tensor, not float32"),
-    (dequantize, (FLOAT, 0.1, 0), {}, "dequantize takes torch.int8, torch.uint8, torch.int32, not float32"),
+    (dequantize, (FLOAT, 0.1, 0), {}, "dequantize supports torch.int8, torch.uint8, torch.int32, not float32"),
     (dequantize, (CODE, NUMBERS), {"axis": -3}, r"axis -3 of int8\[2, 3\] does not exist"),
 ]
 

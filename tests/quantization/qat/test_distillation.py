@@ -71,8 +71,8 @@ class Outputs:
 @pytest.mark.parametrize(
     ("outputs", "told"),
     [
-        (Outputs(), "Outputs; give {name}.logits"),
-        ({"logits": logits(2, 3)}, "dict; give {name}['logits']"),
+        (Outputs(), "Outputs. Give {name}.logits"),
+        ({"logits": logits(2, 3)}, "dict. Give {name}['logits']"),
         ((logits(2, 3),), "tuple. Give the tensor of its logits, in floating point"),
         (None, "NoneType. Give the tensor of its logits, in floating point"),
         ("logits", "str. Give the tensor of its logits, in floating point"),
