@@ -117,8 +117,8 @@ class AliasTracker:
             return entry.value
         if entry.parent is None:
             msg = (
-                f"{entry.value.name!r} lies in the memory of another parameter, buffer or tensor that forward writes "
-                "to; keep one of them, and take the other as a view of it in forward"
+                f"{entry.value.name!r} shares memory with another parameter, buffer or tensor that forward writes to. "
+                "Keep one of them, and compute the other in forward as a view of it."
             )
             raise ModelError(msg)
         assert entry.view is not None
@@ -142,7 +142,7 @@ class AliasTracker:
             op, _, attrs, index = entry.view
             if op.write_back_rule is None:
                 msg = (
-                    f"an in-place write through the view made by {op.name} is not supported; write to its base instead"
+                    f"an in-place write through the view made by {op.name} is not supported. Write to its base instead."
                 )
                 raise ModelError(msg)
             base = self.current_value(entry.parent)

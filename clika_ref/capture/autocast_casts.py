@@ -62,8 +62,8 @@ def find_cast_dtype(target: torch._ops.OpOverload, node: fx.Node, region: Autoca
     """
     if target in OPAQUE_CALLS:
         msg = (
-            f"{OPAQUE_CALLS[target]} inside torch.autocast is not supported; "
-            f"call it with x.float() inside torch.autocast({region[0]!r}, enabled=False)"
+            f"{OPAQUE_CALLS[target]} inside torch.autocast is not supported. Call it with x.float() inside "
+            f"torch.autocast({region[0]!r}, enabled=False)."
         )
         raise ModelError(msg)
     if not _has_autocast_kernel(target, region):

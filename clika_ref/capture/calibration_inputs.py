@@ -61,7 +61,7 @@ class CalibrationInputs:
             if number < len(self._read_elements):
                 self._calls_by_index[number] = self._call(callee, number, self._read_elements[number])
         if not self._calls_by_index:
-            msg = f"{ARGUMENT_NAME} hold no element; give at least one batch, and no generator that was read before"
+            msg = f"{ARGUMENT_NAME} has no elements. Give at least one batch, and no generator that was read before."
             raise ModelError(msg)
         return [*self._calls_by_index.values()]
 

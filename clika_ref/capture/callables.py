@@ -105,8 +105,8 @@ def make_callable(module_or_func: Any) -> TracedCallable:
             is_function=True,
         )
     msg = (
-        f"cannot compile {module_or_func!r}, a {type(module_or_func).__name__}: "
-        "pass an nn.Module, a bound method such as model.infer, or a function"
+        f"cannot compile {module_or_func!r}: it is a {type(module_or_func).__name__}. Pass an nn.Module, a bound "
+        "method such as model.infer, or a function."
     )
     raise ModelError(msg)
 
@@ -133,6 +133,6 @@ def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _loose_parameter_warning(name: str) -> str:
     return (
-        f"the parameter {name!r} that the function uses is in no module: it becomes a constant that is not trained; "
-        "put it into an nn.Module"
+        f"the function uses the parameter {name!r}, which is not in a module: it becomes a constant that is not "
+        "trained. Put it into an nn.Module."
     )

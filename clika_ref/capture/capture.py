@@ -112,7 +112,7 @@ def capture(
         detail(f"Traced by {tracer.name}")
         drop_derived_symbols(result.graph)
         slow = find_slow_line(lines)
-        notes += [f"Tracing took long, most of it at {slow}"] if slow else []
+        notes += [f"Tracing was slow, mostly at {slow}"] if slow else []
         calls_made = traced.comparison.calls
         return CaptureResult(result.graph, result.signature, tracer.name, calls_made, notes, warnings, slow)
     raise explain_failures(callee, traced.comparison, failures, asked)
@@ -138,12 +138,13 @@ def _run_eager(
     with record_unowned_modules(callee.module, callee.name) as strange, record_gradient_queries() as asked:
         traced = flatten_calls(callee, calls, dynamic=dynamic)
     if any(run.is_rerun for run in traced.expected):
-        detail("Ran forward twice on inputs: once for what it writes to, and once for what autocast computes")
+        detail("Ran forward twice on inputs: once to find its writes, and once for the results under autocast")
     least = min(calls, key=lambda call: count_elements(pytree.tree_leaves((call.args, call.kwargs))))
     lost = [*find_custom_gradients(callee, least), *find_lost_hooks(callee), *asked.queries, *asked.hooks]
     put_by = {run.unfit: None for run in traced.expected if run.unfit}
     unkept = [
-        f"forward binds {unfit}, which the compiled module does not keep: each call makes it anew" for unfit in put_by
+        (f"forward assigns {unfit}, which the compiled module does not keep: each call computes it again.")
+        for unfit in put_by
     ]
     return traced, [*callee.warnings, *strange, *lost, *unkept], list(asked.queries)
 

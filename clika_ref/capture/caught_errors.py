@@ -62,7 +62,7 @@ class ErrorRecorder:
             trace = error.__traceback__  # from the frame that caught it to the one that raised it
             if trace is not None and is_model_frame(trace.tb_frame):
                 kind, line = type(error).__name__, _innermost_line(trace)
-                found[kind, line] = f"{kind} at {line}, which the model itself catches: {error}"
+                found[kind, line] = f"the model caught a {kind} at {line}: {error}"
         return found
 
     def watch(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,7 +122,7 @@ def record_trace_errors() -> Iterator[ErrorRecorder]:
 
 def _make_raising_method(name: str) -> Callable[..., Any]:
     def raise_type_error(traced: torch.fx.Proxy, *_: Any) -> Any:
-        msg = f"{name.strip('_')}() of {traced}, whose value is not known while it is traced, is data-dependent"
+        msg = f"{name.strip('_')}() of {traced} is data-dependent: its value is not known during tracing"
         raise TypeError(msg)
 
     return raise_type_error

@@ -49,7 +49,7 @@ def _cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any 
     if fweights is not None or aweights is not None:
         given = [n for n, w in (("fweights", fweights), ("aweights", aweights)) if w is not None]
         msg = (
-            f"torch.cov with weights branches on their values; write it as {_write_weighted_cov(x, given, correction)}"
+            f"torch.cov with weights branches on their values. Write it as {_write_weighted_cov(x, given, correction)}."
         )
         raise ModelError(msg)
     variables = x.reshape(1, -1) if x.dim() < 2 else x

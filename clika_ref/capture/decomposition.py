@@ -23,7 +23,7 @@ from clika_ref.core.errors import ModelError
 
 UNDECLARED_REASON = "no operator is declared for it, torchlib has no lowering"
 
-INNER_CAST_REASON = "torch.autocast casts what it computes within"
+INNER_CAST_REASON = "torch.autocast casts inside it"
 
 MAX_REASON_LENGTH = 200
 """Maximum number of characters of PyTorch's reason."""
@@ -73,7 +73,7 @@ def decompose(
         msg = f"{lack}, and PyTorch's decomposition fails on these operands: {reason}"
         raise ModelError(msg) from error
     if fixed:
-        msg = f"{lack}, and PyTorch's decomposition fixes sizes that should be dynamic"
+        msg = f"{lack}, and PyTorch's decomposition fixes sizes that must be dynamic"
         raise ModelError(msg)
     return None if _contains_call(program, overload) else Decomposition(program, operands)
 

@@ -39,7 +39,7 @@ class InputComparison:
     def label(self, side: InputDim) -> str:
         """Return a readable name of a dim."""
         name = self.names[side.leaf]
-        return name if side.dim is None else f"side {side.dim} of {name!r}"
+        return name if side.dim is None else f"dim {side.dim} of {name!r}"
 
 
 def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> InputComparison:
@@ -59,13 +59,13 @@ def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic:
         elif any(type(v) is not type(first) or not _is_equal(v, first) for v in values):
             kinds = ", ".join(dict.fromkeys(f"{v!r} ({type(v).__name__})" for v in values))
             msg = (
-                f"input {name!r} differs between the inputs ({kinds}); only integers and the sides of tensors may: "
-                "make it a tensor, or compile once for each value"
+                f"input {name!r} differs between the tracing inputs ({kinds}), but only integers and dims of tensors "
+                "can be dynamic. Make it a tensor, or compile once for each value."
             )
             raise ModelError(msg)
     if result.sizes and not dynamic:
         shown = "; ".join(f"{result.label(s)}: {', '.join(map(str, v))}" for s, v in result.sizes.items())
-        msg = f"the inputs differ ({shown}) but dynamic=False makes every side static; give inputs of one shape"
+        msg = f"the inputs differ ({shown}), but dynamic=False makes every dim static. Give inputs of one shape."
         raise ModelError(msg)
     return result
 
@@ -84,7 +84,8 @@ def _compare_tensors(result: InputComparison, index: int, name: str, values: lis
     }
     if len(kinds) > 1:
         msg = (
-            f"input {name!r} is {' and '.join(kinds.values())}; all inputs need one dtype and one number of sides there"
+            f"input {name!r} is {' and '.join(kinds.values())} in the tracing inputs. Use one dtype and one "
+            "number of dims for it."
         )
         raise ModelError(msg)
     marked = set().union(*(getattr(v, "_dynamo_dynamic_indices", set()) for v in values if marks_count))

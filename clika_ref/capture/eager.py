@@ -142,17 +142,18 @@ def _depends_on_attributes(
 
 def _make_unfit_message(unfit: str) -> str:
     return (
-        f"forward binds {unfit}, and the next call reads it; the state of a graph keeps its shape and dtype: "
-        "register the buffer as it will be, and write to a part of it, or take it as an input and return it"
+        f"forward assigns {unfit}, and the next call reads it, but the state of a graph has a fixed shape and dtype. "
+        "Register the buffer in its final shape and dtype and write to a part of it, or take it as an input and "
+        "return it."
     )
 
 
 def _make_changed_message(callee: TracedCallable, changed: list[str]) -> str:
     names = ", ".join(changed)
     return (
-        f"{callee.name} returns something else when it is called again with the same input: forward changes {names}"
-        ", and no graph keeps what an attribute holds. Make it a buffer (self.register_buffer) of one shape that "
-        "forward writes to; what only the first call makes is kept where the model was called before it is compiled"
+        f"{callee.name} returns a different result when it is called again with the same input: forward changes "
+        f"{names}, and a graph does not keep attributes. Make it a buffer (self.register_buffer) of a fixed shape "
+        "that forward writes to. If only the first call sets it, call the model once before you compile it."
     )
 
 
@@ -215,7 +216,7 @@ class _WriteRecorder(TorchDispatchMode):
         for name, (tensor, data) in self._tensors.items():
             if storage_id(tensor) != storage_id(data) and not is_same(tensor, data):
                 msg = (
-                    f"forward assigns to the .data of {name!r}, which no graph can hold; write to it in place: "
+                    f"forward assigns to the .data of {name!r}, which a graph cannot represent. Write to it in place: "
                     f"with torch.no_grad(): self.{name}.copy_(...)"
                 )
                 raise ModelError(msg)
@@ -230,7 +231,7 @@ class _WriteRecorder(TorchDispatchMode):
             if new is not old and can_assign(old, new) and narrow_to_stored(old) is not old:
                 msg = (
                     f"forward assigns to {name!r}, which was registered as an expanded tensor: its elements share "
-                    "memory, and no graph can write to it. Register a copy of it: tensor.clone(), or contiguous()"
+                    "memory, and a graph cannot write to it. Register a copy of it: tensor.clone(), or contiguous()."
                 )
                 raise ModelError(msg)
         buffers = [t for t in before.tensors if t.is_state and not isinstance(t.tensor, torch.nn.Parameter)]

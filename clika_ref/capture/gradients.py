@@ -92,12 +92,12 @@ def _make_warning(cls: type[Any]) -> str:
     defined = (
         f" defined at {format_line(code.co_filename, code.co_firstlineno)}" if code and _is_user_class(cls) else ""
     )
-    name = cls.__name__ if _is_user_class(cls) else "A class that Dynamo does not name"  # Dynamo substitutes its own
+    name = cls.__name__ if _is_user_class(cls) else "a class that Dynamo does not name"  # Dynamo substitutes its own
     return (
-        f"{name}, a torch.autograd.Function{defined}, keeps its forward and loses its backward: in training the "
-        "compiled module differentiates the forward itself, which gives no gradient where that rounds or compares. "
-        "Results and exports are not affected; to train with that gradient, write it as operations, such as "
-        "x + (round(x) - x).detach()"
+        f"the compiled module ignores the backward of {name}, a torch.autograd.Function{defined}: in training it "
+        "differentiates the forward itself, which gives no gradient where that rounds or compares. Results and "
+        "exports are not affected. To train with that gradient, write it as operations, such as x + (round(x) - "
+        "x).detach()."
     )
 
 
@@ -110,10 +110,13 @@ def find_lost_hooks(callee: TracedCallable) -> list[str]:
     modules = [name for name, m in called.items() if m._backward_hooks or m._backward_pre_hooks]
     copied = callee.module.named_parameters() if callee.is_preserved else ()
     parameters = [n for n, p in copied if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None)]
-    texts = [(modules, "put them on its parameters"), (parameters, "put them on those of the compiled module")]
+    texts = [
+        (modules, "register them on its parameters"),
+        (parameters, "register them on the parameters of the compiled module"),
+    ]
     return [
-        f"Hooks of gradients on {', '.join(names)} are lost: in training the compiled module does not call them. "
-        f"Results and exports are not affected; to train with them, {advice}"
+        f"Gradient hooks on {', '.join(names)} are lost: in training the compiled module does not call them. Results "
+        f"and exports are not affected. To train with them, {advice}."
         for names, advice in texts
         if names
     ]
@@ -129,16 +132,16 @@ class GradientQueries:
     def watch(self, function: Callable[..., Any], about: str) -> Callable[..., Any]:
         """Wrap a function that reads gradient state, recording the lines of the model that call it."""
         text = (
-            f"forward asks at {{}} {about}: the compiled module keeps one answer, whatever it is called with; "
-            "let it be an argument of forward instead"
+            f"forward checks at {{}} {about}, and the compiled module always uses the answer of the trace. Pass it as "
+            "an argument of forward instead."
         )
         return _record_lines(function, text, self.queries)
 
     def wrap_hook_registration(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that registers hooks, recording the lines of the model that call it."""
         text = (
-            "The hook of gradients that forward registers at {} is lost: in training the compiled module does not "
-            "call it. Results and exports are not affected"
+            "The gradient hook that forward registers at {} is lost: in training the compiled module does not call "
+            "it. Results and exports are not affected."
         )
         return _record_lines(function, text, self.hooks)
 
@@ -167,8 +170,8 @@ def record_gradient_queries() -> Iterator[GradientQueries]:
 
 _GRADIENT_PROPERTIES = {
     "requires_grad": "whether a tensor requires gradients",
-    "grad_fn": "for the history of a tensor",
-    "is_leaf": "whether a tensor has a history",
+    "grad_fn": "whether a tensor has a grad_fn",
+    "is_leaf": "whether a tensor is a leaf",
 }
 """Properties of tensors that depend on gradient state, and their description in warnings."""
 

@@ -147,7 +147,10 @@ class Importer:
         self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, *, is_written: bool = False
     ) -> Any:
         if target is aten.as_strided.default and not is_contiguous_at_start(node.args[0]):
-            msg = "as_strided of a view that is not contiguous reads memory that the graph does not have; index instead"
+            msg = (
+                "as_strided of a view that is not contiguous reads memory that is not in the graph. Use indexing "
+                "instead."
+            )
             raise ModelError(msg)
         if target.overloadpacket is aten.squeeze:
             fake = node.all_input_nodes[0].meta["val"]
@@ -170,7 +173,10 @@ class Importer:
             k for k, v in attrs.items() if any(isinstance(leaf, Value | TracedFloat) for leaf in pytree.tree_leaves(v))
         ]
         if read:
-            msg = f"its {read[0]} is read from a tensor, as by item(), but a graph holds it as a number; use the tensor"
+            msg = (
+                f"{read[0]} is read from a tensor, as by item(), but it must be a constant in the graph. Use the "
+                "tensor itself."
+            )
             raise ModelError(msg)
         return self._add(node, op, tuple(call.operands), attrs, is_written=is_written)
 
@@ -213,7 +219,7 @@ class Importer:
 
     def _write(self, node: fx.Node, target: torch._ops.OpOverload, args: Any, kwargs: Any, written: list[Any]) -> Any:
         if not all(isinstance(destination, TracedTensor) for destination in written):
-            msg = f"{target} writes to something that is not a tensor of the graph"
+            msg = f"{target} writes to a value that is not a tensor of the graph"
             raise ModelError(msg)
         if target.overloadpacket is aten.copy_:
             made = args[1]
@@ -265,8 +271,8 @@ class Importer:
                 region = (kind, dtype, cache) if enabled else None
         else:
             msg = (
-                f"control flow ({target.name()}) is not supported yet; use torch.where on both results, "
-                "or compile each branch on its own"
+                f"control flow ({target.name()}) is not supported yet. Use torch.where on both results, or compile "
+                "each branch separately."
             )
             raise ModelError(msg)
         with self._use_regions(region, unrecorded):

@@ -59,7 +59,7 @@ def make_calls(
     assert inputs is not None
     calls = [make_call(callee, element, transform, forward_fn, number) for number, element in enumerate(inputs, 1)]
     if not calls:
-        msg = "no inputs: give at least one element; two that differ in a side make that side dynamic"
+        msg = "the tracing inputs have no elements. Give at least one; two that differ in a dim make that dim dynamic."
         raise ModelError(msg)
     return calls
 
@@ -73,7 +73,10 @@ def check_iterable(inputs: Any, name: str = "inputs") -> None:
     iterable = hasattr(type(inputs), "__iter__") or hasattr(type(inputs), "__getitem__")
     if not iterable or isinstance(inputs, torch.Tensor | Mapping | str):
         given = "None" if inputs is None else f"a {type(inputs).__name__}"
-        msg = f"{name} are {given}; give a list with one element per call, for example [x] or [(x, mask), (y, mask)]"
+        msg = (
+            f"{name} are {given}. Give a list with one element for each call, for example [x] or [(x, mask), (y, "
+            "mask)]."
+        )
         raise ModelError(msg)
 
 
@@ -95,7 +98,10 @@ def check_weights(module: torch.nn.Module) -> None:
     """
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
-            msg = f"weight {name!r} has no shape yet: call the model once, so that lazy modules are made, then compile"
+            msg = (
+                f"weight {name!r} has no shape yet. Call the model once, so that lazy modules are initialized, then "
+                "compile."
+            )
             raise ModelError(msg)
         check_tensor(tensor, f"weight {name!r}")
 
@@ -194,7 +200,8 @@ def record_call(callee: TracedCallable, packed: ModelCall, forward_fn: ForwardFn
         assert recorder.call is not None
         return recorder.call
     msg = (
-        f"forward_fn {forward_fn!r} returned without calling the model; it is called as forward_fn(model, args, kwargs)"
+        f"forward_fn {forward_fn!r} returned without calling the model. It is called as forward_fn(model, args, "
+        "kwargs), and must call the model."
     )
     raise ModelError(msg)
 
@@ -213,12 +220,12 @@ def check_tensor(tensor: torch.Tensor, where: str) -> None:
     """
     if tensor.is_meta:
         msg = (
-            f"{where} is on the device 'meta', where tensors have no elements; "
-            "make it on a real device, for a model with model.to_empty(device='cpu') and load_state_dict"
+            f"{where} is on the device 'meta', where tensors have no elements. Create it on a real device; for a "
+            "model, use model.to_empty(device='cpu') and load_state_dict."
         )
         raise ModelError(msg)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else f"sparse ({tensor.layout})"
         remedy = "dequantize()" if tensor.is_quantized else "to_dense()"
-        msg = f"{where} is a {kind} tensor of shape {list(tensor.shape)}; call .{remedy} on it first"
+        msg = f"{where} is a {kind} tensor of shape {list(tensor.shape)}. Call .{remedy} on it first."
         raise ModelError(msg)

@@ -31,7 +31,7 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
         place = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        msg = f'clika_move_to_device(..., {device!r}): not a device ({reason}); write for example "cpu" or "cuda:0"'
+        msg = f'clika_move_to_device(..., {device!r}): not a device ({reason}). Write for example "cpu" or "cuda:0".'
         raise ModelError(msg) from error
 
     def move(leaf: Any) -> Any:
@@ -42,7 +42,7 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
         except (AssertionError, RuntimeError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]
             what = f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-            msg = f"{what} cannot be moved to {str(place)!r}: {reason}; choose a device that this machine has"
+            msg = f"cannot move {what} to {str(place)!r}: {reason}. Choose a device that this machine has."
             raise ModelError(msg) from error
 
     return _rebuild(nested, move, {})
@@ -126,7 +126,7 @@ class InputsCatcher:
         """
         self.uninstall()
         if not self._calls:
-            msg = f"{self._name} was not called while its inputs were being caught; run the pipeline before this"
+            msg = f"{self._name} was not called, so no inputs were caught. Run the pipeline first."
             raise ModelError(msg)
         return [_as_element(args, kwargs) for args, kwargs in self._calls]
 
@@ -143,14 +143,17 @@ class InputsCatcher:
                 lambda _, args, kwargs: self._record(args, kwargs), prepend=True, with_kwargs=True
             ).remove
         if isinstance(getattr(target, "clika_inputs_catcher", None), InputsCatcher):
-            msg = f"the inputs of {target.__qualname__} are being caught already; call the first catcher before this"
+            msg = (
+                f"the inputs of {target.__qualname__} are already being caught. Call the first catcher before you "
+                "install another."
+            )
             raise ModelError(msg)
         owner = getattr(target, "__self__", None)
         if not isinstance(target, types.MethodType) or isinstance(owner, type):
             kind = "a class" if isinstance(target, type) else f"a {type(target).__name__}"
             msg = (
-                f"cannot catch the inputs of {target!r}, {kind}: "
-                "pass a module, or a method of an object such as vae.decode"
+                f"cannot catch the inputs of {target!r}: it is {kind}. Pass a module, or a method of an object such "
+                "as vae.decode."
             )
             raise ModelError(msg)
         return target.__func__.__qualname__, self._wrap(owner, target)
@@ -165,10 +168,10 @@ class InputsCatcher:
         name = method.__func__.__name__
         before = getattr(owner, "__dict__", {}).get(name)
         held = getattr(owner, name, None) == method  # false if a decorator changed the method's name
-        obstacle = _set(owner, name, record_call) if held else f"its object does not hold it as {name!r}"
+        obstacle = _set(owner, name, record_call) if held else f"its object does not have it as {name!r}"
         if obstacle is not None:
             msg = (
-                f"cannot catch the inputs of {method.__func__.__qualname__}: {obstacle}; pass the module that it calls"
+                f"cannot catch the inputs of {method.__func__.__qualname__}: {obstacle}. Pass the module that it calls."
             )
             raise ModelError(msg)
 

@@ -26,10 +26,9 @@ MAX_LISTED_TENSORS = 5
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+\n\s*(.*)')
 
 DATA_DEPENDENT_ADVICE = (
-    "A branch or a size depends on the values of a tensor. "
-    "Compute both sides and choose with torch.where(condition, a, b), or multiply by the condition; "
-    "branches on sizes, flags and constants are fine. "
-    "Compute sizes from sizes (x.shape[1] // 2), not from tensors."
+    "A branch or a size depends on the values of a tensor. Compute both branches and choose with "
+    "torch.where(condition, a, b), or multiply by the condition. Branches on sizes, flags and constants are "
+    "supported. Compute sizes from sizes (x.shape[1] // 2), not from tensors."
 )
 """Advice for Python code that reads the value of a tensor."""
 
@@ -61,8 +60,8 @@ def make_unsupported_error(name: str, calls: Sequence[UnsupportedCall]) -> Model
     """Return the error that lists every unsupported call."""
     shown = "\n".join(f"  {call}" for call in dict.fromkeys(map(str, calls)))
     return ModelError(
-        f"{name} makes {len(calls)} call{'s' * (len(calls) > 1)} that no operator serves:\n{shown}\n"
-        "Declare the operators in a plugin (docs/write-an-operator.md shows one), or rewrite those lines."
+        f"{name} makes {len(calls)} unsupported call{'s' * (len(calls) > 1)}:\n{shown}\nDeclare operators for them in "
+        "a plugin (see docs/write-an-operator.md), or rewrite those lines."
     )
 
 
@@ -81,10 +80,10 @@ def explain_failures(
         asked: one message for each line that reads gradient state, as tracers and eager may differ there.
     """
     mismatches = [error for _, error in failures if isinstance(error, MismatchError)]
-    lead = str(mismatches[0]) if mismatches else "no tracer could follow it"
+    lead = str(mismatches[0]) if mismatches else "every tracer failed"
     reasons = "\n".join(f"  {tracer}: {_format_reason(error, lead)}" for tracer, error in _unique_failures(failures))
     advice = _make_advice(comparison, failures, asked) or _inference_advice(callee)
-    error = ModelError(f"{callee.name} cannot be captured as one graph: {lead}.\n{reasons}{advice}")
+    error = ModelError(f"{callee.name} cannot be captured as one graph: {lead.removesuffix('.')}.\n{reasons}{advice}")
     error.__cause__ = mismatches[0] if mismatches else failures[0][1]
     return error
 
@@ -126,15 +125,15 @@ def _make_advice(comparison: InputComparison, failures: Sequence[tuple[str, Exce
     if crosswise:
         a, b = crosswise
         return (
-            f"\nThe sides {comparison.label(a)} and {comparison.label(b)} are 1 in turn. If the model broadcasts one "
-            "against the other, that is crosswise broadcasting, which no single graph serves: expand them before the "
-            "call, or compile once for each."
+            f"\nThe dims {comparison.label(a)} and {comparison.label(b)} are 1 in different inputs. If the model "
+            "broadcasts them against each other (crosswise broadcasting), one graph cannot represent both. Expand "
+            "the tensors before the call, or compile once for each case."
         )
     mismatched = any(isinstance(error, MismatchError) for _, error in failures)
     if asked and any(
         isinstance(error, MismatchError) and not isinstance(error, ControlFlowError) for _, error in failures
     ):
-        return "".join(f"\n{text[0].upper()}{text[1:]}." for text in asked)
+        return "".join(f"\n{text[0].upper()}{text[1:]}" for text in asked)
     if not mismatched and any(word in str(error) for _, error in failures for word in DATA_DEPENDENT_MARKERS):
         return f"\n{DATA_DEPENDENT_ADVICE}"
     return ""
@@ -149,8 +148,9 @@ def _inference_advice(callee: TracedCallable) -> str:
     if not made:
         return ""
     return (
-        f"\n{names} {'were' if len(made) > 1 else 'was'} made under torch.inference_mode(), and tracers do not follow "
-        "all that is computed with such tensors. Build the model outside, or compile copy.deepcopy(model) made outside."
+        f"\n{names} {'were' if len(made) > 1 else 'was'} created under torch.inference_mode(), and tracers do not "
+        "support all computations with such tensors. Build the model outside of it, or compile copy.deepcopy(model), "
+        "copied outside of it."
     )
 
 

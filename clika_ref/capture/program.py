@@ -99,8 +99,8 @@ class ProgramImporter:
         unseen = sorted(written - self.graph.state.keys())
         if unseen:
             msg = (
-                f"forward writes to {', '.join(unseen)} where this trace does not see it, as through .data; "
-                f"write to it in place: with torch.no_grad(): self.{unseen[0]}.copy_(...)"
+                f"forward writes to {', '.join(unseen)} in a way that this trace does not record, such as through "
+                f".data. Write in place: with torch.no_grad(): self.{unseen[0]}.copy_(...)"
             )
             raise MismatchError(msg)
 
@@ -165,12 +165,12 @@ class ProgramImporter:
             data = self.program.state_dict[target]
         if not isinstance(data, torch.Tensor):
             kind = type(data).__name__
-            msg = f"forward uses a {kind}, and a graph holds tensors only"
+            msg = f"forward uses a {kind}, but a graph contains only tensors."
             if isinstance(data, torch.Generator):
-                msg += "; draw without one: torch.manual_seed seeds what a compiled module draws"
+                msg += " Draw without a generator: torch.manual_seed seeds the random numbers of a compiled module."
             raise ModelError(msg)
         if isinstance(data, FakeTensor):
-            msg = f"it took a result of the model for a constant, {tuple(data.shape)} in {target}"
+            msg = f"the tracer treated a result of the model as a constant ({tuple(data.shape)} in {target})"
             raise MismatchError(msg)
         return self.graph.add_constant(data.detach(), f"{LIFTED_PREFIX}{target}")
 
@@ -179,8 +179,8 @@ class ProgramImporter:
         names = leaf_names(first.structure.unflatten(first.leaves))
         if len(outputs) != len(names):
             msg = (
-                f"it returns {len(names)} values for input 1, and {len(outputs)} for the one that was traced; a graph "
-                "has a fixed number of values"
+                f"the model returns {len(names)} values for input 1, but {len(outputs)} for the traced input. Return "
+                "a fixed number of values."
             )
             raise MismatchError(msg)
         described = [self._output(entry, name) for entry, name in zip(outputs, names, strict=True)]
@@ -199,7 +199,7 @@ class ProgramImporter:
             self.graph.add_output(self.importer.value_of(entry))
             return OutputLeaf(len(self.graph.outputs) - 1, name=name)
         if self._is_read_from_tensor(entry):
-            msg = f"forward returns {entry}, a number that it reads from a tensor; return that tensor instead"
+            msg = f"forward returns {entry}, a number read from a tensor. Return that tensor instead."
             raise ModelError(msg)
         return OutputLeaf(None, int(entry) if isinstance(entry, sympy.Integer) else entry, name)
 

@@ -114,9 +114,10 @@ def record_unowned_modules(owner: nn.Module, name: str) -> Iterator[list[str]]:
         if any(True for _ in (*module.parameters(), *module.buffers())):
             line = innermost_model_line(sys._getframe(1))
             found.append(
-                f"{type(module).__name__}{f', called at {line},' if line else ''} is no part of {name}: its weights "
-                "become constants that are not trained, and it stays in the mode that it is in. Make it a part (an "
-                "attribute, nn.ModuleList, nn.ModuleDict), or hold it in a variable, list or dict that a function names"
+                f"{type(module).__name__}{f', called at {line},' if line else ''} is not part of {name}: its weights "
+                "become constants that are not trained, and its train or eval mode does not change. Make it a "
+                "submodule (an attribute, nn.ModuleList, nn.ModuleDict), or keep it in a variable, list or dict that "
+                "the function refers to by name."
             )
 
     handle = register_module_forward_pre_hook(check_module)

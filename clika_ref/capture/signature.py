@@ -17,8 +17,8 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.symbols import resolve
 
 LIST_ARGUMENT_HINT = (
-    "; a list is one argument, also where a DataLoader over a TensorDataset makes it: data_transform_fn=tuple passes "
-    "its items one by one, and data_transform_fn=lambda batch: batch[0] the first alone"
+    ". A list is one argument, also if it comes from a DataLoader over a TensorDataset: data_transform_fn=tuple "
+    "passes its items as separate arguments, and data_transform_fn=lambda batch: batch[0] passes only the first."
 )
 """Appended to a message if a list does not fit a call."""
 
@@ -124,12 +124,15 @@ class Signature:
             default = self.parameters.parameters.get(name)
             if default is not None and isinstance(default.default, UnsavedDefault):
                 msg = (
-                    f"argument {name!r} was left out when the model was compiled, and its default {default.default} is "
-                    "not part of a copied or saved model; leave it out, or trace with it to use it"
+                    f"argument {name!r} was omitted when the model was compiled, and its default {default.default} is "
+                    "not stored in a copied or saved model. Omit it, or include it in the tracing inputs."
                 )
                 raise ModelError(msg)
             if default is None or not _is_same(value, default.default):
-                msg = f"argument {name!r} was left out when the model was compiled; trace with it to use it"
+                msg = (
+                    f"argument {name!r} was omitted when the model was compiled. To use it, include it in the tracing "
+                    "inputs."
+                )
                 raise ModelError(msg)
         return flat
 
@@ -144,8 +147,8 @@ class Signature:
             if isinstance(leaf, ConstantLeaf):
                 if not _is_same(value, leaf.value):
                     msg = (
-                        f"argument {leaf.name!r} is {value!r}, but the graph was made for {leaf.value!r}; "
-                        "compile again with that value, or give tracing inputs with several integers"
+                        f"argument {leaf.name!r} is {value!r}, but the graph was compiled for {leaf.value!r}. Compile "
+                        "again with that value, or give tracing inputs with several integers."
                     )
                     raise ModelError(msg)
             elif isinstance(leaf, NumberLeaf) and isinstance(value, int):
@@ -153,7 +156,7 @@ class Signature:
             elif isinstance(value, torch.Tensor):
                 tensors.append(value)
             else:
-                msg = f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}; the model takes a tensor there"
+                msg = f"argument {leaf.name!r} is {value!r}, a {type(value).__name__}, but the model expects a tensor."
                 raise ModelError(msg)
         return tensors
 
@@ -190,11 +193,12 @@ class Signature:
     def _default(self, name: str) -> Any:
         parameter = self.parameters.parameters.get(name)
         if parameter is None or parameter.default is inspect.Parameter.empty:
-            msg = f"argument {name!r} is missing; the model was compiled for forward({', '.join(self.arguments)})"
+            msg = f"argument {name!r} is missing. The model was compiled for forward({', '.join(self.arguments)})."
             raise ModelError(msg)
         if isinstance(parameter.default, UnsavedDefault) and name in self.arguments:
             msg = (
-                f"argument {name!r} is missing; its default {parameter.default} is not part of a copied or saved model"
+                f"argument {name!r} is missing, and its default {parameter.default} is not stored in a copied or "
+                "saved model. Pass it."
             )
             raise ModelError(msg)
         return parameter.default
@@ -210,7 +214,7 @@ def bind(parameters: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
         bound = parameters.bind(*args, **kwargs)
     except TypeError as error:
         shown = [type(a).__name__ for a in args] + [f"{k}: {type(v).__name__}" for k, v in kwargs.items()]
-        msg = f"inputs ({', '.join(shown)}) do not fit forward{parameters}: {error}"
+        msg = f"inputs ({', '.join(shown)}) do not match forward{parameters}: {error}"
         raise ModelError(msg) from error
     given: dict[str, Any] = {}
     for name, value in bound.arguments.items():

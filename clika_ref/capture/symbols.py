@@ -133,9 +133,7 @@ class SymbolTable:
             ModelError: the expression contains such a number.
         """
         if isinstance(item, sympy.Basic) and not item.free_symbols <= set(self.known_symbols.values()):
-            msg = (
-                f"it needs {item}, which Python computes from what it reads from a tensor, as by item(); use the tensor"
-            )
+            msg = f"it uses {item}, a number read from a tensor, as by item(). Use the tensor itself."
             raise ModelError(msg)
 
     def guards(self, env: ShapeEnv | None) -> list[TracedGuard]:
@@ -205,8 +203,8 @@ def _replace_bit_masks(expr: Any) -> Any:
         return masked
     shown = f" {sign} ".join(f"({a})" if a.args else str(a) for a in args)
     msg = (
-        f"it needs {shown} of sizes, of which graphs take no bits but the last (n & 1, n & 3, n & 7, ...) "
-        "or all before them (n & ~7); write it with + - * // % min max"
+        f"it uses {shown} of sizes, but only masks of the lowest bits (n & 1, n & 3, n & 7, ...) and of all others (n "
+        "& ~7) are supported. Write it with + - * // % min max."
     )
     raise ModelError(msg)
 

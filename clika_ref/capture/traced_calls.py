@@ -91,8 +91,8 @@ def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
         if other[:2] != (arguments, specs):
             given, wanted = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
             msg = (
-                f"input {number} has another structure than input 1: {given} instead of {wanted}; "
-                "one graph serves one structure"
+                f"input {number} has a different structure than input 1: {given} instead of {wanted}. Give inputs of "
+                "one structure."
             )
             raise ModelError(msg)
     comparison = compare_inputs(names, [leaves for *_, leaves in flat], dynamic=dynamic)
@@ -123,7 +123,7 @@ def _suggest_arguments(callee: TracedCallable, call: ModelCall) -> str:
     if not stray:
         return ""
     keys = ", ".join(map(repr, stray))
-    return f"; no argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument"
+    return f". No argument {keys}: forward takes {', '.join(known)}, so the dict is passed as one argument."
 
 
 def _run_original(callee: TracedCallable, call: ModelCall, number: int) -> EagerRun:
@@ -132,18 +132,18 @@ def _run_original(callee: TracedCallable, call: ModelCall, number: int) -> Eager
     except ModelError:
         raise
     except Exception as error:
-        msg = f"{callee.name} itself fails on tracing input {number}: {type(error).__name__}: {error}"
+        msg = f"{callee.name} itself fails in eager mode on tracing input {number}: {type(error).__name__}: {error}"
         msg += _suggest_arguments(callee, call)
         raise ModelError(msg) from error
     for path, leaf in pytree.tree_leaves_with_path(run.structure.unflatten(run.leaves)):
         if not isinstance(leaf, RETURNABLE_TYPES):
             place = pytree.keystr(path)
             msg = (
-                f"{callee.name} returns a {type(leaf).__name__} (result{place}), of which nobody knows which tensors "
-                "it holds; let it return tensors, in tuples, lists, dicts or dataclasses, or register the class with "
-                "torch.utils._pytree.register_pytree_node"
+                f"{callee.name} returns a {type(leaf).__name__} (result{place}), but its tensors are not known to "
+                "PyTorch. Return tensors in tuples, lists, dicts or dataclasses, or register the class with "
+                "torch.utils._pytree.register_pytree_node."
             )
             if type(leaf).__name__.endswith("Cache"):
-                msg += "; models of transformers return no cache after model.config.use_cache = False"
+                msg += " For models of transformers, set model.config.use_cache = False, so that they return no cache."
             raise ModelError(msg)
     return run

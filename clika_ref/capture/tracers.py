@@ -79,8 +79,8 @@ def _reject_hashing() -> Iterator[None]:
 
 def _raise_unhashable(traced: torch.fx.Proxy) -> int:
     msg = (
-        f"{traced} is looked up in a set, a dict or a cache while it is traced: its value is not known then. "
-        "Compare it with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this side static"
+        f"{traced} is looked up in a set, a dict or a cache, but its value is not known during tracing. Compare it "
+        "with each value instead (x.shape[0] == 1 or x.shape[0] == 7), or make this dim static."
     )
     raise TypeError(msg)
 
@@ -90,7 +90,7 @@ class _RejectRandomCalls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if isinstance(func, OpOverload) and torch.Tag.nondeterministic_seeded in func.tags:
-            msg = f"{func} draws random numbers, which a symbolic trace would keep, the same for every call"
+            msg = f"{func} draws random numbers, which a symbolic trace would record as constants"
             raise TraceError(msg)
         return func(*args, **(kwargs or {}))
 
@@ -100,7 +100,7 @@ class _RejectGradModes(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled and not (args[0] and torch.is_grad_enabled()):
-            msg = "gradients are switched on or off for a part, which a symbolic trace would lose"
+            msg = "gradients are switched on or off for a region, which a symbolic trace does not record"
             raise TraceError(msg)
         return func(*args, **(kwargs or {}))
 

@@ -104,7 +104,7 @@ class Validation:
             try:
                 check_inputs(self.result.graph, self.result.signature.graph_inputs(call))
             except ModelError as error:
-                msg = f"the traced graph does not take input {number}: {error}"
+                msg = f"the traced graph rejects input {number}: {error}"
                 raise MismatchError(msg) from error
 
     def _note_examples(self) -> None:
@@ -117,7 +117,7 @@ class Validation:
 
     def _drop(self, g: TracedGuard) -> None:
         self.result.guards.remove(g)
-        self.notes.append(f"Dropped a guard, as eager agrees where it does not hold: {g.guard}")
+        self.notes.append(f"Dropped a guard, since the graph agrees with eager where it does not hold: {g.guard}")
 
     def _sizes(self, leaves: list[Any]) -> Mapping[str, int]:
         return read_sizes(self.result.graph, self.result.signature.graph_inputs(leaves))
@@ -131,7 +131,7 @@ class Validation:
                 label = self.traced.comparison.label(side)
                 given = ", ".join(map(str, dict.fromkeys(self.traced.comparison.sizes[side])))
                 why = self._guards_on(side)
-                msg = f"{label} takes the lengths {given} among the inputs, but the model fixes it{why}"
+                msg = f"{label} has the lengths {given} in the inputs, but the model fixes it{why}"
                 raise MismatchError(msg)
 
     def _guards_on(self, side: InputDim) -> str:
@@ -153,9 +153,9 @@ class Validation:
         if broken:
             shown = self._format_sizes(g, sizes[broken[0] - 1])
             msg = (
-                f"the model takes another path for input {broken[0]} ({shown}): the graph holds only where "
-                f"{g.guard}. {_list_inputs(holding).capitalize()} would share a graph, {_list_inputs(broken)} another; "
-                "compile once for each group"
+                f"the model takes a different branch for input {broken[0]} ({shown}): the graph is valid only if "
+                f"{g.guard}. {_list_inputs(holding).capitalize()} would share a graph, {_list_inputs(broken)} "
+                "another. Compile once for each group."
             )
             # An equality may come from int(size), which fixes a size for one tracer but not for another.
             branches = not g.is_testable and not isinstance(g.guard.relation, sympy.Equality)
@@ -180,7 +180,7 @@ class Validation:
         outputs_of = self.result.signature.outputs
         actual = [evaluate(o.value, sizes) if o.index is None else outputs[o.index] for o in outputs_of]
         if len(actual) != len(run.leaves):
-            return f"it returns {len(actual)} values instead of {len(run.leaves)}"
+            return f"the graph returns {len(actual)} values instead of {len(run.leaves)}"
         labels = [f"output {i}" for i in range(1, len(actual) + 1)]
         after = self._state_after(state, run.state)
         expected, actual = [*run.leaves, *(e for e, _ in after.values())], [*actual, *(a for _, a in after.values())]

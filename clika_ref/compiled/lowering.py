@@ -121,7 +121,7 @@ def check_supported(graph: Graph, target: Target) -> None:
     """
     refused = [(node, reason) for node in graph.nodes if (reason := target.unsupported_reason(node)) is not None]
     if refused:
-        alike = Counter((f"{n.op.name} in {n.origin}", reason + _float_hint(n, target)) for n, reason in refused)
+        alike = Counter((f"{n.op.name} in {n.origin}", _add_float_hint(reason, n, target)) for n, reason in refused)
         shown = "\n".join(
             f"  {where}{f', {count:,} nodes' * (count > 1)}: {reason}" for (where, reason), count in alike.items()
         )
@@ -129,14 +129,15 @@ def check_supported(graph: Graph, target: Target) -> None:
         raise TargetError(msg)
 
 
-def _float_hint(node: Node, target: Target) -> str:
-    """Return a note for a node with dequantized operands, whether it would run in float; empty for other nodes."""
+def _add_float_hint(reason: str, node: Node, target: Target) -> str:
+    """Return the reason, with a note whether a node would run in float if its operands are dequantized."""
     made = {v: v.producer for v in node.inputs if isinstance(v, Value) and v.producer is not None}
     if not any(producer.op_type == DEQUANTIZE_OPERATOR for producer in made.values()):
-        return ""
+        return reason
     alone = Graph(node.name)
     stand_ins = {v: alone.add_input(v.type, v.name) for v in node.inputs if isinstance(v, Value)}
     operands = [stand_ins[v] if isinstance(v, Value) else v for v in node.inputs]
     twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
     helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
-    return f"; {helps}" if target.unsupported_reason(twin) is None else "; keeping it float does not help"
+    hint = helps if target.unsupported_reason(twin) is None else "keeping it float does not help"
+    return f"{reason.removesuffix('.')}; {hint}"

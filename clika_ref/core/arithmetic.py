@@ -64,12 +64,12 @@ class Arithmetic:
         unknown = [kind for kind in self.kinds if kind not in ROUNDING_KINDS]
         if unknown:
             msg = (
-                f"{self}: {', '.join(map(repr, unknown))} is no kind of error that rounds; kinds are "
-                f"{', '.join(ROUNDING_KINDS)}"
+                f"{self}: unknown rounding error {', '.join(map(repr, unknown))}. Choose from "
+                f"{', '.join(ROUNDING_KINDS)}."
             )
             raise TargetError(msg)
         formats = (self.dtype, self.compute, self.accumulate)
         wrong = [f for f in formats if isinstance(f, torch.dtype) and not f.is_floating_point]
         if wrong:
-            msg = f"{self}: {', '.join(map(str, wrong))} does not round; state floating formats only"
+            msg = f"{self}: {', '.join(map(str, wrong))} does not round. Use floating-point dtypes only."
             raise TargetError(msg)

@@ -40,7 +40,7 @@ def _describe_float_difference(expected: torch.Tensor, actual: torch.Tensor, rou
     if not torch.equal(finite, actual.isfinite()) or not torch.equal(
         torch.nan_to_num(expected[~finite], 2.0, 1.0, -1.0), torch.nan_to_num(actual[~finite], 2.0, 1.0, -1.0)
     ):
-        return "NaN or infinity stand at other places"
+        return "NaN or infinity at different positions"
     if not finite.any():
         return None
     e, a = expected[finite].double(), actual[finite].double()
@@ -49,7 +49,7 @@ def _describe_float_difference(expected: torch.Tensor, actual: torch.Tensor, rou
     if worst <= roundings * unit:
         return None
     count = worst / unit if unit else float("inf")
-    return f"off by {worst:.3g} where the largest element is {scale:.3g} ({count:.0f} roundings)"
+    return f"off by {worst:.3g}, with a largest element of {scale:.3g} ({count:.0f} roundings)"
 
 
 def describe_differences(

@@ -42,7 +42,7 @@ class DeclaredTypes:
                 continue
             shape = self._shape(value.type.shape)
             if result.dtype != value.type.dtype or (shape is not None and result.shape != shape):
-                yield f"{node!r} makes {result.dtype}{list(result.shape)}: the type that the graph states is wrong"
+                yield f"{node!r}: returns {result.dtype}{list(result.shape)}, not the type that the graph declares"
 
     def _shape(self, stated: tuple[Any, ...]) -> tuple[int, ...] | None:
         if stated not in self._shapes:

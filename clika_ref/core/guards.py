@@ -32,13 +32,13 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
             if length != found:
                 static = isinstance(wanted, int)
                 msg = (
-                    f"input {value.name!r} is {_describe_tensor(tensor)}, but the graph takes {value.type}: "
-                    f"side {dim} must be {wanted if static else f'{wanted} = {length}'}; "
+                    f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph: dim "
+                    f"{dim} must be {wanted if static else f'{wanted} = {length}'}. "
                 )
                 msg += (
-                    "compile with tracing inputs that differ in that side to make it dynamic"
+                    "To make this dim dynamic, compile with tracing inputs that differ in it."
                     if static
-                    else "the model needs these sides to fit each other"
+                    else "The model requires these dims to match each other."
                 )
                 raise ModelError(msg)
     for guard in graph.guards:
@@ -48,11 +48,11 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
 
 def _check_type(value: Value, tensor: torch.Tensor) -> None:
     if tensor.dim() != value.type.rank or tensor.dtype != value.type.dtype:
-        msg = f"input {value.name!r} is {_describe_tensor(tensor)}, but the graph takes {value.type}"
+        msg = f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph."
         if tensor.is_floating_point() and value.type.dtype.is_floating_point and tensor.dtype != value.type.dtype:
             msg += (
-                ". A graph computes in the types that it was traced with: convert this input, or convert the original "
-                "model and its tracing inputs and compile them"
+                " A graph computes in the dtypes that it was traced with: convert this input, or convert the "
+                "original model and its tracing inputs and compile them."
             )
         raise ModelError(msg)
 
@@ -83,8 +83,8 @@ def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
     used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
     shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.side})" for s in used)
     msg = (
-        f"the graph does not cover this input: {shown} violates {guard}. "
-        "If the model takes it, compile a second module with tracing inputs of that size"
+        f"the graph does not support this input: {shown} violates {guard}. If the model supports it, compile a second "
+        "module with tracing inputs of that size."
     )
     raise ModelError(msg)
 

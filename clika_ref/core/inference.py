@@ -39,7 +39,7 @@ def infer_types(op: Operator, operands: Sequence[Any], attrs: Mapping[str, Any])
     except Exception as error:
         shown = ", ".join(map(str, (*types, *(f"{k}={v}" for k, v in attrs.items()))))
         reason = str(error).splitlines()[0] if str(error) else repr(error)
-        msg = f"{op.name}({shown}): no output type: {reason}"
+        msg = f"{op.name}({shown}): cannot infer the output type: {reason}"
         raise PassError(msg) from error
 
 
@@ -96,7 +96,7 @@ def _infer_symbolic(op: Operator, operands: tuple[Any, ...], attrs: dict[str, An
     asked = [g for g in (*(g.expr for g in env.guards), *deferred) if g.xreplace(lengths) is not sympy.true]
     if asked:
         conditions = " and ".join(str(g.xreplace(own)) for g in asked)
-        msg = f"holds only if {conditions}; declare the rule with @{op.name}.types"
+        msg = f"the type holds only if {conditions}. Declare the rule with @{op.name}.types."
         raise PassError(msg)
     return tuple(TensorType(t.dtype, tuple(_translate_size(s, own) for s in t.shape)) for t in results)
 

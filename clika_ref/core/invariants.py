@@ -30,21 +30,21 @@ def verify(graph: Graph) -> None:
                 read += 1
         for index, value in enumerate(node.outputs):
             if value.producer is not node or value.index != index:
-                raise _make_error(graph, f"{value!r} does not know its {node!r}")
+                raise _make_error(graph, f"{value!r} does not refer to {node!r}, which produces it")
             known.add(value)
             listed += value.use_count
         count += len(node.outputs)
     returned = [*enumerate(graph.outputs), *graph.state.items()]
     for position, value in returned:
         if value not in known:
-            raise _make_error(graph, f"the graph returns %{value.name}, which nothing computes")
+            raise _make_error(graph, f"the graph returns %{value.name}, but no node computes it")
         if not value.is_read_by(graph, position):
             raise _make_error(graph, f"the use of %{value.name} by the graph is not listed")
     if len({value.name for value in known}) < count:
         made = [v for node in graph.nodes for v in node.outputs]
         names = Counter(v.name for v in (*graph.inputs, *graph.constants.values(), *made))
         value = max(known, key=lambda v: (names[v.name], v.producer is not None))
-        raise _make_error(graph, f"two values are named {value.name!r}; one is made by {value.producer!r}")
+        raise _make_error(graph, f"two values have the name {value.name!r}; {value.producer!r} produces one of them")
     if listed > read + len(returned):  # every read is listed (checked above), so the surplus is never read
         reads = Counter([v for n in graph.nodes for v in n.inputs if isinstance(v, Value)] + [v for _, v in returned])
         raise _make_error(

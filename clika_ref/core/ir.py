@@ -222,7 +222,7 @@ class Graph:
     def _repr_html_(self) -> str:
         """Return the notebook view: the first lines."""
         lines = str(self).splitlines()
-        rest = [f"and {len(lines) - MAX_NOTEBOOK_LINES:,} lines more"] if len(lines) > MAX_NOTEBOOK_LINES else []
+        rest = [f"and {len(lines) - MAX_NOTEBOOK_LINES:,} more lines"] if len(lines) > MAX_NOTEBOOK_LINES else []
         return "<pre>" + escape("\n".join([*lines[:MAX_NOTEBOOK_LINES], *rest])) + "</pre>"
 
     # Building
@@ -299,7 +299,7 @@ class Graph:
             if value._uses:
                 user, position = next(iter(value._uses))
                 reader = user if isinstance(user, Node) else f"output {position!r} of the graph"
-                msg = f"cannot erase {node!r}: %{value.name} is still read by {reader}; replace it there first"
+                msg = f"cannot erase {node!r}: {reader} still reads %{value.name}. Replace it there first."
                 raise PassError(msg)
         for position, value in enumerate(node.inputs):
             if isinstance(value, Value):
@@ -313,7 +313,7 @@ class Graph:
             PassError: the types differ.
         """
         if old.type != new.type:
-            msg = f"cannot replace {old!r} by {new!r}: the types differ, so readers would change meaning"
+            msg = f"cannot replace {old!r} by {new!r}: their types differ. Replace a value by one of the same type."
             raise PassError(msg)
         if old is new:
             return

@@ -113,8 +113,8 @@ class Operator:
         unknown = attrs.keys() - self.attributes.keys()
         missing = self.required - attrs.keys()
         if unknown or missing:
-            problem = f"has no attribute {sorted(unknown)}" if unknown else f"needs the attribute {sorted(missing)}"
-            msg = f"operator {self.name}({', '.join(self.attributes)}) {problem}; called with {sorted(attrs)}"
+            problem = f"has no attribute {sorted(unknown)}" if unknown else f"requires the attribute {sorted(missing)}"
+            msg = f"operator {self.name}({', '.join(self.attributes)}) {problem}; it was called with {sorted(attrs)}."
             raise PluginError(msg)
         absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
         return Call((*operands, *absent), {**self.attributes, **attrs})
@@ -197,7 +197,10 @@ def _parse_schema(reference: Callable[..., Any]) -> tuple[tuple[Parameter, ...],
             if p.default is p.empty:
                 required.add(p.name)
         elif p.kind is p.VAR_KEYWORD:
-            msg = f"operator {reference.__qualname__}{inspect.signature(reference)}: spell out **{p.name} as attributes"
+            msg = (
+                f"operator {reference.__qualname__}{inspect.signature(reference)}: **{p.name} is not supported. Write "
+                "each attribute as a parameter."
+            )
             raise PluginError(msg)
         else:
             kinds = set(re.findall(r"\w+", str(p.annotation)))  # a string, or a type without PEP 563
@@ -224,8 +227,9 @@ class _Binder:
         missing = op.required - set(self.names)
         if len(self.positions) < sum(not p.optional for p in op.operands) or missing:
             msg = (
-                f"operator {op.name}{inspect.signature(op.reference)} does not fit {overload}{overload._schema}: "
-                f"give ATen's names to its attributes, or declare @{op.name}.from_torch({overload})"
+                f"operator {op.name}{inspect.signature(op.reference)}: the signature does not match "
+                f"{overload}{overload._schema}. Give its attributes ATen's names, or declare "
+                f"@{op.name}.from_torch({overload})."
             )
             raise PluginError(msg)
 
@@ -235,7 +239,10 @@ class _Binder:
         bound.update(kwargs)
         for name in self.leftover:
             if name not in IGNORED_ARGUMENTS and bound[name] != self.defaults[name]:
-                msg = f"operator {self.operator.name} has no attribute {name!r} (here {bound[name]!r})"
+                msg = (
+                    f"operator {self.operator.name}: the argument {name!r} is {bound[name]!r}, but the operator has "
+                    f"no such attribute. Leave it at its default {self.defaults[name]!r}."
+                )
                 raise PluginError(msg)
         operands = [bound[name] for name in self.positions]
         if self.variadic:

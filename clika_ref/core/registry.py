@@ -78,7 +78,10 @@ def load_registry(limit: str | None = None) -> Registry:
         names = [name.strip() for name in wanted.split(",") if name.strip()]
         unknown = sorted(set(names) - {e.name for e in found})
         if unknown:
-            msg = f"{PLUGINS_VARIABLE} names {unknown}, but installed are {[e.name for e in found]}"
+            msg = (
+                f"cannot load the plugins in ${PLUGINS_VARIABLE}: {unknown} are not installed. Installed plugins: "
+                f"{[e.name for e in found]}."
+            )
             raise PluginError(msg)
         found = [e for e in found if e.name in names]
     return build_registry(_load_all(found))
@@ -99,18 +102,21 @@ def build_registry(plugins: Iterable[Plugin]) -> Registry:
         for plugin in plugins:
             for key, item in items(plugin):
                 if key in owners:
-                    problems.append(f"{kind} {str(key)!r} is claimed by {owners[key]} and by {plugin}")
+                    problems.append(f"{kind} {str(key)!r} is declared by {owners[key]} and by {plugin}")
                 owners[key], result[key] = plugin, item
         return result
 
     operators = collect_unique("operator", lambda p: ((o.name, o) for o in p.operators))
-    overloads = collect_unique("the ATen call", lambda p: ((c, o) for o in p.operators for c in index_by_overload([o])))
+    overloads = collect_unique("ATen overload", lambda p: ((c, o) for o in p.operators for c in index_by_overload([o])))
     passes = collect_unique("pass", lambda p: ((q.name, q) for q in p.passes))
     targets = collect_unique("target", lambda p: ((t.name, t) for t in p.targets))
     visualizers = collect_unique("visualizer", lambda p: ((v.name, v) for v in p.visualizers))
     if problems:
         shown = "\n".join(f"  {p}" for p in problems)
-        msg = f"plugins clash:\n{shown}\nUninstall one of each, or list those to load in ${PLUGINS_VARIABLE}."
+        msg = (
+            f"cannot combine the plugins:\n{shown}\nUninstall one of each, or list the plugins to load in "
+            f"${PLUGINS_VARIABLE}."
+        )
         raise PluginError(msg)
     return Registry(plugins, operators, passes, targets, overloads, visualizers)
 
@@ -127,7 +133,7 @@ def _load_all(found: list[EntryPoint]) -> list[Plugin]:
             problems.append(f"  {_describe_entry_point(entry)}: {type(error).__name__}: {error}")
     if problems:
         msg = (
-            f"{len(problems)} of {len(found)} plugins cannot be used:\n" + "\n".join(problems) + "\n"
+            f"cannot load {len(problems)} of {len(found)} plugins:\n" + "\n".join(problems) + "\n"
             f"Update or uninstall them, or list those to load in ${PLUGINS_VARIABLE}."
         )
         raise PluginError(msg)
@@ -143,8 +149,8 @@ def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
     module = entry.load()
     level = getattr(module, "CLIKA_REF_API", None)
     if level != hooks.API_LEVEL:
-        stated = "does not state CLIKA_REF_API" if level is None else f"was written for CLIKA_REF_API = {level!r}"
-        msg = f"it {stated}; this clika-ref speaks {hooks.API_LEVEL}"
+        stated = "CLIKA_REF_API is not defined" if level is None else f"CLIKA_REF_API is {level!r}"
+        msg = f"{stated}, and this clika-ref supports {hooks.API_LEVEL}. Install a matching version."
         raise PluginError(msg)
     manager.register(module, entry.name)
     manager.check_pending()
@@ -161,7 +167,9 @@ def _load(manager: pluggy.PluginManager, entry: EntryPoint) -> Plugin:
 def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
     for item in parts.get("operators", ()):
         if not isinstance(item, Operator):
-            msg = f"clika_ref_operators returned {item!r}, a {type(item).__name__}; return what @operator made"
+            msg = (
+                f"clika_ref_operators returned {item!r}, a {type(item).__name__}. Return operators, made by @operator."
+            )
             raise PluginError(msg)
     for item in parts.get("visualizers", ()):
         if not isinstance(item, Visualizer):
@@ -170,7 +178,7 @@ def _check_types(parts: Mapping[str, tuple[Any, ...]]) -> None:
     for kind in ("passes", "visualizers"):
         for item in parts.get(kind, ()):
             if not isinstance(getattr(item, "name", None), str):
-                msg = f"clika_ref_{kind} returned {item!r}, which has no `name`; return instances, not classes"
+                msg = f"clika_ref_{kind} returned {item!r}, which has no `name`. Return instances, not classes."
                 raise PluginError(msg)
     for item in parts.get("targets", ()):
         reason = invalid_target_reason(item)

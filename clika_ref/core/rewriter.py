@@ -114,7 +114,7 @@ def _apply_rule(
         return None
     replacements = tuple(answer) if isinstance(answer, tuple) else (answer,)
     if len(replacements) != len(node.outputs) or not all(isinstance(v, Value) for v in replacements):
-        msg = f"rule {r.name} returned {answer!r} for {node!r}; return one value per output, or Skip(reason)"
+        msg = f"rule {r.name}: it returned {answer!r} for {node!r}. Return one value for each output, or Skip(reason)."
         raise PassError(msg)
     if not all(can_substitute(graph, old, new) for old, new in zip(node.outputs, replacements, strict=True)):
         return None

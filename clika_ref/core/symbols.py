@@ -29,7 +29,7 @@ class SymbolSource:
     dim: int | None
 
     def __str__(self) -> str:
-        return self.name if self.dim is None else f"side {self.dim} of {self.name!r}"
+        return self.name if self.dim is None else f"dim {self.dim} of {self.name!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,7 @@ def expr_to_function(expr: sympy.Basic) -> Callable[..., Any]:
         if kind in SYMPY_TO_PYTHON:
             return SYMPY_TO_PYTHON[kind]
     msg = (
-        f"no meaning is declared for {type(expr).__name__} in the size expression {expr}; "
-        "write this size with + - * // % min max or round, or make the side static"
+        f"cannot evaluate the size expression {expr}: {type(expr).__name__} is not supported. Write this size with + "
+        "- * // % min max or round, or make the dim static."
     )
     raise ModelError(msg)

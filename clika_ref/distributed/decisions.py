@@ -17,12 +17,12 @@ from clika_ref.quantization.decision import LayerReport, Quantization, Threshold
 from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
 
 MODEL_MISMATCH = (
-    "rank {} works on another model than rank 0: its graph, or its weights, are others. Load the same weights on all "
-    "ranks before, broadcast the running statistics of batch norms, which DistributedDataParallel lets each rank have "
-    "for itself, and give the same tracing_inputs to all, by which the graph is captured"
+    "rank {} has a different model than rank 0: its graph or its weights differ. Load the same weights on all ranks, "
+    "broadcast the running statistics of batch norms (DistributedDataParallel lets them differ), and give all ranks "
+    "the same tracing_inputs."
 )
 
-SETTINGS_MISMATCH = "rank {} was given other settings than rank 0: {}. Give the same on all ranks"
+SETTINGS_MISMATCH = "rank {} has different settings than rank 0: {}. Give all ranks the same settings."
 
 RANK_LOCAL_OPTIONS = frozenset({"check_passes", "compare_after_export", "external_data", "ranges_file"})
 """Options that do not affect the model, and may differ between ranks."""
@@ -70,7 +70,7 @@ def check_same_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
     ]
     other = {rank: differences for rank, own in enumerate(said) if (differences := _describe_differences(own, said[0]))}
     if other:
-        raise ModelError("; ".join(SETTINGS_MISMATCH.format(rank, told) for rank, told in other.items()))
+        raise ModelError("; ".join(SETTINGS_MISMATCH.format(rank, difference) for rank, difference in other.items()))
 
 
 def _settings_to_text(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -88,7 +88,7 @@ def _settings_to_text(settings: Mapping[str, Any]) -> dict[str, str]:
 def _describe_differences(own: Mapping[str, str], first: Mapping[str, str]) -> str:
     """Describe the differences between settings; for different classes, only the class."""
     other = [
-        f"{name} ({textwrap.shorten(own[name], 100)} in place of {textwrap.shorten(text, 100)})"
+        f"{name} ({textwrap.shorten(own[name], 100)} instead of {textwrap.shorten(text, 100)})"
         for name, text in first.items()
         if name in own and own[name] != text
     ]
@@ -97,7 +97,7 @@ def _describe_differences(own: Mapping[str, str], first: Mapping[str, str]) -> s
 
 def _to_message(found: Quantization) -> Message:
     document, tensors = plan_to_json(found.plan)
-    told = {
+    message = {
         "plan": document,
         "layers": [dataclasses.asdict(layer) for layer in found.layers],
         "what_if": [dataclasses.asdict(row) for row in found.what_if],
@@ -106,17 +106,17 @@ def _to_message(found: Quantization) -> Message:
         "spared": [*found.spared],
         "observers": {**found.observers},
     }
-    return told, tensors
+    return message, tensors
 
 
 def _from_message(
     document: Mapping[str, Any], tensors: Mapping[str, Tensor], scheme: QuantizationScheme
 ) -> Quantization:
     plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
-    layers = [LayerReport(**{**told, "widths": tuple(told["widths"])}) for told in document["layers"]]
+    layers = [LayerReport(**{**layer, "widths": tuple(layer["widths"])}) for layer in document["layers"]]
     rows = [ThresholdPrediction(**row) for row in document["what_if"]]
-    told = (document[name] for name in ("observer", "bytes", "spared", "observers"))
-    return Quantization(plan, layers, rows, *told)
+    facts = (document[name] for name in ("observer", "bytes", "spared", "observers"))
+    return Quantization(plan, layers, rows, *facts)
 
 
 def broadcast_score(score: Any, ranks: Ranks) -> Any:

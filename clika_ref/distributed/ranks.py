@@ -20,13 +20,13 @@ Message = tuple[Mapping[str, Any], Mapping[str, Tensor]]
 """A document that JSON can hold, and tensors. The receiver executes nothing of it."""
 
 START_HINT = (
-    "start each process with torchrun (torchrun --nproc-per-node 2 train.py), and call "
-    "torch.distributed.init_process_group() before clika-ref is asked for anything"
+    "Start each process with torchrun (torchrun --nproc-per-node 2 train.py), and call "
+    "torch.distributed.init_process_group() before you use clika-ref."
 )
 
 SEPARATE_PROCESSES_WARNING = (
-    "{} processes run, of which each quantizes by its own data: their plans need not be the same. Pass "
-    "distributed_training_settings=DistributedTrainingSettings(multi_gpu=True) in each of them to quantize together"
+    "{} processes are running, and each quantizes with its own data, so their plans may differ. To quantize "
+    "together, pass distributed_training_settings=DistributedTrainingSettings(multi_gpu=True) in each process."
 )
 
 
@@ -123,7 +123,9 @@ class Ranks:
 
     def _failure_reasons(self, said: Mapping[int, Tensor]) -> str:
         texts = {rank: bytes(text.tolist()).decode(errors="replace") for rank, text in said.items()}
-        return "; ".join(f"rank {rank} of {self.count} failed, so that all end: {text}" for rank, text in texts.items())
+        return "; ".join(
+            f"rank {rank} of {self.count} failed, so all ranks stop: {text}" for rank, text in texts.items()
+        )
 
 
 SINGLE_PROCESS = Ranks()
@@ -140,15 +142,15 @@ def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
     """
     if settings is not None and not isinstance(settings, DistributedTrainingSettings):
         msg = (
-            f"distributed_training_settings is {settings!r}, a {type(settings).__name__}; it takes "
-            f"{ACCEPTED_DISTRIBUTED_SETTINGS}"
+            f"distributed_training_settings is {settings!r}, a {type(settings).__name__}. Pass "
+            f"{ACCEPTED_DISTRIBUTED_SETTINGS}."
         )
         raise ModelError(msg)
     if settings is None or not settings.multi_gpu:
         yield SINGLE_PROCESS
         return
     if not (dist.is_available() and dist.is_initialized()):
-        msg = f"multi_gpu=True lets several processes work on one model, and there is no process group: {START_HINT}"
+        msg = f"multi_gpu=True needs a process group, and there is none. {START_HINT}"
         raise ModelError(msg)
     group: Any = dist.new_group(backend="gloo", timeout=_timeout())
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), group)
@@ -183,8 +185,8 @@ def _translate_errors() -> Iterator[None]:
         yield
     except RuntimeError as error:  # raised by collectives
         msg = (
-            f"another process has ended or does not answer, so that this one ends too: {error}. What it wrote last "
-            "says why; init_process_group(timeout=...) says how long to wait for one that is slow"
+            f"another process has ended or does not respond, so this one stops too: {error}. See its last output for "
+            "the cause; init_process_group(timeout=...) sets how long to wait for a slow process."
         )
         raise _LostProcessError(msg) from error
 

@@ -48,7 +48,8 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     """
     if not isinstance(state, Mapping):
         msg = (
-            f"state_dict is a {type(state).__name__}; give matrices by their names, as safetensors.torch.load_file does"
+            f"state_dict is a {type(state).__name__}. Give matrices by name, as safetensors.torch.load_file "
+            "returns them."
         )
         raise ModelError(msg)
     own, found, seen = _matrices(graph), dict[str, Tensor](), set[str]()
@@ -56,7 +57,9 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     for key, tensor in state.items():
         name = _own_name(key)
         problem = (
-            _find_mismatch(tensor, own[name], is_second=name in seen) if name in own else "is the matrix of no adapter"
+            _find_mismatch(tensor, own[name], is_second=name in seen)
+            if name in own
+            else "is not a matrix of an adapter"
         )
         problems += [f"{key!r} {problem}"] if problem else []
         found[name] = tensor
@@ -65,8 +68,8 @@ def load_adapter_state(graph: Graph, state: Mapping[str, Tensor]) -> None:
     if problems:
         shown = "\n".join(f"  {problem}" for problem in problems)
         msg = (
-            f"the adapters do not fit those of {graph.name}:\n{shown}\nAttach adapters of the same rank to the same "
-            "layers first: LoraSettings(rank=..., target_layers=[...])"
+            f"the adapters do not match those of {graph.name}:\n{shown}\nFirst attach adapters of the same rank to "
+            "the same layers: LoraSettings(rank=..., target_layers=[...])."
         )
         raise ModelError(msg)
     for name, tensor in found.items():
@@ -84,12 +87,14 @@ def _own_name(key: object) -> str:
 def _find_mismatch(tensor: object, own: Value, *, is_second: bool) -> str:
     """Return why a tensor cannot be loaded as a matrix of an adapter; empty if it can."""
     if is_second:
-        return "is the same matrix of a second adapter; load one adapter at a time"
+        return "is the same matrix of a second adapter. Load one adapter at a time"
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-        return f"is {tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}, and no tensor of floats"
+        return (
+            f"is {tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}, not a floating-point tensor"
+        )
     if tensor.shape != own.type.shape:
         sides = ["x".join(map(str, shape)) for shape in (tensor.shape, own.type.shape)]
-        return f"is {sides[0]}, and the adapter's is {sides[1]}"
+        return f"is {sides[0]}, but that of the adapter is {sides[1]}"
     return ""
 
 

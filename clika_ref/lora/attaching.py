@@ -52,8 +52,8 @@ def attach_adapters(
         before = adapters_of(graph)
         if before:
             msg = (
-                f"{graph.name} has adapters already, beside {len(before)} weights, the first of them "
-                f"{before[0].weight.name!r}; merge these with clika_merge_lora() before others are attached"
+                f"{graph.name} already has adapters of {len(before)} weights, the first of {before[0].weight.name!r}. "
+                "Merge them with clika_merge_lora() before you attach others."
             )
             raise ModelError(msg)
         chosen = select_layers(graph, settings)
@@ -79,8 +79,8 @@ def _reject_masks(chosen: Mapping[Value, Sequence[Node]]) -> None:
     masked = [weight for weight, nodes in chosen.items() if any(weight_of(node) is not weight for node in nodes)]
     if masked:
         msg = (
-            f"merging='on' would fill what is masked of {', '.join(repr(w.name) for w in masked)}; leave the adapters "
-            f"beside these layers, with merging='auto', or name others in {TARGET_LAYERS_ARGUMENT}"
+            f"merging='on' would overwrite the masked elements of {', '.join(repr(w.name) for w in masked)}. Use "
+            f"merging='auto', or name other layers in {TARGET_LAYERS_ARGUMENT}."
         )
         raise ModelError(msg)
 

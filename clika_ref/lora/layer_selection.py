@@ -64,22 +64,21 @@ def _no_layer_error(graph: Graph, key: str, layers: Sequence[Node]) -> ModelErro
     """Return the error for a name that matches no layer."""
     if not layers:
         return ModelError(
-            f"{TARGET_LAYERS_ARGUMENT}: {graph.name} has no linear layer or convolution with a weight of "
-            "its own, beside which an "
-            "adapter could stand"
+            f"{TARGET_LAYERS_ARGUMENT}: {graph.name} has no linear layer or convolution with a weight of its own, so "
+            "no adapter can be attached"
         )
     known = dict.fromkeys(_layer_names(layers))
     if any(_is_named(node, key) for node in graph.nodes):
-        problem = "names no linear layer or convolution with a weight of its own"
+        problem = "is not a linear layer or convolution with a weight of its own"
     else:
-        problem = f"is the name of no layer of {graph.name}: of no node, no module, and no end of a path"
+        problem = f"is not a layer of {graph.name}: no node, module or path suffix has this name"
     near = (
         difflib.get_close_matches(key, known, n=MAX_SUGGESTIONS)
         or [name for name in known if key in name][:MAX_SUGGESTIONS]
     )
-    hint = "near it are" if near else "among them are"
+    hint = "Near matches:" if near else "Available:"
     shown = ", ".join(map(repr, near or [name for name, _ in zip(known, range(MAX_SUGGESTIONS), strict=False)]))
-    return ModelError(f"{TARGET_LAYERS_ARGUMENT}: {key!r} {problem}; {hint} {shown}")
+    return ModelError(f"{TARGET_LAYERS_ARGUMENT}: {key!r} {problem}. {hint} {shown}.")
 
 
 def _layer_names(layers: Iterable[Node]) -> Iterator[str]:
@@ -95,9 +94,7 @@ def _rank_error(key: str, named: Mapping[Value, Sequence[Node]], rank: int) -> M
     weight, nodes = next(iter(named.items()))
     shape = "x".join(map(str, weight.type.shape))
     return ModelError(
-        f"{TARGET_LAYERS_ARGUMENT}: {key!r}: {rank=} is too large: an adapter of {weight.name!r}, which is "
-        f"{shape}, would have "
-        f"{_adapter_size(nodes[0], weight, rank):,} elements, and the weight has {weight.type.element_count:,}; "
-        "choose a smaller rank, "
-        "or train the weight itself"
+        f"{TARGET_LAYERS_ARGUMENT}: {key!r}: {rank=} is too large: an adapter of {weight.name!r} ({shape}) would have "
+        f"{_adapter_size(nodes[0], weight, rank):,} elements, but the weight has {weight.type.element_count:,}. Choose "
+        "a smaller rank, or train the weight itself."
     )

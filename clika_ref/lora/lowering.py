@@ -101,8 +101,8 @@ def reattach_adapters(graph: Graph, aside: Sequence[DetachedAdapter], operators:
     if lost:
         shown = ", ".join(f"{adapter.weight!r} in {adapter.origin}" for adapter in lost)
         msg = (
-            f"the adapters beside {shown} have no layer where the graph is written: a pass has made something else of "
-            "it; attach them with LoraSettings(merging='on')"
+            f"cannot lower the adapters of {shown}: a pass replaced their layers. Attach them with "
+            "LoraSettings(merging='on')."
         )
         raise ModelError(msg)
     return [node for nodes in found.values() for node in nodes]
@@ -140,9 +140,8 @@ def _apply_steps(graph: Graph, adapter: DetachedAdapter, steps: Sequence[Deferre
         elif formula.function is not transpose_weight and not _is_mask(formula.sources):
             name = getattr(formula.function, "__name__", repr(formula.function))
             msg = (
-                f"an adapter cannot stay beside the layers of {adapter.weight!r} in {adapter.origin}: a pass has made "
-                f"something of the weight that is no factor of its channels ({name}); attach it with "
-                "LoraSettings(merging='on')"
+                f"cannot keep the adapter of {adapter.weight!r} in {adapter.origin} unmerged: a pass changed the "
+                f"weight by more than a scale of its channels ({name}). Attach it with LoraSettings(merging='on')."
             )
             raise ModelError(msg)
     return _register_matrix(graph, down), _register_matrix(graph, up)

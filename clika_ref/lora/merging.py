@@ -26,7 +26,7 @@ def merge_adapters(graph: Graph, *, is_quantized: bool) -> None:
     ]
     if problems:
         shown = "\n".join(problems)
-        msg = f"{len(problems)} adapters of {graph.name} cannot be merged:\n{shown}"
+        msg = f"cannot merge {len(problems)} adapters of {graph.name}:\n{shown}"
         raise ModelError(msg)
     for adapter in found:
         weight, down, up = (value.data for value in (adapter.weight, adapter.down, adapter.up))
@@ -45,12 +45,12 @@ def _problem(adapter: Adapter, *, is_quantized: bool) -> str:
     """Return why an adapter cannot be merged; empty if it can."""
     if is_quantized and adapter.attributes["merging"] != "on":
         return (
-            "it stands beside integers, which would be others then; merge it before the module is quantized, or "
+            "its layer is quantized, and merging would change the quantized weight. Merge it before you quantize, or "
             "attach it with LoraSettings(merging='on')"
         )
     if adapter.is_masked:
-        return "its weight is masked, and would be no longer; exports leave it beside the layer"
+        return "its weight is masked, and merging would overwrite the mask. Exports keep the adapter unmerged"
     others = [use.user for use in adapter.weight.uses if use.user not in adapter.layers]
     if others:
-        return f"its weight is tied, and read by {others[0]!r} as well; exports merge it for the layer alone"
+        return f"its weight is tied, and also read by {others[0]!r}. Exports merge it for this layer only"
     return ""

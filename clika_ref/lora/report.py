@@ -39,7 +39,7 @@ ADAPTER_COLUMNS: Mapping[str, Callable[[LayerAdapter], object]] = {
     "weight": lambda layer: "x".join(map(str, layer.shape)),
     "rank": lambda layer: layer.rank,
     "parameters": lambda layer: layer.parameters,
-    "of the weight": lambda layer: f"{layer.share:.1%}",
+    "share of weight": lambda layer: f"{layer.share:.1%}",
 }
 
 
@@ -67,7 +67,7 @@ class AdapterReport(HasTables):
 
     def in_one_line(self) -> str:
         """Return the number of adapters, and their share of the module's parameters."""
-        share = f"{self.parameters / max(self.elements, 1):.1%} of the {self.elements:,} that stay"
+        share = f"{self.parameters / max(self.elements, 1):.1%} of the {self.elements:,} other parameters"
         return f"{len(self.layers):,} adapters, {self.parameters:,} parameters, {share}"
 
 

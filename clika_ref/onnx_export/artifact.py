@@ -22,9 +22,9 @@ MAX_CACHED_CALLS = 256
 def onnx_unsupported_reason(node: Node) -> str | None:
     """Return why a node cannot be written as ONNX, or None if it can."""
     if node.op.lowering is None:
-        return f"{node.op.name} has no ONNX lowering; declare one with @{node.op.name}.onnx"
+        return f"{node.op.name} has no ONNX lowering. Declare one with @{node.op.name}.onnx"
     if any(v.type.dtype.is_complex for v in (*node.inputs, *node.outputs) if isinstance(v, Value)):
-        return "it computes with complex numbers, which ONNX operators do not take; split real and imaginary parts"
+        return "it computes with complex numbers, which ONNX does not support. Compute with real and imaginary parts"
     return None
 
 

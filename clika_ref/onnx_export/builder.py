@@ -72,7 +72,7 @@ class OnnxBuilder:
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
-            msg = f"`op` has no helper {op_type!r}; ONNX operators start with a capital letter"
+            msg = f"`op` has no method {op_type!r}. Call an ONNX operator, whose name starts with a capital letter."
             raise AttributeError(msg)
 
         def add(*operands: ir.Value | None, outputs: int = 1, **attributes: Any) -> Any:
@@ -91,7 +91,7 @@ class OnnxBuilder:
         for operand in operands:
             if not isinstance(operand, ir.Value | None):
                 kind = type(operand).__name__
-                msg = f"op.{op_type}: operand {operand!r} is a {kind}; use op.like(x, number) for numbers"
+                msg = f"op.{op_type}: operand {operand!r} is a {kind}. Use op.like(x, number) for numbers."
                 raise PluginError(msg)
         while operands and operands[-1] is None:  # an absent bias of LayerNormalization crashes ORT
             operands = operands[:-1]
@@ -175,7 +175,7 @@ class OnnxBuilder:
         """
         known = self._types[value]
         if not isinstance(known, TensorType):
-            msg = f"the shape of the intermediate {value.name!r} is unknown; derive it from the operands"
+            msg = f"the shape of the intermediate {value.name!r} is unknown. Derive it from the operands."
             raise PluginError(msg)
         return known.shape
 
@@ -294,8 +294,8 @@ def _reject_symbolic_attributes(op_type: str, attrs: Mapping[str, Any]) -> None:
     for name, value in attrs.items():
         if is_symbolic(tuple(value) if isinstance(value, list) else value):
             msg = (
-                f"ONNX's {op_type} needs a number for {name}, not {value}, which is known only at run time; "
-                "give that side a fixed length"
+                f"ONNX's {op_type} needs a constant for {name}, but {value} is known only at run time. Make that dim "
+                "static."
             )
             raise TargetError(msg)
 

@@ -87,7 +87,7 @@ def check_lowerable(graph: Graph) -> None:
     missing = [node for node in graph.nodes if node.op.lowering is None]
     if missing:
         shown = "\n".join(f"  {node.op.name} in {node.origin}" for node in missing)
-        msg = f"{len(missing)} nodes cannot be written as ONNX:\n{shown}\nDeclare their lowering with @<operator>.onnx."
+        msg = f"cannot export {len(missing)} nodes to ONNX:\n{shown}\nDeclare their lowering with @<operator>.onnx."
         raise TargetError(msg)
 
 
@@ -190,9 +190,9 @@ class _Emission:
         results = result if isinstance(result, tuple) else (result,)
         odd = [result for result in results if not isinstance(result, ir.Value)]
         if odd or len(results) != len(node.outputs):
-            wanted = f"{len(node.outputs)} of what `op` returns for {node!r}"
+            wanted = f"{len(node.outputs)} results of `op` for {node!r}"
             found = f"{odd[0]!r}" if odd else f"{len(results)} values"
-            msg = f"the ONNX lowering of {node.op.name} returned {found}; it must return {wanted}"
+            msg = f"the ONNX lowering of {node.op.name} returned {found}. It must return {wanted}."
             raise PluginError(msg)
         return results
 

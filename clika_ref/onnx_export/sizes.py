@@ -98,7 +98,7 @@ class SizeEmitter:
         for kind, emit in EXPR_RULES.items():
             if isinstance(expr, kind):
                 return emit(self, expr)
-        msg = f"the size expression {expr} uses {type(expr).__name__}, for which there is no ONNX form"
+        msg = f"cannot export the size expression {expr}: {type(expr).__name__} has no ONNX equivalent"
         raise ModelError(msg)
 
     def _emit_atom(self, expr: sympy.Basic) -> ir.Value:
@@ -108,7 +108,7 @@ class SizeEmitter:
                 return self.op.Reshape(self.op.cast(source, torch.int64), self.op.ints([1]))
             return self.op.Shape(source, start=dim, end=dim + 1)
         if isinstance(expr, sympy.Symbol):
-            msg = f"the symbol {expr} is needed before the value that it is read from is computed"
+            msg = f"cannot export the symbol {expr}: it is used before its source is computed"
             raise ModelError(msg)
         value = atom_to_number(expr)
         if isinstance(value, bool):

@@ -30,9 +30,9 @@ def check_removable(asked: NodeProbe, found: DependencyGraph) -> str:
     for some in families.values():
         if find_attributes(asked, found, _every_other([some])) is None:
             for unit in some:
-                units.fix(unit, f"{node!r} does not compute the same with some of them")
+                units.fix(unit, f"{node!r} computes a different result without some of them")
     rest = [[u for u in some if not units.reason(u)] for some in families.values()]
-    return "" if find_attributes(asked, found, _every_other(rest)) is not None else "its sizes are fixed"
+    return "" if find_attributes(asked, found, _every_other(rest)) is not None else "its sizes cannot change"
 
 
 def _every_other(families: Iterable[Sequence[int]]) -> frozenset[int]:

@@ -41,14 +41,14 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
     for value in graph.outputs:
         found.fix(value, f"the model returns %{value.name}")
     for name, value in graph.state.items():
-        found.fix(value, f"a call leaves it in {name!r}")
+        found.fix(value, f"a call writes it to {name!r}")
     return found
 
 
 def _couple_layer(found: DependencyGraph, node: Node, layer: ChannelDims) -> None:
     """Couple the output channels of a layer with its weight and bias, and its input channels with the weight."""
     units, given, weight = found.units, found.of(layer.x), found.of(layer.weight)
-    because = f"{node!r} has its channels on other sides"
+    because = f"{node!r} has its channels on other dims"
     for axis, some in weight.items():
         if axis not in (layer.outer, layer.inner):
             units.fix_all(some, because)
@@ -67,7 +67,7 @@ def _couple_ungrouped(found: DependencyGraph, node: Node, layer: ChannelDims) ->
     given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
     inner = weight.get(layer.inner)
     if given is None and inner is not None:
-        found.units.fix_all(inner, f"{node!r} reads %{layer.x.name}, whose side {layer.channel} stays")
+        found.units.fix_all(inner, f"{node!r} reads %{layer.x.name}, and its dim {layer.channel} cannot change")
     elif inner is None and given is not None:
         found.units.fix_all(given, f"{node!r} has one channel")
     elif given is not None and inner is not None:
@@ -78,11 +78,11 @@ def _couple_ungrouped(found: DependencyGraph, node: Node, layer: ChannelDims) ->
 def _couple_groups(found: DependencyGraph, node: Node, layer: ChannelDims) -> Tensor | None:
     """Make each group of a layer one unit, with its input and output channels."""
     given, weight = found.of(layer.x).get(layer.channel), found.of(layer.weight)
-    reason = f"{node!r} reads %{layer.x.name}, whose side {layer.channel} stays"
+    reason = f"{node!r} reads %{layer.x.name}, and its dim {layer.channel} cannot change"
     divided = layer.group_dim
     rest = ({layer.inner, layer.outer} - {divided}).pop()
     if rest in weight:
-        found.units.fix_all(weight[rest], f"{node!r} has groups of as many channels each")
+        found.units.fix_all(weight[rest], f"{node!r} has groups of equally many channels")
     own = weight[divided]
     if given is None:
         found.units.fix_all(own, reason)
@@ -107,7 +107,9 @@ def _couple_node(found: DependencyGraph, node: Node, sizes: Mapping[str, int]) -
     others = [v for v in values if not v.is_constant and v.type.rank and v.type.dtype.is_floating_point]
     if others and all(node.inputs[i].is_constant for i, _ in given):
         for i, axis in given:
-            found.units.fix_all(found.of(node.inputs[i])[axis], f"{node!r} reads %{others[0].name}, which stays")
+            found.units.fix_all(
+                found.of(node.inputs[i])[axis], f"{node!r} reads %{others[0].name}, which cannot change"
+            )
         return
     asked = probe_node(node, sizes)
     if isinstance(asked, str):
@@ -132,14 +134,14 @@ def _propagate(
     def follow(position: int, axis: int, own: Tensor) -> None:
         come = _get_sources(found, asked, position, axis)
         again = come if other is asked or isinstance(other, str) else _get_sources(found, other, position, axis)
-        side = f"side {axis} of its operand {position}"
+        side = f"dim {axis} of its operand {position}"
         if come is None:
-            found.units.fix_all(own, f"{node!r} mixes what lies along {side}")
+            found.units.fix_all(own, f"{node!r} combines elements along {side}")
         elif isinstance(other, str) or not come.is_same(again):
-            found.units.fix_all(own, f"{node!r} chooses by data what it takes of {side}")
+            found.units.fix_all(own, f"{node!r} selects from {side} by data")
         else:
             if come.has_no_source:
-                found.units.fix_all(own, f"{node!r} does not show what it makes of {side}")
+                found.units.fix_all(own, f"the effect of {node!r} on {side} is unknown")
             found.units.merge_all(own[come.tied[:, 0]], own[come.tied[:, 1]])
             for sides, p in zip(reached, come.places, strict=True):
                 sides.setdefault(position, []).append(propagate_units(found.units, own, p, f"{node!r}"))
@@ -147,7 +149,7 @@ def _propagate(
     for position, axis in given:
         follow(position, axis, found.of(node.inputs[position])[axis])
     for position, axis in _find_mapped_dims(asked, given, reached):
-        stays = f"{node!r} reads %{node.inputs[position].name}, which stays"
+        stays = f"{node!r} reads %{node.inputs[position].name}, which cannot change"
         follow(position, axis, found.units.add_fixed(asked.operands[position].shape[axis], stays))
     for output, sides in zip(node.outputs, reached, strict=True):
         found.sides[output] = _merge_units(found.units, output, sides.values(), f"{node!r}")
@@ -224,9 +226,9 @@ def _merge_units(units: Units, output: Value, operands: Iterable[Iterable[DimUni
     for axis, some in found.items():
         missing = some == ABSENT_UNIT
         if missing.any():
-            some[missing] = units.add_fixed(int(missing.sum()), f"{reason}: elements of its own stand there")
+            some[missing] = units.add_fixed(int(missing.sum()), f"{reason}: it adds elements of its own there")
         if not is_periodic(output.type.shape[axis], units.roots(some)):
-            units.fix_all(some, f"{reason}: the length of side {axis} depends on the input")
+            units.fix_all(some, f"{reason}: the length of dim {axis} depends on the input")
     return found
 
 

@@ -102,8 +102,8 @@ def _trace_indices(asked: NodeProbe, position: int, axis: int, others: Tensor, a
         if reached and not all(map(torch.equal, reached, now)):  # a dependence that only some bits show was hidden
             return None
         reached = now
-        for told, yes in zip(found, with_bit, strict=True):
-            told[yes] += 1 << bit
+        for indices, yes in zip(found, with_bit, strict=True):
+            indices[yes] += 1 << bit
     return [f.masked_fill_(~r, ABSENT_UNIT) for f, r in zip(found, reached, strict=True)]
 
 

@@ -54,9 +54,8 @@ def resolve_settings(
         layer, nodes = layers[key], find_nodes(graph, key, LAYER_SETTINGS_ARGUMENT)
         if not layer.skip_pruning and all(node.op.trait.weight is None for node in nodes):
             msg = (
-                f"{LAYER_SETTINGS_ARGUMENT}: {key!r} names nothing that multiplies by weights, such as a "
-                "convolution or a linear layer"
-                "; name one"
+                f"{LAYER_SETTINGS_ARGUMENT}: {key!r} is not a layer with weights to prune. Name a convolution or a "
+                "linear layer."
             )
             raise ModelError(msg)
         weights = {sides.weight for node in nodes if (sides := find_channel_dims(node)) is not None}
@@ -95,8 +94,7 @@ def _require_limit(node: Node, choice: PruningChoice) -> None:
         and choice.threshold is None
     ):
         msg = (
-            f"{LAYER_SETTINGS_ARGUMENT}: nothing limits what is pruned of {node.name!r}, with "
-            f"mask_type={choice.mask_type!r}; give it "
-            "a sparsity, or a pruning_sensitivity_threshold"
+            f"{LAYER_SETTINGS_ARGUMENT}: {node.name!r} has mask_type={choice.mask_type!r} but no limit. Set sparsity "
+            "or pruning_sensitivity_threshold."
         )
         raise ModelError(msg)

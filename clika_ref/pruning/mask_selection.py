@@ -139,7 +139,9 @@ def _choose_share(layer: ChannelDims, choice: PruningChoice, weighed: Mapping[fl
     fitting = [share for share, error in weighed.items() if limit is None or error <= limit]
     if not fitting:
         share, error = min(weighed.items())
-        text = f"too sensitive: {error:.2g} without {share:.0%} is above pruning_sensitivity_threshold={limit:g}"
+        text = (
+            f"too sensitive: error {error:.2g} with {share:.0%} masked is above pruning_sensitivity_threshold={limit:g}"
+        )
         return MaskResult(None, error, text)
     share = max(fitting)
-    return MaskResult(make_mask(layer, choice, share), weighed[share], f"{share:.0%} of its weights masked")
+    return MaskResult(make_mask(layer, choice, share), weighed[share], f"{share:.0%} of the weights masked")

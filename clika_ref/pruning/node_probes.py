@@ -95,7 +95,7 @@ def probe_node(node: Node, sizes: Mapping[str, int], *, chosen: int = 0) -> Node
     except KeyError as error:
         return f"the size {error} depends on the data"
     if any(r.isnan().any() for r in results):
-        return "it makes NaN of ordinary numbers"
+        return "it returns NaN for finite inputs"
     return NodeProbe(node, operands, results, sizes)
 
 

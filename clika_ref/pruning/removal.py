@@ -49,7 +49,7 @@ def remove_units(found: DependencyGraph, gone: frozenset[int], sizes: Mapping[st
         node.attrs = found_attrs
         types = infer_types(node.op, node.inputs, node.attrs)
         if types != tuple(v.type for v in node.outputs):
-            msg = f"{node!r} in {node.origin} makes {', '.join(map(str, types))} after channels were removed"
+            msg = f"{node!r} in {node.origin}: returns {', '.join(map(str, types))} after channels were removed"
             raise PassError(msg)
     graph.revision += 1
     return []

@@ -100,9 +100,9 @@ class PruningReport(HasTables):
         zeros = sum(n * layer.zeros for n, layer in zip(elements, self.layers, strict=True))
         masked = f", {zeros / sum(elements):.1%} of the weights masked" if zeros else ""
         return (
-            f"{count:,} of {len(self.layers):,} layers pruned: {self.bytes_before / 1e6:,.2f} to "
-            f"{self.bytes_after / 1e6:,.2f} MB, {self.macs_before / 1e6:,.1f} to {self.macs_after / 1e6:,.1f} million "
-            f"MACs{masked}; the outputs miss {self.error:.2g} of their energy"
+            f"Pruned {count:,}/{len(self.layers):,} layers: {self.bytes_before / 1e6:,.2f} -> "
+            f"{self.bytes_after / 1e6:,.2f} MB, {self.macs_before / 1e6:,.1f} -> {self.macs_after / 1e6:,.1f} million "
+            f"MACs{masked}, relative output error {self.error:.2g}"
         )
 
 

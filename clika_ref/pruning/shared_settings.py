@@ -27,9 +27,9 @@ def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> Pru
     for node, choice in zip(group.producers, theirs, strict=True):
         if choice.skipped or choice.mask_type != STRUCTURED:
             kept = choice.skipped or f"mask_type={choice.mask_type!r}"
-            reason = f"goes together with {_describe_node(node)}, which has {kept}"
+            reason = f"is pruned together with that of {_describe_node(node)}, which has {kept}"
             if named:
-                msg = f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: its output {reason}; choose the same for both"
+                msg = f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: its output {reason}. Use the same settings for both."
                 raise ModelError(msg)
             return replace(choice, skipped=choice.skipped or reason)
     return PruningChoice(
@@ -51,8 +51,8 @@ def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Pruni
     if reason and named:
         node = next(iter(layers))
         msg = (
-            f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: {reason}; choose another mask for {node!r} in "
-            f"{node.origin}, or skip_pruning"
+            f"{LAYER_SETTINGS_ARGUMENT}: {named!r}: {reason}. Choose another mask for {node!r} in {node.origin}, or "
+            "skip_pruning."
         )
         raise ModelError(msg)
     threshold, sparsity = _minimum(c.threshold for c in theirs), _minimum(c.sparsity for c in theirs)
@@ -65,19 +65,19 @@ def _mask_problem(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Prun
     mask_type = chosen[first].mask_type
     other = next((node for node in layers if chosen[node].mask_type != mask_type), None)
     if other is not None:
-        return f"its weight is that of {_describe_node(other)} too, which has mask_type={chosen[other].mask_type!r}"
+        return f"it shares its weight with {_describe_node(other)}, which has mask_type={chosen[other].mask_type!r}"
     if not split_mask(layer.weight)[0].is_constant:
-        return "its weight is computed from others"
+        return "its weight is computed from other weights"
     reader = _other_reader(layers)
     if reader:
-        return f"its weight is also {reader}, which masks would change"
+        return f"its weight is also {reader}, which a mask would change"
     kept = parse_pattern(mask_type)
     if kept and len({side.inner for side in layers.values()}) > 1:
-        return f"mask_type={mask_type!r} lies along the inputs of each output, and its weight has these on two sides"
+        return f"mask_type={mask_type!r} applies along the inputs of each output, but the weight has two dims of inputs"
     if kept and layer.in_channels_per_output % kept[1]:
         return (
-            f"mask_type={mask_type!r} takes {kept[1]} of the inputs of each output at a time, and "
-            f"{layer.in_channels_per_output} are no multiple of it"
+            f"mask_type={mask_type!r} needs a multiple of {kept[1]} inputs for each output, but the layer has "
+            f"{layer.in_channels_per_output}"
         )
     return ""
 
@@ -89,7 +89,7 @@ def _other_reader(layers: Mapping[Node, ChannelDims]) -> str:
     uses = [*weight.uses, *(use for use in parameter.uses if mask is not None and use.user is not weight.producer)]
     for use in uses:
         if not isinstance(use.user, Node):
-            return "what the model returns"
+            return "returned by the model"
         if use.user not in layers or use.position != use.user.op.trait.weight:
             return f"read by {_describe_node(use.user)}"
     return ""

@@ -31,8 +31,8 @@ from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.pruning import STRUCTURED, LayerPruningSettings, PruningSettings
 
 FEW_SAMPLES_WARNING = (
-    "What pruning would change is weighed on {:,} samples, which are few: what other inputs need may go; give "
-    "calibration_inputs with {:,} or more"
+    "Pruning estimates sensitivity on only {:,} samples, and may remove channels that other inputs need. Give "
+    "calibration_inputs with at least {:,}."
 )
 
 
@@ -93,16 +93,16 @@ def prune_graph(
         chosen = resolve_settings(graph, wanted.settings, wanted.layers)
         layers = [node for node in graph.nodes if find_channel_dims(node) is not None]
         if not layers:
-            msg = f"{graph.name} has no layer that multiplies by weights, so there is nothing to prune"
+            msg = f"cannot prune {graph.name}: it has no layer with weights, such as a convolution or a linear layer."
             raise ModelError(msg)
         batches = PruningBatches.of(graph, inputs)
         if batches.samples < MIN_PRUNING_SAMPLES:
             log.warning(FEW_SAMPLES_WARNING.format(batches.samples, MIN_PRUNING_SAMPLES))
         work = _PruningState(graph, chosen, layers, batches, operators, read_sizes(graph, inputs[0]))
         before, bytes_before = [_measure_layer(node, work) for node in layers], bytes_of(graph)
-        told = _remove_channels(work)
-        told |= _mask_weights(work)
-        reports = [_report(node, size, told[node], work) for node, size in zip(layers, before, strict=True)]
+        results = _remove_channels(work)
+        results |= _mask_weights(work)
+        reports = [_report(node, size, results[node], work) for node, size in zip(layers, before, strict=True)]
         found = PruningReport(reports, bytes_before, bytes_of(graph), batches.missed(graph))
         log.table("Pruning", found.table)
         stage.done(found.in_one_line())
@@ -111,13 +111,13 @@ def prune_graph(
 
 def _remove_channels(work: _PruningState) -> dict[Node, MaskResult]:
     """Remove channels of layers with structured pruning; return the result per layer, or why nothing was removed."""
-    told = _initial_results(work)
-    if all(one.decision for one in told.values()):
-        return told
+    results = _initial_results(work)
+    if all(one.decision for one in results.values()):
+        return results
     if has_masks(work.graph):
         msg = (
-            "channels cannot be removed from weights that are masked, whose patterns would no longer hold: remove them "
-            "first, with mask_type='structured', and mask what is left then"
+            "cannot remove channels: the weights are masked, and their patterns would break. First remove channels "
+            "with mask_type='structured', then mask the remaining weights."
         )
         raise ModelError(msg)
     sizes = minimize_batch(work.graph, work.sizes)
@@ -125,11 +125,11 @@ def _remove_channels(work: _PruningState) -> dict[Node, MaskResult]:
     every = find_groups(found)
     weighed = estimate_effects(found, every, work.operators, work.batches) if every else None
     while True:
-        told, gone = _decide_removals(every, work, weighed)
-        _report_fixed(found, every, work.chosen, told)
+        results, gone = _decide_removals(every, work, weighed)
+        _report_fixed(found, every, work.chosen, results)
         hindering = remove_units(found, gone, sizes) if gone else []
         if not hindering:
-            return told
+            return results
         for node in hindering:
             _fix_units(found, node, every, gone)
         every = find_groups(found)
@@ -144,15 +144,17 @@ def _decide_removals(
     every: Sequence[UnitGroup], work: _PruningState, weighed: UnitEffects | None
 ) -> tuple[dict[Node, MaskResult], frozenset[int]]:
     """Return the decision for each layer, or why nothing is removed, and the units to remove."""
-    told, gone = _initial_results(work), set[int]()
+    results, gone = _initial_results(work), set[int]()
     for group in every:
         taken = _group_removal(group, work.chosen, weighed, gone)
         gone |= {*taken.units}
         count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
         for node in group.producers:
-            if node in told and (taken.sensitivity is not None or not told[node].decision):
-                told[node] = _merge_results(told[node], MaskResult(None, taken.sensitivity, taken.reason or count))
-    return told, frozenset(gone)
+            if node in results and (taken.sensitivity is not None or not results[node].decision):
+                results[node] = _merge_results(
+                    results[node], MaskResult(None, taken.sensitivity, taken.reason or count)
+                )
+    return results, frozenset(gone)
 
 
 def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], gone: frozenset[int]) -> None:
@@ -162,7 +164,7 @@ def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], g
     for group in every:
         own = there.intersection(group.units)
         for unit in () if gone.isdisjoint(own) else own:
-            found.units.fix(unit, f"{node!r} does not compute the same without those that were to go")
+            found.units.fix(unit, f"{node!r} computes a different result without the removed ones")
 
 
 def _group_removal(
@@ -173,7 +175,7 @@ def _group_removal(
     if choice.skipped or weighed is None:
         return UnitRemoval([], None, choice.skipped)
     if not gone.isdisjoint(group.crossed_units):
-        return UnitRemoval([], None, "what crosses it goes")
+        return UnitRemoval([], None, "a crossing group is removed")
     return choose_removal(group, choice, weighed)
 
 
@@ -189,7 +191,7 @@ def _report_fixed(
     found: DependencyGraph,
     every: Sequence[UnitGroup],
     chosen: Mapping[Node, PruningChoice],
-    told: dict[Node, MaskResult],
+    results: dict[Node, MaskResult],
 ) -> None:
     """Set the reason for layers without removable channels.
 
@@ -197,18 +199,17 @@ def _report_fixed(
         ModelError: the user requested the layer by name.
     """
     may = {node for group in every for node in group.producers}
-    for node in told:
+    for node in results:
         if node in may or chosen[node].skipped:
             continue
         reason = find_fixed_reason(found, node) if node in found.layers else "its weight is computed from inputs"
         if chosen[node].user_key:
             msg = (
                 f"{LAYER_SETTINGS_ARGUMENT}: {chosen[node].user_key!r}: no output channel of {node!r} in "
-                f"{node.origin} can be removed: "
-                f"{reason}"
+                f"{node.origin} can be removed: {reason}"
             )
             raise ModelError(msg)
-        told[node] = MaskResult(None, None, reason)
+        results[node] = MaskResult(None, None, reason)
 
 
 def _mask_weights(work: _PruningState) -> dict[Node, MaskResult]:
@@ -216,12 +217,12 @@ def _mask_weights(work: _PruningState) -> dict[Node, MaskResult]:
     wanting = {
         node: side for node in work.select_layers(removal=False) if (side := find_channel_dims(node)) is not None
     }
-    told = choose_masks(work.graph, wanting, work.chosen, work.batches)
-    for node, masked in told.items():
+    results = choose_masks(work.graph, wanting, work.chosen, work.batches)
+    for node, masked in results.items():
         side = find_channel_dims(node)  # a tied weight may have been masked with another layer
         if masked.mask is not None and side is not None:
             apply_mask(work.graph, side.weight, masked.mask, work.operators)
-    return told
+    return results
 
 
 def _measure_layer(node: Node, work: _PruningState) -> tuple[tuple[int, ...], int]:
@@ -231,7 +232,7 @@ def _measure_layer(node: Node, work: _PruningState) -> tuple[tuple[int, ...], in
     return shape_of(layer), count_macs(node, lambda value: resolve(value.type.shape, work.sizes))
 
 
-def _report(node: Node, size: tuple[tuple[int, ...], int], told: MaskResult, work: _PruningState) -> LayerPruning:
+def _report(node: Node, size: tuple[tuple[int, ...], int], result: MaskResult, work: _PruningState) -> LayerPruning:
     (before, macs_before), (after, macs_after) = size, _measure_layer(node, work)
     return LayerPruning(
         node.name,
@@ -241,10 +242,10 @@ def _report(node: Node, size: tuple[tuple[int, ...], int], told: MaskResult, wor
         before,
         after,
         node.inputs[node.op.trait.weight or 0].type.dtype.itemsize,
-        0.0 if told.mask is None else 1 - float(told.mask.float().mean()),
+        0.0 if result.mask is None else 1 - float(result.mask.float().mean()),
         macs_before,
         macs_after,
-        told.sensitivity,
-        told.decision,
-        is_pruned=told.mask is not None or after != before,
+        result.sensitivity,
+        result.decision,
+        is_pruned=result.mask is not None or after != before,
     )

@@ -40,13 +40,13 @@ def propagate_units(units: Units, own: Tensor, places: Tensor, reason: str) -> d
 def _propagate(units: Units, present: Sequence[int], elements: Tensor, reason: str) -> dict[int, Tensor]:
     """Propagate units, given the number of its unit for each element."""
     if len(present) < 2 or not elements.numel():
-        return _fix_units(units, present, f"{reason}: there is but one of them")
+        return _fix_units(units, present, f"{reason}: there is only one of them")
     lines = [_min_max(elements, axis) for axis in range(elements.ndim)]
     direct = [axis for axis, (least, most) in enumerate(lines) if torch.equal(least, most)]
     if len(direct) == 1:
         return {direct[0]: torch.tensor([*present, ABSENT_UNIT])[lines[direct[0]][0]]}
     if direct:
-        return _fix_units(units, present, f"{reason}: they lie along several sides, or on none")
+        return _fix_units(units, present, f"{reason}: they are on several dims, or on none")
     crossings = [units.crossing(unit) for unit in present]
     if all(len(c) == len(crossings[0]) > 1 for c in crossings):
         return _propagate_parts(units, crossings, elements, reason)
@@ -77,7 +77,7 @@ def _propagate_parts(
         own = torch.where(elements == ABSENT_UNIT, ABSENT_UNIT, numbers[elements.clamp(min=0)])
         for axis, some in _propagate(units, present.tolist(), own, reason).items():
             if axis in found:
-                units.fix_all(torch.cat([found[axis], some]), f"{reason}: two sides share one")
+                units.fix_all(torch.cat([found[axis], some]), f"{reason}: two dims share one")
             found[axis] = some
     return found
 
@@ -110,5 +110,5 @@ def _split_dims(
         if parts:
             units.merge(unit, units.cross(parts))
         else:
-            units.fix(unit, f"{reason}: their elements lie on no side by themselves")
+            units.fix(unit, f"{reason}: no dim holds exactly their elements")
     return found

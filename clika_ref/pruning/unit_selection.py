@@ -44,15 +44,15 @@ def choose_removal(group: UnitGroup, choice: PruningChoice, effects: UnitEffects
         least = float(together[0])
         if let:
             why = (
-                f"{let} of {total} {group.kind} may go, too few for what stays to be a multiple of "
-                f"{CHANNEL_MULTIPLE} channels"
+                f"only {let} of {total} {group.kind} can be removed, too few to keep a multiple of {CHANNEL_MULTIPLE} "
+                "channels"
             )
             return UnitRemoval([], least, why)
         if choice.threshold is None or least <= choice.threshold:
-            return UnitRemoval([], least, f"{total} {group.kind} are too few to leave one out")
+            return UnitRemoval([], least, f"{total} {group.kind} are too few to remove one")
         limit = f"pruning_sensitivity_threshold={choice.threshold:g}"
         return UnitRemoval(
-            [], least, f"too sensitive: {least:.2g} without the least of its {group.kind} is above {limit}"
+            [], least, f"too sensitive: {least:.2g} without the least important of its {group.kind} is above {limit}"
         )
     return UnitRemoval([group.units[i] for i in order[:most].tolist()], float(together[most - 1]))
 

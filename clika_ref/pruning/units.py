@@ -86,7 +86,7 @@ class Units:
         of_a, of_b = self.plain(a), self.plain(b)
         if a in self._crossings and (b in self._crossings or b in of_a):  # merging could make it a part of itself
             for unit in (*of_a, *of_b) if set(of_a) != set(of_b) else ():
-                self.fix(unit, "it goes together with another side that is divided otherwise")
+                self.fix(unit, "it is tied to another dim that is divided differently")
             return
         self._parents[b] = a
         self._families[a] |= self._families.pop(b)

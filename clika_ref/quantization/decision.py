@@ -76,7 +76,7 @@ def format_decibels(ratio: float) -> str:
 
 
 def _format_decision(layer: LayerReport) -> str:
-    return f"float: {layer.reason}" if layer.reason else "integers"
+    return f"float: {layer.reason}" if layer.reason else "quantized"
 
 
 LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
@@ -94,11 +94,11 @@ LAYER_COLUMNS: Mapping[str, Callable[[LayerReport], object]] = {
 THRESHOLD_COLUMNS: Mapping[str, Callable[[ThresholdPrediction], object]] = {
     "threshold": lambda row: row.threshold,
     "layers": lambda row: row.layers,
-    "bytes of the file": lambda row: row.bytes,
+    "file bytes": lambda row: row.bytes,
     "predicted SQNR": lambda row: format_decibels(row.sqnr),
 }
 
-THRESHOLD_TABLE_TITLE = "What another quantization_sensitivity_threshold would give"
+THRESHOLD_TABLE_TITLE = "Predictions for other values of quantization_sensitivity_threshold"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -163,8 +163,14 @@ def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: Weigh
         if node in found.held or node in found.floats:
             tried, before = found.tried.get(node), _weight_bytes(node)
             bits, after = (tried.bits, tried.bytes_of(_weight_elements(node))) if tried else (FLOAT32_BITS, before)
-            told = node.name, node.origin.scope, node.op_type, found.sensitivities.get(node), found.floats.get(node, "")
-            reports.append(LayerReport(*told, (bits, FLOAT32_BITS), before, after))
+            facts = (
+                node.name,
+                node.origin.scope,
+                node.op_type,
+                found.sensitivities.get(node),
+                found.floats.get(node, ""),
+            )
+            reports.append(LayerReport(*facts, (bits, FLOAT32_BITS), before, after))
     parts = {node.name: LayerErrorTerms(sensitivity) for node, sensitivity in found.sensitivities.items()}
     rows = predict_thresholds(reports, parts, {}, found.variance_share, graph=graph)
     return Quantization(plan, reports, rows, "", count_file_bytes(graph, reports))

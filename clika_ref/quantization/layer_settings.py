@@ -32,7 +32,7 @@ class NodeSettings:
     """Setting that keeps it in float; empty if it may be quantized."""
 
 
-REMOVED_MODULES_HINT = "; modules that do nothing in eval mode, such as Dropout, are removed"
+REMOVED_MODULES_HINT = " Modules without an effect in eval mode, such as Dropout, are removed."
 
 
 def resolve_node_settings(
@@ -89,17 +89,17 @@ def find_nodes(graph: Graph, key: str, argument: str, model: Graph | None = None
     if folded:
         before = (v.producer for node in folded for v in node.inputs if isinstance(v, Value) and v.producer is not None)
         into = [name for node in before for name in _node_names(node) if name in known]
-        named = f": into {into[0]!r}, say" if into else ""
-        msg = f"{argument}: {key!r} is folded into others where the graph is written{named}; name one of these"
+        named = f", such as {into[0]!r}" if into else ""
+        msg = f"{argument}: {key!r} is folded into other layers. Name one of these instead{named}."
         raise ModelError(msg)
     near = (
         difflib.get_close_matches(key, known, n=MAX_SUGGESTIONS)
         or [name for name in known if key in name][:MAX_SUGGESTIONS]
     )
-    hint = f"; near it are {', '.join(map(repr, near))}" if near else f"; among them are {_quote_some_names(known)}"
+    hint = f" Near matches: {', '.join(map(repr, near))}." if near else f" Available: {_quote_some_names(known)}."
     msg = (
-        f"{argument}: {key!r} is the name of no layer of {graph.name}: of no node, and of no "
-        f"module{hint}{REMOVED_MODULES_HINT}"
+        f"{argument}: {key!r} is not a layer of {graph.name}: no node or module has this "
+        f"name.{hint}{REMOVED_MODULES_HINT}"
     )
     raise ModelError(msg)
 
@@ -113,9 +113,8 @@ def _reject_unused_widths(key: str, layer: LayerQuantizationSettings, nodes: Ite
     given = [name for name in ("weights_num_bits", "activations_num_bits") if getattr(layer, name) is not None]
     if given and all(node.op.trait.weight is None for node in nodes):
         msg = (
-            f"{LAYER_SETTINGS_ARGUMENT}: {key!r} names no layer that multiplies in integers, to which "
-            f"{' and '.join(given)} could "
-            "belong, such as a convolution or a linear layer; name one, or leave that out"
+            f"{LAYER_SETTINGS_ARGUMENT}: {key!r} has no quantized multiplication, so {' and '.join(given)} cannot "
+            "apply. Name a convolution or a linear layer, or omit the setting."
         )
         raise ModelError(msg)
 
@@ -171,7 +170,7 @@ def _nodes_between(graph: Graph, key: str, nodes: Sequence[Node], until: Mapping
     for name, ends in until.items():
         between = behind & _upstream(graph, ends) - {*ends}
         if not between:
-            msg = f"{SKIP_UNTIL_SETTING} of {key!r}: {name!r} reads nothing that {key!r} makes; name a layer behind it"
+            msg = f"{SKIP_UNTIL_SETTING} of {key!r}: {name!r} does not depend on {key!r}. Name a later layer."
             raise ModelError(msg)
         found |= between
     return found

@@ -46,7 +46,7 @@ from clika_ref.quantization.qdq.planning import Planner
 from clika_ref.settings.compile_options import ClikaCompileOptions, Switch
 from clika_ref.settings.quantization import QuantizationSettings
 
-SKIP_TAIL_REASON = "skip_tail_quantization: no other layer lies between it and an output"
+SKIP_TAIL_REASON = "skip_tail_quantization: it is the last layer before an output"
 
 
 @dataclass
@@ -274,10 +274,10 @@ def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationSche
         ):
             lacking = [bits for bits in wanted if bits not in (8, kind.bits)]
             if len(lacking) == len(wanted) and node.op.trait.weight is not None:
-                used = f", of which it uses {kind.bits} here" if kind.bits != 8 else ""
+                used = f" (of which it uses {kind.bits} here)" if kind.bits != 8 else ""
                 msg = (
-                    f"{of} of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has 8{used}: "
-                    f"name 8 in {of}_num_bits{', alone or in a list' if of == 'weights' else ''}"
+                    f"{of}_num_bits: {lacking[0]} bits are requested for {node.name} in {node.origin}, but the target "
+                    f"supports 8{used}. Use 8 in {of}_num_bits{', alone or in a list' if of == 'weights' else ''}."
                 )
                 raise ModelError(msg)
 
@@ -317,7 +317,7 @@ def _find_sensitive_layers(
     if not settings.automatic_skip_quantization:
         return {}
     if not limit:
-        return dict.fromkeys(weighed.of, "quantization_sensitivity_threshold=0: it would change the numbers")
+        return dict.fromkeys(weighed.of, "quantization_sensitivity_threshold=0: quantization would change the results")
     return {
         node: sensitivity_reason(found, limit)
         for node, found in weighed.of.items()

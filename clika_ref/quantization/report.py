@@ -22,13 +22,13 @@ def log_quantization(found: Quantization, log: CompilationLog) -> None:
     if reason := float_only_reason(found):
         log.warning(reason)
     if found.spared:
-        log.detail(f"In no row of these: {', '.join(found.spared)}; sparing='off' quantizes them as well")
+        log.detail(f"Not in this table: {', '.join(found.spared)}. sparing='off' quantizes them as well.")
 
 
 NO_DECISIONS_MESSAGE = (
-    "nothing is known here of what was decided: the module is float, or was loaded, which keeps the integers alone; "
-    "clika_initialize_algorithms(calibration_inputs=...) decides. "
-    "What was pruned is in the log, and what clika_prune returns"
+    "no decisions are known: the module is float, or was loaded, and files store only quantized weights. "
+    "clika_initialize_algorithms(calibration_inputs=...) decides again. For pruning, see the log and the result of "
+    "clika_prune."
 )
 
 
@@ -38,7 +38,7 @@ def float_only_reason(found: Quantization) -> str:
     if not reasons or "" in reasons:
         return ""
     ((reason, count),) = reasons.most_common(1)
-    return f"Nothing becomes integers; of {count:,} of {len(found.layers):,} layers because: {reason}"
+    return f"No layer is quantized; {count:,} of {len(found.layers):,} because: {reason}"
 
 
 def summarize_quantization(found: Quantization) -> str:
@@ -47,12 +47,10 @@ def summarize_quantization(found: Quantization) -> str:
     count = sum(not layer.reason for layer in layers)
     before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)
     unit, name = (1e6, "MB") if before >= 1e6 else (1e3, "KB")
-    sizes = f"{before / unit:,.1f} to {after / unit:,.1f} {name}"
+    sizes = f"{before / unit:,.1f} -> {after / unit:,.1f} {name}"
     if not found.observer:
-        return f"the weights of {count:,} of {len(layers):,} layers in integers, {sizes}"
-    biases = "corrected biases" if found.plan.corrections else "biases as they are"
-    rounded = f"{len(found.plan.moved)} rounded with feedback, " if found.plan.moved else ""
-    return (
-        f"{count:,} of {len(layers):,} layers in integers, {rounded}their weights {sizes}; "
-        f"ranges by {found.observer}, {biases}"
-    )
+        return f"Quantized the weights of {count:,}/{len(layers):,} layers, {sizes}"
+    algorithms = [found.observer]
+    algorithms += [f"GPTQ for {len(found.plan.moved)}"] if found.plan.moved else []
+    algorithms += ["bias correction"] if found.plan.corrections else []
+    return f"Quantized {count:,}/{len(layers):,} layers, weights {sizes} ({', '.join(algorithms)})"

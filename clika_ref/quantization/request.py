@@ -38,8 +38,8 @@ class QuantizationRequest:
             settings.check()
         if self.settings.prefer_weights_only_quantization and self.scheme.weights_only is None:
             msg = (
-                f"the target {self.target.name} takes no weights in integers alone; quantize values with them, by "
-                "prefer_weights_only_quantization=False"
+                f"the target {self.target.name} does not support weight-only quantization. Quantize activations as "
+                "well: prefer_weights_only_quantization=False."
             )
             raise TargetError(msg)
         wide = [key for key, layer in self.layers.items() if layer.activations_num_bits is not None]
@@ -47,22 +47,22 @@ class QuantizationRequest:
             is_asked = self.given.prefer_weights_only_quantization is not None
             of_target = f"the target {self.target.name}, unless prefer_weights_only_quantization is False,"
             msg = (
-                f"{'prefer_weights_only_quantization' if is_asked else of_target} leaves values between layers float, "
-                f"and activations_num_bits of {wide[0]!r} says how wide their integers are; choose one"
+                f"{'prefer_weights_only_quantization' if is_asked else of_target} keeps activations in float, but "
+                f"activations_num_bits of {wide[0]!r} quantizes them. Choose one."
             )
             raise ModelError(msg)
         if self.options.sparing == "on" and not self.given.automatic_skip_quantization:
-            msg = "sparing='on' leaves layers float, and automatic_skip_quantization=False leaves none; choose one"
+            msg = "sparing='on' keeps layers in float, but automatic_skip_quantization=False keeps none. Choose one."
             raise ModelError(msg)
         if self.options.observer not in OBSERVER_CANDIDATES:
             known = ", ".join(map(repr, OBSERVER_CANDIDATES))
-            msg = f"option 'observer' is {self.options.observer!r}; it takes {known}"
+            msg = f"option 'observer' is {self.options.observer!r}. Choose one of {known}."
             raise ModelError(msg)
         stand_in = self.target.emulated_by
         if stand_in and self.options.optimize_for == "latency":
             msg = (
-                f"optimize_for='latency' times layers, but {self.target.name} is emulated by {stand_in} here, whose "
-                "times say nothing of it; quantize for it with optimize_for='size'"
+                f"optimize_for='latency' measures layers, but {self.target.name} is emulated by {stand_in} here, so "
+                "the times would not be its own. Quantize with optimize_for='size'."
             )
             raise TargetError(msg)
         _ = self.scheme
@@ -84,7 +84,10 @@ class QuantizationRequest:
         """
         scheme = self.target.scheme
         if scheme is None:
-            msg = f"the target {self.target.name} states no scheme, as it computes in float; do not quantize for it"
+            msg = (
+                f"cannot quantize for the target {self.target.name}: it computes in float and declares no scheme. "
+                "Compile without quantization_settings."
+            )
             raise TargetError(msg)
         full = self.given.weights_utilize_full_int_range
         bits = scheme.weights.bits if full is None else 8 if full else 7
@@ -110,7 +113,8 @@ class QuantizationRequest:
         chosen = {
             "automatic_skip_quantization=False": not given.automatic_skip_quantization,
             "skip_tail_quantization=False": given.skip_tail_quantization is False,
-            "optimize_for='latency' of weights alone": is_fast and bool(given.prefer_weights_only_quantization),
+            "optimize_for='latency' with weight-only quantization": is_fast
+            and bool(given.prefer_weights_only_quantization),
         }
         return [choice for choice, is_chosen in chosen.items() if is_chosen]
 

@@ -28,12 +28,10 @@ def reject_nonfinite_weights(model: Graph) -> None:
     held = {name: data for name, data in read.items() if data is not None}
     operands = [node.inputs[place] for node in model.nodes if (place := _find_weight_position(node)) is not None]
     weights = {weight.name: data_of(weight) for weight in operands if is_unchanged_constant(model, weight)}
-    spoiled = [f"NaN in {name!r}" for name in _float_tensor_names(held) if has_nan(held[name])]
-    spoiled += [
-        f"an infinite number in {name!r}" for name in _float_tensor_names(weights) if _has_infinity(weights[name])
-    ]
-    if spoiled:
-        msg = f"{', '.join(spoiled)}: no integers stand for it; mend it, and quantize then"
+    invalid = [f"NaN in {name!r}" for name in _float_tensor_names(held) if has_nan(held[name])]
+    invalid += [f"infinity in {name!r}" for name in _float_tensor_names(weights) if _has_infinity(weights[name])]
+    if invalid:
+        msg = f"cannot quantize the weights: {', '.join(invalid)}. Fix these weights first."
         raise ModelError(msg)
 
 
@@ -52,8 +50,8 @@ def _float_tensor_names(held: Mapping[str, torch.Tensor]) -> list[str]:
 
 def nan_warning(tensors: Mapping[str, torch.Tensor]) -> str | None:
     """Return a warning that names the tensors with NaN, which a float model may have; None if there are none."""
-    spoiled = [name for name in _float_tensor_names(tensors) if has_nan(tensors[name])]
-    return f"NaN in the weights {', '.join(spoiled)}: whatever they touch becomes NaN" if spoiled else None
+    invalid = [name for name in _float_tensor_names(tensors) if has_nan(tensors[name])]
+    return f"NaN in the weights {', '.join(invalid)}: all results that depend on them are NaN." if invalid else None
 
 
 def has_nan(tensor: torch.Tensor) -> bool:

@@ -27,8 +27,8 @@ def find_imported(name: str) -> Any:
 def unknown_class_error(what: str, name: str) -> ModelError:
     """Return the error for a saved model that needs a class unknown to this process."""
     return ModelError(
-        f"the saved model {what} a {name.replace(':', '.')}, which this process does not know: "
-        f"import the module that defines it first (here {name.partition(':')[0]})"
+        f"the saved model {what} a {name.replace(':', '.')}, but this process has no such class. Import the module "
+        f"that defines it first (here {name.partition(':')[0]})."
     )
 
 
@@ -41,8 +41,8 @@ def encode_member(member: enum.Enum) -> list[str]:
     name = class_name(type(member))
     if find_imported(name) is not type(member) or type(member).__members__.get(member.name) is not member:
         msg = (
-            f"{member!r}, a {type(member).__name__}, cannot be saved: only a named member of an enumeration that a "
-            "module defines at its top level is found again"
+            f"cannot save {member!r}, a {type(member).__name__}: only members of an enumeration at the top level of a "
+            "module can be loaded again."
         )
         raise ModelError(msg)
     return [name, member.name]

@@ -72,16 +72,16 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         head = json.loads(metadata[HEAD_KEY])
         found = int(head.get("format", 0))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        msg = f"it holds no compiled module: {type(error).__name__}: {error}"
+        msg = f"it does not contain a compiled module: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
     if found > FILE_FORMAT:
-        msg = f"it has format {found}, and this clika-ref reads up to {FILE_FORMAT}; update clika-ref"
+        msg = f"it has format {found}, but this clika-ref reads formats up to {FILE_FORMAT}. Update clika-ref."
         raise ModelError(msg)
     if found < FILE_FORMAT:
         raise ModelError(DEVELOPMENT_FILE_ERROR)
     _check_data_length(table, data)
     if metadata.get(DIGEST_KEY) != _compute_digest(metadata[HEAD_KEY], table, data):
-        msg = "it is not as it was written: its digest is another one; it was altered, or damaged on the way"
+        msg = "its digest does not match: it was changed or damaged after saving. Copy it again."
         raise ModelError(msg)
     try:
         tensors = safetensors.torch.load(blob)
@@ -94,7 +94,7 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
 def _read_document(text: torch.Tensor) -> dict[str, Any]:
     found = json.loads(inflate(text, MAX_DOCUMENT_BYTES))
     if not isinstance(found, dict):
-        msg = f"the document is a {type(found).__name__}"
+        msg = f"the document is a {type(found).__name__}, not an object"
         raise TypeError(msg)
     return found
 
@@ -130,8 +130,8 @@ def _compute_digest(text: str, table: TensorTable, data: memoryview) -> str:
 def _check_file_type(blob: bytes) -> None:
     if blob.startswith(ZIP_MAGIC):
         msg = (
-            "it is a zip file, as torch.save writes it: a pickle, which may run code, and is not read; give what "
-            "clika_save wrote"
+            "it is a zip file from torch.save: a pickle, which can run code and is not loaded. Give a file from "
+            "clika_save."
         )
         raise ModelError(msg)
     length = int.from_bytes(blob[:HEADER_LENGTH_BYTES], "little")
@@ -141,12 +141,12 @@ def _check_file_type(blob: bytes) -> None:
         and length > len(blob) - HEADER_LENGTH_BYTES
     ):
         msg = (
-            f"it is cut off: of its header of {length:,} bytes it has {len(blob) - HEADER_LENGTH_BYTES:,}; "
-            "copy it once more"
+            f"it is truncated: its header has {length:,} bytes, but only {len(blob) - HEADER_LENGTH_BYTES:,} are "
+            "there. Copy it again."
         )
         raise ModelError(msg)
     if len(blob) <= HEADER_LENGTH_BYTES or blob[HEADER_LENGTH_BYTES : HEADER_LENGTH_BYTES + 1] != b"{":
-        msg = f"it is no safetensors file ({len(blob):,} bytes); give what clika_save wrote"
+        msg = f"it is not a safetensors file ({len(blob):,} bytes). Give a file from clika_save."
         raise ModelError(msg)
 
 
@@ -157,8 +157,8 @@ def _check_data_length(table: TensorTable, data: memoryview) -> None:
         msg = f"its header is damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
     if len(data) != needed:
-        state = "is cut off" if len(data) < needed else "goes on behind its end"
-        msg = f"it {state}: its tensors take {needed:,} bytes, and there are {len(data):,}; copy it once more"
+        state = "is truncated" if len(data) < needed else "has extra bytes at its end"
+        msg = f"it {state}: its tensors take {needed:,} bytes, but {len(data):,} are there. Copy it again."
         raise ModelError(msg)
 
 
@@ -184,6 +184,6 @@ def inflate(squeezed: torch.Tensor, most: int) -> bytes:
     """
     found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), most + 1)
     if len(found) > most:
-        msg = f"{len(squeezed):,} bytes stand for more than {most:,}"
+        msg = f"{len(squeezed):,} bytes decompress to more than {most:,}"
         raise ValueError(msg)
     return found

@@ -25,11 +25,11 @@ def read_extra_state(state: object) -> tuple[dict[str, Any], dict[str, torch.Ten
     is_tensor = isinstance(state, torch.Tensor)
     if not is_tensor or state.dtype != torch.uint8 or state.layout != torch.strided or state.is_meta:
         found = f"{state.dtype}, {state.layout} on {state.device}" if is_tensor else f"a {type(state).__name__}"
-        msg = f"the _extra_state, which holds the graph, is {found}; give the uint8[bytes] of a saved state dict"
+        msg = f"cannot load _extra_state (the graph): it is {found}. Give the uint8[bytes] of a saved state dict."
         raise ModelError(msg)
     blob = state.cpu().numpy().tobytes()
     try:
         return unpack_file(blob)
     except ModelError as error:
-        msg = f"the _extra_state of {len(blob)} bytes, which holds the graph, cannot be read: {error}"
+        msg = f"cannot load _extra_state (the graph) of {len(blob)} bytes: {error}"
         raise ModelError(msg) from error

@@ -62,7 +62,7 @@ def encode(item: Any) -> Any:
         return {"expr": _encode_expression(item)}
     if isinstance(item, dict) and all(isinstance(k, str) for k in item):
         return {"dict": {k: encode(v) for k, v in item.items()}}
-    msg = f"{item!r}, a {type(item).__name__}, cannot be saved; pass a number, a string, a dtype or a tensor instead"
+    msg = f"cannot save {item!r}, a {type(item).__name__}. Pass a number, a string, a dtype or a tensor instead."
     raise ModelError(msg)
 
 
@@ -78,7 +78,10 @@ def decode(item: Any) -> Any:
         ((kind, content),) = item.items()
         if kind in _DECODERS:
             return _DECODERS[kind](content)
-    msg = f"unknown form {item!r} in a saved graph; it was written by a newer version, or is damaged"
+    msg = (
+        f"cannot load {item!r} in a saved graph: its form is unknown. The graph is damaged, or was saved by a newer "
+        "version."
+    )
     raise ModelError(msg)
 
 
@@ -95,7 +98,7 @@ def _encode_expression(expr: sympy.Basic) -> Any:
         return ["float", repr(float(expr))]
     kind = next((k for k in type(expr).__mro__ if k in _FUNCTION_NAMES), None)
     if kind is None:
-        msg = f"the size expression {expr} uses {type(expr).__name__}, which cannot be saved"
+        msg = f"cannot save the size expression {expr}: {type(expr).__name__} is not supported"
         raise ModelError(msg)
     return [_FUNCTION_NAMES[kind], *map(_encode_expression, expr.args)]
 
@@ -115,7 +118,10 @@ def _decode_expression(item: Any) -> sympy.Basic:
     if head == "float":
         return sympy.Float(float(arguments[0]))
     if head not in EXPRESSION_FUNCTIONS:
-        msg = f"a saved size expression applies {head!r}, which is not one of {', '.join(sorted(EXPRESSION_FUNCTIONS))}"
+        msg = (
+            f"cannot load a saved size expression: the function {head!r} is not one of "
+            f"{', '.join(sorted(EXPRESSION_FUNCTIONS))}"
+        )
         raise ModelError(msg)
     operands = [_decode_expression(argument) for argument in arguments]
     if EXPRESSION_FUNCTIONS[head] is sympy.Pow:
@@ -127,13 +133,13 @@ def _check_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
     """Reject powers of numbers, which are saved as their value, and high powers of sizes: both may take forever."""
     most = 1 if base.is_number else MAX_EXPONENT
     if exponent.is_number and abs(exponent) > most:  # type: ignore[arg-type, operator]
-        msg = f"a saved size expression is a power {exponent} of {base}, which no model has"
+        msg = f"cannot load a saved size expression: the power {exponent} of {base} is not supported"
         raise ModelError(msg)
 
 
 def _decode_dtype(name: str) -> torch.dtype:
     if name not in DTYPES_BY_NAME:
-        msg = f"a saved graph names the dtype {name!r}, which this PyTorch does not have"
+        msg = f"cannot load a saved graph: this PyTorch has no dtype {name!r}"
         raise ModelError(msg)
     return DTYPES_BY_NAME[name]
 
@@ -201,8 +207,8 @@ def graph_from_json(
     """
     if document["version"] > GRAPH_VERSION:
         msg = (
-            f"the saved graph has format {document['version']}, this clika-ref reads up to {GRAPH_VERSION}; "
-            "update clika-ref"
+            f"the saved graph has format {document['version']}, but this clika-ref reads formats up to "
+            f"{GRAPH_VERSION}. Update clika-ref."
         )
         raise ModelError(msg)
     if document["version"] < GRAPH_VERSION:
@@ -210,7 +216,9 @@ def graph_from_json(
     operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
     missing = sorted(name for name, op in operators.items() if op is None)
     if missing:
-        msg = f"the saved graph uses the operators {missing}, which no installed plugin declares; install it"
+        msg = (
+            f"cannot load the saved graph: no installed plugin declares the operators {missing}. Install one that does."
+        )
         raise ModelError(msg)
     graph = Graph(document["name"])
     graph.aliases = dict(document["aliases"])
@@ -238,7 +246,7 @@ def graph_from_json(
 def _check_shape(weight: Value, found: torch.Tensor) -> None:
     if weight.type.shape != tuple(found.shape):
         given = TensorType(found.dtype, tuple(found.shape))
-        msg = f"the weight %{weight.name}: {given} does not fit the saved graph, which was made for {weight.type}"
+        msg = f"the weight %{weight.name}: {given} does not match {weight.type} of the saved graph"
         raise ModelError(msg)
 
 
@@ -258,8 +266,8 @@ def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Ope
     assert op is not None
     if attrs.keys() != op.attributes.keys():
         msg = (
-            f"the saved graph calls {op.name} with the attributes {sorted(attrs)}, but it has {sorted(op.attributes)}; "
-            "it was written with another version of the plugin, or is damaged"
+            f"the saved graph calls {op.name} with the attributes {sorted(attrs)}, but the operator has "
+            f"{sorted(op.attributes)}. It was saved with another version of the plugin, or is damaged."
         )
         raise ModelError(msg)
     node = Node(op, operands, {k: decode(v) for k, v in attrs.items()}, origin)

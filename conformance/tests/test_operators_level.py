@@ -164,7 +164,7 @@ def test_an_output_type_that_cannot_be_inferred_breaks_the_contract(tmp_path):
     typeless.types(refuse)
     outcome = named(checks(typeless, tmp_path), "cover-00").run()
     assert outcome.verdict is Verdict.CONTRACT
-    assert "no output type: no rule" in outcome.comparison.message
+    assert "cannot infer the output type: no rule" in outcome.comparison.message
 
 
 def test_fewer_drawn_calls_than_planned_are_accounted_for(tmp_path, monkeypatch):

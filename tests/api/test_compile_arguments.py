@@ -341,7 +341,7 @@ def test_deployment_settings_say_what_they_are_for():
 def test_tracing_inputs_win_over_calibration_inputs():
     calibration = [torch.randn(5, 3, 30, 30)]
     module = clika_compile(Net(), tracing_inputs=images(), calibration_inputs=calibration)
-    with pytest.raises(ModelError, match="side 2 must be 8"):
+    with pytest.raises(ModelError, match="dim 2 must be 8"):
         module(calibration[0])
 
 
@@ -399,8 +399,8 @@ def test_a_switch_takes_a_bool_and_nothing_that_counts_as_one(name, value):
             lambda m, xs: m(*xs),
             r"takes \(m, xs\), but is called as forward_fn\(model, args, kwargs\): too many positional arguments",
         ),
-        ("calibration_inputs", 5, "are a int; give a list with one element per call"),
-        ("calibration_inputs", torch.ones(2), "are a Tensor; give a list with one element per call"),
+        ("calibration_inputs", 5, "are a int. Give a list with one element for each call"),
+        ("calibration_inputs", torch.ones(2), "are a Tensor. Give a list with one element for each call"),
     ],
 )
 def test_an_argument_of_another_kind_is_told_what_it_takes(name, value, message):

@@ -129,18 +129,18 @@ class Lengthening(Counting):
         return self.count.sum()
 
 
-AGAIN = r"Within returns something else when it is called again .* forward changes self\.inner\."
+AGAIN = r"Within returns a different result when it is called again .* forward changes self\.inner\."
 
 
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        (Stepping, "calls", f"{AGAIN}calls, and no"),
-        (Growing, "past", f"{AGAIN}past, and no"),
+        (Stepping, "calls", f"{AGAIN}calls, and a graph"),
+        (Growing, "past", f"{AGAIN}past, and a graph"),
         (
             Lengthening,
             "count",
-            r"forward binds 'inner\.count' to float32\[3\] from float32\[\], and the next call reads it",
+            r"forward assigns 'inner.count' to float32\[3\] from float32\[\], and the next call reads it",
         ),
     ],
 )
@@ -176,7 +176,7 @@ def test_buffers_that_are_bound_anew_follow_eager_wherever_they_are(within):
 
 def test_a_buffer_that_is_bound_anew_unseen_by_a_trace_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: TRACERS[-1:])
-    with pytest.raises(ModelError, match=r"forward writes to inner\.count where this trace does not see it"):
+    with pytest.raises(ModelError, match=r"forward writes to inner.count in a way that this trace does not record"):
         clika_compile(Within(Counting()), tracing_inputs=[torch.zeros(2)])
 
 
@@ -362,7 +362,9 @@ class Accumulating(nn.Module):
 
 def test_results_that_depend_on_what_an_object_holds_are_refused_by_its_name():
     model = Within(Accumulating())
-    with pytest.raises(ModelError, match=r"forward changes self\.inner\.held\.calls, self\.inner\.held\.total, and no"):
+    with pytest.raises(
+        ModelError, match=r"forward changes self\.inner\.held\.calls, self.inner.held.total, and a graph does not keep"
+    ):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
     assert (model.inner.held.total.sum(), model.inner.held.calls) == (0, [0])
 

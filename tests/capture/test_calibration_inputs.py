@@ -82,13 +82,13 @@ def test_an_element_is_told_apart_by_each_side_that_no_other_showed_to_differ(el
 @pytest.mark.parametrize("nothing", [[], (), iter([]), Counting([])])
 def test_nothing_to_calibrate_with_is_an_error(nothing):
     with pytest.raises(
-        ModelError, match="calibration_inputs hold no element; give at least one batch, and no generator"
+        ModelError, match=r"calibration_inputs has no elements. Give at least one batch, and no generator"
     ):
         CalibrationInputs(nothing).examples(CALLEE)
 
 
 def test_one_input_instead_of_a_list_is_an_error():
-    with pytest.raises(ModelError, match="calibration_inputs are a Tensor; give a list"):
+    with pytest.raises(ModelError, match=r"calibration_inputs are a Tensor. Give a list"):
         CalibrationInputs(batch(4, 3))
 
 

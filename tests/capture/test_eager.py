@@ -129,7 +129,7 @@ def test_a_refused_model_keeps_the_weights_that_a_plain_tensor_was_bound_to():
             raise ValueError
 
     model = Rebinding(change)
-    with pytest.raises(ModelError, match="Rebinding itself fails on tracing input 1: ValueError"):
+    with pytest.raises(ModelError, match="Rebinding itself fails in eager mode on tracing input 1: ValueError"):
         clika_compile(model, tracing_inputs=[torch.ones(2, 4)])
     assert (model.plain.sum(), model.buffer.sum()) == (0, 8)
 

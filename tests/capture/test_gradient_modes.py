@@ -189,7 +189,7 @@ def test_what_switches_gradients_by_itself_trains_what_eager_trains(compute, aro
 def test_a_symbolic_trace_refuses_regions_that_it_would_lose(monkeypatch, around):
     model = Layers(within_no_grad(lambda y: y * 2))
     monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[-1:])
-    with around(), pytest.raises(ModelError, match="gradients are switched on or off for a part"):
+    with around(), pytest.raises(ModelError, match="gradients are switched on or off for a region"):
         clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
     module = clika_compile(Layers(lambda net, x: net.head(net.layer(x))), tracing_inputs=[torch.randn(3, 4)])
     assert module(torch.randn(3, 4)).shape == (3, 4)

@@ -52,7 +52,9 @@ BRANCH = {10: 2, 20: 200, 30: 200, 31: 20000, 40: 20000}
 def test_the_example_of_the_recompilation_guide_never_takes_the_wrong_branch(lengths):
     inputs = [ones(length) for length in lengths]
     if len({BRANCH[length] for length in lengths}) > 1:
-        with pytest.raises(ModelError, match=r"takes another path for input \d.*test_guards.py:\d+.*share a graph"):
+        with pytest.raises(
+            ModelError, match=r"takes a different branch for input \d.*test_guards.py:\d+.*share a graph"
+        ):
             clika_compile(Guide(), tracing_inputs=inputs)
         return
     module = clika_compile(Guide(), tracing_inputs=inputs)
@@ -60,7 +62,7 @@ def test_the_example_of_the_recompilation_guide_never_takes_the_wrong_branch(len
         result = answer(module, ones(length))
         if isinstance(result, str):
             assert length not in lengths
-            assert "side 0" in result
+            assert "dim 0" in result
         else:
             assert torch.equal(result, ones(length) * factor)
 
@@ -70,13 +72,13 @@ def test_a_guarded_module_serves_the_lengths_of_its_branch_and_names_the_guard_f
     for length in (2, 9, 11, 20, 30):
         assert torch.equal(module(ones(length)), ones(length) * 200)
     with pytest.raises(
-        ModelError, match=r"batch = 10 \(side 0 of 'x'\) violates Ne\(batch, 10\) \(from test_guards.py:\d+\)"
+        ModelError, match=r"batch = 10 \(dim 0 of 'x'\) violates Ne\(batch, 10\) \(from test_guards.py:\d+\)"
     ):
         module(ones(10))
     for length in (31, 40):
         with pytest.raises(
             ModelError,
-            match=rf"= {length} .* violates batch <= 30 \(from test_guards.py:\d+\). If the model takes it, compile a",
+            match=rf"= {length} .* violates batch <= 30 \(from test_guards.py:\d+\). If the model supports it, compile",
         ):
             module(ones(length))
 
@@ -94,7 +96,7 @@ def test_a_branch_that_one_marked_input_takes_is_guarded():
 def test_the_error_groups_the_inputs_that_would_share_a_graph():
     inputs = [ones(10), ones(20), ones(10), ones(30)]
     with pytest.raises(
-        ModelError, match=r"Inputs 2 and 4 would share a graph, inputs 1 and 3 another; compile once for each"
+        ModelError, match=r"Inputs 2 and 4 would share a graph, inputs 1 and 3 another. Compile once for each"
     ):
         clika_compile(Guide(), tracing_inputs=inputs)
 
@@ -105,7 +107,7 @@ def test_guards_on_two_sides_name_both():
 
     module = clika_compile(compare, tracing_inputs=[torch.ones(5, 2), torch.ones(7, 3)])
     assert torch.equal(module(torch.ones(4, 3)), torch.ones(4, 3) * 2)
-    with pytest.raises(ModelError, match=r"batch = 3 \(side 0 of 'x'\), x_1 = 3 \(side 1 of 'x'\) violates"):
+    with pytest.raises(ModelError, match=r"batch = 3 \(dim 0 of 'x'\), x_1 = 3 \(dim 1 of 'x'\) violates"):
         module(torch.ones(3, 3))
 
 
@@ -190,8 +192,8 @@ def test_the_length_0_is_guarded_where_the_model_treats_it_differently():
 
     module = clika_compile(averaged, tracing_inputs=[torch.ones(2, 3), torch.ones(2, 5)])
     assert torch.equal(module(torch.ones(2, 1)), torch.ones(2))
-    assert "symbol x_1: 1.. from side 1 of 'x'" in str(module.graph)
-    with pytest.raises(ModelError, match=r"x_1 = 0 \(side 1 of 'x'\) violates x_1 >= 1"):
+    assert "symbol x_1: 1.. from dim 1 of 'x'" in str(module.graph)
+    with pytest.raises(ModelError, match=r"x_1 = 0 \(dim 1 of 'x'\) violates x_1 >= 1"):
         module(torch.ones(2, 0))
 
 
@@ -204,7 +206,7 @@ def test_a_size_of_0_that_is_divided_by_violates_a_guard_and_fits_no_side():
     graph.add_input(TensorType(torch.float32, (FloorDiv(a, b),)), "y")
     graph.symbols.update(a=Symbol("a", 0, None, SymbolSource("x", 0)), b=Symbol("b", 0, None, SymbolSource("x", 1)))
     check_inputs(graph, [torch.ones(4, 2), torch.ones(2)])
-    with pytest.raises(ModelError, match=r"side 0 must be .*a//b.* = a division by 0"):
+    with pytest.raises(ModelError, match=r"dim 0 must be .*a//b.* = a division by 0"):
         check_inputs(graph, [torch.ones(4, 0), torch.ones(2)])
 
 
@@ -229,14 +231,14 @@ def test_a_guard_without_a_value_for_short_sides_excludes_them(model, served):
     module = clika_compile(model, tracing_inputs=[(torch.ones(8, 24), y), (torch.ones(4, 24), y)])
     x = torch.ones(served, 24)
     assert torch.equal(module(x, y), model(x, y))
-    with pytest.raises(ModelError, match=r"batch = 0 \(side 0 of 'x'\) violates"):
+    with pytest.raises(ModelError, match=r"batch = 0 \(dim 0 of 'x'\) violates"):
         module(torch.ones(0, 24), y)
 
 
 def test_the_length_0_is_served_where_eager_agrees():
     module = clika_compile(nn.Linear(3, 3), tracing_inputs=[ones(2), ones(3)])
     assert module(ones(0)).shape == (0, 3)
-    assert "symbol batch: 0.. from side 0" in str(module.graph)
+    assert "symbol batch: 0.. from dim 0" in str(module.graph)
 
 
 def test_what_a_tracer_assumes_of_lengths_0_and_1_is_guarded(monkeypatch):
@@ -281,9 +283,7 @@ def test_a_loop_over_a_side_fixes_its_length():
             total = total + x[i]
         return total
 
-    with pytest.raises(
-        ModelError, match=r"side 0 of 'x' takes the lengths 2, 3 among the inputs, but the model fixes it"
-    ):
+    with pytest.raises(ModelError, match=r"dim 0 of 'x' has the lengths 2, 3 in the inputs, but the model fixes it"):
         clika_compile(summed, tracing_inputs=[ones(2), ones(3)])
 
 
@@ -347,7 +347,7 @@ def test_windows_give_right_numbers_or_an_error_but_never_wrong_numbers():
             assert "violates" in result
         else:
             torch.testing.assert_close(result, original(x))
-    with pytest.raises(ModelError, match=r"another path for input \d .*test_guards.py:\d+.*share a graph"):
+    with pytest.raises(ModelError, match=r"different branch for input \d .*test_guards.py:\d+.*share a graph"):
         clika_compile(original, tracing_inputs=[torch.randn(1, 3, 4), torch.randn(1, 11, 4)])
 
 
@@ -357,9 +357,9 @@ def test_swin_with_dynamic_height_and_width_names_guard_line_and_groups():
     # Two of the four stages of swin_t, one block each, on a quarter of its images: the last stage has the same sizes.
     original = swin_transformer.SwinTransformer([4, 4], 24, [1, 1], [2, 2], [7, 7]).eval()
     inputs = [torch.randn(1, 3, 56, 56), torch.randn(1, 3, 64, 80), torch.randn(1, 3, 64, 64)]
-    branch = r"the graph holds only where .* > 7 \(from torchvision/models/swin_transformer.py:\d+\)"
-    groups = "Inputs 2 and 3 would share a graph, input 1 another; compile once for each group"
-    with pytest.raises(ModelError, match=rf"for input 1 \(x_2 = 56, side 2 of 'x'\): {branch}\. {groups}"):
+    branch = r"the graph is valid only if .* > 7 \(from torchvision/models/swin_transformer.py:\d+\)"
+    groups = "Inputs 2 and 3 would share a graph, input 1 another. Compile once for each group"
+    with pytest.raises(ModelError, match=rf"for input 1 \(x_2 = 56, dim 2 of 'x'\): {branch}\. {groups}"):
         clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
 
 

@@ -126,7 +126,7 @@ def test_modules_and_everything_else_are_left_alone():
 @pytest.mark.parametrize("device", ["gpu", 3.5, None])
 def test_a_device_that_is_none_is_refused(device):
     with pytest.raises(
-        ModelError, match=r"clika_move_to_device\(\.\.\., .*\): not a device \(.+\); write for example \"cpu\""
+        ModelError, match=r"clika_move_to_device\(\.\.\., .*\): not a device \(.+\). Write for example \"cpu\""
     ):
         clika_move_to_device(x(), device)
 
@@ -135,7 +135,7 @@ def test_a_device_that_is_none_is_refused(device):
 def test_a_device_that_is_not_here_is_named():
     with pytest.raises(
         ModelError,
-        match=r"a tensor of shape \[2, 3\] cannot be moved to 'cuda:1': .+; choose a device that this machine",
+        match=r"cannot move a tensor of shape \[2, 3\] to 'cuda:1': .+. Choose a device that this machine",
     ):
         clika_move_to_device([x()], "cuda:1")
 
@@ -287,7 +287,7 @@ def test_uninstalling_ends_it_and_keeps_what_was_caught():
 def test_no_call_at_all_is_an_error_that_leaves_nothing_installed(pick):
     net = Net()
     caught = clika_install_inputs_catcher(pick(net))
-    with pytest.raises(ModelError, match=r"Net(\.decode)? was not called while .*; run the pipeline before this"):
+    with pytest.raises(ModelError, match=r"Net(\.decode)? was not called, .* Run the pipeline first"):
         caught()
     assert not net._forward_pre_hooks
     assert "decode" not in vars(net)
@@ -296,7 +296,7 @@ def test_no_call_at_all_is_an_error_that_leaves_nothing_installed(pick):
 def test_a_method_that_is_being_caught_cannot_be_caught_twice():
     net = Net()
     caught = clika_install_inputs_catcher(net.decode)
-    with pytest.raises(ModelError, match=r"the inputs of Net\.decode are being caught already; call the first catcher"):
+    with pytest.raises(ModelError, match=r"the inputs of Net\.decode are already being caught. Call the first catcher"):
         clika_install_inputs_catcher(net.decode)
     caught.uninstall()
 
@@ -325,16 +325,22 @@ class Renamed:
     [
         (
             torch.relu,
-            r"cannot catch the inputs of .*relu.*, a builtin_function_or_method: pass a module, or a method of",
+            r"cannot catch the inputs of .*relu.*: it is a builtin_function_or_method. Pass a module, or a method of",
         ),
-        (lambda t: t, r"cannot catch the inputs of <function .*, a function: pass a module, or a method of an object"),
-        (Net, r"cannot catch the inputs of <class .*Net'>, a class: pass a module"),
-        (Odd.make, r"cannot catch the inputs of <bound method Odd\.make.*, a method: pass a module, or a method of an"),
-        (None, r"cannot catch the inputs of None, a NoneType: pass a module"),
-        (Odd().run, r"cannot catch the inputs of Odd\.run: 'Odd' object attribute 'run' is read-only; pass the module"),
+        (
+            lambda t: t,
+            r"cannot catch the inputs of <function .*: it is a function. Pass a module, or a method of an object",
+        ),
+        (Net, r"cannot catch the inputs of <class .*Net'>: it is a class. Pass a module"),
+        (
+            Odd.make,
+            r"cannot catch the inputs of <bound method Odd\.make.*: it is a method. Pass a module, or a method of an",
+        ),
+        (None, r"cannot catch the inputs of None: it is a NoneType. Pass a module"),
+        (Odd().run, r"cannot catch the inputs of Odd\.run: 'Odd' object attribute 'run' is read-only. Pass the module"),
         (
             Renamed().public,
-            r"cannot catch the inputs of hidden: its object does not hold it as 'hidden'; pass the module",
+            r"cannot catch the inputs of hidden: its object does not have it as 'hidden'. Pass the module",
         ),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_module_that_is_no_part_of_the_model_is_warned_of_with_its_line(tmp_pa
     clika_compile(Hoarder(), tracing_inputs=[X], logs_dir=tmp_path)
     text = next(tmp_path.iterdir()).read_text()
     line = Hoarder.forward.__code__.co_firstlineno + 1
-    message = f"Warning: Sequential, called at test_ownership.py:{line}, is no part of Hoarder: its weights become"
+    message = f"Warning: Sequential, called at test_ownership.py:{line}, is not part of Hoarder: its weights become"
     assert text.count(message) == 1
     assert text.count("Warning") == 1, "its parts go without saying, and nn.Identity has no weights"
 
@@ -156,4 +156,4 @@ def test_a_loose_parameter_of_a_function_is_warned_of(tmp_path):
     scale = nn.Parameter(torch.ones(3))
     clika_compile(lambda x: x * scale, tracing_inputs=[X], logs_dir=tmp_path)
     text = next(tmp_path.iterdir()).read_text()
-    assert "Warning: the parameter 'scale' that the function uses is in no module: it becomes a constant" in text
+    assert "Warning: the function uses the parameter 'scale', which is not in a module: it becomes a constant" in text

@@ -56,9 +56,12 @@ def test_a_parameter_that_is_written_to_follows_eager_and_is_left_as_it_was(disc
     [
         (
             doubles_where_nothing_traces,
-            r"writes to weight where this trace does not see it, .* self.weight.copy_\(...\)",
+            r"writes to weight in a way that this trace does not record, .* self.weight.copy_\(...\)",
         ),
-        (assigns_data, r"forward assigns to the .data of 'weight', which no graph can hold; write to it in place"),
+        (
+            assigns_data,
+            r"forward assigns to the .data of 'weight', which a graph cannot represent. Write to it in place",
+        ),
     ],
 )
 def test_writes_that_no_trace_shows_are_refused_by_name_and_undone(discard, write, message):
@@ -98,9 +101,7 @@ def test_reading_data_stops_gradients_and_is_no_constant():
 def test_a_weight_in_the_memory_of_a_tensor_that_is_written_to_is_refused_by_name():
     """Two tensors of a module that are views of each other ended in an assertion."""
     model = Writing(doubles_what_it_held)
-    with pytest.raises(
-        ModelError, match="'weight' lies in the memory of another parameter, buffer or tensor that forw"
-    ):
+    with pytest.raises(ModelError, match="'weight' shares memory with another parameter, buffer or tensor that forw"):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
     assert torch.equal(model.weight, torch.ones(3))
 

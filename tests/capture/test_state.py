@@ -150,14 +150,14 @@ def test_state_that_a_branch_assigns_is_served_on_that_branch_only(agree):
     module = agree(Around(assigns_for_long_inputs), [torch.randn(4, 4), torch.randn(5, 4)], [torch.randn(6, 4)])
     with pytest.raises(ModelError, match=r"violates .*> 3"):
         module(torch.randn(2, 4))
-    with pytest.raises(ModelError, match="the model takes another path for input 2"):
+    with pytest.raises(ModelError, match="the model takes a different branch for input 2"):
         clika_compile(Around(assigns_for_long_inputs), tracing_inputs=[torch.randn(4, 4), torch.randn(2, 4)])
 
 
 def test_a_trace_that_drops_a_write_to_a_buffer_is_refused(monkeypatch):
     """Its outputs agreed on every tracing input, and were wrong from the second call on."""
     monkeypatch.setattr(capture, "trace_assignments_as_writes", lambda *_: contextlib.nullcontext())
-    with pytest.raises(ModelError, match=r"forward writes to inner.old where this trace does not see it"):
+    with pytest.raises(ModelError, match=r"forward writes to inner.old in a way that this trace does not record"):
         clika_compile(Around(returns_what_it_read), tracing_inputs=[torch.randn(3, 4)])
 
 
@@ -200,8 +200,12 @@ def table(held, x):
 @pytest.mark.parametrize(
     ("grow", "buffer", "message"),
     [
-        (appended, torch.zeros(0, 4), r"binds 'held' to float32\[3, 4\] from float32\[0, 4\], and the next call reads"),
-        (begun, None, r"binds 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
+        (
+            appended,
+            torch.zeros(0, 4),
+            r"assigns 'held' to float32\[3, 4\] from float32\[0, 4\], and the next call reads",
+        ),
+        (begun, None, r"assigns 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
     ],
 )
 def test_state_of_another_shape_is_refused_where_the_next_call_reads_it(grow, buffer, message):
@@ -216,7 +220,7 @@ def test_a_table_that_is_put_by_is_no_state(buffer, tmp_path):
     for _ in range(2):
         torch.testing.assert_close(module(x), torch.full((3, 4), 7.0))
     (log,) = tmp_path.iterdir()
-    assert "Warning: forward binds 'held' to float32[4] from" in log.read_text()
+    assert "Warning: forward assigns 'held' to float32[4] from" in log.read_text()
 
 
 def test_a_parameter_that_is_bound_anew_is_refused_by_name():
@@ -226,7 +230,7 @@ def test_a_parameter_that_is_bound_anew_is_refused_by_name():
 
     model = Stateful(rebinds)
     model.weight = weight = nn.Parameter(torch.ones(4))
-    with pytest.raises(ModelError, match=r"forward writes to weight where this trace does not see it, .*copy_"):
+    with pytest.raises(ModelError, match=r"forward writes to weight in a way that this trace does not record, .*copy_"):
         clika_compile(model, tracing_inputs=[torch.randn(3, 4)])
     assert model.weight is weight
 

@@ -77,7 +77,7 @@ def test_a_size_that_is_looked_up_in_a_set_or_dict_is_refused(model):
     """The hash of a size under ``torch.fx`` is in no set: the branch was dropped, and no guard told of it."""
     with pytest.raises(ModelError, match=r"fixes it: Eq\(batch, 5\) \(from test_tracers.py:\d+\)") as caught:
         clika_compile(model, tracing_inputs=[torch.ones(5, 3), torch.ones(4, 3)])
-    assert "is looked up in a set, a dict or a cache while it is traced" in str(caught.value)
+    assert "is looked up in a set, a dict or a cache" in str(caught.value)
     assert "Compare it with each value instead (x.shape[0] == 1 or x.shape[0] == 7)" in str(caught.value)
     assert "__hash__" not in vars(torch.fx.Proxy), "only while it traces"
     assert torch.equal(
@@ -94,7 +94,9 @@ def test_what_a_tracer_takes_for_a_constant_without_knowing_its_elements_is_no_g
 
     (dynamo,) = [t for t in TRACERS if t.name == "dynamo"]
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: (dynamo,))
-    with pytest.raises(ModelError, match=r"it took a result of the model for a constant, \(2, 2\) in lifted_tensor_0"):
+    with pytest.raises(
+        ModelError, match=r"the tracer treated a result of the model as a constant .\(2, 2\) in lifted_tensor_0"
+    ):
         clika_compile(Reads(), tracing_inputs=[torch.randn(3, 2)])
 
 

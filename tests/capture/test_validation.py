@@ -63,6 +63,6 @@ def test_a_graph_that_states_other_types_than_it_computes_is_refused_whatever_th
     clika_compile(halved, tracing_inputs=inputs)
     monkeypatch.setattr(importer, "_infer_dtypes", as_written)
     with pytest.raises(
-        ModelError, match=r"mul.* makes torch.float32\[[23], 4\]: the type that the graph states is wrong"
+        ModelError, match=r"mul.* returns torch.float32\[[23], 4\], not the type that the graph declares"
     ):
         clika_compile(halved, tracing_inputs=inputs)

@@ -162,7 +162,7 @@ def test_what_the_target_cannot_run_is_named_where_it_is_to_be_timed_and_before_
     module = clika_compile(net, tracing_inputs=[torch.randn(4, 64, dtype=torch.bfloat16)], optimize_for="latency")
     few = QuantizationSettings(prefer_weights_only_quantization=True)
     with pytest.raises(
-        TargetError, match=r"cannot run 2 nodes .*\n  linear in 0 .* no CPU kernels; compile the model in"
+        TargetError, match=r"cannot run 2 nodes .*\n  linear in 0 .* does not support on CPUs. Compile the model in"
     ):
         module.clika_initialize_algorithms(
             few, calibration_inputs=never(), deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()

@@ -149,7 +149,9 @@ def test_what_is_left_to_a_target_is_what_each_target_does():
 
 def test_widths_of_values_contradict_what_the_target_does_by_itself():
     wide = {"first": LayerQuantizationSettings(activations_num_bits=8)}
-    with pytest.raises(ModelError, match=r"target tensorrt-llm, unless prefer_weights_only_quantization is False, lea"):
+    with pytest.raises(
+        ModelError, match=r"target tensorrt-llm, unless prefer_weights_only_quantization is False, keeps"
+    ):
         compiled(deployment_settings=DeploymentSettings_TensorRT_LLM_ONNX(), layer_quantization_settings=wide)
 
 

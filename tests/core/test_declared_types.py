@@ -33,7 +33,7 @@ def test_dtype_and_shape_are_held_against_what_the_graph_states(stated, is_right
     next(iter(graph.nodes)).output.type = stated
     found = broken(graph, [torch.randn(3, 4)])
     assert [
-        text for text in found if "makes torch.float32[3, 4]: the type that the graph states is wrong" in text
+        text for text in found if "returns torch.float32[3, 4], not the type that the graph declares" in text
     ] == found
     assert bool(found) != is_right
 

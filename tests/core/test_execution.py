@@ -175,7 +175,10 @@ def test_a_node_that_fails_is_named_with_its_module_and_line(graph):
     bad.producer.attrs["shape"] = (3,)
     bad.producer.origin = Origin(("head.0",), ("model.py:3",))
     graph.returns(bad)
-    message = "%reshape: float32[2] = reshape[shape=(3)](%neg)  # head.0 at model.py:3 failed in head.0 at model.py:3: "
+    message = (
+        "%reshape: float32[2] = reshape[shape=(3)](%neg)  # head.0 at model.py:3 in head.0 at model.py:3: execution "
+        "failed: "
+    )
     with pytest.raises(ClikaError, match=re.escape(message)) as caught:
         interpret(graph, [torch.zeros(2)])
     assert isinstance(caught.value.__cause__, RuntimeError)

@@ -108,7 +108,7 @@ def test_a_call_spells_out_every_attribute():
 
 
 def test_an_unknown_attribute_is_named_with_those_that_exist():
-    message = "operator softplus(beta, threshold) has no attribute ['gamma']; called with ['beta', 'gamma']"
+    message = "operator softplus(beta, threshold) has no attribute ['gamma']; it was called with ['beta', 'gamma']"
     with pytest.raises(PluginError, match=re.escape(message)):
         softplus.call("x", beta=1.0, gamma=2.0)
 
@@ -119,13 +119,13 @@ def test_a_missing_attribute_is_named():
         """Nothing."""
 
     with pytest.raises(
-        PluginError, match=re.escape("operator reshape(shape) needs the attribute ['shape']; called with []")
+        PluginError, match=re.escape("operator reshape(shape) requires the attribute ['shape']; it was called with []")
     ):
         reshape.call("x")
 
 
 def test_attributes_that_are_not_spelled_out_are_refused_with_the_signature():
-    message = r"operator .*loose\(x: torch.Tensor, \*\*options\) -> torch.Tensor: spell out \*\*options as attributes"
+    message = r"operator .*loose\(x: torch.Tensor, \*\*options\) -> torch.Tensor: \*\*options is not supported."
     with pytest.raises(PluginError, match=message):
 
         @operator()
@@ -175,7 +175,10 @@ def test_an_argument_that_the_operator_lacks_is_refused_unless_it_has_its_defaul
 
     bind = gelu.converters[aten.gelu.default]
     assert bind("x", approximate="none") == Call(("x",), {})
-    with pytest.raises(PluginError, match=re.escape("operator gelu has no attribute 'approximate' (here 'tanh')")):
+    with pytest.raises(
+        PluginError,
+        match=re.escape("operator gelu: the argument 'approximate' is 'tanh', but the operator has no such attribute."),
+    ):
         bind("x", approximate="tanh")
 
 
@@ -189,8 +192,9 @@ def test_arguments_that_only_choose_storage_are_dropped():
 
 def test_a_signature_that_does_not_fit_is_quoted_with_the_schema_and_the_remedy():
     message = (
-        "operator loud(x: torch.Tensor, y: torch.Tensor, *, volume: float) -> torch.Tensor does not fit "
-        "aten.relu.defaultaten::relu(Tensor self) -> Tensor: give ATen's names to its attributes, or declare "
+        "operator loud(x: torch.Tensor, y: torch.Tensor, *, volume: float) -> torch.Tensor: the signature does not "
+        "match "
+        "aten.relu.defaultaten::relu(Tensor self) -> Tensor. Give its attributes ATen's names, or declare "
         "@loud.from_torch(aten.relu.default)"
     )
     with pytest.raises(PluginError, match=re.escape(message)):

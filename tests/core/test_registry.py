@@ -153,7 +153,7 @@ def test_without_any_plugin_the_registry_is_empty(install):
 def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install):
     install("gone", None)
     failure(
-        "1 of 1 plugins cannot be used",
+        "cannot load 1 of 1 plugins",
         r"'gone' = installed_\w+_gone \(dist-gone 1\.0\): ModuleNotFoundError: No module named",
         r"Update or uninstall them, or list those to load in \$CLIKA_REF_PLUGINS",
     )
@@ -165,22 +165,25 @@ def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install
         ("raise ValueError('no')", "ValueError: no"),
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("1 +", "SyntaxError: invalid syntax"),
-        ("", rf"PluginError: it does not state CLIKA_REF_API; this clika-ref speaks {API_LEVEL}"),
+        ("", rf"PluginError: CLIKA_REF_API is not defined, and this clika-ref supports {API_LEVEL}"),
         (
             f"CLIKA_REF_API = {API_LEVEL + 1}",
-            rf"it was written for CLIKA_REF_API = {API_LEVEL + 1}; this clika-ref speaks {API_LEVEL}",
+            rf"CLIKA_REF_API is {API_LEVEL + 1}, and this clika-ref supports {API_LEVEL}",
         ),
-        ("CLIKA_REF_API = 'one'", r"it was written for CLIKA_REF_API = 'one'"),
+        ("CLIKA_REF_API = 'one'", r"CLIKA_REF_API is 'one'"),
         (HEAD + "@hookimpl\ndef clika_ref_operatos():\n    return []", r"PluginValidationError: .*clika_ref_operatos"),
         (HEAD + "@hookimpl\ndef clika_ref_passes(graph):\n    return []", r"PluginValidationError: (?s:.*)graph"),
         (HEAD + "@hookimpl\ndef clika_ref_passes():\n    raise KeyError('x')", "KeyError: 'x'"),
         (
             HEAD + "@hookimpl\ndef clika_ref_operators():\n    return [len]",
-            "clika_ref_operators returned <built-in .*>, a builtin_function_or_method; return what @operator made",
+            (
+                "clika_ref_operators returned <built-in .*>, a builtin_function_or_method. Return operators, made by "
+                "@operator."
+            ),
         ),
         (
             HEAD + "@hookimpl\ndef clika_ref_passes():\n    return [len.__class__]",
-            "clika_ref_passes returned <class '.*'>, which has no `name`; return instances, not classes",
+            "clika_ref_passes returned <class '.*'>, which has no `name`. Return instances, not classes.",
         ),
         (
             HEAD + "@hookimpl\ndef clika_ref_targets():\n    return [3]",
@@ -205,7 +208,7 @@ def test_all_failures_are_reported_at_once(install):
     install("one", "raise ValueError('first')")
     install("fine", OPERATORS.format(call="relu.default", name="relu"))
     install("two", None)
-    failure("2 of 3 plugins cannot be used", "'one'.*ValueError: first", "'two'.*No module named")
+    failure("cannot load 2 of 3 plugins", "'one'.*ValueError: first", "'two'.*No module named")
 
 
 # Clashes
@@ -216,8 +219,8 @@ def test_two_passes_or_targets_of_one_name_name_both_plugins(install, kind, what
     install("a", THINGS.format(kind=kind, name="same"))
     install("b", THINGS.format(kind=kind, name="same"))
     failure(
-        rf"plugins clash:\n  {what} 'same' is claimed by 'a' \(dist-a 1\.0\) and by 'b' \(dist-b 1\.0\)\n",
-        r"Uninstall one of each, or list those to load in \$CLIKA_REF_PLUGINS",
+        rf"cannot combine the plugins:\n  {what} 'same' is declared by 'a' \(dist-a 1\.0\) and by 'b' \(dist-b 1\.0\)",
+        r"Uninstall one of each, or list the plugins to load in \$CLIKA_REF_PLUGINS",
     )
 
 
@@ -226,8 +229,8 @@ def test_two_operators_of_one_name_or_of_one_call_name_both_plugins(install):
     install("b", OPERATORS.format(call="neg.default", name="same"))
     install("c", OPERATORS.format(call="neg.default", name="other"))
     failure(
-        r"operator 'same' is claimed by 'a' .* and by 'b'",
-        r"the ATen call 'aten\.neg\.default' is claimed by 'b' .* and by 'c'",
+        r"operator 'same' is declared by 'a' .* and by 'b'",
+        r"ATen overload 'aten\.neg\.default' is declared by 'b' .* and by 'c'",
     )
 
 
@@ -245,7 +248,7 @@ def test_build_registry_visualizers_keep_the_order_of_plugins():
 def test_a_plugin_that_clashes_with_itself_is_found(install):
     source = THINGS.format(kind="passes", name="same").replace('[Thing("same")]', '[Thing("same"), Thing("same")]')
     install("a", source)
-    failure(r"pass 'same' is claimed by 'a' .* and by 'a'")
+    failure(r"pass 'same' is declared by 'a' .* and by 'a'")
 
 
 # Order and limits
@@ -281,7 +284,12 @@ def test_loading_is_limited_by_the_argument_or_the_environment(install, monkeypa
 
 def test_a_limit_that_names_what_is_not_installed_is_an_error(install):
     install("a", THINGS.format(kind="passes", name="a"))
-    with pytest.raises(PluginError, match=re.escape("CLIKA_REF_PLUGINS names ['x', 'y'], but installed are ['a']")):
+    with pytest.raises(
+        PluginError,
+        match=re.escape(
+            "cannot load the plugins in $CLIKA_REF_PLUGINS: ['x', 'y'] are not installed. Installed plugins: ['a']."
+        ),
+    ):
         load_registry("a,y,x")
 
 

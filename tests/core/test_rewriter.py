@@ -98,7 +98,9 @@ def test_a_rule_that_returns_something_else_is_named_with_the_node(graph, table,
     graph.returns(graph("neg", graph.takes(2)))
     odd = Rule("odd-rule", ("neg",), lambda node, build: answer)
     returned = re.escape(repr(answer))
-    message = rf"rule odd-rule returned {returned} for %neg: .*; return one value per output, or Skip\(reason\)"
+    message = (
+        rf"rule odd-rule: it returned {returned} for %neg: .*. Return one value for each output, or Skip\(reason\)."
+    )
     with pytest.raises(PassError, match=message):
         apply_rules(graph, [odd], table)
 
@@ -107,7 +109,7 @@ def test_a_rule_that_returns_another_type_is_refused(graph, table):
     x, y = graph.takes(2), graph.takes(3, name="y")
     graph.returns(graph("neg", graph("neg", x)))
     wrong = Rule("wrong", ("neg",), lambda node, build: y if node.inputs[0] is x else Skip("the other"))
-    with pytest.raises(PassError, match="the types differ"):
+    with pytest.raises(PassError, match="their types differ"):
         apply_rules(graph, [wrong], table)
 
 

@@ -123,7 +123,7 @@ def test_atoms_become_python_numbers(atom, wanted):
 
 
 def test_a_function_without_meaning_is_named_with_its_expression():
-    message = "no meaning is declared for sin in the size expression sin(n)"
+    message = "cannot evaluate the size expression sin(n): sin is not supported"
     with pytest.raises(ModelError, match=re.escape(message)):
         expr_to_function(sympy.sin(N))
 
@@ -147,7 +147,7 @@ def test_one_name_is_one_symbol_which_is_a_length():
 
 def test_symbols_sides_and_guards_read_as_people_say_them():
     symbol = Symbol("batch", 0, None, SymbolSource("x", 0))
-    assert str(symbol) == "batch: 0.. from side 0 of 'x'"
+    assert str(symbol) == "batch: 0.. from dim 0 of 'x'"
     assert str(Symbol("length", 2, 512, SymbolSource("length", None))) == "length: 2..512 from length"
     assert str(Guard(N > 4, "model.py:3")) == "n > 4 (from model.py:3)"
     assert str(Guard(N > 4, "")) == "n > 4"

@@ -187,9 +187,14 @@ def test_one_process_tells_nobody():
     assert SINGLE_PROCESS.gather_messages(({"a": 1}, {})) == [({"a": 1}, {})]
 
 
+def test_open_ranks_with_other_settings_is_rejected():
+    with pytest.raises(ModelError, match=r"distributed_training_settings is 2, a int\. Pass "), open_ranks(2):
+        pass
+
+
 def test_several_processes_need_a_process_group():
     module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
-    message = r"multi_gpu=True lets several processes work on one model, and there is no process group: .*torchrun"
+    message = r"multi_gpu=True needs a process group, and there is none. .*torchrun"
     for work in (
         lambda: clika_compile(
             Net().eval(),

@@ -120,13 +120,13 @@ def test_ranks_have_the_adapters_that_the_first_draws(quantizing):
 
 def test_processes_that_were_not_told_to_work_together_are_warned(quantizing):
     for found in quantizing.of("unasked"):
-        assert "Warning: 2 processes run, of which each quantizes by its own data" in found["log"]
+        assert "Warning: 2 processes are running, and each quantizes with its own data" in found["log"]
         assert "distributed_training_settings=DistributedTrainingSettings(multi_gpu=True)" in found["log"]
 
 
 # Failing
 
-NAN = "calibration batch {}: the input 'x' holds NaN; leave the batch out, or mend it"
+NAN = "calibration batch {}: the input 'x' contains NaN. Remove the batch, or fix it."
 
 
 @pytest.mark.slow
@@ -135,16 +135,16 @@ NAN = "calibration batch {}: the input 'x' holds NaN; leave the batch out, or me
     [
         ("nan_on_one", 1, f"ModelError: {NAN.format(2)}"),
         ("nan_in_the_first", 0, f"ModelError: {NAN.format(1)}"),
-        ("no_data_on_the_first", 0, "ModelError: calibration_inputs hold no element"),
+        ("no_data_on_the_first", 0, "ModelError: calibration_inputs has no elements"),
         ("an_error_of_the_users_on_one", 1, "OSError: the disk is gone"),
         ("an_error_before_counts_are_summed", 1, "TypeError: 'NoneType' object is not callable"),
     ],
 )
 def test_where_one_rank_fails_all_end_with_its_reason(failing, scenario, rank, reason):
     said = failing.told(scenario)
-    assert f"rank {rank} of 2 failed, so that all end: {reason}" in said[1 - rank]
+    assert f"rank {rank} of 2 failed, so all ranks stop: {reason}" in said[1 - rank]
     assert reason.partition(": ")[2] in said[rank]
-    assert "so that all end" not in said[rank], "the one that failed has its own error"
+    assert "so all ranks stop" not in said[rank], "the one that failed has its own error"
 
 
 def test_arguments_that_one_rank_alone_has_wrong_end_all_with_its_reason(failing):
@@ -160,7 +160,7 @@ def test_arguments_that_one_rank_alone_has_wrong_end_all_with_its_reason(failing
     one, other = failing.told("arguments_on_one")
     for reason, said, own in zip(reasons, one, other, strict=True):
         assert own.startswith(reason)
-        assert said.startswith("rank 1 of 2 failed, so that all end: ")
+        assert said.startswith("rank 1 of 2 failed, so all ranks stop: ")
         assert reason in said
 
 
@@ -171,7 +171,7 @@ def test_where_all_fail_each_has_its_own_error(failing):
 @pytest.mark.parametrize(
     ("scenario", "reason"),
     [
-        ("other_weights", "rank 1 works on another model than rank 0: its graph, or its weights, are others"),
+        ("other_weights", "rank 1 has a different model than rank 0: its graph or its weights differ"),
         ("a_file_of_ranges", "saves the ranges of one process, and several calibrate together here"),
         (
             "other_plans",
@@ -190,35 +190,35 @@ def test_what_ranks_cannot_do_together_is_refused_on_each(failing, scenario, rea
     [
         (
             "other_targets",
-            ["deployment_settings (DeploymentSettings_TensorRT_ONNX in place of DeploymentSettings_ONNXRuntime_ONNX)"],
+            ["deployment_settings (DeploymentSettings_TensorRT_ONNX instead of DeploymentSettings_ONNXRuntime_ONNX)"],
         ),
         (
             "other_options",
-            ["clika_compile_options.batch_norm ('live' in place of 'frozen'). Give the same on all ranks"],
+            ["clika_compile_options.batch_norm ('live' instead of 'frozen'). Give all ranks the same settings."],
         ),
         (
             "other_thresholds",
-            ["quantization_settings.quantization_sensitivity_threshold (0.005 in place of 1000000000.0)"],
+            ["quantization_settings.quantization_sensitivity_threshold (0.005 instead of 1000000000.0)"],
         ),
-        ("float_on_one", ["quantization_settings (None in place of QuantizationSettings)"]),
+        ("float_on_one", ["quantization_settings (None instead of QuantizationSettings)"]),
         (
             "other_settings_later",
             [
-                "pruning_settings.sparsity (0.75 in place of 0.5)",
-                "lora_settings.rank (3 in place of 2)",
+                "pruning_settings.sparsity (0.75 instead of 0.5)",
+                "lora_settings.rank (3 instead of 2)",
                 "layer_quantization_settings ({'head': LayerQuantizationSettings(",
-                "whether there are calibration_inputs (False in place of True)",
+                "whether there are calibration_inputs (False instead of True)",
             ],
         ),
-        ("other_norms", ["batch_norm ('live' in place of 'frozen')"]),
-        ("other_frozen_weights", ["head.weight.requires_grad (False in place of True)"]),
-        ("divided_on_one", ["use_sharding (True in place of False)"]),
+        ("other_norms", ["batch_norm ('live' instead of 'frozen')"]),
+        ("other_frozen_weights", ["head.weight.requires_grad (False instead of True)"]),
+        ("divided_on_one", ["use_sharding (True instead of False)"]),
     ],
 )
 def test_other_settings_are_refused_on_each_rank_and_named(failing, scenario, differences):
     for said in failing.told(scenario):
         for difference in differences:
-            assert f"rank 1 was given other settings than rank 0: {difference}" in said
+            assert f"rank 1 has different settings than rank 0: {difference}" in said
 
 
 def test_after_a_failure_ranks_can_work_together_again(failing):
@@ -232,14 +232,14 @@ def test_where_one_rank_ends_the_others_end_as_well(tmp_path):
     assert codes[1] == 3
     assert codes[0] == 0, said[0]
     told = json.loads((tmp_path / "ends_meanwhile.0.json").read_text())["told"]
-    assert "another process has ended or does not answer, so that this one ends too" in told
+    assert "another process has ended or does not respond, so this one stops too" in told
 
 
 @pytest.mark.slow
 def test_a_rank_that_does_not_answer_in_time_is_named(tmp_path):
     run("hanging", tmp_path)
     found = json.loads((tmp_path / "hangs.0.json").read_text())
-    assert "another process has ended or does not answer" in found["told"]
+    assert "another process has ended or does not respond" in found["told"]
     assert "Ranks 1 failed to pass monitoredBarrier" in found["told"]
     assert "init_process_group(timeout=...)" in found["told"]
 

@@ -101,7 +101,7 @@ def test_names_are_those_of_the_outputs_that_are_written(tmp_path):
         ({"export_fp16": None}, r"export_fp16 is None, a NoneType; it takes True or False"),
         ({"export_int4": "yes"}, r"export_int4 is 'yes', a str; it takes True or False"),
         ({"export_fp16": True, "export_bf16": True}, r"export_fp16 and export_bf16 exclude each other"),
-        ({"export_int4": True}, r"export_int4=True, but no layer holds its weight in 4 bits"),
+        ({"export_int4": True}, r"export_int4=True, but no layer has INT4 weights"),
     ],
 )
 def test_what_cannot_be_written_is_refused_and_nothing_is_written(given, message, tmp_path):
@@ -210,8 +210,9 @@ def test_quantizers_that_a_half_export_makes_impossible_are_refused_once_with_wh
     told = str(error.value).splitlines()
     assert len(told) == len({*told}) == 2
     assert re.search(
-        r"  quantize in <root>, \d nodes: it computes QuantizeLinear in float16.*; export without export_fp16, or a "
-        r"float module; where the model itself quantizes, convert",
+        r"  quantize in <root>, \d nodes: it computes QuantizeLinear in float16.*\. Export without export_fp16, or "
+        r"export a "
+        r"float module; if the model itself quantizes, convert",
         told[1],
     )
     assert not [*tmp_path.iterdir()]
@@ -255,7 +256,10 @@ def test_four_bits_take_half_a_byte_unless_they_are_not_to(wish, kind, tmp_path)
 
 def test_four_bits_stay_such_where_the_target_takes_no_others(tmp_path):
     module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
-    message = "export_int4=False holds integers of 4 bits in 8 each, and tensorrt multiplies no weights of 8 bits"
+    message = (
+        "export_int4=False stores INT4 weights as INT8, but tensorrt does not support INT8 weight-only layers. "
+        "Export without it."
+    )
     for call in (lambda: module.clika_export(tmp_path / "few.onnx"), module.clika_explain):
         with pytest.raises(TargetError, match=message), export_configuration(export_int4=False):
             call()
@@ -271,7 +275,7 @@ def test_what_explains_a_module_writes_it_in_the_form_that_exports_have():
         assert [n.scope for n in module.clika_explain().nodes if n.products] == ["conv"], "what lies before that output"
     with export_configuration(export_fp16=True):
         assert "to" in {n.operator for n in module.clika_explain().nodes}, "a cast of the input"
-    message = "export_int4=True, but no layer holds its weight in 4 bits"
+    message = "export_int4=True, but no layer has INT4 weights"
     with pytest.raises(ModelError, match=message), export_configuration(export_int4=True):
         compiled(DeploymentSettings_OpenVINO_ONNX(), WHOLE).clika_explain()
 

@@ -88,7 +88,7 @@ def test_sides_that_differ_in_every_example_cannot_get_one_name(tmp_path):
     module = clika_compile(nn.Conv2d(3, 4, 3), tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 9, 9)])
     message = (
         r"gives several sides the name 'n', which makes them one, but they differ in every example "
-        r"\(side 0 of 'input' is 1, side 2 of 'input' is 8\); give each a name of its own, or example_inputs in which"
+        r"\(dim 0 of 'input' is 1, dim 2 of 'input' is 8\); give each a name of its own, or example_inputs in which"
     )
     with pytest.raises(ModelError, match=message):
         module.clika_export(tmp_path / "m.onnx", dynamic_axes={"input": {0: "n", 2: "n"}})

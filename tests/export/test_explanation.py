@@ -40,7 +40,7 @@ def test_each_layer_says_what_it_runs_in_and_what_lies_between_says_why_it_does_
         ("3", "linear", "int8", "int8"),
     ]
     assert [n.reason for n in found.nodes if n.operator == "hardswish"] == [
-        "ONNX Runtime has no kernel for HardSwish in integers"
+        "ONNX Runtime has no INT8 kernel for HardSwish"
     ]
     assert not found.missed
 

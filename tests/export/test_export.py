@@ -100,8 +100,8 @@ def test_no_names_mean_those_of_the_signature(module, tmp_path, empty):
             {"dynamic_axes": {"image": [3]}},
             r"axis 3 of 'image', but the graph was made for .*compile with tracing inputs that",
         ),
-        ({"example_inputs": (torch.randn(2, 3, 8, 8),)}, "argument 'scale' is missing|do not fit"),
-        ({"example_inputs": element(2, 3, 8, 9)}, "side 3 must be 8"),
+        ({"example_inputs": (torch.randn(2, 3, 8, 8),)}, "argument 'scale' is missing|do not match"),
+        ({"example_inputs": element(2, 3, 8, 9)}, "dim 3 must be 8"),
         ({"file": 3}, "file is 3, a int; give a path such as 'model.onnx'"),
     ],
 )
@@ -487,5 +487,5 @@ def test_checked_passes_include_those_that_fold_weights(tmp_path, monkeypatch):
     module.clika_export(tmp_path / "m.onnx")
     honest = fold_batch_norm.fold_weight
     monkeypatch.setattr(fold_batch_norm, "fold_weight", lambda *a, **b: honest(*a, **b) * 1.0001)
-    with pytest.raises(PassError, match="pass fold-batch-norm promises dot but moved output 0"):
+    with pytest.raises(PassError, match="pass fold-batch-norm: it declares the error class dot, but changed output 0"):
         module.clika_export(tmp_path / "m.onnx")

@@ -30,7 +30,7 @@ def test_what_differs_is_counted_over_all_inputs():
     (output,) = found.outputs
     assert (output.worst, output.decisions) == (3.0, 0.75)
     assert output.sqnr == found.sqnr == pytest.approx(10 * math.log10(2 * 28 / 9))
-    assert output.beyond_rounding.startswith("off by 3 where the largest element is 3")
+    assert output.beyond_rounding.startswith("off by 3, with a largest element of 3")
     assert not found.is_within_rounding
 
 

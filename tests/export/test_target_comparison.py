@@ -36,12 +36,18 @@ def of_weights(bits, blocks=0):
         (
             8,
             0,
-            r"weights of 8 bits are asked for .* in first.*; the target has 4: name one in weights_num_bits as well",
+            (
+                r"weights_num_bits: 8 bits are requested for .* in first.*, but the target supports 4. Add one of "
+                r"these to weights_num_bits"
+            ),
         ),
         (
             4,
             32,
-            r"weights of 4 bits in blocks of 32 are .*; the target has blocks of 64 or 128, .*: name one in weights_",
+            (
+                r"weights_only_quantization_block_size: 4-bit weights in blocks of 32 are .*, but the target supports "
+                r"blocks of 64 or 128 .* Add one of these to weights_"
+            ),
         ),
     ],
 )
@@ -60,10 +66,13 @@ def test_a_target_that_lacks_the_width_or_the_block_says_so_in_its_row_and_the_o
 
 def test_a_target_that_takes_no_weights_alone_or_no_integers_says_what_to_do():
     rows = of_weights(8).clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter"))).rows
-    message = "the target onnx-reference takes no weights in integers alone; quantize values with them, by "
+    message = "the target onnx-reference does not support weight-only quantization. Quantize activations as well: "
     assert [row.refusal for row in rows] == [
-        f"{message}prefer_weights_only_quantization=False",
-        "the target interpreter states no scheme, as it computes in float; do not quantize for it",
+        f"{message}prefer_weights_only_quantization=False.",
+        (
+            "cannot quantize for the target interpreter: it computes in float and declares no scheme. Compile "
+            "without quantization_settings."
+        ),
     ]
 
 
@@ -96,6 +105,7 @@ def test_what_no_target_could_serve_is_raised():
 
 def test_an_export_for_a_target_that_lacks_the_width_names_it_and_what_to_do(tmp_path):
     with pytest.raises(
-        ModelError, match=r"for tensorrt, weights of 8 bits .* the target has 4: name one in weights_num"
+        ModelError,
+        match=r"for tensorrt, weights_num_bits: 8 bits .* the target supports 4. Add one of these to weights_num",
     ):
         of_weights(8).clika_export(tmp_path / "net.onnx", deployment_settings=TENSORRT)

@@ -18,7 +18,5 @@ def test_one_process_trains_the_module_itself(module, settings):
 
 @pytest.mark.parametrize("settings", [True, {"multi_gpu": True}])
 def test_settings_of_another_kind_are_refused(module, settings):
-    with pytest.raises(
-        ModelError, match=r"distributed_training_settings is .*; it takes a DistributedTrainingSettings"
-    ):
+    with pytest.raises(ModelError, match=r"distributed_training_settings is .*\. Pass a DistributedTrainingSettings"):
         clika_distribute(module, settings)

@@ -60,8 +60,8 @@ def test_what_does_not_fit_is_told_at_once_and_nothing_is_taken_over():
     with pytest.raises(ModelError) as raised:
         module.clika_load_lora_state_dict(state)
     text = str(raised.value)
-    assert "'base_model.model.key.lora_A.weight' is the matrix of no adapter" in text
-    assert "'base_model.model.query.lora_A.weight' is 8x32, and the adapter's is 2x32" in text
+    assert "'base_model.model.key.lora_A.weight' is not a matrix of an adapter" in text
+    assert "'base_model.model.query.lora_A.weight' is 8x32, but that of the adapter is 2x32" in text
     assert "base_model.model.value.lora_B.weight is missing" in text
     assert "LoraSettings(rank=..., target_layers=[...])" in text
     assert torch.equal(module(x), before)
@@ -73,17 +73,15 @@ def test_what_is_no_matrix_of_floats_or_there_twice_is_refused():
     down, up = state
     cases = {
         "is the same matrix of a second adapter": state | of_other_tools(state),
-        "is torch.complex64, and no tensor of floats": {down: state[down].to(torch.complex64), up: state[up]},
-        "is list, and no tensor of floats": {down: state[down].tolist(), up: state[up]},
-        "3 is the matrix of no adapter": state | {3: state[up]},
+        "is torch.complex64, not a floating-point tensor": {down: state[down].to(torch.complex64), up: state[up]},
+        "is list, not a floating-point tensor": {down: state[down].tolist(), up: state[up]},
+        "3 is not a matrix of an adapter": state | {3: state[up]},
     }
     for message, other in cases.items():
         with pytest.raises(ModelError, match=message) as raised:
             module.clika_load_lora_state_dict(other)
         assert "is missing" not in str(raised.value)
-    with pytest.raises(
-        ModelError, match=r"state_dict is a str; give matrices by their names, as safetensors.torch.load"
-    ):
+    with pytest.raises(ModelError, match=r"state_dict is a str. Give matrices by name, as safetensors.torch.load"):
         module.clika_load_lora_state_dict("adapter_model.safetensors")
 
 

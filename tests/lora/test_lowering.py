@@ -146,7 +146,7 @@ def test_what_is_quantized_with_adapters_has_ranges_of_what_they_return(kind, se
     assert not any(p.requires_grad for p in log_scales_of(module).values())
     artifact = module.clika_export(tmp_path / "integers.onnx")
     assert noise(module(x), run(artifact, x)) > 30
-    with pytest.raises(ModelError, match=r"query: it stands beside integers|stem: it stands beside integers"):
+    with pytest.raises(ModelError, match=r"query: its layer is quantized|stem: its layer is quantized"):
         module.clika_merge_lora()
 
 
@@ -204,7 +204,7 @@ def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
 
 def test_masked_weights_stay_masked_with_adapters_beside_them(tmp_path):
     module, x = compiled(Tokens, pruning_settings=PruningSettings("2:4", None)), batches(Tokens, 1)[0]
-    with pytest.raises(ModelError, match=r"merging='on' would fill what is masked of 'query.weight'"):
+    with pytest.raises(ModelError, match=r"merging='on' would overwrite the masked elements of 'query.weight'"):
         module.clika_attach_lora(lora(merging="on"))
     module.clika_attach_lora(lora())
     trained(module, Tokens)
@@ -225,9 +225,7 @@ def test_a_pass_that_an_adapter_cannot_follow_is_told(monkeypatch, tmp_path):
 
     monkeypatch.setattr(fold_batch_norm, "fold_weight", squared)
     module = compiled(Images, lora=lora(merging="off"))
-    with pytest.raises(
-        ModelError, match=r"cannot stay beside the layers of 'stem.weight' in stem.*squared.*merging='on'"
-    ):
+    with pytest.raises(ModelError, match=r"cannot keep the adapter of 'stem.weight' in stem.*squared.*merging='on'"):
         module.clika_export(tmp_path / "beside.onnx")
 
 

@@ -191,9 +191,9 @@ def test_a_layer_is_known_by_the_name_it_has_in_the_model_though_batch_norm_is_f
     module = compiled(layer_quantization_settings={"stem.0": LayerQuantizationSettings(skip_quantization=True)})
     found = module.clika_initialize_algorithms()
     assert [(row[0], row[-1]) for row in found.table.cells()] == [
-        ("stem.0", "integers"),
-        ("body", "integers"),
-        ("head", "integers"),
+        ("stem.0", "quantized"),
+        ("body", "quantized"),
+        ("head", "quantized"),
     ]
     again = {"stem.0": LayerQuantizationSettings(skip_quantization=True)}
     found = module.clika_initialize_algorithms(layer_quantization_settings=again)
@@ -238,12 +238,18 @@ def test_a_float_module_is_quantized_later():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"layer_quantization_settings": {"bdoy": LayerQuantizationSettings()}}, "near it are 'body'"),
-        ({"layer_quantization_settings": {"stem.1": LayerQuantizationSettings()}}, "is folded into others .*'conv2d'"),
-        ({"quantization_settings": QuantizationSettings(weights_num_bits=3)}, "weights of 3 bits are asked for"),
+        ({"layer_quantization_settings": {"bdoy": LayerQuantizationSettings()}}, "Near matches: 'body'"),
+        (
+            {"layer_quantization_settings": {"stem.1": LayerQuantizationSettings()}},
+            "is folded into other layers.*'conv2d'",
+        ),
+        (
+            {"quantization_settings": QuantizationSettings(weights_num_bits=3)},
+            "weights_num_bits: 3 bits are requested for",
+        ),
         (
             {"quantization_settings": QuantizationSettings(weights_num_bits=3, prefer_weights_only_quantization=True)},
-            "weights of 3 bits are asked for",
+            "weights_num_bits: 3 bits are requested for",
         ),
     ],
 )
@@ -434,18 +440,18 @@ def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path
     data = [*batches(5), batches(1, 2)[0]]
     compiled(data=iter(data), logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
-    assert "Warning: calibration batch 6: input 'x' is float32[2, 3, 10, 10]" in log
+    assert "Warning: calibration batch 6: input 'x': float32[2, 3, 10, 10]" in log
     assert "It is the last one, and is left out" in log
 
 
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        ([], "hold no element"),
-        (iter([]), "hold no element"),
-        (iter([*batches(5), batches(1, 2)[0], batches(1)[0]]), r"calibration batch 6: input 'x' .* side 0 must be 4"),
-        ([*batches(2), NAN], r"batch 3: the input 'x' holds NaN"),
-        ([*batches(2), INFINITE], r"batch 3: the input 'x' holds an infinite number"),
+        ([], "has no elements"),
+        (iter([]), "has no elements"),
+        (iter([*batches(5), batches(1, 2)[0], batches(1)[0]]), r"calibration batch 6: input 'x': .* dim 0 must be 4"),
+        ([*batches(2), NAN], r"batch 3: the input 'x' contains NaN"),
+        ([*batches(2), INFINITE], r"batch 3: the input 'x' contains infinity"),
     ],
 )
 def test_bad_data_is_an_error_that_names_the_batch(data, said):
@@ -465,11 +471,11 @@ def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_pat
 @pytest.mark.parametrize(
     ("name", "number", "said"),
     [
-        ("head.weight", float("nan"), r"NaN in 'head.weight': no integers stand for it; mend it, and quantize then"),
+        ("head.weight", float("nan"), r"cannot quantize the weights: NaN in 'head.weight'. Fix these weights first."),
         ("stem.1.running_var", float("nan"), r"NaN in 'stem.1.running_var'"),
-        ("body.weight", float("inf"), r"an infinite number in 'body.weight': no integers"),
-        ("head.weight", float("-inf"), r"an infinite number in 'head.weight'"),
-        ("stem.1.weight", float("inf"), r"an infinite number in 'stem.1.weight': no integers"),
+        ("body.weight", float("inf"), r"infinity in 'body.weight'. Fix"),
+        ("head.weight", float("-inf"), r"infinity in 'head.weight'"),
+        ("stem.1.weight", float("inf"), r"infinity in 'stem.1.weight'. Fix"),
     ],
 )
 def test_weights_that_no_integers_stand_for_are_named(name, number, said, only_weights):
@@ -571,7 +577,7 @@ def test_the_log_has_the_lines_of_the_record(tmp_path):
         "Quantization: Processed 3/3 - 'linear'",
         "Quantization: done",
         "Summary:",
-        "What another quantization_sensitivity_threshold would give:",
+        "Predictions for other values of quantization_sensitivity_threshold:",
     ):
         assert line in log
 
@@ -582,12 +588,10 @@ def test_a_model_of_which_nothing_becomes_integers_warns_once_and_says_why(capsy
     settings = QuantizationSettings()
     clika_compile(half, calibration_inputs=data, quantization_settings=settings, deployment_settings=HERE)
     said = capsys.readouterr().err
-    assert (
-        said.count("Warning: Nothing becomes integers; of 2 of 2 layers because: its weight is torch.float16, and") == 1
-    )
-    assert "0 of 2 layers in integers, their weights 0.2 to 0.2 KB" in said
+    assert said.count("Warning: No layer is quantized; 2 of 2 because: its weight is torch.float16, and") == 1
+    assert "Quantized 0/2 layers, weights 0.2 -> 0.2 KB" in said
     compiled()
-    assert "Nothing becomes" not in capsys.readouterr().err
+    assert "No layer is quantized" not in capsys.readouterr().err
 
 
 def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_path, capsys):
@@ -596,7 +600,7 @@ def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_
     lines = str(module.clika_summary()).splitlines()
     assert lines[0].split()[:5] == ["layer", "operator", "weights", "activations", "QS"]
     assert [line.split()[0] for line in lines[1:4]] == ["stem.0", "body", "head"]
-    assert lines[5] == "What another quantization_sensitivity_threshold would give:"
+    assert lines[5] == "Predictions for other values of quantization_sensitivity_threshold:"
     assert str(copy.deepcopy(module).clika_summary()) == str(module.clika_summary())
     module.clika_initialize_algorithms(
         layer_quantization_settings={"body": LayerQuantizationSettings(skip_quantization=True)}
@@ -610,9 +614,7 @@ def test_a_module_that_knows_no_decisions_says_so(module):
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
     for one in (loaded, clika_compile(net(), tracing_inputs=batches(1))):
-        with pytest.raises(
-            ModelError, match=r"nothing is known here of what was decided.* clika_initialize_algorithms"
-        ):
+        with pytest.raises(ModelError, match=r"no decisions are known.* clika_initialize_algorithms"):
             one.clika_summary()
 
 
@@ -621,7 +623,7 @@ def test_what_there_is_not_is_said_before_data_is_read():
         raise AssertionError
         yield
 
-    with pytest.raises(TargetError, match="identity states no scheme"):
+    with pytest.raises(TargetError, match="identity: it computes in float and declares no scheme"):
         QuantizationRequest(Identity(), QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
         clika_compile(net(), calibration_inputs=never(), quantization_settings=QuantizationSettings())

@@ -36,14 +36,14 @@ def test_the_last_half_of_an_odd_number_is_zero():
 
 
 def test_what_does_not_fit_in_four_bits_is_named():
-    with pytest.raises(ModelError, match=r"element 1 is 8, outside the four bits of torch.int8, \[-8, 7\]"):
+    with pytest.raises(ModelError, match=r"element 1 is 8, outside the range \[-8, 7\] of 4-bit torch.int8"):
         pack_int4(torch.tensor([0, 8], dtype=torch.int8))
-    with pytest.raises(ModelError, match=r"held in torch.int8 or torch.uint8, not torch.int32"):
+    with pytest.raises(ModelError, match=r"stored as torch.int8 or torch.uint8, not torch.int32"):
         pack_int4(torch.tensor([0], dtype=torch.int32))
 
 
 def test_bytes_of_another_length_are_refused():
     with pytest.raises(
-        ModelError, match=r"5 four-bit integers of shape \[5\] are torch.uint8\[3\], not torch.uint8\[2\]"
+        ModelError, match=r"5 4-bit integers of shape \[5\] are stored as torch.uint8\[3\], not torch.uint8\[2\]"
     ):
         unpack_int4(torch.zeros(2, dtype=torch.uint8), (5,), torch.int8)

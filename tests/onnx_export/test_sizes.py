@@ -86,7 +86,7 @@ def test_each_expression_is_computed_once():
 
 
 def test_a_symbol_without_a_source_is_an_error_that_names_it():
-    with pytest.raises(ModelError, match="symbol c is needed before"):
+    with pytest.raises(ModelError, match="symbol c: it is used before"):
         emitted(make_symbol("c") + 1)
 
 

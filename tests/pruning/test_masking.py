@@ -134,7 +134,7 @@ def test_a_size_that_does_not_divide_is_left_out_and_refused_where_it_is_named()
     module, _ = compiled(PruningSettings("2:4", ANY))
     assert not (module.stem.weight == 0).any()
     with pytest.raises(
-        ModelError, match=r"'stem': mask_type='2:4' takes 4 of the inputs .* and 3 are no multiple of it"
+        ModelError, match=r"'stem': mask_type='2:4' needs a multiple of 4 inputs for each output, but the layer has 3"
     ):
         compiled(PruningSettings("2:4", ANY), {"stem": LayerPruningSettings(mask_type="2:4")})
 
@@ -149,5 +149,5 @@ def test_a_layer_may_be_skipped_and_a_mask_be_made_denser_and_sparser():
 
 def test_channels_are_not_removed_from_masked_weights():
     module, data = compiled(PruningSettings("2:4", ANY))
-    with pytest.raises(ModelError, match=r"channels cannot be removed from weights that are masked.*first"):
+    with pytest.raises(ModelError, match=r"cannot remove channels: the weights are masked.*First remove"):
         module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)

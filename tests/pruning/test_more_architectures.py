@@ -76,18 +76,18 @@ MODELS = {
         lambda: UNet(lambda channels: nn.GroupNorm(4, channels)),
         IMAGES,
         0.95,
-        dict.fromkeys(("down.0", "deep.0"), r"group_norm.* mixes what lies along side 1") | {"head": RETURNED},
+        dict.fromkeys(("down.0", "deep.0"), r"group_norm.* combines elements along dim 1") | {"head": RETURNED},
     ),
     "shufflenet": (
         lambda: ShuffleNetV2([2, 2, 2], [8, 16, 32, 64, 64], num_classes=10),
         IMAGES,
         0.6,
-        dict.fromkeys(("stage3.0.branch1.0", "stage4.0.branch1.0"), "divided otherwise"),
+        dict.fromkeys(("stage3.0.branch1.0", "stage4.0.branch1.0"), "divided differently"),
     ),
     "llama": (lambda: llama("sdpa"), TOKENS, 0.6, {"model.lm_head": RETURNED}),
     "llama with a softmax of its own": (lambda: llama("eager"), TOKENS, 0.6, {"model.lm_head": RETURNED}),
-    "gpt2": (gpt2, TOKENS, 1, {"model.lm_head": r"embedding.* chooses by data what it takes of side 0"}),
-    "lstm": (Recurrent, SEQUENCES, 1, {"wide": "lstm.* mixes what lies along", "head": RETURNED}),
+    "gpt2": (gpt2, TOKENS, 1, {"model.lm_head": r"embedding.* selects from dim 0 of its operand .* by data"}),
+    "lstm": (Recurrent, SEQUENCES, 1, {"wide": "lstm.* combines elements along", "head": RETURNED}),
 }
 """By name: the model, the shape of a sample and the number of tokens, where it is of these, which share of MACs stays
 at most, and which layers stay, for what reason."""

@@ -82,8 +82,8 @@ def test_a_threshold_lets_go_what_the_outputs_do_not_miss(made):
 @pytest.mark.parametrize(
     ("key", "settings", "message"),
     [
-        ("iner", LayerPruningSettings(sparsity=0.5), "'iner' is the name of no layer.*near it are 'inner'"),
-        ("norm", LayerPruningSettings(sparsity=0.5), "'norm' names nothing that multiplies by weights"),
+        ("iner", LayerPruningSettings(sparsity=0.5), "'iner' is not a layer.*Near matches: 'inner'"),
+        ("norm", LayerPruningSettings(sparsity=0.5), "'norm' is not a layer with weights to prune"),
         ("head", LayerPruningSettings(sparsity=0.5), "'head': no output channel.*the model returns"),
         ("stem", LayerPruningSettings(mask_type="1:1", sparsity=0.5), None),
     ],
@@ -102,7 +102,9 @@ def test_a_key_that_names_nothing_to_prune_is_refused(made, key, settings, messa
 def test_a_layer_whose_partner_keeps_its_channels_is_refused_by_name(made):
     module, inputs = made("Residual")
     layers = {"outer": LayerPruningSettings(sparsity=0.5), "stem": LayerPruningSettings(skip_pruning=True)}
-    with pytest.raises(ModelError, match="'outer': its output goes together with 'conv2d' in stem, which has skip_pru"):
+    with pytest.raises(
+        ModelError, match="'outer': its output is pruned together with that of 'conv2d' in stem, which has skip_pru"
+    ):
         module.clika_prune(HALF, layer_pruning_settings=layers, calibration_inputs=inputs)
 
 
@@ -187,7 +189,7 @@ def test_harmless_channels_too_few_for_whole_lanes_stay_and_the_table_says_so():
     effects = UnitEffects(torch.tensor([[0.0] * 6 + [1.0] * 10], dtype=torch.float64), {i: i for i in range(16)})
     found = choose_removal(group, PruningChoice("structured", 0.1, None), effects)
     assert not found.units
-    assert found.reason == "6 of 16 channels may go, too few for what stays to be a multiple of 8 channels"
+    assert found.reason == "only 6 of 16 channels can be removed, too few to keep a multiple of 8 channels"
 
 
 @pytest.mark.parametrize("settings", [HALF, PruningSettings("2:4", 1e9)])
@@ -235,5 +237,5 @@ def test_channels_without_which_a_node_computes_something_else_stay_and_the_tabl
     module = clika_compile(Stepped().eval(), calibration_inputs=data)
     before = module(data[0])
     found = module.clika_prune(PruningSettings("structured", None, 0.3), calibration_inputs=data)
-    assert re.search("%slice.* does not compute the same without those that were to go", found.layers[0].decision)
+    assert re.search("%slice.* computes a different result without the removed ones", found.layers[0].decision)
     assert torch.equal(module(data[0]), before)

@@ -64,5 +64,5 @@ def test_what_forbids_removal_is_named(made):
     module, inputs = made("Encoder")
     found, _ = found_in(module, [inputs[0]])
     reasons = {node.origin.scope: find_fixed_reason(found, node) for node in found.layers}
-    assert "reads %x, which stays" in reasons["attention"]  # the last of its layers projects into the residual
-    assert "reads %add, which stays" in reasons["narrow"]
+    assert "reads %x, which cannot change" in reasons["attention"]  # the last of its layers projects into the residual
+    assert "reads %add, which cannot change" in reasons["narrow"]

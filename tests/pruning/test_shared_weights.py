@@ -69,7 +69,7 @@ def test_an_embedding_that_is_tied_to_a_layer_is_not_masked_with_it():
     module = compiled(Tied, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
     reasons = {layer.scope: layer.decision for layer in found.layers if not layer.is_pruned}
-    assert reasons == {"head": "its weight is also read by 'embedding' in words, which masks would change"}
+    assert reasons == {"head": "its weight is also read by 'embedding' in words, which a mask would change"}
     assert not (module.words.weight == 0).any()
     with pytest.raises(ModelError, match="'head': its weight is also read by 'embedding' in words"):
         module.clika_prune(
@@ -88,7 +88,7 @@ def test_uses_of_one_weight_agree_or_leave_it():
     assert {layer.decision for layer in found.layers if layer.scope == "shared"} == {f"skip_pruning of '{second}'"}
     own = {second: LayerPruningSettings(mask_type="1:4")}
     with pytest.raises(
-        ModelError, match=rf"'{second}': its weight is that of '\w+' in shared too, which has mask_type="
+        ModelError, match=rf"'{second}': it shares its weight with '\w+' in shared, which has mask_type="
     ):
         module.clika_prune(PruningSettings("2:4", 1e9), layer_pruning_settings=own, calibration_inputs=data)
 
@@ -97,7 +97,7 @@ def test_a_pattern_does_not_lie_along_two_sides_of_one_weight():
     data = [torch.randn(4, 4, 5, 5), torch.randn(3, 4, 5, 5)]
     module = compiled(BothWays, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
-    assert ["has these on two sides" in layer.decision for layer in found.layers] == [True, True]
+    assert ["has two dims of inputs" in layer.decision for layer in found.layers] == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_pattern_does_not_lie_along_two_sides_of_one_weight():
 def test_a_size_that_does_not_divide_is_refused_by_the_name_of_one_layer(model, key, shape):
     data = [torch.randn(4, *shape), torch.randn(3, *shape)]
     module = compiled(model, data)
-    with pytest.raises(ModelError, match=f"'{key}': mask_type='2:4' takes 4 of the inputs .* 6 are no multiple of it"):
+    with pytest.raises(ModelError, match=f"'{key}': mask_type='2:4' needs a multiple of 4 inputs .* the layer has 6"):
         module.clika_prune(
             PruningSettings("1:1", 1e9),
             layer_pruning_settings={key: LayerPruningSettings(mask_type="2:4")},

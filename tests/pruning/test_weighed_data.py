@@ -63,7 +63,7 @@ def test_data_that_can_be_read_once_is_weighed_first_and_calibrated_with_then(tm
     assert module.wide.weight.shape[0] == 16
     (log,) = tmp_path.glob("*.log")
     assert "16 batches" in log.read_text()
-    assert "weighed on 16 samples, which are few" in log.read_text()
+    assert "estimates sensitivity on only 16 samples" in log.read_text()
 
 
 def test_no_more_is_read_than_is_weighed():

@@ -88,12 +88,12 @@ def test_downstream_goes_to_the_end_and_until_stops_before_the_layers_named(grap
 @pytest.mark.parametrize(
     ("layers", "what"),
     [
-        ({"blocks.0.frist": Layer()}, "layer_quantization_settings: 'blocks.0.frist' is the name of no layer of Net"),
-        ({"blocks.0.frist": Layer()}, "near it are 'blocks.0.first'"),
-        ({"zzz": Layer()}, "among them are "),
-        ({"blocks.[5-9]": Layer()}, "is the name of no layer"),
-        ({"stem": Layer(skip_quantization_until=["haed"])}, "skip_quantization_until of 'stem': 'haed' is the name of"),
-        ({"head": Layer(skip_quantization_until=["stem"])}, "'stem' reads nothing that 'head' makes; name a layer"),
+        ({"blocks.0.frist": Layer()}, "layer_quantization_settings: 'blocks.0.frist' is not a layer of Net"),
+        ({"blocks.0.frist": Layer()}, "Near matches: 'blocks.0.first'"),
+        ({"zzz": Layer()}, "Available: "),
+        ({"blocks.[5-9]": Layer()}, "is not a layer"),
+        ({"stem": Layer(skip_quantization_until=["haed"])}, "skip_quantization_until of 'stem': 'haed' is not a"),
+        ({"head": Layer(skip_quantization_until=["stem"])}, "'stem' does not depend on 'head'. Name a later layer."),
     ],
 )
 def test_a_key_that_names_nothing_is_refused_with_names_near_it(graph, layers, what):
@@ -117,15 +117,13 @@ def test_what_was_folded_or_removed_says_so():
     written.replace(norm.output, norm.inputs[0])
     written.erase(norm)
     for key in ("norm", "batch_norm"):
-        with pytest.raises(
-            ModelError, match=f"'{key}' is folded into others .*: into 'conv2d', say; name one of these"
-        ):
+        with pytest.raises(ModelError, match=f"'{key}' is folded into other layers. Name .* such as 'conv2d'"):
             resolve_node_settings(written, QuantizationSettings(), {key: Layer(skip_quantization=True)}, model)
-    with pytest.raises(ModelError, match=r"'drop' is the name of no layer .* such as Dropout, are removed"):
+    with pytest.raises(ModelError, match=r"'drop' is not a layer .* such as Dropout, are removed."):
         resolve_node_settings(written, QuantizationSettings(), {"drop": Layer(skip_quantization=True)}, model)
 
 
 @pytest.mark.parametrize("name", ["weights_num_bits", "activations_num_bits"])
 def test_a_number_of_bits_of_what_has_no_weights_is_refused(graph, name):
-    with pytest.raises(ModelError, match=f"'relu' names no layer that multiplies in integers, to which {name} could"):
+    with pytest.raises(ModelError, match=f"'relu' has no quantized multiplication, so {name} cannot apply. Name"):
         resolve_node_settings(graph, QuantizationSettings(), {"relu": Layer(**{name: 8})})

@@ -123,14 +123,17 @@ def test_what_the_user_skips_is_not_weighed():
 @pytest.mark.parametrize("settings", [{"weights_num_bits": [4, 5]}, {"activations_num_bits": 16}])
 def test_a_width_that_the_target_lacks_is_named_with_what_it_has(settings):
     bits = {4, 16} & {n for v in settings.values() for n in (v if isinstance(v, list) else [v])}
-    message = re.escape(f"of {bits.pop()} bits are asked for ") + r".* in stem\.0.*; the target has 8"
+    message = (
+        re.escape(f"{next(iter(settings))}: {bits.pop()} bits are requested for ")
+        + r".* in stem\.0.*, but the target supports 8"
+    )
     with pytest.raises(ModelError, match=message):
         quantized(QuantizationSettings(**settings))
 
 
 def test_a_width_that_fewer_bits_of_a_byte_are_used_of_is_still_8():
     scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=7))
-    with pytest.raises(ModelError, match="the target has 8, of which it uses 7 here"):
+    with pytest.raises(ModelError, match=r"the target supports 8 \(of which it uses 7 here\)"):
         quantized(QuantizationSettings(weights_num_bits=4), scheme=scheme)
 
 

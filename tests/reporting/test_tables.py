@@ -118,4 +118,4 @@ def test_a_notebook_shows_the_first_lines_of_a_graph(monkeypatch):
     assert graph._repr_html_() == f"<pre>{escape(str(graph))}</pre>"
     monkeypatch.setattr("clika_ref.core.ir.MAX_NOTEBOOK_LINES", 2)
     first, second, *others = str(graph).splitlines()
-    assert graph._repr_html_() == f"<pre>{escape(first)}\n{escape(second)}\nand {len(others)} lines more</pre>"
+    assert graph._repr_html_() == f"<pre>{escape(first)}\n{escape(second)}\nand {len(others)} more lines</pre>"

@@ -45,8 +45,8 @@ class ScoredQuantization:
 
 TRIAL_COLUMNS: Mapping[str, Callable[[ScoredQuantization], object]] = {
     "threshold": lambda trial: trial.threshold,
-    "layers in integers": lambda trial: trial.layers,
-    "bytes of the file": lambda trial: trial.bytes,
+    "quantized layers": lambda trial: trial.layers,
+    "file bytes": lambda trial: trial.bytes,
     "score": lambda trial: f"{trial.score:g}",
     "drop": lambda trial: f"{trial.drop:g}",
     "within max_drop": lambda trial: "yes" if trial.is_within else "no",
@@ -78,7 +78,10 @@ class AccuracySearch(HasTables):
     def __post_init__(self) -> None:
         is_number = isinstance(self.max_drop, int | float) and not isinstance(self.max_drop, bool)
         if not is_number or not 0 <= self.max_drop < math.inf:
-            msg = f"max_drop is {self.max_drop!r}; it takes a number from 0, by which the score may fall"
+            msg = (
+                f"max_drop is {self.max_drop!r}. It must be a number of at least 0: the largest allowed drop of the "
+                "score."
+            )
             raise ModelError(msg)
 
     @property
@@ -132,15 +135,15 @@ class AccuracySearch(HasTables):
     def _stop_reason(self, whole: Quantization) -> str:
         failed = [trial for trial in self.trials if not trial.is_within]
         if not whole.what_if:
-            return "no layer can be quantized: the summary says why for each"
+            return "no layer can be quantized: see the summary for the reasons"
         if not failed:
-            return f"{', '.join(whole.spared)} stay float unless sparing is 'off'" if whole.spared else ""
+            return f"{', '.join(whole.spared)} stay in float unless sparing is 'off'" if whole.spared else ""
         least = max(failed, key=lambda trial: trial.bytes)
         last = max((x for x in least.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)
-        named = f", {last.scope or last.name} the most sensitive of them" if last else ""
-        fall = f"the score falls by {least.drop:g}, more than max_drop={self.max_drop:g}"
-        advice = "; allow more, or train the model further" if self.best is None else ""
-        return f"with {least.layers} layers in integers{named}, {fall}{advice}"
+        named = f", of which {last.scope or last.name} is the most sensitive" if last else ""
+        fall = f"the score drops by {least.drop:g}, more than max_drop={self.max_drop:g}"
+        advice = ". Allow more, or train the model further" if self.best is None else ""
+        return f"with {least.layers} quantized layers{named}, {fall}{advice}"
 
     @property
     def table(self) -> Table[ScoredQuantization]:
@@ -153,11 +156,11 @@ class AccuracySearch(HasTables):
 
     def in_one_line(self) -> str:
         """Return the result and the reason not to quantize more, in one line."""
-        best, kept = self.best, "the model stays float"
+        best, outcome = self.best, "the model stays in float"
         if best is not None:
-            kept = f"{best.layers} layers in integers, the score falls by {best.drop:g}"
+            outcome = f"{best.layers} quantized layers, the score drops by {best.drop:g}"
         why = f"; {self.reason}" if self.reason else ""
-        return f"{kept}, after {len(self.trials) + 1} evaluations{why}"
+        return f"{outcome}, after {len(self.trials) + 1} evaluations{why}"
 
 
 def _check_finite(score: object) -> float:
@@ -166,6 +169,8 @@ def _check_finite(score: object) -> float:
     except (TypeError, ValueError):
         found = math.nan
     if not math.isfinite(found):
-        msg = f"eval_fn returned {score!r}; it takes the module and returns a finite number, of which more is better"
+        msg = (
+            f"eval_fn returned {score!r}. It must take the module and return a finite number, higher for better models."
+        )
         raise ModelError(msg)
     return found

@@ -41,8 +41,7 @@ def select_float_layers(weighed: Sensitivities, results: Mapping[Node, str]) -> 
         is_worth_it = errors[node] > max(MIN_ERROR_SHARE, MIN_ERROR_TO_COST_RATIO * costs[node]) and costs[node] <= left
         if is_worth_it and readers.is_only_reader(node, results[node]):
             left -= costs[node]
-            of_all = f"{errors[node]:.0%} of the error, and costs {costs[node]:.1%} of all layers"
-            found[node] = f"spared: it would make {of_all}"
+            found[node] = f"{100 * errors[node]:.0f} % of the error for {100 * costs[node]:.1f} % of the cost"
     return found
 
 

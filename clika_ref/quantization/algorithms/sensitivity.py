@@ -173,8 +173,8 @@ def sensitivity_reason(sensitivity: float, limit: float) -> str:
     """Return the reason to keep a layer in float with a sensitivity above a threshold."""
     if sensitivity >= UNKNOWN_SENSITIVITY:
         return (
-            "it cannot be weighed: what leads from it to the outputs has no slope, as an argmax or a comparison, or an "
-            "infinite one, as a root at 0; automatic_skip_quantization=False quantizes it all the same"
+            "its sensitivity cannot be estimated: the gradient from the outputs is zero, as of an argmax or a "
+            "comparison, or infinite, as of a square root at 0. automatic_skip_quantization=False quantizes it anyway"
         )
     return f"too sensitive: {sensitivity:.2g} is above quantization_sensitivity_threshold={limit:g}"
 

@@ -63,7 +63,7 @@ class WeightOnlyResult:
     """See `variance_share`."""
 
 
-FLOAT_WEIGHT_REASON = "the target computes {} with whole weights"
+FLOAT_WEIGHT_REASON = "the target computes {} with float weights"
 
 
 def quantize_weights_only(
@@ -133,7 +133,9 @@ def _list_options(
     options = sorted(
         ((bits, block) for bits, block in taken if not block or inputs % block == 0), key=_bits_per_element
     )
-    return options or f"no block of {sorted({block for _, block in taken})} divides its {inputs} inputs"
+    return options or (
+        f"its {inputs} inputs are not a multiple of a block size in {sorted({block for _, block in taken})}"
+    )
 
 
 def as_list(given: int | list[int]) -> list[int]:
@@ -146,8 +148,8 @@ def _reject_widths(node: Node, widths: Sequence[int], kind: WeightOnlyScheme) ->
     if len(lacking) == len(widths):
         has = " or ".join(map(str, sorted(kind.bits)))
         msg = (
-            f"weights of {lacking[0]} bits are asked for {node.name} in {node.origin}; the target has {has}: name one "
-            "in weights_num_bits as well, of which each target takes what it has"
+            f"weights_num_bits: {lacking[0]} bits are requested for {node.name} in {node.origin}, but the target "
+            f"supports {has}. Add one of these to weights_num_bits; each target uses those that it supports."
         )
         raise ModelError(msg)
 
@@ -177,9 +179,9 @@ def _select_supported_options(
     if not taken:
         has = " or ".join(map(str, sorted(kind.blocks[held[0]])))
         msg = (
-            f"weights of {held[0]} bits in blocks of {' or '.join(map(str, blocks))} are asked for {node.name} in "
-            f"{node.origin}; the target has blocks of {has}, where 0 is a whole row: name one in "
-            "weights_only_quantization_block_size as well"
+            f"weights_only_quantization_block_size: {held[0]}-bit weights in blocks of "
+            f"{' or '.join(map(str, blocks))} are requested for {node.name} in {node.origin}, but the target supports "
+            f"blocks of {has} (0: a whole row). Add one of these to weights_only_quantization_block_size."
         )
         raise ModelError(msg)
     return taken
@@ -246,7 +248,7 @@ class _OptionSearch:
         if not self.settings.automatic_skip_quantization or node in self.forced:
             self.found.held[node] = self.found.tried[node]
         elif not limit:
-            self.found.floats[node] = "quantization_sensitivity_threshold=0: it would change the numbers"
+            self.found.floats[node] = "quantization_sensitivity_threshold=0: quantization would change the results"
         else:
             self.found.floats[node] = sensitivity_reason(self.found.sensitivities[node], limit)
 

@@ -64,7 +64,7 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
             found.reservoir = Reservoir(batches=batches, used_bytes=held, is_full=bool(document["is full"]))
             found.sizes = Counter({tuple((str(s), int(n)) for s, n in sizes): int(k) for sizes, k in document["sizes"]})
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
-        msg = f"the saved calibration is damaged: {type(error).__name__}: {error}; calibrate anew"
+        msg = f"the saved calibration is damaged: {type(error).__name__}: {error}. Calibrate again."
         raise ModelError(msg) from error
     return found
 
@@ -89,7 +89,7 @@ def _decompress_counts(tensors: Mapping[str, Tensor], values: int) -> Tensor:
     )
     found = inflate(squeezed, size)
     if len(found) != size:
-        msg = f"counts are not those of {values} values"
+        msg = f"the number of counts does not match {values} activations"
         raise ValueError(msg)
     counts = torch.zeros(values, 2 * BINS_PER_SIGN, dtype=torch.int64, device="cpu")
     if found:

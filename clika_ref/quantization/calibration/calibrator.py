@@ -193,14 +193,14 @@ class Calibration:
             ModelError: the batch has no samples, or an input contains NaN or an infinity and is no such mask.
         """
         if inputs and not any(x.numel() for x in inputs):
-            msg = f"calibration batch {self.table.batches + 1} has no samples; leave it out"
+            msg = f"calibration batch {self.table.batches + 1} has no samples. Remove it."
             raise ModelError(msg)
         for value, x in zip(self.graph.inputs, inputs, strict=True):
             if x.is_floating_point() and not torch.isfinite(x).all() and not _is_mask(x):
-                kind = "NaN" if x.isnan().any() else "an infinite number"
+                kind = "NaN" if x.isnan().any() else "infinity"
                 msg = (
-                    f"calibration batch {self.table.batches + 1}: the input {value.name!r} holds {kind}; "
-                    "leave the batch out, or mend it"
+                    f"calibration batch {self.table.batches + 1}: the input {value.name!r} contains {kind}. Remove "
+                    "the batch, or fix it."
                 )
                 raise ModelError(msg)
 
@@ -233,10 +233,10 @@ def _observe(found: dict[str, BatchStatistics], value: Value, x: Tensor, where: 
         found[value.name] = measure_tensor(x)
     except ValueError as error:
         source = _find_infinite_source(value, found)
-        because = f", as {source.op.name} in {source.origin} makes an infinite number" if source else ""
+        because = f", since {source.op.name} in {source.origin} returns infinity" if source else ""
         msg = (
-            f"calibration batch {batch}: %{value.name}, made by {where}, holds NaN{because}; leave the batch out, or "
-            "mend it; where no batch does better, look for infinite numbers among the constants of the model"
+            f"calibration batch {batch}: %{value.name}, from {where}, contains NaN{because}. Remove or fix the batch; "
+            "if every batch fails, look for infinity in the constants of the model."
         )
         raise ModelError(msg) from error
 

@@ -52,7 +52,9 @@ class ObserverSearchResult:
     def observers(self) -> str:
         """The observers in use, in words."""
         counts = Counter(self.own.values())
-        return ", ".join((self.observer, *(f"of {count} values by {name}" for name, count in counts.items())))
+        return ", ".join(
+            (self.observer, *(f"{name} for {count} tensor{'s' * (count > 1)}" for name, count in counts.items()))
+        )
 
     def observers_of(self, plan: Plan) -> dict[str, str]:
         """Return the observer of each value of a plan, by name."""

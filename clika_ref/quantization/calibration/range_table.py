@@ -107,7 +107,9 @@ class RangeTable:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             return cls.read(document, tensors, str(path))
         except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
-            msg = f"{path} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+            msg = (
+                f"{path} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
+            )
             raise ModelError(msg) from error
 
     @classmethod
@@ -125,18 +127,20 @@ class RangeTable:
         try:
             if document["version"] != RANGE_TABLE_VERSION:
                 msg = (
-                    f"{where} has version {document['version']} of the form of range tables, this is "
-                    f"{RANGE_TABLE_VERSION}"
+                    f"{where} has version {document['version']} of the range table format, but this clika-ref reads "
+                    f"{RANGE_TABLE_VERSION}. Calibrate again, and save the new one."
                 )
                 raise ModelError(msg)
             names = document["smoothing"]
             smoothing = None if names is None else {name: tensors[f"{SMOOTHING_PREFIX}.{name}"] for name in names}
             found = zip(document["values"].items(), tensors["counts"], strict=True)
             values = {name: statistics_from_json(entry, of_value) for (name, entry), of_value in found}
-            told = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
-            return cls(values, int(document["batches"]), smoothing, *told)
+            facts = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
+            return cls(values, int(document["batches"]), smoothing, *facts)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            msg = f"{where} is no range table: {type(error).__name__}: {error}; calibrate again and save that"
+            msg = (
+                f"{where} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
+            )
             raise ModelError(msg) from error
 
 

@@ -67,7 +67,7 @@ def measure_tensor(x: Tensor) -> BatchStatistics:
     )
     low, high = _min_max(x)
     if math.isnan(low):
-        msg = "NaN has no range"
+        msg = "cannot compute the range of a tensor that contains NaN"
         raise ValueError(msg)
     if len(x) and max(-low, high) >= limit:
         x, is_unbounded = x[x.abs() < limit], True

@@ -39,16 +39,16 @@ def distillation_loss(
     shapes = [tuple(outputs.shape) for outputs in (student_outputs, teacher_outputs)]
     if shapes[0] != shapes[1] or not shapes[0]:
         msg = (
-            f"distillation_loss compares logits of {list(shapes[0])} with logits of {list(shapes[1])}; give the same "
-            "output of student and teacher, [..., classes]"
+            f"distillation_loss: the shapes {list(shapes[0])} and {list(shapes[1])} of the logits differ. Give the "
+            "same output of student and teacher, [..., classes]."
         )
         raise ModelError(msg)
     if not student_outputs.numel():
-        rows = f"logits of {list(shapes[0])} have none"
-        msg = f"distillation_loss takes the mean over rows, and {rows}; leave empty batches out"
+        rows = f"the logits {list(shapes[0])} have none"
+        msg = f"distillation_loss: it averages over rows, but {rows}. Omit empty batches."
         raise ModelError(msg)
     if isinstance(temperature, bool) or not isinstance(temperature, Real) or not 0 < temperature < math.inf:
-        msg = f"temperature is {temperature!r}; it takes a number above 0, of which 1 changes nothing"
+        msg = f"temperature is {temperature!r}. It must be a number above 0; 1 has no effect."
         raise ModelError(msg)
     student, teacher = (
         functional.log_softmax(outputs.to(torch.promote_types(outputs.dtype, torch.float32)) / temperature, -1)
@@ -68,5 +68,5 @@ def _check_logits(name: str, outputs: Any) -> None:
     elif isinstance(outputs, Mapping) and "logits" in outputs:
         wanted = f"{name}['logits']"
     of = f" of {outputs.dtype}" if isinstance(outputs, torch.Tensor) else ""
-    msg = f"distillation_loss compares logits, and {name} is a {type(outputs).__name__}{of}; give {wanted}"
+    msg = f"distillation_loss: {name} is a {type(outputs).__name__}{of}. Give {wanted}."
     raise ModelError(msg)

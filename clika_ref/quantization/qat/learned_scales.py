@@ -74,14 +74,14 @@ def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
         name: _learn_scales(held.scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name))
         for name, held in plan.packed_weights.items()
     }
-    spoiled = [f"of the value {name!r} is {scale}" for name, scale in values.items() if not _is_valid_scale(scale)]
+    invalid = [f"of the activation {name!r} is {scale}" for name, scale in values.items() if not _is_valid_scale(scale)]
     for name, scales in {**weights, **held}.items():
         odd = scales[~((scales >= MIN_SCALE) & scales.isfinite())]
-        spoiled += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
-    if spoiled:
+        invalid += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
+    if invalid:
         msg = (
-            f"the scale {', that '.join(spoiled)}: training has diverged there, and no integers have such a scale; "
-            "load a state dict from before, and train with a smaller learning rate"
+            f"the scale {', that '.join(invalid)}: training has diverged. Load an earlier state dict, and train with "
+            "a smaller learning rate."
         )
         raise ModelError(msg)
     activations = {name: QParams(values[name], scale.zero_point) for name, scale in plan.activations.items()}

@@ -165,7 +165,10 @@ def make_trainable(
     names = {v.name for v in graph.inputs} | {v.name for node in graph.nodes for v in node.outputs}
     lacking = sorted((plan.activations.keys() | plan.weights.keys() | plan.packed_weights.keys()) - names)
     if lacking:
-        msg = f"the graph that is trained has no value {lacking[0]!r}, which is quantized; quantize the module anew"
+        msg = (
+            f"the training graph has no activation {lacking[0]!r}, but the plan quantizes it. Quantize the module "
+            "again."
+        )
         raise ModelError(msg)
     live = {node.inputs[3].name: node for node in _find_frozen_norms(stored)} if has_live_norms else {}
     making = _TrainingGraphBuilder(graph, stored, plan, logs, live)
@@ -186,9 +189,9 @@ def _reject_untrained(graph: Graph, stored: Graph) -> None:
     lost = [name for name in trained if name not in graph.constants]
     if lost:
         msg = (
-            f"{', '.join(map(repr, lost))} would not be trained: a pass computes with it and does not say how. Its "
-            "author states that as a clika_ref.core.deferred_constants.DeferredConstant; freeze it, with "
-            "requires_grad_(False), to go on"
+            f"{', '.join(map(repr, lost))} would not be trained: a pass computes with it without a "
+            "clika_ref.core.deferred_constants.DeferredConstant, which its author can add. To continue, freeze it "
+            "with requires_grad_(False)."
         )
         raise ModelError(msg)
 
@@ -205,8 +208,8 @@ def _reject_frozen_norms(graph: Graph, live: Mapping[str, Node]) -> None:
     if frozen:
         shown = ", ".join(f"{norm.name} in {norm.origin}" for norm in frozen)
         msg = (
-            f"the batch norms {shown} cannot be live: a pass has made something of the layers that they are folded "
-            "into; compile with batch_norm='frozen'"
+            f"the batch norms {shown} cannot be live: a pass replaced the layers that they are folded into. Compile "
+            "with batch_norm='frozen'."
         )
         raise ModelError(msg)
 

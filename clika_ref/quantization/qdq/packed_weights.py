@@ -117,14 +117,15 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
     few = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
     if as_such and not few:
         msg = (
-            "export_int4=True, but no layer holds its weight in 4 bits; quantize with QuantizationSettings("
-            "weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without it"
+            "export_int4=True, but no layer has INT4 weights. Quantize with "
+            "QuantizationSettings(weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without "
+            "it."
         )
         raise ModelError(msg)
     if as_such is False and few and not _is_weight_only_int8_supported(target):
         msg = (
-            f"export_int4=False holds integers of 4 bits in 8 each, and {target.name} multiplies no weights of 8 bits "
-            "with floats; export without it"
+            f"export_int4=False stores INT4 weights as INT8, but {target.name} does not support INT8 weight-only "
+            "layers. Export without it."
         )
         raise TargetError(msg)
     for node in few if as_such is False else ():

@@ -109,13 +109,13 @@ class _Placer:
         if weight.type.dtype != torch.float32:
             return f"its weight is {weight.type.dtype}, and only float32 is quantized: compile model.float()"
         if not self.has_range(_source_of_moves(node.first_tensor)):
-            return "its input has no range: it is a mask, or calibration saw no element"
+            return "its input has no range: it is a mask, or was empty in calibration"
         if node.op_type in self.scheme.closed and not self.has_range(_source_of_moves(self._find_fused_output(node))):
-            return "its result has no range"
+            return "its output has no range"
         if node.op_type in self.scheme.needs_single_group and groups_of(node) > 1:
-            return f"the target computes {node.op_type} of several groups in float"
+            return f"the target computes {node.op_type} with groups in float"
         if node.op_type in self.scheme.needs_zero_point_0 and self.is_negative(_source_of_moves(node.first_tensor)):
-            return f"the target computes {node.op_type} in integers only where nothing that it reads lies below 0"
+            return f"the target runs {node.op_type} in INT8 only if its inputs are not negative"
         return ""
 
     def _find_fused_output(self, node: Node) -> Value:

@@ -73,7 +73,8 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
     try:
         if document["version"] != PLAN_FORMAT_VERSION:
             msg = (
-                f"the quantization is saved in version {document['version']} of its form, this is {PLAN_FORMAT_VERSION}"
+                f"the quantization is saved in format {document['version']}, but this clika-ref reads "
+                f"{PLAN_FORMAT_VERSION}. Quantize the model again."
             )
             raise ModelError(msg)
         activations, weights = (QuantizedType(**document[kind]) for kind in ("activations", "weights"))
@@ -100,27 +101,27 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan.scale_sources = {str(name): str(other) for name, other in document.get("scaled_as", {}).items()}
         plan.floats = {str(name): str(reason) for name, reason in document.get("floats", {}).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        msg = f"the saved quantization is damaged: {type(error).__name__}: {error}; quantize the model again"
+        msg = f"the saved quantization is damaged: {type(error).__name__}: {error}. Quantize the model again."
         raise ModelError(msg) from error
     return plan
 
 
 def _check_int8(tensor: Tensor) -> Tensor:
     if tensor.dtype != torch.int8:
-        msg = f"{tensor.dtype}{list(tensor.shape)} are no integers of a weight"
+        msg = f"{tensor.dtype}{list(tensor.shape)} is not a quantized weight"
         raise ValueError(msg)
     return tensor
 
 
 def _check_matrix(tensor: Tensor | None, dtype: torch.dtype) -> Any:
     if tensor is not None and (tensor.dtype != dtype or tensor.ndim != 2):
-        msg = f"{tensor.dtype}{list(tensor.shape)} is no matrix of {dtype}"
+        msg = f"{tensor.dtype}{list(tensor.shape)} is not a matrix of {dtype}"
         raise ValueError(msg)
     return tensor
 
 
 def _check_vector(tensor: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     if tensor.dtype != dtype or tensor.ndim > 1:
-        msg = f"{tensor.dtype}{list(tensor.shape)} is no vector of scales"
+        msg = f"{tensor.dtype}{list(tensor.shape)} is not a vector of scales"
         raise ValueError(msg)
     return tensor

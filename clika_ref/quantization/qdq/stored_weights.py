@@ -113,7 +113,7 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
         _reject_size_changes(steps, integers.numel())
         found = StoredWeight(str(document["layer"]), integers, bits, steps, kind.dtype).restore_parameter()
     except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
-        msg = f"the integers of {name!r} are damaged: {type(error).__name__}: {error}"
+        msg = f"the quantized weight {name!r} is damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
     return found
 
@@ -122,13 +122,13 @@ def _reject_size_changes(steps: Sequence[MultiplyStep | LayoutStep], elements: i
     """Reject steps that change the number of elements: a forged file may declare any shape."""
     for step in steps:
         if math.prod(step.sides) != elements:
-            msg = f"a step is of sides {list(step.sides)}, and there are {elements:,} elements"
+            msg = f"a step has the shape {list(step.sides)}, but there are {elements:,} elements"
             raise ValueError(msg)
 
 
 def _check_int8(integers: Tensor, sides: tuple[int, ...]) -> Tensor:
     if integers.dtype != torch.int8 or integers.shape != sides:
-        msg = f"{integers.dtype}{list(integers.shape)} are no integers of sides {list(sides)}"
+        msg = f"{integers.dtype}{list(integers.shape)} is not a quantized tensor of shape {list(sides)}"
         raise ValueError(msg)
     return integers
 
@@ -140,7 +140,7 @@ def _read_step(kind: str, sides: list[int], *rest: Any, tensors: Mapping[str, Te
     if kind == MULTIPLY_STEP:
         shape, name = rest
         return MultiplyStep(tuple(map(int, sides)), tensors[name].reshape(tuple(map(int, shape))))
-    msg = f"there is no step {kind!r}"
+    msg = f"unknown step {kind!r}"
     raise ValueError(msg)
 
 

@@ -61,8 +61,8 @@ def _(
 ):
     if dropout_p:
         msg = (
-            f"scaled_dot_product_attention(dropout_p={dropout_p}): dropout inside attention cannot be captured, "
-            "since it has no deployable form; call model.eval(), or pass dropout_p=0.0 unless self.training"
+            f"scaled_dot_product_attention(dropout_p={dropout_p}): dropout inside attention is not supported, since "
+            "it cannot be deployed. Call model.eval(), or pass dropout_p=0.0 unless self.training."
         )
         raise ModelError(msg)
     return scaled_dot_product_attention.call(

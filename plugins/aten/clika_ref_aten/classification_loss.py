@@ -42,7 +42,7 @@ def _class_axis(op, x):
 def _require_classes(x):
     """Reject scores of 0 classes: eager returns 0, NaN or an error, depending on the reduction and the target dtype."""
     if not x.shape[min(x.ndim - 1, 1)]:
-        raise ValueError(f"scores of the shape {list(x.shape)} are of no classes")
+        raise ValueError(f"scores of the shape {list(x.shape)} have no classes")
 
 
 class _TargetSelector:

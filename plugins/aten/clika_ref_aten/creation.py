@@ -147,7 +147,7 @@ def arange(
         ValueError: the step is infinite; PyTorch returns one element or raises, depending on the device.
     """
     if isinstance(step, float) and math.isinf(step):
-        raise ValueError(f"arange takes no step of {step}; give a finite one")
+        raise ValueError(f"arange does not support the step {step}. Use a finite one.")
     return torch.arange(start, end, step, dtype=dtype, device=device)
 
 

@@ -213,7 +213,7 @@ def pdist(x: Tensor, *, p: float = 2.0) -> Tensor:
 def _(op, x, *, p):
     rows = op.shape(x)[0]
     if is_symbolic(rows):
-        msg = f"pdist of a number of rows known only at run time ({rows}) has no ONNX form; use torch.cdist(x, x)"
+        msg = f"pdist with a dynamic number of rows ({rows}) has no ONNX equivalent. Use torch.cdist(x, x)."
         raise TargetError(msg)
     first, second = torch.triu_indices(rows, rows, 1)
     pairs = [op.Gather(x, op.constant(index, torch.int64), axis=0) for index in (first, second)]

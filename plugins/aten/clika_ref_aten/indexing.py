@@ -28,7 +28,7 @@ def reject_data_dependent_size(*operands, **attrs):
     Raises:
         PassError: always; the caller must give the types of such a node.
     """
-    raise PassError("the size of the result depends on the data; give the types of the node")
+    raise PassError("the size of the result depends on the data. Give the types of the node.")
 
 
 # Shared by `index` and `index_put`

@@ -162,7 +162,7 @@ def _common_shape(tensors: Any) -> tuple[Dim, ...]:
     for sides in zip(*shapes, strict=True):
         numbers = {n for n in sides if isinstance(n, int)}
         if len(numbers) > 1:
-            raise ValueError(f"the shapes {', '.join(map(str, shapes))} do not agree")
+            raise ValueError(f"the shapes {', '.join(map(str, shapes))} do not match")
         agreed.append(numbers.pop() if numbers else sides[0])
     return tuple(agreed)
 
@@ -223,8 +223,8 @@ def _(x, split_size, dim=0):
     count = side if split_size == 0 else -floor_quotient(-side, split_size)  # rounded up; torch allows 0 / 0 elements
     if not isinstance(count, int):
         raise ModelError(
-            f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, differs from call to call, and "
-            "a graph has a fixed number of values; use chunk(n), or give the size of every piece"
+            f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, is dynamic, but a graph has a "
+            "fixed number of values. Use chunk(n), or give the size of every piece."
         )
     count = max(count, 1)
     rest = normalize_size(side - split_size * (count - 1))
@@ -281,7 +281,7 @@ def _split_at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
     sizes = [normalize_size(b - a) for a, b in zip([0, *ends], [*ends, side], strict=True)]
     if any(isinstance(n, int) and n < 0 for n in sizes):
         raise ModelError(
-            f"tensor_split({x.type}, {indices}, dim={dim}): the indices do not rise, so the pieces overlap; "
-            "take them one by one with slices"
+            f"tensor_split({x.type}, {indices}, dim={dim}): the indices are not increasing, so the pieces overlap. "
+            "Take them one by one with slices."
         )
     return split_with_sizes.call(x, split_sizes=tuple(sizes), dim=dim)

@@ -55,7 +55,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             layout of ``x``.
     """
     if bias is not None and bias.dtype != x.dtype and not _is_autocast_enabled(x.device.type):
-        raise ValueError(f"linear of {x.dtype} takes no bias of {bias.dtype}; convert it to {x.dtype}")
+        raise ValueError(f"linear of {x.dtype} does not support a bias of {bias.dtype}. Convert it to {x.dtype}.")
     return F.linear(x, weight, bias)
 
 

@@ -89,13 +89,16 @@ def integer_bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | N
         ModelError: the dtype is not in `QUANTIZED_DTYPES`, or the range exceeds that of the dtype.
     """
     if dtype not in QUANTIZED_DTYPES:
-        msg = f"quantize makes {', '.join(map(str, QUANTIZED_DTYPES))}, not {dtype}"
+        msg = f"quantize supports {', '.join(map(str, QUANTIZED_DTYPES))}, not {dtype}"
         raise ModelError(msg)
     info = torch.iinfo(dtype)
     low = info.min if quant_min is None else quant_min
     high = info.max if quant_max is None else quant_max
     if not info.min <= low < high <= info.max:
-        msg = f"the quantized range [{low}, {high}] must rise and lie in that of {dtype}, [{info.min}, {info.max}]"
+        msg = (
+            f"the quantized range [{low}, {high}] must not be empty, and must be within that of {dtype}, [{info.min}, "
+            f"{info.max}]"
+        )
         raise ModelError(msg)
     return low, high
 
@@ -103,11 +106,11 @@ def integer_bounds(dtype: torch.dtype, quant_min: int | None, quant_max: int | N
 def _check_scale_and_zero_point(scale: Tensor | Number, zero_point: Tensor | Number | None, dtype: torch.dtype) -> None:
     """Reject a number that is not a valid scale, or not a zero point of the dtype; tensors are not checked."""
     if isinstance(scale, int | float) and not 0 < scale < math.inf:
-        msg = f"a scale of {scale} has no meaning; it must be above 0 and finite"
+        msg = f"a scale of {scale} is invalid. It must be above 0 and finite."
         raise ModelError(msg)
     info = torch.iinfo(dtype)
     if isinstance(zero_point, int | float) and (zero_point % 1 or not info.min <= zero_point <= info.max):
-        msg = f"a zero point of {zero_point} is no integer of {dtype}, which holds [{info.min}, {info.max}]"
+        msg = f"a zero point of {zero_point} is outside the range of {dtype}, [{info.min}, {info.max}]"
         raise ModelError(msg)
 
 
@@ -234,7 +237,7 @@ def dequantize(
 @dequantize.types
 def _(x, scale, zero_point, *, dtype, axis, block_size, bits):
     if x.dtype not in DEQUANTIZE_DTYPES:
-        msg = f"dequantize takes {', '.join(map(str, DEQUANTIZE_DTYPES))}, not {x}"
+        msg = f"dequantize supports {', '.join(map(str, DEQUANTIZE_DTYPES))}, not {x}"
         raise ModelError(msg)
     _check_scale_and_zero_point(scale, zero_point, x.dtype)
     if block_size is None:
@@ -242,10 +245,10 @@ def _(x, scale, zero_point, *, dtype, axis, block_size, bits):
     else:
         _check_blocks(x, axis, block_size, scale)
     if bits not in (FOUR_BITS, EIGHT_BITS):
-        msg = f"dequantize takes integers of {EIGHT_BITS} bits or of {FOUR_BITS}, not of {bits}"
+        msg = f"dequantize supports {EIGHT_BITS} or {FOUR_BITS} bits, not {bits}"
         raise ModelError(msg)
     if (bits == FOUR_BITS or block_size is not None) and (x.dtype != torch.int8 or zero_point is not None):
-        msg = f"blocks and integers of {FOUR_BITS} bits are held in int8 and have no zero point; {x} has {zero_point}"
+        msg = f"blocks and {FOUR_BITS}-bit integers are stored in int8 without a zero point; {x} has {zero_point}"
         raise ModelError(msg)
     return TensorType(dtype, x.shape)
 

@@ -30,8 +30,8 @@ def _make_converter(op):
     def convert(x, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
         if dropout and train and num_layers > 1:
             msg = (
-                f"{op.name}(dropout={dropout}, train=True): dropout between layers cannot be captured, since it has no "
-                "deployable form; call model.eval()"
+                f"{op.name}(dropout={dropout}, train=True): dropout between layers is not supported, since it cannot "
+                "be deployed. Call model.eval()."
             )
             raise ModelError(msg)
         states = tuple(hx) if isinstance(hx, tuple | list) else (hx,)
@@ -69,8 +69,8 @@ def _network(op_type, gates, **attrs):
         count, directions = 4 if has_biases else 2, 2 if bidirectional else 1
         if len(params) != num_layers * directions * count:
             msg = (
-                f"{op_type.lower()} with {len(params)} parameters for {num_layers} layers: ONNX has no projection of "
-                "the hidden state; build the network with proj_size=0"
+                f"{op_type.lower()} with {len(params)} parameters for {num_layers} layers: ONNX does not support a "
+                "projection of the hidden state. Build the network with proj_size=0."
             )
             raise TargetError(msg)
         hidden = op.shape(params[1])[-1]

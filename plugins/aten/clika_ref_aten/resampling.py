@@ -226,8 +226,8 @@ def _resize_factors(op, x, output_size, scales):
             raise TargetError(msg)
         if is_symbolic(n) and not is_symbolic(m):
             msg = (
-                f"resampling from {n}, known only at run time, to {m} by a factor of {scale}: ONNX would compute the "
-                "size from the factor; give one of the two"
+                f"resampling from the dynamic size {n} to {m} by a factor of {scale}: ONNX would compute the size "
+                "from the factor. Give one of the two."
             )
             raise TargetError(msg)
         wanted = m / n if scale is None else scale

@@ -186,7 +186,7 @@ def index_add(x: Tensor, index: Tensor, source: Tensor, *, dim: int, alpha: Numb
         ValueError: ``alpha`` is a float but ``x`` is not; some PyTorch kernels truncate it, others do not.
     """
     if isinstance(alpha, float) and not x.is_floating_point():
-        raise ValueError(f"index_add of {x.dtype} takes no alpha of {alpha}; give an integer")
+        raise ValueError(f"index_add of {x.dtype} does not support the alpha {alpha}. Give an integer.")
     return torch.index_add(x, dim, index, source, alpha=alpha)
 
 

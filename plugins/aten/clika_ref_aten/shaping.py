@@ -30,7 +30,7 @@ def _(op, x, *, shape):
 def _(x, *, shape):
     counts = numel_of(x.shape), numel_of(shape)
     if all(isinstance(n, int) for n in counts) and counts[0] != counts[1]:
-        raise ValueError(f"{x} has {counts[0]} elements, the shape {shape} has {counts[1]}")
+        raise ValueError(f"{x} has {counts[0]} elements, but the shape {shape} has {counts[1]}")
     return TensorType(x.dtype, shape)
 
 
@@ -239,8 +239,8 @@ def _(x):
 def _(x):
     if x.type.dtype.is_complex:
         raise ModelError(
-            f"the adjoint of {x.type} conjugates, and complex tensors are not supported: "
-            "keep real and imaginary parts as two real tensors"
+            f"the adjoint of {x.type} conjugates, but complex tensors are not supported. Store real and imaginary "
+            "parts as two real tensors."
         )
     return _swap_dims(x, -2, -1) if x.type.rank else permute.call(x, dims=())
 

@@ -76,7 +76,7 @@ def _complete(declared, overloads, *, root, with_mean):
 
 def _check_correction(correction: Number) -> Number:
     if correction != correction:  # noqa: PLR0124 - NaN alone differs from itself
-        raise ValueError("the correction of a variance is NaN; give a number")
+        raise ValueError("the correction of a variance is NaN. Give a number.")
     return correction
 
 

@@ -47,7 +47,7 @@ def test_what_is_multiplied_by_0_does_not_overflow_before():
 def test_what_eager_contradicts_itself_about_is_refused():
     with pytest.raises(ValueError, match=r"a weight of the shape \[2, 0, 1\]: it has no channels"):
         convolution.conv1d(torch.empty(1, 0, 6), torch.empty(2, 0, 1))
-    with pytest.raises(ValueError, match=r"scores of the shape \[3, 0\] are of no classes"):
+    with pytest.raises(ValueError, match=r"scores of the shape \[3, 0\] have no classes"):
         classification_loss.cross_entropy_loss(torch.empty(3, 0), torch.empty(3, 0))
     assert linear.addmv(torch.ones(()), torch.empty(0, 1), torch.empty(1)).shape == (0,)
 

@@ -87,7 +87,7 @@ def test_a_converted_call_computes_what_aten_computes_and_has_the_types_that_are
     ("overload", "args", "reason"),
     [
         (aten.scaled_dot_product_attention.default, (x(2, 3, 4),) * 3 + (None, 0.1), "dropout inside attention"),
-        (BILINEAR, (x(1, 1, 4, 4), (2, 2), True, None), "use align_corners=False"),
+        (BILINEAR, (x(1, 1, 4, 4), (2, 2), True, None), "Use align_corners=False"),
         (aten.linalg_matrix_norm.default, (x(2, 3), 2), "only the Frobenius norm"),
         (aten.gru.input, (x(5, 2, 3), x(2, 2, 4), (), False, 2, 0.5, True, False, False), "dropout between layers"),
     ],
@@ -108,7 +108,7 @@ def lowered(op: Operator, *types: TensorType, **attrs: Any) -> None:
 def test_a_projected_lstm_is_refused_by_the_lowering():
     shapes = [(5, 2, 3), (1, 2, 2), (1, 2, 4), (16, 3), (16, 2), (2, 4)]
     types = [TensorType(torch.float32, shape) for shape in shapes]
-    with pytest.raises(TargetError, match="no projection of the hidden state"):
+    with pytest.raises(TargetError, match="does not support a projection of the hidden state"):
         lowered(
             OPERATORS[aten.lstm.input],
             *types,

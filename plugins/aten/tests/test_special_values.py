@@ -133,7 +133,7 @@ def of_unknown_length(op, *sides, **attrs):
 
 def test_what_onnx_cannot_do_at_unknown_sizes_says_what_to_do_instead():
     n = make_symbol("n")
-    with pytest.raises(TargetError, match=r"pdist of a number of rows known only at run time \(n\).*use torch.cdist"):
+    with pytest.raises(TargetError, match=r"pdist with a dynamic number of rows \(n\).*Use torch.cdist"):
         emit(of_unknown_length(distance.pdist, n, 3))
     drawing = of_unknown_length(randomness.multinomial, n, 5, num_samples=n, replacement=True)
     with pytest.raises(TargetError, match="fixed number of samples, not n; draw without replacement"):
@@ -159,13 +159,13 @@ def test_a_number_that_onnx_wants_when_it_is_compiled_is_refused_by_name():
     n = make_symbol("n")
     shapes = [(5, 2, 3), (1, 2, n), (3 * n, 3), (3 * n, n)]
     options = {"has_biases": False, "num_layers": 1, "bidirectional": False, "batch_first": False}
-    with pytest.raises(TargetError, match=r"ONNX's GRU needs a number for hidden_size, not n.*a fixed length"):
+    with pytest.raises(TargetError, match=r"ONNX's GRU needs a constant for hidden_size, but n .*static"):
         emit(graph_with_sides(recurrent.gru, *shapes, **options))
 
 
 def test_a_fixed_size_beside_a_factor_is_refused_where_the_size_before_is_unknown():
     options = {"output_size": (4, 7), "scales": (0.5, 1.5)}
-    with pytest.raises(TargetError, match=r"from n, known only at run time, to 4 by a factor of 0\.5"):
+    with pytest.raises(TargetError, match=r"from the dynamic size n to 4 by a factor of 0\.5"):
         emit(graph_with_sides(resampling.upsample_bicubic2d_aa, (1, 3, make_symbol("n"), 5), **options))
 
 
@@ -195,7 +195,7 @@ def test_a_bias_of_another_dtype_is_refused_however_the_rows_lie_in_memory():
     x, weight, bias = torch.rand(2, 3, 4), torch.rand(5, 4), torch.rand(5, dtype=torch.float64)
     for rows in (x, x.transpose(0, 1)):
         with pytest.raises(
-            ValueError, match=r"linear of torch\.float32 takes no bias of torch\.float64; convert it to"
+            ValueError, match=r"linear of torch\.float32 does not support a bias of torch\.float64. Convert it to"
         ):
             linear.linear(rows, weight, bias)
 

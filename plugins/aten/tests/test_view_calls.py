@@ -156,8 +156,8 @@ def test_a_call_keeps_its_meaning_at_every_size(call):
 @pytest.mark.parametrize(
     ("overload", "shapes", "args", "message"),
     [
-        (aten.split.Tensor, [(n,)], (2,), "the number of pieces.*differs from call to call"),
-        (aten.tensor_split.indices, [(7,)], ((4, 2),), "the indices do not rise"),
+        (aten.split.Tensor, [(n,)], (2,), "the number of pieces.*is dynamic"),
+        (aten.tensor_split.indices, [(7,)], ((4, 2),), "the indices are not increasing"),
     ],
 )
 def test_a_call_that_no_graph_can_hold_is_refused(overload, shapes, args, message):
@@ -167,7 +167,7 @@ def test_a_call_that_no_graph_can_hold_is_refused(overload, shapes, args, messag
 
 def test_the_adjoint_of_complex_tensors_is_refused():
     x = Graph("complex").add_input(TensorType(torch.complex64, (2, 2)), "x")
-    with pytest.raises(ModelError, match="conjugates, and complex tensors are not supported"):
+    with pytest.raises(ModelError, match="conjugates, but complex tensors are not supported"):
         OPERATORS[aten.adjoint.default].converters[aten.adjoint.default](x)
 
 

@@ -45,7 +45,7 @@ class AddmmToLinear:
     phase: ClassVar[Phase] = Phase.FUSE
     after: ClassVar[tuple[str, ...]] = ("fold-constants",)
     error: ClassVar[ErrorClass] = DOT
-    removes: ClassVar[str] = "products with a sum"
+    removes: ClassVar[str] = "addmm nodes"
 
     def __call__(self, graph: Graph, operators: Mapping[str, Operator], /) -> None:
         """Apply the rule to all matching nodes."""

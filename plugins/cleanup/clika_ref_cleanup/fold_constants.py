@@ -67,7 +67,7 @@ class FoldConstants:
     phase: ClassVar[Phase] = Phase.FUSE
     after: ClassVar[tuple[str, ...]] = ("fold-batch-norm", "fold-literals", "push-transposes")
     error: ClassVar[ErrorClass] = EXACT
-    removes: ClassVar[str] = "nodes that read constants only"
+    removes: ClassVar[str] = "nodes with constant inputs"
 
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Fold all constants except state."""

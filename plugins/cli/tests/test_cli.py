@@ -85,7 +85,7 @@ def test_a_keyword_that_forward_does_not_have_is_named_beside_those_that_it_has(
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run("compile", "torch.nn:Sigmoid", "--input", "image=1x1x8x8", "--dry-run")
     assert result.exit_code == 3
-    assert "no argument 'image': forward takes input" in result.stderr
+    assert "No argument 'image': forward takes input" in result.stderr
 
 
 def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
@@ -366,7 +366,7 @@ def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_d
     onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)]), path)
     result = run("check", str(path), "--target", "tensorrt")
     assert result.exit_code == 1
-    assert "[integer-type] quantizer: its integers are UINT8" in result.stdout
+    assert "[integer-type] quantizer: its quantized type is UINT8" in result.stdout
     told = json.loads(run("check", str(path), "--target", "trt", "--json").stdout)
     assert {violation["rule"] for violation in told} == {"integer-type", "isolated"}
     for words, message in (

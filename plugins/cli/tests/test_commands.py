@@ -82,7 +82,7 @@ def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_
         "after",
         "decision",
     ]
-    assert any(line.startswith("first") and line.endswith("integers") for line in lines)
+    assert any(line.startswith("first") and line.endswith("quantized") for line in lines)
     assert any(line.startswith("second") and "float: " in line for line in lines)
     assert "clika_summary" not in result.stderr + made.quantized.stderr, "what a command shows itself"
     assert lines[-1].startswith(f"{place}  ")
@@ -219,7 +219,7 @@ def test_a_file_that_is_damaged_is_refused_with_3(tmp_path):
     (tmp_path / "cut").write_bytes(Path("q.clika").read_bytes()[:1000])
     result = clika_ref("export", tmp_path / "cut", "-o", tmp_path / "m.onnx")
     assert result.exit_code == 3
-    assert "it is cut off" in result.stderr
+    assert "it is truncated" in result.stderr
 
 
 # inspect
@@ -258,7 +258,7 @@ def test_inspect_shows_graphs_of_models_saved_modules_and_onnx_files_and_one_for
         (["talking_model.py"], 2, "'talking_model.py' names no model: write the module and what makes the model in it"),
         (["talking_model:Nets", "--input", "1x32"], 2, "has no 'Nets'; did you mean Net?"),
         (["junk.onnx"], 3, "junk.onnx cannot be read as an ONNX file: "),
-        (["x.npy"], 3, "cannot load 'x.npy': it is no safetensors file"),
+        (["x.npy"], 3, "cannot load 'x.npy': it is not a safetensors file"),
         (["empty.onnx"], 3, "empty.onnx holds no graph; is it an ONNX file, and whole?"),
         (["absent"], 2, "there is no file absent; for a model that Python makes write its module and what makes it: "),
         (["q.clika", "--input", "1x32"], 2, "q.clika is compiled already, and --input says what to trace with; leave"),
@@ -558,7 +558,7 @@ def test_a_dry_run_of_compile_tells_machines_what_its_tables_tell_people(made, m
         {"operator": "linear", "nodes": 2, "refusal": None},
         {"operator": "relu", "nodes": 1, "refusal": None},
     ]
-    assert found["symbols"] == ["batch: 0.. from side 0 of 'x'"]
+    assert found["symbols"] == ["batch: 0.. from dim 0 of 'x'"]
     target = sys.modules["clika_ref_onnxruntime.target"].OnnxRuntime
     monkeypatch.setattr(
         target, "unsupported_reason", lambda self, node: "no relu here" if node.op_type == "relu" else None

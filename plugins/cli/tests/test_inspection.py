@@ -120,7 +120,7 @@ def environment(monkeypatch):
     def load(limit):
         if limit == "broken":
             message = (
-                "1 of 1 plugins cannot be used:\n  'broken' = b.plugin (b 0.1): ImportError: no c\nUpdate or uninstall"
+                "cannot load 1 of 1 plugins:\n  'broken' = b.plugin (b 0.1): ImportError: no c\nUpdate or uninstall"
             )
             raise PluginError(message)
         return build_registry([Plugin(limit, f"dist-{limit}", "1.2", operators=(linear,))])
@@ -156,7 +156,7 @@ def test_plugins_that_clash_are_both_listed_and_the_clash_is_told(environment):
     installed = load_installed_plugins()
     assert [p.name for p in installed.plugins] == ["good", "twin"]
     (failure,) = installed.failures
-    assert "operator 'linear' is claimed by 'good' (dist-good 1.2) and by 'twin' (dist-twin 1.2)" in failure
+    assert "operator 'linear' is declared by 'good' (dist-good 1.2) and by 'twin' (dist-twin 1.2)" in failure
 
 
 def test_what_the_environment_leaves_out_is_told(environment, monkeypatch):

@@ -77,7 +77,7 @@ def drop_relu(node: Node, build: Builder):
     match node.inputs[0]:
         case Value(producer=Node("relu", (x,))):
             return build("squared_relu", x)
-    return Skip("its operand is not made by relu")
+    return Skip("its operand is not a relu")
 
 
 @dataclass(frozen=True)

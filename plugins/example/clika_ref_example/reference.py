@@ -38,7 +38,7 @@ class OnnxReference(Target):
     def unsupported_reason(self, node: Node) -> str | None:
         """Reject bfloat16, random numbers, which differ in each run, and nodes that have no ONNX form."""
         if any(isinstance(v, Value) and v.type.dtype == torch.bfloat16 for v in (*node.inputs, *node.outputs)):
-            return "it computes in bfloat16, which the evaluator does not; compile and export in float32 or float16"
+            return "it computes in bfloat16, which is not supported. Compile and export in float32 or float16"
         return f"{node.op.name} draws random numbers" if node.is_random else onnx_unsupported_reason(node)
 
     def compile(self, graph: Graph, path: Path, **options: Any) -> Artifact:

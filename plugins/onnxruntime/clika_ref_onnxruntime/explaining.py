@@ -104,7 +104,7 @@ def _precision(
     dropped = [kind for kind in whole if lost[kind]]
     if dropped:
         return (
-            f"{FLOAT_PRECISION}: with all of its optimizations, ONNX Runtime has {lost[dropped[0]]} {dropped[0]} fewer"
+            f"{FLOAT_PRECISION}: after all optimizations of ONNX Runtime, {lost[dropped[0]]} {dropped[0]} are missing"
         )
     if whole:
         return INT8_PRECISION
@@ -214,7 +214,7 @@ class OnnxGraph:
     def _reason(self, node: onnx.NodeProto) -> str:
         kind = node.op_type
         if kind not in NEEDS_QUANTIZED_OUTPUT | ALLOWS_FLOAT_OUTPUT:
-            return f"ONNX Runtime has no kernel for {kind} in integers"
+            return f"ONNX Runtime has no INT8 kernel for {kind}"
         floats = [
             n
             for n in node.input[: 2 if kind in ALLOWS_FLOAT_OUTPUT | {"Conv"} else None]
@@ -224,13 +224,13 @@ class OnnxGraph:
             return f"its operand {floats[0]} is not quantized"
         behind = self._find_quantized_result(node)
         if kind in NEEDS_QUANTIZED_OUTPUT and behind is None:
-            return f"ONNX Runtime runs {kind} in integers only where its result is quantized before anything reads it"
+            return f"ONNX Runtime runs {kind} in INT8 only if its output is quantized right after it"
         bias = [n for n in node.input[2:] if not self._is_dequantized(n)]
         if kind == "Gemm" and bias and behind is None:
-            return "its bias is float, which ONNX Runtime adds in integers only where the result is quantized, too"
+            return "its bias is float, and ONNX Runtime adds it in INT8 only if the output is quantized too"
         if behind is not None and self._has_remaining_relu(node):
-            return "what is cut off behind it lies in the range of the integers that hold the result"
-        return "ONNX Runtime left it so, and no rule that is known here says why"
+            return "the activation after it clips within the quantized range of the output"
+        return "ONNX Runtime kept it in float, for a reason unknown to this plugin"
 
     def _is_dequantized(self, name: str) -> bool:
         return name in self.makers and self.makers[name].op_type == "DequantizeLinear"

@@ -27,9 +27,11 @@ KERNEL_TABLE_PATH = Path(__file__).with_name("kernels.toml")
 UNSUPPORTED_DTYPES = frozenset({"bfloat16", "complex64", "complex128"})
 """Dtypes that the target generally rejects; messages do not suggest them."""
 
-CONVERT_ADVICE = "convert what goes in, or the model, to one of them"
+CONVERT_ADVICE = "Convert its inputs, or the model, to one of them"
 
-FLOAT16_ADVICE = "export without export_fp16, or a float module; where the model itself quantizes, convert what goes in"
+FLOAT16_ADVICE = (
+    "Export without export_fp16, or export a float module; if the model itself quantizes, convert its inputs"
+)
 """Advice for quantization of float16, which the runtime lacks. Usually ``export_fp16`` requested it."""
 
 
@@ -52,8 +54,8 @@ def find_missing_kernel(node: Node) -> str | None:
                 shown = ", ".join(t for t in taken if t not in UNSUPPORTED_DTYPES)
                 is_of_half = node.op_type == "quantize" and dtypes[name] == "float16"
                 return (
-                    f"it computes {onnx_node.op_type} in {dtypes[name]}, of which ONNX Runtime's CPU kernels take "
-                    f"{shown}; {FLOAT16_ADVICE if is_of_half else CONVERT_ADVICE}"
+                    f"it computes {onnx_node.op_type} in {dtypes[name]}, but ONNX Runtime's CPU kernels support "
+                    f"{shown}. {FLOAT16_ADVICE if is_of_half else CONVERT_ADVICE}"
                 )
     return None
 

@@ -32,7 +32,8 @@ COPYING_TRAITS = (SHARED_QPARAMS, UNIFIED_QPARAMS)
 """Traits of operators that copy elements of any dtype."""
 
 NO_BFLOAT16_MESSAGE = (
-    "it computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile the model in float32, not export_bf16"
+    "it computes in bfloat16, which ONNX Runtime does not support on CPUs. Compile the model in float32, without "
+    "export_bf16"
 )
 
 
@@ -131,14 +132,14 @@ def _scale_axis_problem(node: Node) -> str | None:
         return None
     if axis < 0 and rank > 2 and made.inputs[1].type.shape != (1,):
         return (
-            f"its weight has {rank} sides and scales along one of them, but ONNX Runtime takes one scale for a stack "
-            "of matrices; quantize the weight per tensor, as modules have it that are compiled for onnxruntime"
+            f"its weight has {rank} dims and per-channel scales, but ONNX Runtime takes one scale for a stack of "
+            "matrices. Quantize the weight per tensor, as modules compiled for onnxruntime do"
         )
     if made.attrs["axis"] % rank == axis % rank:
         return None
     return (
-        f"the scales of its weight lie along axis {made.attrs['axis']}, but ONNX Runtime reads them along the output "
-        f"channels, axis {axis % rank}; quantize the weight along that axis, or per tensor"
+        f"the scales of its weight are on axis {made.attrs['axis']}, but ONNX Runtime needs them on the output "
+        f"channels, axis {axis % rank}. Quantize the weight on that axis, or per tensor"
     )
 
 

@@ -62,13 +62,13 @@ def test_a_convolution_between_integers_runs_in_them_and_takes_its_relu_along(tm
 def test_integers_that_hold_what_a_relu_cuts_off_leave_the_layer_before_it_in_float(tmp_path):
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(activated(sketch, 10), tmp_path)
-    assert found["conv2d"] == "float: what is cut off behind it lies in the range of the integers that hold the result"
+    assert found["conv2d"] == "float: the activation after it clips within the quantized range of the output"
 
 
 def test_a_convolution_whose_result_is_read_in_float_runs_in_float(tmp_path):
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(convolution(sketch, sketch.pair(sketch.x)), tmp_path)
-    assert found["conv2d"].startswith("float: ONNX Runtime runs Conv in integers only where its result is quantized")
+    assert found["conv2d"].startswith("float: ONNX Runtime runs Conv in INT8 only if its output is quantized")
 
 
 def test_a_convolution_of_floats_says_which_operand_is_not_quantized(tmp_path):
@@ -77,7 +77,7 @@ def test_a_convolution_of_floats_says_which_operand_is_not_quantized(tmp_path):
     assert found == {"conv2d": "float: its operand x is not quantized"}
 
 
-@pytest.mark.parametrize(("is_whole", "precision"), [(True, "int8"), (False, "float: its bias is float, which")])
+@pytest.mark.parametrize(("is_whole", "precision"), [(True, "int8"), (False, "float: its bias is float, and")])
 def test_a_linear_layer_that_returns_floats_needs_a_bias_of_integers(tmp_path, is_whole, precision):
     sketch = Sketch(2, 3)
     bias = sketch.bias(4) if is_whole else sketch.build.constant(torch.ones(4), "bias")
@@ -88,7 +88,7 @@ def test_a_linear_layer_that_returns_floats_needs_a_bias_of_integers(tmp_path, i
 def test_what_has_no_kernel_in_integers_is_named_though_the_runtime_writes_it_otherwise(tmp_path):
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(sketch.pair(sketch.build("hardswish", sketch.pair(sketch.x))), tmp_path)
-    assert found == {"hardswish": "float: ONNX Runtime has no kernel for HardSwish in integers"}
+    assert found == {"hardswish": "float: ONNX Runtime has no INT8 kernel for HardSwish"}
 
 
 def test_what_reads_no_integers_is_float_without_a_reason(tmp_path):

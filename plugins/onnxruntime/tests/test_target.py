@@ -82,13 +82,13 @@ def test_nodes_without_a_lowering_and_complex_values_are_refused():
     (node,) = g.nodes
     assert OnnxRuntime().unsupported_reason(node) is None
     node.outputs[0].type = TensorType(torch.complex64, (2,))
-    assert "complex numbers, which ONNX operators do not take" in OnnxRuntime().unsupported_reason(node)
+    assert "complex numbers, which ONNX does not support" in OnnxRuntime().unsupported_reason(node)
 
 
 def test_arithmetic_in_bfloat16_is_refused_and_moving_it_is_not():
     (node,) = graph_of("relu", torch.bfloat16).nodes
     assert (
-        "computes in bfloat16, for which ONNX Runtime has no CPU kernels; compile"
+        "computes in bfloat16, which ONNX Runtime does not support on CPUs. Compile"
         in OnnxRuntime().unsupported_reason(node)
     )
     (node,) = graph_of("permute", torch.bfloat16, dims=(1, 0)).nodes
@@ -111,7 +111,7 @@ def quantized_product(kind, axis, *, activation=True):
 @pytest.mark.parametrize(("kind", "wrong", "right"), [("matmul", 0, -1), ("linear", 1, 0), ("linear", -1, -2)])
 def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right):
     *_, node = quantized_product(kind, wrong).nodes
-    assert f"scales of its weight lie along axis {wrong}, but ONNX Runtime" in OnnxRuntime().unsupported_reason(node)
+    assert f"scales of its weight are on axis {wrong}, but ONNX Runtime" in OnnxRuntime().unsupported_reason(node)
     assert OnnxRuntime(optimize=False).unsupported_reason(node) is None
     *_, node = quantized_product(kind, right).nodes
     assert OnnxRuntime().unsupported_reason(node) is None
@@ -129,7 +129,7 @@ def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
     one = build("dequantize", w, 0.5)
     column = g.add_constant(torch.ones(2, 4, 1, dtype=torch.int8), "column")
     single = build("dequantize", column, g.add_constant(torch.ones(1), "scale"), axis=2)
-    assert "its weight has 3 sides and scales along one" in OnnxRuntime().unsupported_reason(
+    assert "its weight has 3 dims and per-channel scales," in OnnxRuntime().unsupported_reason(
         build("matmul", x, several).producer
     )
     for taken in (one, single):
@@ -138,7 +138,7 @@ def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
 
 def test_a_refusal_says_whether_keeping_a_node_float_helps(monkeypatch):
     graph = quantized_product("matmul", 0)
-    with pytest.raises(TargetError, match=r"along axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):
+    with pytest.raises(TargetError, match=r"on axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):
         check_supported(graph, OnnxRuntime())
     monkeypatch.setattr(OPERATORS["matmul"], "lowering", None)
     with pytest.raises(TargetError, match=r"has no ONNX lowering.*; keeping it float does not help"):

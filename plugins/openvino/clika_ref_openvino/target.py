@@ -113,7 +113,7 @@ class OpenVino(Target):
         runner, counts = OpenVinoRunner(artifact, ov, counts=True), list[Mapping[str, float]]()
         for _ in range(PROFILED_CALLS):
             runner(inputs)
-            counts.append({told.node_name: told.real_time.total_seconds() for told in runner.request.profiling_info})
+            counts.append({info.node_name: info.real_time.total_seconds() for info in runner.request.profiling_info})
         read, executed = core().read_model(str(artifact.path)), runner.model.get_runtime_model()
         return seconds_of_nodes(executed, read, artifact.output_names, counts)
 
@@ -129,7 +129,8 @@ class OpenVino(Target):
 def _check_suffix_case(path: Path) -> None:
     if path.suffix.lower() == OWN_SUFFIX:
         msg = (
-            f"OpenVINO's own files end in {OWN_SUFFIX!r} and {path.name} in {path.suffix!r}; write it in small letters"
+            f"cannot write {path.name}: OpenVINO's own files end in {OWN_SUFFIX!r}, not {path.suffix!r}. Use "
+            "lower case."
         )
         raise TargetError(msg)
 

@@ -132,8 +132,8 @@ def test_masks_which_the_runtime_holds_in_bytes_make_no_integers_of_what_reads_t
 
 def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_float_and_says_why():
     for groups, x, why in (
-        (1, image(), "only where nothing that it reads lies below 0"),
-        (2, image().abs(), "of several groups in float"),
+        (1, image(), "only if its inputs are not negative"),
+        (2, image().abs(), "with groups in float"),
     ):
         found = compiled(lambda groups=groups: nn.ConvTranspose2d(8, 4, 3, groups=groups), None, x).clika_explain()
         (layer,) = [node for node in found.nodes if node.products]

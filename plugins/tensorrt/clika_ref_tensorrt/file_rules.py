@@ -45,19 +45,19 @@ FORM_RULE = "form"
 @rule("empty", of_file=True)
 def _(file: OnnxFile) -> Violations:
     if not file.graph.node:
-        yield None, "it has no nodes: there is nothing to build; is it what was exported?"
+        yield None, "it has no nodes, so there is nothing to build. Export the model again."
 
 
 @rule("opset", of_file=True)
 def _(file: OnnxFile) -> Violations:
     if not file.opset:
-        yield None, "it states no opset of ONNX's operators; is it all of what was exported?"
+        yield None, "it declares no opset of ONNX's operators. Export the model again."
     elif file.opset not in SUPPORTED_OPSETS:
         yield (
             None,
             (
-                f"opset {file.opset} is outside {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}; "
-                "export with one of these"
+                f"opset {file.opset} is outside {SUPPORTED_OPSETS.start} to {SUPPORTED_OPSETS.stop - 1}. Export with "
+                "one of these."
             ),
         )
 
@@ -78,14 +78,14 @@ def _(file: OnnxFile) -> Violations:
     for reason in find_malformed_constants(file.model):
         yield None, reason
     if reason := validation_error(file.outline) or file.inference[1]:
-        yield None, f"ONNX refuses it: {reason}"
+        yield None, f"ONNX rejects it: {reason}"
 
 
 @rule("static-rank", of_file=True)
 def _(file: OnnxFile) -> Violations:
     for value in file.graph.input:
         if not value.type.tensor_type.HasField("shape"):
-            yield None, f"the input {value.name!r} has no rank; sides may be dynamic, ranks may not"
+            yield None, f"the input {value.name!r} has no rank. Dims may be dynamic, but the rank must be fixed."
 
 
 @rule("known-operators", of_file=True)
@@ -93,11 +93,14 @@ def _(file: OnnxFile) -> Violations:
     functions = {(function.domain, function.name) for function in file.model.functions}  # ONNX rejects these
     for node in file.all_nodes:
         if node.op_type in UNSUPPORTED_OPERATORS and node.domain in ONNX_DOMAINS:
-            yield node, f"{node.op_type} is not imported; write it in other operators, or as a plugin of TensorRT's"
+            yield node, f"{node.op_type} is not supported. Use other operators, or a plugin of TensorRT."
         elif node.op_type in INTEGER_OPERATORS:
-            yield node, f"{node.op_type} is not imported; write float operators between QuantizeLinear and its inverse"
+            yield (
+                node,
+                (f"{node.op_type} is not supported. Use float operators between QuantizeLinear and DequantizeLinear."),
+            )
         elif node.domain not in ONNX_DOMAINS and (node.domain, node.op_type) not in functions and not is_known(node):
-            yield node, f"{node.domain}.{node.op_type} is no operator of ONNX; it needs a plugin of TensorRT's"
+            yield node, f"{node.domain}.{node.op_type} is not an ONNX operator. It needs a plugin of TensorRT."
 
 
 @rule("static-rank")
@@ -106,12 +109,12 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(*SHAPE_OPERAND_OPERATORS):
         if file.sides(node.input[-1]) == [None] and node.input[-1] in given:
             sizes = node.input[-1]
-            yield node, f"its result has as many sides as {sizes!r} has elements, whose number must be fixed"
+            yield node, f"its output has as many dims as {sizes!r} has elements, but the rank must be fixed"
     dynamic = file.compute_once(_dynamic_values)
     for node in file.nodes_of_type("Squeeze"):
         is_told = any(node.input[1:]) or file.attribute(node, "axes", None) is not None
         if not is_told and node.input[0] in dynamic and None in (file.sides(node.input[0]) or []):
-            yield node, "has no axes, and sides that may or may not be 1 when it runs; say which axes it takes away"
+            yield node, "has no axes, but dims that may be 1 at run time. State the axes to remove."
 
 
 def _data_dependent_values(file: OnnxFile) -> MutableMapping[str, bool]:
@@ -142,7 +145,7 @@ def _(file: OnnxFile) -> Violations:
         count = file.constant(node.input[1]) if is_operand else np.asarray(file.attribute(node, "k", 0))
         if count is not None and count.size and int(count.flat[0]) > MAX_TOP_K:
             most = int(count.flat[0])
-            yield node, f"TopK finds the {most:,} largest, of which TensorRT takes {MAX_TOP_K:,} at most; ask for fewer"
+            yield node, f"TopK requests {most:,} elements, but TensorRT supports at most {MAX_TOP_K:,}. Request fewer."
 
 
 @rule("branches")
@@ -154,4 +157,4 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type("If"):
         then, otherwise = (ranks.get(node.output[0], {}).get(f"{name}_branch", []) for name in ("then", "else"))
         if any(a != b for a, b in zip(then, otherwise, strict=False) if a is not None and b is not None):
-            yield node, f"its branches return tensors of the ranks {then} and {otherwise}; they must be alike"
+            yield node, f"its branches return tensors of the ranks {then} and {otherwise}. Return equal ranks."

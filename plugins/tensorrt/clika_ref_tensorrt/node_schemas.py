@@ -16,7 +16,7 @@ def find_malformed_nodes(nodes: Iterable[onnx.NodeProto], opset: int) -> Iterato
     for node in nodes:
         schema = _schema(node.op_type, opset)
         if schema is not None and (fault := _fault(node, schema)):
-            yield node, f"{fault}; nothing else of the file can be told before that is mended"
+            yield node, f"{fault}. Other rules are checked after this is fixed."
 
 
 def _schema(operator: str, opset: int) -> Any:
@@ -33,20 +33,20 @@ def _fault(node: onnx.NodeProto, schema: Any) -> str:
     )
     for what, count, least, most in counts:
         if not least <= count <= most:
-            return f"has {count} {what}, and {node.op_type} has {_count_text(least, most)}"
+            return f"has {count} {what}, but {node.op_type} has {_count_text(least, most)}"
     # Attributes newer than the opset are reported by the opset rule.
     taken = {**onnx.defs.get_schema(node.op_type).attributes, **schema.attributes}
     for attribute in node.attribute:
         if attribute.ref_attr_name:
-            whose = f"refers to {attribute.ref_attr_name!r} of a function, and it stands in none"
+            whose = f"refers to {attribute.ref_attr_name!r} of a function, but the node is not in a function"
             return f"its attribute {attribute.name} {whose}"
         wanted = taken[attribute.name].type if attribute.name in taken else None
         if wanted is not None and attribute.type != int(wanted.value):
             stated = onnx.AttributeProto.AttributeType.Name(attribute.type)
-            return f"has an attribute {attribute.name} of the type {stated}, and {node.op_type} takes {wanted.name}"
+            return f"has an attribute {attribute.name} of the type {stated}, but {node.op_type} takes {wanted.name}"
     given = {attribute.name for attribute in node.attribute}
     lacking = [name for name, declared in schema.attributes.items() if declared.required and name not in given]
-    return f"lacks {', '.join(lacking)}, which {node.op_type} must have" if lacking else ""
+    return f"lacks {', '.join(lacking)}, required by {node.op_type}" if lacking else ""
 
 
 def _count_text(least: int, most: int) -> str:

@@ -306,8 +306,8 @@ class OnnxFile:
 
     def integer_type(self, node: onnx.NodeProto) -> int:
         """Return the quantized type of a quantizer or dequantizer; uint8 by default."""
-        if told := int(self.attribute(node, QUANTIZED_TYPE_ATTRIBUTE, 0)):
-            return told
+        if declared := int(self.attribute(node, QUANTIZED_TYPE_ATTRIBUTE, 0)):
+            return declared
         if len(node.input) > 2 and node.input[2]:
             return self.types.get(node.input[2], 0)
         if node.op_type == DEQUANTIZE:

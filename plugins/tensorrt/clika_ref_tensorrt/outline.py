@@ -63,7 +63,7 @@ def read_elements(tensor: onnx.TensorProto, folder: Path | None) -> np.ndarray[A
         if tensor.data_location != TENSOR_PROTO.EXTERNAL:
             return np.zeros(0, np.float32)  # `find_malformed_constants` reports it
         reason = str(error).rstrip(".")
-        msg = f"the elements of {tensor.name!r} cannot be read: {reason}; put the file beside what it refers to"
+        msg = f"the elements of {tensor.name!r} cannot be read: {reason}. Put the file next to its external data."
         raise TargetError(msg) from error
 
 
@@ -90,7 +90,7 @@ def find_malformed_constants(model: onnx.ModelProto) -> Iterator[str]:
     for graph in graphs_of(model.graph):
         for name, tensor in _constants(graph):
             if reason := _unreadable_reason(tensor):
-                yield f"the elements of {name!r} cannot be read: {reason}; export it anew"
+                yield f"the elements of {name!r} cannot be read: {reason}. Export it again."
 
 
 def _unreadable_reason(tensor: onnx.TensorProto) -> str:

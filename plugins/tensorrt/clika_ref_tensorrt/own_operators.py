@@ -94,15 +94,15 @@ def separate_own_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     if not any(node.op_type in KNOWN_OPERATORS for graph in graphs_of(model.graph) for node in graph.node):
         return model
-    told = onnx.ModelProto()
-    told.CopyFrom(model)
-    for graph in graphs_of(told.graph):
+    stored = onnx.ModelProto()
+    stored.CopyFrom(model)
+    for graph in graphs_of(stored.graph):
         for node in graph.node:
             if node.op_type in KNOWN_OPERATORS:
                 _move_to_own_domain(node)
-    if all(opset.domain != TENSORRT_DOMAIN for opset in told.opset_import):
-        told.opset_import.append(onnx.helper.make_opsetid(TENSORRT_DOMAIN, 1))
-    return told
+    if all(opset.domain != TENSORRT_DOMAIN for opset in stored.opset_import):
+        stored.opset_import.append(onnx.helper.make_opsetid(TENSORRT_DOMAIN, 1))
+    return stored
 
 
 def _move_to_own_domain(node: onnx.NodeProto) -> None:

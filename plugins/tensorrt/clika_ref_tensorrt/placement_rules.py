@@ -38,13 +38,13 @@ def _(file: OnnxFile) -> Violations:
         if len({*kinds}) > 1 and few:
             yield node, _describe_mixed_types(file, node, few[0])
         elif len({*kinds} & QUANTIZED_TYPES) > 1:
-            yield node, f"its operands are {' and '.join(map(type_name, kinds))}; give both the same integers"
+            yield node, f"its operands are {' and '.join(map(type_name, kinds))}. Give both the same quantized type."
         elif 0 < len(kinds) < len(found) and not few and not is_taken_alone:
             lacking = _operand_name(file, node, found.index(None))
             quantized = "the other is" if len(found) == 2 else "others are"
             yield (
                 node,
-                f"its {lacking} is not quantized, though {quantized}: it runs in float; quantize all, or none",
+                f"its {lacking} is not quantized, but {quantized}: it runs in float. Quantize all, or none.",
             )
 
 
@@ -53,13 +53,14 @@ def _describe_mixed_types(file: OnnxFile, node: onnx.NodeProto, place: int) -> s
     made, what = file.dequantizer(node.input[place]), _operand_name(file, node, place)
     kind = type_name(file.integer_type(made)).lower() if made is not None else ""
     if node.op_type not in MATMUL_OPERATORS:
-        return f"its {what} is {kind}, which only matrix products read; give it int8, or leave it float"
+        return f"its {what} is {kind}, which only matrix products support. Use int8, or keep it float."
     if made is None or not file.is_weight(made):
         return (
-            f"its {what} is {kind}, and its {_operand_name(file, node, 1 - place)} is not; give both the same integers"
+            f"its {what} is {kind}, but its {_operand_name(file, node, 1 - place)} is not. Give both the same "
+            "quantized type."
         )
     other = _operand_name(file, node, 1 - place)
-    return f"its {what} is {kind}, and its {other} is quantized; such weights are multiplied with floats"
+    return f"its {what} is {kind}, and its {other} is quantized. Such weights are for weight-only layers."
 
 
 def _operand_name(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
@@ -91,7 +92,7 @@ def _(file: OnnxFile) -> Violations:
         readers = file.readers_after_pairs(node.output[0])
         if readers and all(_is_fused(file, reader) for reader in readers):
             kinds = " and ".join(dict.fromkeys(reader.op_type for reader in readers))
-            yield node, f"lies between {made.op_type} and {kinds}, which do not fuse then; put it behind"
+            yield node, f"is between {made.op_type} and {kinds}, which prevents their fusion. Put it after them."
 
 
 def _is_fused(file: OnnxFile, node: onnx.NodeProto) -> bool:
@@ -150,16 +151,23 @@ def _(file: OnnxFile) -> Violations:
         sources = [_quantizer_source(file, name) for name in node.input]
         if not any(layer_of(file, source, CONVOLUTION_OPERATORS) for source in sources):
             if _is_float_residual(file, node):
-                yield node, "adds a float to a convolution in integers, which is quantized for others; let it read that"
+                yield (
+                    node,
+                    (
+                        "adds a float tensor to an INT8 convolution, but the tensor is quantized for other readers. "
+                        "Add "
+                        "Add its quantized value."
+                    ),
+                )
             continue
         floats = [file.source(name) for name, source in zip(node.input, sources, strict=True) if source is None]
         pairs = [made for name in node.input if (made := file.dequantizer(name)) is not None]
         if not floats:
-            yield node, "both branches are quantized; quantize only the one that does not come from the convolution"
+            yield node, "both branches are quantized. Quantize only the one that does not come from the convolution."
         elif not layer_of(file, floats[0], CONVOLUTION_OPERATORS) and not any(
             is_read_by_layers(file, made) for made in pairs
         ):
-            yield node, "the branch that comes from the convolution is quantized; quantize only the other one"
+            yield node, "the branch that comes from the convolution is quantized. Quantize only the other one."
 
 
 def _is_float_residual(file: OnnxFile, node: onnx.NodeProto) -> bool:
@@ -218,11 +226,11 @@ def _(file: OnnxFile) -> Violations:
         if file.is_weight(node):
             continue  # each reader may have it quantized along its own channels
         if (other := around.get(name) or first.get(name)) is not None:
-            yield node, f"quantizes {name!r}, as {other.name!r} does; let one serve all"
+            yield node, f"quantizes {name!r}, as {other.name!r} does. Use one node for all readers."
         first.setdefault(name, node)
         made = file.source(node.input[0], IDENTITY_OPERATORS)
         if made is not None and made.op_type == DEQUANTIZE and _is_inverse(file, node, made):
-            yield node, f"quantizes what {made.name!r} has just dequantized; read that"
+            yield node, f"quantizes the result of the dequantization {made.name!r}. Read its input instead."
 
 
 def _is_inverse(file: OnnxFile, node: onnx.NodeProto, made: onnx.NodeProto) -> bool:
@@ -243,21 +251,31 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE):
         for inverse in file.dequantizers_of(node.output[0]):
             if differing := _scale_difference(file, node, inverse):
-                yield node, f"has {differing} than its inverse, {inverse.name!r}; give both the same"
+                yield (
+                    node,
+                    (
+                        f"has {differing} than its DequantizeLinear or QuantizeLinear, {inverse.name!r}. Use the same "
+                        "for "
+                        "for both."
+                    ),
+                )
         for reader in file.readers.get(node.output[0], []):
             if reader.op_type != DEQUANTIZE and not file.is_moving(reader):
-                yield reader, f"reads the integers of {node.name!r} itself; a DequantizeLinear must come between"
+                yield reader, f"reads the quantized output of {node.name!r} directly. Insert a DequantizeLinear."
     for value in file.graph.output:
         source = file.source(value.name)
         if source is not None and source.op_type == QUANTIZE:
-            yield source, "its integers are an output; return floats, behind a DequantizeLinear"
+            yield source, "its quantized output is an output of the model. Return the output of a DequantizeLinear."
     for node in file.nodes_of_type(DEQUANTIZE):
         made = file.source(node.input[0])
         is_quantizer = made is not None and made.op_type in (QUANTIZE, *DYNAMIC_QUANTIZERS)
         if made is not None and not is_quantizer and node.input[0] not in file.constants:
             yield (
                 node,
-                f"reads integers that {made.op_type} computes; only a QuantizeLinear may, a constant or an input",
+                (
+                    f"reads integers from {made.op_type}, but only those of a QuantizeLinear, a constant or an input "
+                    "are supported."
+                ),
             )
 
 
@@ -280,4 +298,4 @@ def _scale_difference(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodePr
 def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         if file.rank(node.input[0]) == 0:
-            yield node, f"{'quantizes' if node.op_type == QUANTIZE else 'dequantizes'} a scalar; leave it float"
+            yield node, f"{'quantizes' if node.op_type == QUANTIZE else 'dequantizes'} a scalar. Keep it float."

@@ -90,7 +90,10 @@ def trtexec_command(graph: Graph, file: Path, profile: OptimizationProfile) -> s
     profiled = _dynamic_input_shapes(graph)
     odd = [name for name in profiled if TRTEXEC_SEPARATORS & {*name}]
     if odd:
-        msg = f"trtexec separates by ',' and ':', which the input {odd[0]!r} has in its name; give other input_names"
+        msg = (
+            f"the name of the input {odd[0]!r} contains ',' or ':', which separate arguments of trtexec. Give other "
+            "input_names."
+        )
         raise TargetError(msg)
     shapes = [
         f"--{flag}="
@@ -153,7 +156,7 @@ def _check_known(graph: Graph, symbols: Mapping[str, Symbol], chosen: ChosenSize
     for name in chosen:
         if name not in symbols:
             known = ", ".join(map(repr, symbols)) or "none"
-            msg = f"shapes: {name!r} is no dynamic side of {graph.name}, which has {known}"
+            msg = f"shapes: {name!r} is not a dynamic dim of {graph.name}, which has {known}."
             raise TargetError(msg)
 
 
@@ -161,8 +164,8 @@ def _check_traced(symbol: Symbol, sizes: tuple[int, int, int]) -> None:
     low, _, high = sizes
     if (symbol.low is not None and low < symbol.low) or (symbol.high is not None and high > symbol.high):
         msg = (
-            f"shapes: {symbol.name!r} is to be from {low} to {high}, but the model was traced for "
-            f"{symbol.low}..{'' if symbol.high is None else symbol.high}"
+            f"shapes: {symbol.name!r} from {low} to {high} is outside "
+            f"{symbol.low}..{'' if symbol.high is None else symbol.high}, for which the model was traced"
         )
         raise TargetError(msg)
 
@@ -203,12 +206,12 @@ class _ProfileConstraints:
         for guard in self.guards:
             is_known = all(str(symbol) in sizes for symbol in guard.relation.free_symbols)
             if is_known and not is_met(guard, sizes):
-                return f"{dict(sizes)} contradict {guard}, for which the model was traced"
+                return f"{dict(sizes)} violates {guard}, for which the model was traced"
         for name, side in ((name, side) for name, sides in self.profiled.items() for side in sides):
             length, wanted = (_length(side, of) for of in (sizes, usual))
             is_impossible = length < 0 and not getattr(side, "is_Symbol", False)  # numbers may be negative
             if is_impossible or (part == MIN_PART and length > wanted) or (part == MAX_PART and length < wanted):
-                return f"with {dict(sizes)} a side {side} of {name!r} is {length}, and usually {wanted}"
+                return f"with {dict(sizes)}, a dim {side} of {name!r} is {length}, but is usually {wanted}"
         return ""
 
 
@@ -246,7 +249,7 @@ def _length(side: Dim, sizes: Mapping[str, int]) -> int:
 
 
 def _shapes_error(fault: str) -> TargetError:
-    return TargetError(f"shapes: {fault}; choose others")
+    return TargetError(f"shapes: {fault}. Choose others.")
 
 
 def _describe_omissions(
@@ -257,6 +260,6 @@ def _describe_omissions(
         return ""
     missed = sum(n for call, n in calls.items() if any(not least[s] <= size <= largest[s] for s, size in call))
     return (
-        f"the engine is built for {dict(least)} to {dict(largest)}, outside of which lie {missed} of {calls.total()} "
-        f"calls that were seen: {fault}; choose `shapes` for an engine of others"
+        f"the engine is built for {dict(least)} to {dict(largest)}, which excludes {missed} of {calls.total()} seen "
+        f"calls: {fault}. Choose other `shapes` to include them."
     )

@@ -45,7 +45,10 @@ def _(file: OnnxFile) -> Violations:
             continue  # a bias, which another rule reports
         if kind not in QUANTIZED_TYPES:
             name = type_name(kind) if kind else "unknown"
-            yield node, f"its integers are {name}; TensorRT computes with INT8: give a zero point of int8 zeros"
+            yield (
+                node,
+                (f"its quantized type is {name}, but TensorRT computes with INT8. Use a zero point of int8 zeros."),
+            )
 
 
 @rule("type-needs-opset")
@@ -59,7 +62,7 @@ def _(file: OnnxFile) -> Violations:
         needed = max(needed, 13 if scale and scale != [1] else 10)
         needed = max(needed, 21 if file.block(node) else 10)
         if file.opset < needed:
-            yield node, f"needs opset {needed} by its types, axis or blocks, and the file has {file.opset}"
+            yield node, f"needs opset {needed} for its types, axis or blocks, but the file has {file.opset}"
 
 
 @rule("int8-beside-float8")
@@ -72,7 +75,7 @@ def _(file: OnnxFile) -> Violations:
             first.setdefault(graph.integer_type(node), node)
     if TYPES.INT8 in first and TYPES.FLOAT8E4M3FN in first:
         other, node = first[TYPES.INT8], first[TYPES.FLOAT8E4M3FN]
-        yield node, f"is float8, and {other.name!r} is int8: TensorRT builds no network that has both; choose one"
+        yield node, f"is float8, but {other.name!r} is int8. TensorRT does not support both in one network: choose one."
 
 
 @rule("scale-type")
@@ -84,22 +87,19 @@ def _(file: OnnxFile) -> Violations:
             if (file.integer_type(node), file.block(node)) != (TYPES.FLOAT8E4M3FN, MXFP8_BLOCK_SIZE):
                 yield (
                     node,
-                    (
-                        f"its scales are exponents alone, as float8 in blocks of {MXFP8_BLOCK_SIZE} has them; "
-                        "give it floats"
-                    ),
+                    (f"its scales are only exponents, as of float8 in blocks of {MXFP8_BLOCK_SIZE}. Use float scales."),
                 )
         elif scale not in (0, *FLOAT_TYPES):
-            yield node, f"its scale is {type_name(scale)}; give it a float, or what dequantizes it"
+            yield node, f"its scale is {type_name(scale)}. Use a float, or a dequantized scale."
         elif node.op_type == QUANTIZE and given in FLOAT_TYPES and scale and given != scale:
-            yield node, f"its input is {type_name(given)}, and its scale {type_name(scale)}; give both one type"
+            yield node, f"its input is {type_name(given)}, but its scale {type_name(scale)}. Use one type for both."
 
 
 @rule("saturation")
 def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE):
         if file.integer_type(node) == TYPES.FLOAT8E4M3FN and not file.attribute(node, "saturate", 1):
-            yield node, "makes floats of 8 bits infinite beyond 448; TensorRT clips them: let saturate be 1"
+            yield node, "rounds 8-bit floats beyond 448 to infinity, but TensorRT clips them. Set saturate to 1."
 
 
 @rule("blocks")
@@ -116,30 +116,30 @@ def _(file: OnnxFile) -> Violations:
         kind, stated = DYNAMIC_QUANTIZERS[node.op_type][0], int(file.attribute(node, "block_size", 0))
         if stated and stated not in BLOCK_SIZES.get(kind, (stated,)):
             taken = " or ".join(map(str, BLOCK_SIZES[kind]))
-            yield node, f"{type_name(kind).lower()} in blocks of {stated}; TensorRT takes {taken}"
+            yield node, f"{type_name(kind).lower()} in blocks of {stated} is not supported. TensorRT supports {taken}."
 
 
 def _check_block_support(file: OnnxFile, node: onnx.NodeProto, name: str, taken: str) -> Violations:
     kind, block = file.integer_type(node), file.block(node)
     if kind == TYPES.INT4 and not file.is_weight(node):
-        yield node, "int4 is for weights; give what is computed int8"
+        yield node, "int4 is for weights only. Use int8 for activations."
     elif block and not taken:
-        yield node, f"has blocks, which {name} has not; give each channel a scale"
+        yield node, f"has blocks, which {name} does not support. Use a scale for each channel."
     elif block and block not in BLOCK_SIZES.get(kind, (0,)):
-        yield node, f"{name} in blocks of {block}; TensorRT takes {taken}"
+        yield node, f"{name} in blocks of {block} is not supported. TensorRT supports {taken}."
     elif kind == TYPES.INT4 and not block and not _non_product_readers(file, node):
-        yield node, f"{name} without blocks; TensorRT takes such of {taken}"
+        yield node, f"{name} without blocks is not supported. TensorRT supports blocks of {taken}."
 
 
 def _check_block_axis(file: OnnxFile, node: onnx.NodeProto, name: str) -> Violations:
     rank = file.rank(node.input[1])
     if file.block(node) and rank and file.axis(node, rank) < rank - 2:
-        yield node, "its blocks lie along neither of the last two sides of the weight"
+        yield node, "its blocks are not on one of the last two dims of the weight"
     if node.op_type == QUANTIZE:
         return
     held = f"{name} in blocks" if file.block(node) else name
     for reader in _non_product_readers(file, node):
-        yield reader, f"reads {held}, which only matrix products do; give it int8, or leave it float"
+        yield reader, f"reads {held}, which only matrix products support. Use int8, or keep it float."
 
 
 def _non_product_readers(file: OnnxFile, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -153,10 +153,10 @@ def _non_product_readers(file: OnnxFile, node: onnx.NodeProto) -> list[onnx.Node
 def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(*CONVOLUTION_OPERATORS, "Gemm"):
         if len(node.input) > 2 and file.dequantizer(node.input[2]) is not None:
-            yield node, "its bias is quantized; leave biases float"
+            yield node, "its bias is quantized. Keep biases float."
     for node in file.nodes_of_type("Add"):
         made = [file.source(name) for name in node.input]
         for one, other in (made, made[::-1]):
             is_constant = other is not None and other.op_type == DEQUANTIZE and file.is_weight(other)
             if one is not None and one.op_type in WEIGHTED_OPERATORS and is_constant:
-                yield node, f"adds a quantized constant to the result of {one.op_type}; leave biases float"
+                yield node, f"adds a quantized constant to the result of {one.op_type}. Keep biases float."

@@ -19,9 +19,9 @@ def _(file: OnnxFile) -> Violations:
         if len(node.input) > 2 and node.input[2]:
             zero = file.constant(node.input[2])
             if zero is None:
-                yield node, "its zero point is computed; it must be a constant of zeros"
+                yield node, "its zero point is computed. Use a constant of zeros."
             elif np.any(zero.astype(np.float32) != 0):
-                yield node, f"its zero point is {zero.flat[np.flatnonzero(zero)[0]]}; quantize symmetrically, around 0"
+                yield node, f"its zero point is {zero.flat[np.flatnonzero(zero)[0]]}. Quantize symmetrically, around 0."
 
 
 @rule("scale")
@@ -30,7 +30,7 @@ def _(file: OnnxFile) -> Violations:
         scale = file.constant(node.input[1])
         if scale is None:
             if not _is_dynamic(file, node):
-                yield node, "its scale is computed; it must be a constant, which depends on no input and no shape"
+                yield node, "its scale is computed. Use a constant that does not depend on inputs or shapes."
         elif file.types.get(node.input[1]) == TYPES.UINT8:
             continue  # exponents of MXFP8, or of a type that another rule reports
         elif not np.all(np.isfinite(scale.astype(np.float64)) & (scale.astype(np.float64) > 0)):
@@ -55,23 +55,23 @@ def _(file: OnnxFile) -> Violations:
         if fault := _shape_fault(file, node, scale, data):
             yield node, fault
         if zero is not None and zero != scale and (len(zero) > 1 or {*zero, *scale} != {1}):
-            yield node, f"its zero point has the shape {zero}, and its scale {scale}; give both the same"
+            yield node, f"its zero point has the shape {zero}, but its scale {scale}. Use one shape for both."
 
 
 def _shape_fault(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: Sequence[int | None] | None) -> str:
     """Return why the shape of the scales does not fit the data; empty if it does."""
     block = file.block(node)
     if not block and len(scale) > 1:
-        return f"its scales have the shape {scale}; give them one side, as long as that of the channels, or none"
+        return f"its scales have the shape {scale}. Use a scalar, or one dim with a scale for each channel."
     if data is None or scale in ([], [1]):
         return ""
     axis = file.axis(node, len(data))
     if axis not in range(len(data)):
-        return f"its axis {file.attribute(node, 'axis', 1)} is no side of a tensor that has {len(data)}"
+        return f"its axis {file.attribute(node, 'axis', 1)} does not exist in a tensor with {len(data)} dims"
     sides = [(-(-side // block) if block and at == axis and side else side) for at, side in enumerate(data)]
     wanted = sides if block else [sides[axis]]
     if len(wanted) != len(scale) or any(side not in (None, own) for side, own in zip(wanted, scale, strict=True)):
-        return f"its scales have the shape {scale}; a tensor of the shape {data} has, along axis {axis}, {wanted}"
+        return f"its scales have the shape {scale}, but a tensor of the shape {data} has {wanted} on axis {axis}"
     return ""
 
 
@@ -80,7 +80,7 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         scale = file.constant(node.input[1])
         if scale is not None and scale.size > 1 and not file.is_weight(node):
-            yield node, f"{scale.size} scales of a value that is computed; give it one for the whole tensor"
+            yield node, f"{scale.size} scales of an activation. Use one scale for the whole tensor."
 
 
 @rule("weight-axis")
@@ -100,9 +100,9 @@ def _check_scale_axis(file: OnnxFile, node: onnx.NodeProto, position: int) -> Vi
     wanted = None if rank is None else _channel_axis(file, node, rank, position, axis)
     if None not in (axis, wanted) and axis != wanted:
         own = int(file.attribute(made, "axis", 1))
-        moved = "from which Gather picks" if axis == REMOVED_AXIS else f"which becomes {axis}"
+        moved = "from which Gather selects" if axis == REMOVED_AXIS else f"which becomes {axis}"
         where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, {moved}"
-        yield made, f"the scales of a weight of {node.op_type} lie along {where}; its output channels lie on {wanted}"
+        yield made, f"the scales of a weight of {node.op_type} are on {where}, but its output channels are on {wanted}"
 
 
 def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int, axis: int | None) -> int | None:
@@ -131,5 +131,5 @@ def _(file: OnnxFile) -> Violations:
             if scale is not None and scale.size > 1:
                 yield (
                     node,
-                    "has groups and a weight with a scale for each channel; give it one scale, or leave it float",
+                    "has groups and a scale for each channel of its weight. Use one scale, or keep it float.",
                 )

@@ -68,8 +68,8 @@ class TensorRt(Target):
         script = companion_path(path, ".trtexec.sh")
         script.write_text(build_script(line, profile), encoding="utf-8")
         script.chmod(script.stat().st_mode | 0o111)  # executable for all who may read it
-        told = {"warnings": (profile.left_out,)} if profile.left_out else {}
-        return replace(artifact, facts={**artifact.facts, "trtexec": line, **told})
+        facts = {"warnings": (profile.left_out,)} if profile.left_out else {}
+        return replace(artifact, facts={**artifact.facts, "trtexec": line, **facts})
 
     def load(self, artifact: Artifact) -> Runner:
         """Load an ONNX file in the runtime that stands in for TensorRT.
@@ -116,5 +116,5 @@ def _load_model(path: Path, *, external: bool) -> onnx.ModelProto:
         return onnx.load(str(path), load_external_data=external)
     except Exception as error:
         why = str(error).rstrip(".")
-        msg = f"{path} cannot be read as an ONNX file: {why}; is it one, and whole? Export or copy it anew"
+        msg = f"cannot read {path} as an ONNX file: {why}. Export or copy it again."
         raise TargetError(msg) from error

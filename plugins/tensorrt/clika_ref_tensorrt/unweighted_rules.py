@@ -79,7 +79,7 @@ def _(file: OnnxFile) -> Violations:
         if len(scales) > 1:
             yield (
                 node,
-                f"joins tensors of the scales {', '.join(f'{s:.3g}' for s in sorted(scales))}; give all of them one",
+                f"joins tensors of the scales {', '.join(f'{s:.3g}' for s in sorted(scales))}. Use one scale for all.",
             )
 
 
@@ -107,9 +107,9 @@ def _report_float(
     """Yield the reason why a node does not run in INT8: float operands, or a float result."""
     if floats:
         lacking = f"only {len(data) - len(floats)} of its {len(data)} operands are quantized"
-        yield node, f"{lacking}: it runs in float; quantize all, or none"
+        yield node, f"{lacking}: it runs in float. Quantize all, or none."
     elif node.output[0] not in rounded:
-        yield node, "its operands are quantized, and its result is not: it runs in float; quantize all, or none"
+        yield node, "its operands are quantized, but its output is not: it runs in float. Quantize all, or none."
 
 
 def _outermost_concats(file: OnnxFile) -> Iterator[onnx.NodeProto]:
@@ -151,13 +151,13 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE):
         is_read = file.readers.get(node.output[0]) or node.output[0] in file.outputs
         if not is_read and not file.is_weight(node):
-            yield node, "nothing reads what it makes: the pair costs time and accuracy, and saves none"
+            yield node, "has no readers: the pair costs time and accuracy without a benefit"
         readers = file.readers_after_pairs(node.output[0])
         if file.dequantizers_of(node.output[0]) and not any(
             _is_useful_reader(file, reader, rounded) for reader in readers
         ):
             kinds = ", ".join(sorted({reader.op_type for reader in readers})) or "an output"
-            yield node, f"only {kinds} reads what it makes, which is float: the pair costs time and accuracy"
+            yield node, f"is read only by {kinds}, in float: the pair costs time and accuracy without a benefit"
 
 
 def _is_useful_reader(file: OnnxFile, reader: onnx.NodeProto, rounded: MutableMapping[str, bool]) -> bool:

@@ -14,13 +14,13 @@ from clika_ref_tensorrt.onnx_file import FLOAT_TYPES, IDENTITY_OPERATORS, OnnxFi
 from clika_ref_tensorrt.own_operators import DEQUANTIZE, DYNAMIC_QUANTIZERS, ONNX_DOMAINS, QUANTIZE
 from clika_ref_tensorrt.rule_book import QUANTIZED_TYPES, TYPES, Violations, rule, type_name
 
-INTEGER_ADVICE = "use INT32 or INT64"
+INTEGER_ADVICE, COMPLEX_ADVICE = "Use INT32 or INT64.", "Compute with real and imaginary parts."
 
 UNSUPPORTED_TYPES: Mapping[int, str] = {
     TYPES.INT16: INTEGER_ADVICE, TYPES.UINT16: INTEGER_ADVICE,
     TYPES.UINT32: INTEGER_ADVICE, TYPES.UINT64: INTEGER_ADVICE,
-    TYPES.STRING: "let numbers stand for it",
-    TYPES.COMPLEX64: "split real and imaginary parts", TYPES.COMPLEX128: "split real and imaginary parts",
+    TYPES.STRING: "Represent it by numbers.",
+    TYPES.COMPLEX64: COMPLEX_ADVICE, TYPES.COMPLEX128: COMPLEX_ADVICE,
 }  # fmt: skip
 """Unsupported value types, with the remedy."""
 
@@ -45,11 +45,11 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes:
         given = file.types.get(node.input[0], 0) if node.op_type == QUANTIZE else 0
         if given not in (0, *FLOAT_TYPES):
-            yield node, f"quantizes {type_name(given)}; it takes floats of 32 or 16 bits"
+            yield node, f"quantizes {type_name(given)}, but only 32-bit and 16-bit floats are supported"
         elif _computes_in_float64(file, node):
             yield (
                 node,
-                f"{node.op_type} computes with floats of 64 bits, which TensorRT does not; export the model in float32",
+                f"{node.op_type} computes in float64, which TensorRT does not support. Export the model in float32.",
             )
         elif fault := _type_problem(file, node):
             yield node, f"{node.op_type} {fault}"
@@ -85,17 +85,17 @@ def _type_problem(file: OnnxFile, node: onnx.NodeProto) -> str:
     for verb, values in (("reads", read), ("makes", made)):
         for kind in values.values():
             if kind in UNSUPPORTED_TYPES:
-                return f"{verb} {type_name(kind)}, of which TensorRT has no values; {UNSUPPORTED_TYPES[kind]}"
+                return f"{verb} {type_name(kind)}, which TensorRT does not support. {UNSUPPORTED_TYPES[kind]}"
     is_converting = node.op_type in CONVERSION_OPERATORS
     returned = file.compute_once(_find_returned_values)
     inner = [] if is_converting else [*read.values()]
     inner += [kind for name, kind in made.items() if not (is_converting and name in returned)]
     if TYPES.UINT8 in inner:
-        return "computes with UINT8, which only inputs and outputs are; cast it to INT32 or to floats"
+        return "computes with UINT8, which is supported only for inputs and outputs. Cast it to INT32 or to floats."
     narrow = [name for name, kind in read.items() if kind in QUANTIZED_TYPES and not _is_quantized(file, name)]
     if narrow and node.op_type in ARITHMETIC_OPERATORS:
         kind = type_name(read[narrow[0]])
-        return f"computes with {kind} that no QuantizeLinear made; cast it to INT32 or to floats"
+        return f"computes with {kind} that does not come from a QuantizeLinear. Cast it to INT32 or to floats."
     return ""
 
 

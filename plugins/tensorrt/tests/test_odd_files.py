@@ -44,26 +44,26 @@ def nameless():
 @pytest.mark.parametrize(
     ("planted", "message"),
     [
-        (lambda: cut(convolution(), "x_Q", "input", 1), "x_Q: has 1 operands, and QuantizeLinear has 2 to 3"),
-        (lambda: cut(convolution(), "conv", "input", 1), "conv: has 1 operands, and Conv has 2 to 3"),
-        (lambda: cut(convolution(), "norm", "input", 3), "norm: has 3 operands, and BatchNormalization has 5"),
-        (lambda: reading(convolution(), "relu", "norm x"), "relu: has 2 operands, and Relu has 1"),
-        (nameless, "Relu: has 0 results, and Relu has 1"),
-        (sloped, "w_Q: has an attribute axis of the type FLOAT, and QuantizeLinear takes INT"),
+        (lambda: cut(convolution(), "x_Q", "input", 1), "x_Q: has 1 operands, but QuantizeLinear has 2 to 3"),
+        (lambda: cut(convolution(), "conv", "input", 1), "conv: has 1 operands, but Conv has 2 to 3"),
+        (lambda: cut(convolution(), "norm", "input", 3), "norm: has 3 operands, but BatchNormalization has 5"),
+        (lambda: reading(convolution(), "relu", "norm x"), "relu: has 2 operands, but Relu has 1"),
+        (nameless, "Relu: has 0 results, but Relu has 1"),
+        (sloped, "w_Q: has an attribute axis of the type FLOAT, but QuantizeLinear takes INT"),
         (
             lambda: cut(branches(node("Neg", "x", "end")), "out", "attribute"),
-            "out: lacks else_branch, then_branch, which If must have",
+            "out: lacks else_branch, then_branch, required by If",
         ),
     ],
 )
 def test_of_nodes_that_are_misshapen_only_that_is_told(planted, message):
-    assert told(planted()) == [f"[form] {message}; nothing else of the file can be told before that is mended"]
+    assert told(planted()) == [f"[form] {message}. Other rules are checked after this is fixed."]
 
 
 def test_of_an_empty_file_is_told_that_it_is_empty(tmp_path):
     (tmp_path / "empty.onnx").touch()
     found = [str(violation) for violation in TensorRt().check(tmp_path / "empty.onnx")]
-    assert "[empty] the file: it has no nodes: there is nothing to build; is it what was exported?" in found
+    assert "[empty] the file: it has no nodes, so there is nothing to build. Export the model again." in found
 
 
 def test_a_file_whose_inputs_have_no_rank_is_checked_all_the_same():
@@ -74,7 +74,7 @@ def test_a_file_whose_inputs_have_no_rank_is_checked_all_the_same():
 def test_a_function_that_calls_itself_is_told():
     model = in_a_function()
     model.functions[0].node[0].op_type, model.functions[0].node[0].domain = "Pair", "local"
-    assert any("ONNX refuses it: Cycle detected in model-local function references" in line for line in told(model))
+    assert any("ONNX rejects it: Cycle detected in model-local function references" in line for line in told(model))
 
 
 def repeated(operator, times, operands=1):
@@ -160,7 +160,7 @@ def test_weights_beside_a_file_are_not_read(tmp_path):
 def test_scales_that_cannot_be_read_are_an_error(tmp_path):
     path = apart(convolution(), tmp_path)
     (tmp_path / "net.bin").unlink()
-    message = "the elements of 'x_scale' cannot be read: .*net.bin.*; put the file beside what it refers to"
+    message = "the elements of 'x_scale' cannot be read: .*net.bin.*. Put the file next to"
     with pytest.raises(TargetError, match=message):
         TensorRt().check(path)
 
@@ -181,27 +181,27 @@ def test_an_axis_below_all_sides_of_a_weight_that_is_moved_is_told(move):
     places = sketch.constant("places", [len(places)], places, Kind.INT64)
     w = sketch.node(move, "moved", sketch.weight("w", 16, 16, channels=16, axis=-5), places)
     found = told(sketch.model(sketch.node("Conv", "out", x, w)))
-    assert "[scale-shape] w_DQ: its axis -5 is no side of a tensor that has 2" in found
+    assert "[scale-shape] w_DQ: its axis -5 does not exist in a tensor with 2 dims" in found
 
 
 def test_types_that_onnx_does_not_know_are_told_by_their_number():
     model = convolution()
     next(tensor for tensor in model.graph.initializer if tensor.name == "x_zero").data_type = 99
-    assert any("its integers are type 99; TensorRT computes with INT8" in line for line in told(model))
+    assert any("its quantized type is type 99, but TensorRT computes with INT8" in line for line in told(model))
     model = fed(convolution(), "x", 99, IMAGE)
-    assert "[data-type] x_Q: quantizes type 99; it takes floats of 32 or 16 bits" in told(model)
+    assert "[data-type] x_Q: quantizes type 99, but only 32-bit and 16-bit floats are supported" in told(model)
 
 
 def test_an_attribute_that_refers_to_a_function_outside_one_is_told():
     model = cut(convolution(), "w_Q", "attribute")
     reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="side")
     find(model, "w_Q").attribute.append(reference)
-    message = "w_Q: its attribute axis refers to 'side' of a function, and it stands in none"
-    assert told(model) == [f"[form] {message}; nothing else of the file can be told before that is mended"]
+    message = "w_Q: its attribute axis refers to 'side' of a function, but the node is not in a function"
+    assert told(model) == [f"[form] {message}. Other rules are checked after this is fixed."]
 
 
 def test_variadic_operators_have_no_most_operands():
-    assert "joined: has 0 operands, and Concat has 1 or more" in told(cut(concatenation(), "joined", "input"))[0]
+    assert "joined: has 0 operands, but Concat has 1 or more" in told(cut(concatenation(), "joined", "input"))[0]
 
 
 @pytest.mark.parametrize("model", [convolution, constant_nodes])
@@ -213,7 +213,9 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
     found = find_violations(model)
     assert {violation.rule for violation in found} == {"valid-onnx", "zero-point"}
     assert [violation.rule for violation in found].count("valid-onnx") == 1
-    message = "the elements of 'x_scale' cannot be read: buffer size must be a multiple of element size; export it anew"
+    message = (
+        "the elements of 'x_scale' cannot be read: buffer size must be a multiple of element size. Export it again."
+    )
     assert message in [violation.message for violation in found]
 
 
@@ -315,11 +317,11 @@ def test_branches_may_each_have_a_constant_of_one_name_beside_the_file(tmp_path)
 def test_a_part_of_a_file_is_told_to_be_one(tmp_path):
     path, whole = tmp_path / "net.onnx", convolution().SerializeToString()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(TargetError, match=r"net.onnx cannot be read as an ONNX file: .*; is it one, and whole"):
+    with pytest.raises(TargetError, match=r"net.onnx as an ONNX file: .*. Export or copy it again"):
         TensorRt().check(path)
     path.write_bytes(whole[:-6])  # all but the opset, which comes last
     found = [str(violation) for violation in TensorRt().check(path)]
-    assert "[opset] the file: it states no opset of ONNX's operators; is it all of what was exported?" in found
+    assert "[opset] the file: it declares no opset of ONNX's operators. Export the model again." in found
 
 
 def test_a_layer_whose_weight_alone_is_integers_runs_in_float_although_these_are_moved_as_such(tmp_path):

@@ -52,7 +52,7 @@ def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ({"height": (1, 2, 3)}, r"shapes: 'height' is no dynamic side of Net, which has 'batch'"),
+        ({"height": (1, 2, 3)}, r"shapes: 'height' is not a dynamic dim of Net, which has 'batch'"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
@@ -73,7 +73,7 @@ def test_sizes_by_names_that_an_export_gives_are_no_matter_of_what_explains_or_c
     assert module.clika_explain(deployment).share() == 1.0
     (row,) = module.clika_compare_targets(deployment).rows
     assert (row.share, row.refusal) == (1.0, "")
-    with pytest.raises(TargetError, match="shapes: 'N' is no dynamic side of Net, which has 'batch'"):
+    with pytest.raises(TargetError, match="shapes: 'N' is not a dynamic dim of Net, which has 'batch'"):
         module.clika_export(tmp_path / "other.onnx", deployment_settings=deployment)
 
 
@@ -98,7 +98,7 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
     module = clika_compile(Even(), tracing_inputs=[torch.ones(2, 8), torch.ones(6, 8)])
     (side,) = module.graph.symbols
     deployment = DeploymentSettings_TensorRT_ONNX(shapes={side: (3, 5, 7)})
-    with pytest.raises(TargetError, match=r"shapes: \{.*: 5\} contradict .*, for which the model was traced"):
+    with pytest.raises(TargetError, match=r"shapes: \{.*: 5\} violates .*, for which the model was traced"):
         module.clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
 
 
@@ -164,16 +164,14 @@ def test_sizes_that_a_guard_forbids_together_are_no_end_of_a_profile_which_says_
     graph = two_sides(sympy.Ne(make_symbol("n"), make_symbol("m")))
     profile = choose_profile(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
     assert (profile.least, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
-    assert re.search(r"outside of which lie 1 of 5 calls that were seen: \{.*\} contradict Ne\(", profile.left_out)
+    assert re.search(r"which excludes 1 of 5 seen calls: \{.*\} violates Ne\(", profile.left_out)
 
 
 def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
     graph = two_sides(sides=(make_symbol("n"), 10 - make_symbol("m")))
     profile = choose_profile(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
     assert profile.least == profile.usual == profile.largest == {"n": 1, "m": 6}
-    assert "2 of 5 calls that were seen: with {'m': 2, 'n': 1} a side 10 - m of 'y' is 8, and usually 4" in (
-        profile.left_out
-    )
+    assert "2 of 5 seen calls: with {'m': 2, 'n': 1}, a dim 10 - m of 'y' is 8, but is usually 4" in (profile.left_out)
 
 
 @pytest.mark.parametrize(
@@ -183,21 +181,21 @@ def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
             sympy.Le(make_symbol("n"), make_symbol("m")),
             {(4, 6): 1},
             {"n": (1, 4, 8)},
-            r"\{'m': 6, 'n': 8\} contradict n <= m",
+            r"\{'m': 6, 'n': 8\} violates n <= m",
         ),
-        (sympy.Eq(make_symbol("n"), make_symbol("m")), {}, {}, r"\{'m': 5, 'n': 4\} contradict Eq\("),
-        (sympy.Ne(make_symbol("m"), 1), {(4, 6): 1}, {"m": (1, 4, 8)}, r"\{'n': 4, 'm': 1\} contradict Ne\(m, 1\)"),
+        (sympy.Eq(make_symbol("n"), make_symbol("m")), {}, {}, r"\{'m': 5, 'n': 4\} violates Eq\("),
+        (sympy.Ne(make_symbol("m"), 1), {(4, 6): 1}, {"m": (1, 4, 8)}, r"\{'n': 4, 'm': 1\} violates Ne\(m, 1\)"),
     ],
 )
 def test_sizes_that_no_guard_allows_are_refused(guard, seen, chosen, message):
-    with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced; choose others"):
+    with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced. Choose others"):
         choose_profile(two_sides(guard), calls(seen), chosen)
 
 
 def test_a_range_beyond_that_of_a_side_is_refused():
     graph = two_sides()
     graph.symbols["n"] = Symbol("n", 2, 8, SymbolSource("x", 0), 4)
-    with pytest.raises(TargetError, match=r"shapes: 'n' is to be from 1 to 4, but the model was traced for 2\.\.8"):
+    with pytest.raises(TargetError, match=r"shapes: 'n' from 1 to 4 is outside 2\.\.8, for which the model was traced"):
         choose_profile(graph, {}, {"n": (1, 2, 4)})
 
 
@@ -211,7 +209,7 @@ def test_sides_that_follow_from_data_are_in_no_profile():
     graph = two_sides(sympy.Le(make_symbol("found"), make_symbol("n")))
     graph.symbols["found"] = Symbol("found", 0, None, SymbolSource("positions", 0))
     assert choose_profile(graph, calls({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
-    with pytest.raises(TargetError, match="'found' is no dynamic side of two, which has 'n', 'm'"):
+    with pytest.raises(TargetError, match="'found' is not a dynamic dim of two, which has 'n', 'm'"):
         choose_profile(graph, {}, {"found": (1, 1, 1)})
 
 
@@ -223,7 +221,7 @@ def test_an_export_warns_of_calls_that_an_engine_does_not_serve(tmp_path):
     module = clika_compile(model, tracing_inputs=inputs, logs_dir=tmp_path / "logs")
     artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
     (told,) = artifact.facts["warnings"]
-    assert "outside of which lie 1 of 4 calls that were seen" in told
+    assert "which excludes 1 of 4 seen calls" in told
     assert f"Warning: net.onnx: {told}" in "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     script = (tmp_path / "net.onnx.trtexec.sh").read_text().splitlines()
     assert script[1] == f"# {told}"
@@ -238,7 +236,7 @@ def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_trac
     seen = {(("n", 8),): 2, (("n", 4),): 2, (("n", 2),): 1}
     assert "--minShapes=x:2x3 --optShapes=x:4x3 --maxShapes=x:8x3" in line_of(graph, seen)
     graph.symbols["n"] = Symbol("n", 1, 16, SymbolSource("x", 0))
-    with pytest.raises(TargetError, match=r"'n' is to be from 1 to 17, but the model was traced for 1\.\.16"):
+    with pytest.raises(TargetError, match=r"'n' from 1 to 17 is outside 1\.\.16, for which the model was traced"):
         line_of(graph, n=(1, 4, 17))
     static = Graph("static")
     static.add_output(static.add_input(TensorType(torch.float32, (2, 3)), "x"))
@@ -298,7 +296,7 @@ def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
     graph.add_output(graph.add_input(TensorType(torch.float32, (n,)), "x"))
     graph.symbols["n"] = Symbol("n", 0, None, SymbolSource("x", 0))
     graph.guards = [Guard(relation, "model.py:1")]
-    with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} contradict .*, for which the model was traced"):
+    with pytest.raises(TargetError, match=r"shapes: \{'n': 0\} violates .*, for which the model was traced"):
         line_of(graph, n=(0, 4, 8))
 
 
@@ -325,5 +323,5 @@ def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
 
 
 def test_names_that_trtexec_would_divide_are_refused(tmp_path):
-    with pytest.raises(TargetError, match="separates by ',' and ':', which the input 'a:b' has in its name"):
+    with pytest.raises(TargetError, match="the name of the input 'a:b' contains ',' or ':', which separate"):
         compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])

@@ -143,17 +143,17 @@ def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rule
         module = clika_compile(function, tracing_inputs=[torch.randn(4000)], logs_dir=tmp_path / "logs")
         return module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
 
-    message = r"topk in .*: TopK finds the 3,841 largest, of which TensorRT takes 3,840 at most; ask for fewer"
+    message = r"topk in .*: TopK requests 3,841 elements, but TensorRT supports at most 3,840. Request fewer."
     with pytest.raises(TargetError, match=message):
         exported(lambda x: x.topk(3841)[0])
     exported(lambda x: x.topk(3840)[0])
-    with pytest.raises(TargetError, match=r"sort in .*: TopK finds the 4,000 largest"):
+    with pytest.raises(TargetError, match=r"sort in .*: TopK requests 4,000 elements"):
         exported(lambda x: x.sort()[0])
     exported(lambda x: x.abs().to(torch.uint8).float())
     told = "".join(log.read_text() for log in (tmp_path / "logs").glob("*.log"))
     assert "Warning: net.onnx breaks rules of tensorrt in 1 places:" in told
     assert told.count("breaks rules of") == 1, "of two exports"
-    assert "[data-type] to/Cast: Cast computes with UINT8, which only inputs and outputs are" in told
+    assert "[data-type] to/Cast: Cast computes with UINT8, which is supported only for inputs and outputs" in told
 
 
 def test_calls_that_it_cannot_run_are_refused_all_at_once_with_their_lines(tmp_path):
@@ -170,12 +170,15 @@ def test_calls_that_it_cannot_run_are_refused_all_at_once_with_their_lines(tmp_p
     told = str(error.value).splitlines()
     assert told[0].startswith("tensorrt cannot run 6 nodes of Odd:")
     for operator, message in (
-        ("bitwise_or", "BitwiseOr is not imported; write it in other operators, or as a plugin of TensorRT's"),
-        ("add", "Add computes with UINT8, which only inputs and outputs are; cast it to INT32 or to floats"),
-        ("to", "Cast makes INT16, of which TensorRT has no values; use INT32 or INT64"),
-        ("mul", "Mul reads INT16, of which TensorRT has no values; use INT32 or INT64"),
-        ("unique2", "Unique is not imported"),
-        ("index", "Compress is not imported"),
+        ("bitwise_or", "BitwiseOr is not supported. Use other operators, or a plugin of TensorRT."),
+        (
+            "add",
+            "Add computes with UINT8, which is supported only for inputs and outputs. Cast it to INT32 or to floats.",
+        ),
+        ("to", "Cast makes INT16, which TensorRT does not support. Use INT32 or INT64."),
+        ("mul", "Mul reads INT16, which TensorRT does not support. Use INT32 or INT64."),
+        ("unique2", "Unique is not supported"),
+        ("index", "Compress is not supported"),
     ):
         assert any(re.search(rf"  {operator} in .*test_target.py:\d+.*: {message}", line) for line in told), operator
     assert not [*tmp_path.iterdir()]
@@ -209,7 +212,7 @@ def test_numbers_of_64_bits_are_refused(tmp_path):
         tracing_inputs=[torch.ones(1, 3, dtype=torch.float64)],
         deployment_settings=DeploymentSettings_TensorRT_ONNX(),
     )
-    with pytest.raises(TargetError, match="Gemm computes with floats of 64 bits, which TensorRT does not; export the"):
+    with pytest.raises(TargetError, match=r"Gemm computes in float64, which TensorRT does not support. Export the"):
         module.clika_export(tmp_path / "net.onnx")
 
 
@@ -296,7 +299,9 @@ def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
     (row,) = compiled().clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
     assert (row.seconds, row.ratio, row.share) == (None, None, 1.0)
     assert "not measured: emulated" in str(TargetComparison([row]))
-    message = "optimize_for='latency' times layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
+    message = (
+        "optimize_for='latency' measures layers, but tensorrt is emulated by ONNX Runtime here.* optimize_for='size'"
+    )
     with pytest.raises(TargetError, match=message):
         QuantizationRequest(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
 

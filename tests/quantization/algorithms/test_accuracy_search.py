@@ -39,7 +39,7 @@ def test_the_most_layers_within_the_drop_are_found_with_few_evaluations(allowed)
     assert count(search.best.found) == search.best.layers == allowed
     assert len(search.trials) <= 1 + math.ceil(math.log2(LAYERS)) + 1
     assert search.reason.startswith(
-        f"with {allowed + 1} layers in integers, block.{allowed} the most sensitive of them"
+        f"with {allowed + 1} quantized layers, of which block.{allowed} is the most sensitive"
     )
     assert search.is_done
 
@@ -48,15 +48,15 @@ def test_where_all_may_be_quantized_one_evaluation_says_so():
     search = AccuracySearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
     assert (search.best.layers, len(search.trials), search.reason) == (LAYERS, 1, "")
     assert math.isinf(search.best.threshold)
-    assert search.in_one_line() == "20 layers in integers, the score falls by 0.2, after 2 evaluations"
+    assert search.in_one_line() == "20 quantized layers, the score drops by 0.2, after 2 evaluations"
 
 
 def test_where_no_layer_may_be_quantized_it_says_by_how_much_the_goal_was_missed():
     search = AccuracySearch(max_drop=0.0).run(decided, lambda found: -float(count(found)))
     assert search.best is None
     assert search.reason == (
-        "with 1 layers in integers, block.0 the most sensitive of them, the score falls by 1, more than max_drop=0; "
-        "allow more, or train the model further"
+        "with 1 quantized layers, of which block.0 is the most sensitive, the score drops by 1, more than max_drop=0. "
+        "Allow more, or train the model further"
     )
 
 
@@ -69,7 +69,7 @@ def test_scores_that_do_not_fall_with_each_layer_leave_the_fewest_bytes_among_th
 
 @pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "1", True])
 def test_a_drop_that_is_no_number_from_0_is_refused(drop):
-    with pytest.raises(ModelError, match=r"max_drop is .*; it takes a number from 0"):
+    with pytest.raises(ModelError, match=r"max_drop is .*. It must be a number of at least 0"):
         AccuracySearch(drop)
 
 
@@ -122,7 +122,7 @@ def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found(
 
     found = module.clika_quantize_to_goal(lambda m: -float(4 in widths(m)), 0.5, settings, calibration_inputs=data)
     assert widths(module) == [8, 8, 8]
-    assert "with 3 layers in integers" in found.reason, "the one that fails with the most bytes"
+    assert "with 3 quantized layers" in found.reason, "the one that fails with the most bytes"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,11 @@ def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found(
     [
         ({"skip_tail_quantization": False}, "size", "skip_tail_quantization=False changes nothing"),
         ({"automatic_skip_quantization": False}, "latency", "automatic_skip_quantization=False changes nothing"),
-        ({"prefer_weights_only_quantization": True}, "latency", "optimize_for='latency' of weights alone changes"),
+        (
+            {"prefer_weights_only_quantization": True},
+            "latency",
+            "optimize_for='latency' with weight-only quantization changes",
+        ),
         ({"prefer_weights_only_quantization": True, "skip_tail_quantization": True}, "size", ""),
     ],
 )

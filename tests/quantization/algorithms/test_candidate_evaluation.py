@@ -81,7 +81,7 @@ def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
     }
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
     found = quantized(calibration)
-    assert found.observer == "mean of extremes, of 1 values by least error"
+    assert found.observer == "mean of extremes, least error for 1 tensor"
     covered = [(rival if v == values[1] else first)(calibration.table.values[v]) for v in values]
     assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
@@ -99,8 +99,8 @@ def test_each_value_has_the_best_of_every_observer_where_all_are_asked_for(monke
 
     monkeypatch.setattr(planning, "OBSERVERS", {name: only(name) for name in OBSERVERS})
     found = quantized(calibration, ClikaCompileOptions(observer="every"))
-    assert found.observer.startswith("mean of extremes, of 1 values by ")
-    assert {part.removeprefix("of 1 values by ") for part in found.observer.split(", ")[1:]} == {*own.values()}
+    assert found.observer.startswith("mean of extremes, ")
+    assert {part.removesuffix(" for 1 tensor") for part in found.observer.split(", ")[1:]} == {*own.values()}
     covered = [OBSERVERS["min-max"](calibration.table.values[value]) for value in values]
     assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
@@ -127,7 +127,7 @@ def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
     }
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
     found = quantized(calibration)
-    assert found.observer == "mean of extremes, of 1 values by least error"
+    assert found.observer == "mean of extremes, least error for 1 tensor"
     assert moved in found.plan.activations
     assert found.plan.activations[moved] == compute_qparams(rival(one), SCHEME.activations)
 

@@ -66,7 +66,7 @@ def test_of_layers_that_spoil_much_those_are_spared_that_cost_little():
     found = select_float_layers(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
     assert names(found) == ["head"]
     (reason,) = found.values()
-    assert reason == "spared: it would make 40% of the error, and costs 0.8% of all layers"
+    assert reason == "40 % of the error for 0.8 % of the cost"
 
 
 def test_the_cost_is_of_time_or_of_room_whichever_is_larger():
@@ -170,7 +170,7 @@ def test_what_is_too_sensitive_is_not_counted_among_what_is_spared(monkeypatch):
     found = stages(sparing="on").decided()
     reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
     assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
-    assert reasons["head"].startswith("spared: ")  # which it is not where 5.0 is counted among the errors
+    assert reasons["head"].endswith(" % of the cost")  # which it is not where 5.0 is counted among the errors
     assert found.spared == ["head"]
     assert len(reasons) == 2
 
@@ -178,7 +178,10 @@ def test_what_is_too_sensitive_is_not_counted_among_what_is_spared(monkeypatch):
 def test_what_leaves_layers_float_contradicts_what_leaves_none():
     for switch, is_automatic in (("auto", False), ("on", True)):
         wanted_with(switch, is_automatic)
-    with pytest.raises(ModelError, match=r"sparing='on' leaves layers float, and automatic_skip_quantization=False"):
+    with pytest.raises(
+        ModelError,
+        match=r"sparing='on' keeps layers in float, but automatic_skip_quantization=False keeps none. Choose one.",
+    ):
         wanted_with("on", is_automatic=False)
 
 
@@ -196,7 +199,7 @@ def test_a_search_by_a_goal_and_the_log_name_what_is_spared(tmp_path):
         lambda _: 1.0, 0.5, deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
     )
     assert search.best.layers == 4
-    assert search.reason == "head stay float unless sparing is 'off'"
+    assert search.reason == "head stay in float unless sparing is 'off'"
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=1.0))
     told = "".join(log.read_text() for log in tmp_path.glob("*.log"))
-    assert "In no row of these: head; sparing='off' quantizes them as well" in told
+    assert "Not in this table: head. sparing='off' quantizes them as well." in told

@@ -311,7 +311,7 @@ def test_half_precision_is_left_alone_and_so_is_a_batch_of_nothing():
 
 def test_a_batch_that_is_refused_shows_nothing():
     module = clika_compile(Outlying().eval(), tracing_inputs=data(1))
-    with pytest.raises(ModelError, match="holds NaN"):
+    with pytest.raises(ModelError, match="contains NaN"):
         module.clika_initialize_algorithms(calibration_inputs=[torch.full((64, 32), torch.nan)])
     found = module.clika_initialize_algorithms(calibration_inputs=data())
     assert found.plan.smoothing

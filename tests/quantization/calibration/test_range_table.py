@@ -56,7 +56,7 @@ def test_what_is_no_range_table_is_refused_by_name(tmp_path):
     safetensors.torch.save_file({"counts": torch.zeros(1)}, tmp_path / "other")
     for name in ("text", "other", "missing"):
         with pytest.raises(
-            ModelError, match=rf"{re.escape(str(tmp_path / name))} is no range table: .*calibrate again"
+            ModelError, match=rf"{re.escape(str(tmp_path / name))} is not a range table: .*Calibrate again"
         ):
             RangeTable.load(tmp_path / name)
 
@@ -65,5 +65,8 @@ def test_a_table_of_a_later_form_is_refused_with_both_versions(tmp_path, monkeyp
     monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 4)
     table("x").save(tmp_path / "ranges")
     monkeypatch.undo()
-    with pytest.raises(ModelError, match="version 4 of the form of range tables, this is 3"):
+    with pytest.raises(
+        ModelError,
+        match=r"version 4 of the range table format, but this clika-ref reads 3. Calibrate again, and save",
+    ):
         RangeTable.load(tmp_path / "ranges")

@@ -52,13 +52,13 @@ def test_half_precision_is_summed_in_float32():
 
 
 def test_batches_without_rows_are_refused():
-    with pytest.raises(ModelError, match=r"logits of \[0, 5\] have none; leave empty batches out"):
+    with pytest.raises(ModelError, match=r"but the logits \[0, 5\] have none. Omit empty batches."):
         distillation_loss(logits(0, 5), logits(0, 5))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), True, "2", None])
 def test_a_temperature_that_is_none_is_refused(temperature):
-    with pytest.raises(ModelError, match=r"temperature is .*; it takes a number above 0, of which 1 changes nothing"):
+    with pytest.raises(ModelError, match=r"temperature is .*. It must be a number above 0; 1 has no effect."):
         distillation_loss(logits(2, 3), logits(2, 3), temperature=temperature)
 
 
@@ -71,14 +71,14 @@ class Outputs:
 @pytest.mark.parametrize(
     ("outputs", "told"),
     [
-        (Outputs(), "Outputs; give {name}.logits"),
-        ({"logits": logits(2, 3)}, "dict; give {name}['logits']"),
-        ((logits(2, 3),), "tuple; give the tensor of its logits, in floating point"),
-        (None, "NoneType; give the tensor of its logits, in floating point"),
-        ("logits", "str; give the tensor of its logits, in floating point"),
+        (Outputs(), "Outputs. Give {name}.logits"),
+        ({"logits": logits(2, 3)}, "dict. Give {name}['logits']"),
+        ((logits(2, 3),), "tuple. Give the tensor of its logits, in floating point"),
+        (None, "NoneType. Give the tensor of its logits, in floating point"),
+        ("logits", "str. Give the tensor of its logits, in floating point"),
         (
             torch.ones(2, 3, dtype=torch.int64),
-            "Tensor of torch.int64; give the tensor of its logits, in floating point",
+            "Tensor of torch.int64. Give the tensor of its logits, in floating point",
         ),
     ],
 )
@@ -90,5 +90,7 @@ def test_what_is_no_tensor_of_logits_is_refused_with_what_to_give(outputs, told)
 
 @pytest.mark.parametrize(("one", "other"), [((2, 3), (2, 4)), ((), ())])
 def test_outputs_that_are_not_alike_are_refused(one, other):
-    with pytest.raises(ModelError, match=r"compares logits of \[.*\] with logits of \[.*\]; give the same output"):
+    with pytest.raises(
+        ModelError, match=r"distillation_loss: the shapes \[.*\] and \[.*\] of the logits differ. Give the same output"
+    ):
         distillation_loss(logits(*one), logits(*other))

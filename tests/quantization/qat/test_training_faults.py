@@ -57,7 +57,10 @@ def test_a_step_whose_loss_is_nan_is_followed_by_an_error_that_names_scales_and_
     (module(data()).sum() * math.nan).backward()
     optimizer.step()
     assert module.get_parameter("conv.weight").isnan().any(), "weights are spoiled as well"
-    said = r"the scale of the value '\w+' is nan, .*that of the weight of 'conv2d' is nan.*: training has diverged"
+    said = (
+        r"the scale of the activation '\w+' is nan, .*that of the weight of 'conv2d' is nan.*: training has diverged. "
+        r"Load an earlier state dict,"
+    )
     for call in (lambda: module(data()), module.eval):
         with pytest.raises(ModelError, match=said):
             call()
@@ -73,7 +76,10 @@ def test_a_scale_that_has_grown_too_small_or_too_large_is_named_before_it_makes_
     before = copy.deepcopy(module.state_dict())
     with torch.no_grad():
         module.get_parameter("clika.log_weight_scales.conv2d")[1] = number
-    with pytest.raises(ModelError, match=rf"the scale of the weight of 'conv2d' is {found}: training has diverged"):
+    with pytest.raises(
+        ModelError,
+        match=rf"the scale of the weight of 'conv2d' is {found}: training has diverged. Load an earlier state dict,",
+    ):
         module(data())
     module.load_state_dict(before)
     assert module(data()).isfinite().all()
@@ -86,7 +92,10 @@ def test_a_float_module_that_has_diverged_warns_when_it_is_exported(tmp_path, ca
     capsys.readouterr()
     module.eval().clika_export(tmp_path / "net.onnx")
     said = " ".join(capsys.readouterr().err.split())
-    assert "NaN in the weights conv.weight, norm.weight, norm.bias, head.weight, head.bias: whatever they touch" in said
+    assert (
+        "NaN in the weights conv.weight, norm.weight, norm.bias, head.weight, head.bias: all results that depend on "
+        "them are NaN."
+    ) in said
 
 
 # Weights

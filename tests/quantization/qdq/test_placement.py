@@ -181,8 +181,8 @@ class Transposed(nn.Module):
     ("groups", "is_negative", "reason"),
     [
         (1, False, None),
-        (1, True, "the target computes conv_transpose2d in integers only where nothing that it reads lies below 0"),
-        (2, False, "the target computes conv_transpose2d of several groups in float"),
+        (1, True, "the target runs conv_transpose2d in INT8 only if its inputs are not negative"),
+        (2, False, "the target computes conv_transpose2d with groups in float"),
     ],
 )
 def test_a_layer_that_the_target_takes_on_a_condition_stays_float_without_it(groups, is_negative, reason):

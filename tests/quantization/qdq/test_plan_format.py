@@ -47,16 +47,22 @@ def test_what_is_read_is_what_was_written():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d, _: d.update(version=3), "in version 3 of its form, this is 2"),
-        (lambda d, _: d.pop("scales"), "damaged: KeyError: 'scales'; quantize the model again"),
+        (lambda d, _: d.update(version=3), "in format 3, but this clika-ref reads 2. Quantize the model again."),
+        (lambda d, _: d.pop("scales"), "damaged: KeyError: 'scales'. Quantize the model again."),
         (lambda d, _: d["weights"].update(wide=1), "damaged: TypeError"),
         (lambda d, _: d["layers"].append("lost"), "damaged: KeyError: 'weights.lost'"),
         (lambda d, _: d["scales"].update(relu=[1]), "damaged: ValueError"),
-        (lambda _, t: t.update({"weights.linear": torch.ones(2, 2)}), r"torch.float32\[2, 2\] is no vector of scales"),
-        (lambda _, t: t.update({"norms.conv.1": torch.ones(2)}), r"torch.float32\[2\] is no vector of scales"),
+        (
+            lambda _, t: t.update({"weights.linear": torch.ones(2, 2)}),
+            r"torch.float32\[2, 2\] is not a vector of scales",
+        ),
+        (lambda _, t: t.update({"norms.conv.1": torch.ones(2)}), r"torch.float32\[2\] is not a vector of scales"),
         (lambda d, _: d.update(scaled_as=["pool"]), "damaged: AttributeError"),
-        (lambda _, t: t.update({"rounded.conv.1": torch.ones(2, 1)}), r"torch.float32\[2, 1\] are no integers"),
-        (lambda _, t: t.update({"weights.linear": torch.ones(2).half()}), r"torch.float16\[2\] is no vector of scales"),
+        (lambda _, t: t.update({"rounded.conv.1": torch.ones(2, 1)}), r"torch.float32\[2, 1\] is not a quantized"),
+        (
+            lambda _, t: t.update({"weights.linear": torch.ones(2).half()}),
+            r"torch.float16\[2\] is not a vector of scales",
+        ),
     ],
 )
 def test_what_was_altered_is_refused_with_the_reason(change, message):

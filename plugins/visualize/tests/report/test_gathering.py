@@ -49,7 +49,7 @@ def test_each_layer_says_what_the_summary_says_of_it(module, told):
     assert "skip_quantization" in skipped["reason"]
     activations = [node for node in told["nodes"] if node["operator"] == "hardswish"]
     assert {node["state"] for node in activations} == {"float"}  # no layer, so that nobody kept it
-    assert all("no kernel" in node["reason"] for node in activations)
+    assert all("no INT8 kernel" in node["reason"] for node in activations)
 
 
 def test_each_node_says_what_the_explanation_says_of_it(module, told):
@@ -116,7 +116,7 @@ def test_further_targets_have_rows_and_one_that_refuses_says_why(tmp_path):
     own, openvino, tensorrt = told_in(module.clika_report(tmp_path / "report.html", others))["targets"]
     assert (own["target"], openvino["target"]) == ("onnxruntime", "openvino")
     assert openvino["bytes"] > 0
-    assert "weights of 8 bits" in tensorrt["refusal"]
+    assert "weights_num_bits: 8 bits are requested" in tensorrt["refusal"]
 
 
 def test_an_emulated_target_tells_no_times_and_says_so(tmp_path):
@@ -195,7 +195,7 @@ def test_of_a_loaded_module_bits_and_bytes_are_read_from_its_integers_and_the_re
     loaded = ClikaModule.clika_load(tmp_path / "saved")
     found = told_in(loaded.clika_report(tmp_path / "report.html"))
     assert sorted(found["missing"]) == ["sensitivity", "targets", "values", "what_if"]
-    assert "was loaded, which keeps the integers alone" in found["missing"]["what_if"]
+    assert "was loaded, and files store only quantized weights" in found["missing"]["what_if"]
     assert "or was loaded without calibration inputs" in found["missing"]["values"]
     before = {
         node["name"]: (node["bits"], node["state"], node["bytes_before"]) for node in told["nodes"] if node["bits"]
