@@ -107,6 +107,8 @@ if TYPE_CHECKING:
     from clika_ref.quantization.algorithms.mixed_precision import select_float_layers as select_float_layers
     from clika_ref.quantization.algorithms.sensitivity import Sensitivities as Sensitivities
     from clika_ref.quantization.algorithms.sensitivity import estimate_sensitivities as estimate_sensitivities
+    from clika_ref.quantization.algorithms.smooth_quant import QuantizedInputEvaluator as QuantizedInputEvaluator
+    from clika_ref.quantization.algorithms.smooth_quant import SmoothingOptions as SmoothingOptions
     from clika_ref.quantization.algorithms.smooth_quant import search_smoothing_factors as search_smoothing_factors
     from clika_ref.quantization.algorithms.weight_only import WeightOnlyResult as WeightOnlyResult
     from clika_ref.quantization.algorithms.weight_only import quantize_weights_only as quantize_weights_only
@@ -154,10 +156,12 @@ MODULE_BY_STAGE_NAME = {
     "Quantization": "quantization.decision",
     "QuantizationPipeline": "quantization.pipeline",
     "QuantizationRequest": "quantization.request",
+    "QuantizedInputEvaluator": "quantization.algorithms.smooth_quant",
     "RangeTable": "quantization.calibration.range_table",
     "Registry": "core.registry",
     "RoundedWeight": "quantization.algorithms.gptq",
     "Sensitivities": "quantization.algorithms.sensitivity",
+    "SmoothingOptions": "quantization.algorithms.smooth_quant",
     "Target": "core.targets",
     "TracedCallable": "capture.callables",
     "WeightOnlyResult": "quantization.algorithms.weight_only",

@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +21,8 @@ from clika_ref import (
     clika_compile,
     stages,
 )
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", stages.__all__)
@@ -50,6 +53,13 @@ def test_table_of_the_docstring_lists_each_function():
     assert len(listed) == len({*listed})
     assert {*listed} >= functions
     assert {*listed} <= {*stages.__all__}
+
+
+def test_page_calls_each_stage():
+    text = (ROOT / "docs/stages.md").read_text(encoding="utf-8")
+    code = "".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    functions = {name for name in stages.__all__ if not inspect.isclass(getattr(stages, name))}
+    assert {name for name in functions if f"stages.{name}" not in code} == set()
 
 
 def test_import_of_stages_imports_nothing_heavy():
