@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugin
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs conformance mutants alarms lint format package lowest bench bench-ptq bench-targets bench-training clean
+.PHONY: help install demo test test-all docs conformance mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-training clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -30,6 +30,7 @@ help:
 	@echo "make package build sdists and wheels, install them where nothing is, and go the way of a newcomer there"
 	@echo "make lowest  do that with the lowest versions that pyproject.toml allows, and run tests with them"
 	@echo "make bench   run the benchmarks"
+	@echo "make bench-efficientnet  compare EfficientNet-Lite0 in float and INT8: accuracy, size, latency"
 	@echo "make bench-ptq  quantize beside onnxruntime's own quantization and NNCF"
 	@echo "make bench-targets  quantize for OpenVINO beside NNCF, and twenty architectures for OpenVINO and TensorRT"
 	@echo "make bench-training  step times and accuracy of what is trained after compression, pruned models, saved files"
@@ -82,6 +83,9 @@ lowest: $(VENV)/development.stamp
 
 bench: $(VENV)/development.stamp
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
+
+bench-efficientnet: $(VENV)/development.stamp
+	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks efficientnet
 
 # Its peers, and the package that carries the sentence encoder, are needed by nothing else.
 bench-ptq: $(VENV)/peers.stamp

@@ -9,6 +9,7 @@ import typer
 from benchmarks import attention as attention_part
 from benchmarks import checkpoints as checkpoints_part
 from benchmarks import digits as digits_part
+from benchmarks import efficientnet as efficientnet_part
 from benchmarks import export as export_part
 from benchmarks import forward as forward_part
 from benchmarks import imports as import_part
@@ -83,6 +84,12 @@ def pruning(names: Names = None) -> None:
 def digits(names: Names = None, seeds: int = digits_part.SEEDS) -> None:
     """Accuracy on handwritten digits after each compression and training; not part of all."""
     digits_part.run(names, seeds)
+
+
+@app.command()
+def efficientnet(rounds: int = efficientnet_part.ROUNDS, crops: int = efficientnet_part.TEST_CROPS) -> None:
+    """EfficientNet-Lite0 with ImageNet weights, float against INT8: accuracy, size and latency; not part of all."""
+    efficientnet_part.run(rounds, crops)
 
 
 @app.command()

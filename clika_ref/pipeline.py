@@ -25,8 +25,7 @@ from clika_ref.compress.calibration_pass import NO_BATCHES_ERROR, prepare_calibr
 from clika_ref.compress.graph_quantization import calibrate_graph, decide_quantization, iter_graph_inputs
 from clika_ref.compress.prune import PRUNING_ON_TRACING_INPUTS
 from clika_ref.core.errors import ModelError
-from clika_ref.core.passes import Phase, Pipeline
-from clika_ref.core.registry import Registry, load_registry
+from clika_ref.core.registry import Registry, clean_graph, load_registry
 from clika_ref.distributed.decisions import check_same_model, check_same_settings
 from clika_ref.distributed.merging import gather_batches
 from clika_ref.distributed.ranks import Ranks, broadcast_from_rank0, find_separate_processes
@@ -330,9 +329,8 @@ def _capture(
 def _clean(captured: CaptureResult, registry: Registry, options: ClikaCompileOptions, log: CompilationLog) -> None:
     with log.stage("Cleaning") as stage:
         example = captured.signature.graph_inputs(captured.calls[0]) if options.check_passes else None
-        pipeline = Pipeline.of(registry.passes, registry.operators, Phase.CLEAN, check_inputs=example)
         before = len(captured.graph)
-        log.removed(pipeline.run(captured.graph))
+        log.removed(clean_graph(captured.graph, registry, example))
         stage.done(f"{before:,} to {len(captured.graph):,} nodes")
 
 

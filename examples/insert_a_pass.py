@@ -1,26 +1,15 @@
-"""A pass between two stages: what do integers gain where every SiLU becomes a Hardswish before calibration?
+"""A pass between two stages: the gain in INT8 if every SiLU becomes a Hardswish before calibration.
 
-`python examples/insert_a_pass.py` takes ten seconds. docs/how-it-works.md shows what each stage hands to the next.
+`python examples/insert_a_pass.py` takes ten seconds. docs/stages.md runs every stage by hand.
 """
 
 import torch
 from torch import Tensor, nn
 
-from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings
-from clika_ref.capture.callables import make_callable
-from clika_ref.capture.capture import capture
-from clika_ref.capture.inputs import make_calls
-from clika_ref.compiled.lowering import quantize_for_target, target_for
-from clika_ref.compress.calibration_pass import prepare_calibration
-from clika_ref.compress.graph_quantization import calibrate_graph
-from clika_ref.core.execution import interpret
+from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, QuantizationSettings, stages
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Node, Value
-from clika_ref.core.passes import Phase, Pipeline
-from clika_ref.core.registry import load_registry
 from clika_ref.core.rewriter import apply_rules, rule
-from clika_ref.quantization.request import QuantizationRequest
-from clika_ref.reporting.log import CompilationLog
 
 
 @rule("silu")
@@ -30,17 +19,19 @@ def silu_to_hardswish(node: Node, build: Builder) -> Value:
 
 
 def main(model: nn.Module, data: list[Tensor]) -> None:
-    """Print the SQNR of integers against float, as the model is and with the pass in between."""
-    registry, callee, log, batches = load_registry(), make_callable(model), CompilationLog(), [[x] for x in data[1:]]
-    spec = QuantizationRequest(target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry), QuantizationSettings())
+    """Print the SQNR of the quantized model against float, with and without the pass."""
+    registry, callee, log = stages.load_registry(), stages.make_callable(model), stages.CompilationLog()
+    target = stages.target_for(DeploymentSettings_ONNXRuntime_ONNX(), registry)
+    request, batches = stages.QuantizationRequest(target, QuantizationSettings()), [[x] for x in data[1:]]
     for name, rules in {"as it is": [], "with Hardswish": [silu_to_hardswish]}.items():
-        graph = capture(callee, make_calls(callee, data[:1]), registry).graph
-        Pipeline.of(registry.passes, registry.operators, Phase.CLEAN).run(graph)
+        graph = stages.capture(callee, stages.make_calls(callee, data[:1]), registry).graph
+        stages.clean_graph(graph, registry)
         fired = apply_rules(graph, rules, registry.operators)  # the pass of one's own
-        stages = calibrate_graph(prepare_calibration(graph, spec, registry), batches, spec, registry, log, model=graph)
-        integers = quantize_for_target(graph, stages.decided().plan, spec.target, registry)
-        (exact,), (found,), original = interpret(graph, data[:1])[0], interpret(integers, data[:1])[0], model(data[0])
-        own, whole = sqnr(exact, found), sqnr(original, found)
+        calibration = stages.prepare_calibration(graph, request, registry)
+        pipeline = stages.calibrate_graph(calibration, batches, request, registry, log, model=graph)
+        quantized = stages.quantize_for_target(graph, pipeline.decided().plan, target, registry)
+        (exact,), (found,) = (stages.interpret(g, data[:1])[0] for g in (graph, quantized))
+        own, whole = sqnr(exact, found), sqnr(model(data[0]), found)
         print(f"{name}: {fired} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model")
 
 

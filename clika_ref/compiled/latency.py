@@ -48,8 +48,11 @@ class LayerTimer:
     """Times layers of a graph one by one, in float and quantized; equal layers are timed once."""
 
     target: Target
+    """The target, whose runtime is timed."""
     scheme: QuantizationScheme
+    """Its quantization scheme."""
     operators: Mapping[str, Operator]
+    """The operators of the registry."""
 
     def find_slow_layers(
         self, graph: Graph, inputs: Sequence[Tensor], held: Mapping[str, PackedWeight] | None = None
@@ -58,7 +61,7 @@ class LayerTimer:
 
         Args:
             graph: lowered.
-            inputs: of the graph; they determine the sizes of operands.
+            inputs: one tensor for each input of the graph; they determine the shapes of operands.
             held: low-bit weights by layer name; None for quantized activations. Layers with another operand that is no
                 constant are not timed.
         """
@@ -147,7 +150,19 @@ def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor
 def measure_ratio_to_float(
     graph: Graph, plan: Plan, target: Target, registry: Registry, inputs: Sequence[Tensor]
 ) -> float:
-    """Return the ratio of the time of a whole graph with a plan to that in float."""
+    """Return the ratio of the time of a whole graph with a plan to that in float.
+
+    Args:
+        graph: that of a module, before lowering.
+        plan: the quantization plan.
+        target: the target that runs both.
+        registry: the operators and passes.
+        inputs: one tensor for each input of the graph.
+
+    Raises:
+        ModelError: an adapter cannot follow the changes of a pass to its layer.
+        TargetError: the target supports no format for the low-bit weights of the plan.
+    """
     plain = quantize_for_target(graph, None, target, registry)
     small = quantize_for_target(graph, plan, target, registry)
     with tempfile.TemporaryDirectory() as folder:
@@ -167,7 +182,13 @@ def measure_seconds_and_ratio(
 ) -> tuple[float, float]:
     """Return the seconds of a call of one runner, and their ratio to those of another, by medians.
 
-    Each has its own inputs, and they are called in turn.
+    They are called in turn, so that a slowdown of the machine affects both.
+
+    Args:
+        one: the runner to time.
+        given: its inputs, one tensor for each.
+        other: the runner to compare it with.
+        given_other: the inputs of that one, one tensor for each.
     """
     given, given_other = to_cpu(given), to_cpu(given_other)
     calls = [_calls_per_round(one, given), _calls_per_round(other, given_other)]

@@ -139,6 +139,10 @@ def decide_quantization(
         registry: the plugins.
         log: receives the report.
         ranks: the processes that use the decision of the first one.
+
+    Raises:
+        ModelError: the target supports none of the weight widths or block sizes in the settings.
+        TargetError: layers are to be timed, and the target cannot run them.
     """
 
     def decide_here() -> Quantization:

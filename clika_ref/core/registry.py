@@ -15,14 +15,16 @@ import pluggy
 from clika_ref.core import hooks
 from clika_ref.core.errors import PluginError
 from clika_ref.core.operators import Operator, index_by_overload
+from clika_ref.core.passes import PassReport, Phase, Pipeline
 from clika_ref.core.targets import Target, invalid_target_reason
 from clika_ref.core.visualizers import Visualizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
+    from clika_ref.core.ir import Graph
     from clika_ref.core.passes import Pass
 
 PLUGINS_VARIABLE = "CLIKA_REF_PLUGINS"
@@ -61,6 +63,22 @@ class Registry:
     def operator_for(self, overload: torch._ops.OpOverload) -> Operator | None:
         """Return the operator for an ATen overload, or None."""
         return self.overloads.get(overload) or self.overloads.get(str(overload))
+
+
+def clean_graph(
+    graph: Graph, registry: Registry, check_inputs: Sequence[torch.Tensor] | None = None
+) -> list[PassReport]:
+    """Run the CLEAN passes of the plugins on a graph, until none changes it; return a report of each run.
+
+    Args:
+        graph: changed in place; it keeps every parameter.
+        registry: the operators and passes.
+        check_inputs: one tensor for each input of the graph; if given, each pass must reproduce the results before it.
+
+    Raises:
+        PassError: a pass broke an invariant or changed numbers, or the passes do not settle.
+    """
+    return Pipeline.of(registry.passes, registry.operators, Phase.CLEAN, check_inputs=check_inputs).run(graph)
 
 
 def load_registry(limit: str | None = None) -> Registry:

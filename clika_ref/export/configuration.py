@@ -18,9 +18,13 @@ class ExportConfiguration:
     """The arguments of `export_configuration`, under their names."""
 
     export_int4: bool | None = None
+    """Whether to pack INT4 weights, two to a byte; None to pack them if there are any."""
     export_fp16: bool = False
+    """Whether FP16 replaces float32."""
     export_bf16: bool = False
+    """Whether BF16 replaces float32."""
     keep_outputs_at_idx: tuple[int, ...] | None = None
+    """Indices of the outputs to write; None for all."""
 
     @property
     def half(self) -> torch.dtype | None:

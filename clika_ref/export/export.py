@@ -46,11 +46,15 @@ class ExportRequest:
     examples: Sequence[Sequence[torch.Tensor]]
     expected: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
     input_names: tuple[str, ...] = ()
+    """A name for each input; empty to keep those of the graph."""
     output_names: tuple[str, ...] = ()
+    """A name for each output; empty to keep those of the graph."""
     dynamic_axes: Mapping[str, Any] | None = None
+    """The dims to leave dynamic, by input name; None for all dynamic dims of the graph."""
     plan: Plan | None = None
     """The quantization plan; None for a float model."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
+    """Whether to compare the artifact, to check each pass, and to write external data."""
     seen: Mapping[SymbolSizes, int] = field(default_factory=dict[SymbolSizes, int])
     """Sizes that the artifact should serve, with counts, for targets that optimize for the usual ones."""
     configuration: ExportConfiguration = field(default_factory=ExportConfiguration)
@@ -63,6 +67,12 @@ def export(
     """Write the artifact to a temporary file, compare it with the module, and only then replace the file.
 
     If ``file`` is a symbolic link, the file that it points to is replaced, and its path is returned.
+
+    Args:
+        request: the graph, its plan, the file and the names.
+        deployment: the target and its options.
+        registry: the plugins.
+        log: receives the duration and result of each step.
 
     Raises:
         ModelError: a name or an axis does not fit, or the file cannot be written.

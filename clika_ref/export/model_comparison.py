@@ -76,6 +76,7 @@ class Agreement:
     inputs: int = 0
     """Number of calls of each model."""
     outputs: list[OutputAgreement] = field(default_factory=list[OutputAgreement])
+    """The result for each output."""
 
     @property
     def is_within_rounding(self) -> bool:

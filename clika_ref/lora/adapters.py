@@ -134,6 +134,8 @@ def adaptable_weight(graph: Graph, node: Node) -> Value | None:
 def merge_weight(weight: Tensor, down: Tensor, up: Tensor, *, alpha: float, groups: int, has_columns: bool) -> Tensor:
     """Return ``weight + alpha / r * up @ down``, for each group separately.
 
+    Source: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models (2021), section 4.
+
     Args:
         weight: ``[outputs, inputs / groups, ...]``, or ``[inputs, outputs]``.
         down: ``[groups * r, inputs / groups, ...]``.

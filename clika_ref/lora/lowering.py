@@ -3,6 +3,8 @@
 The passes in between do not see adapters: batch norm is folded, SmoothQuant applied, and names are those of a plan made
 without adapters. The changes of the weight are then applied to the adapter: a factor per output scales the second
 matrix, a factor per input the first.
+
+Source: Dettmers et al., QLoRA: Efficient Finetuning of Quantized LLMs (2023), for adapters next to quantized weights.
 """
 
 from __future__ import annotations

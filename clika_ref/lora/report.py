@@ -48,6 +48,7 @@ class AdapterReport(HasTables):
     """The adapters of a module; prints as a table with a row for each."""
 
     layers: Sequence[LayerAdapter]
+    """The adapter of each layer."""
     elements: int
     """Number of elements of all parameters except the adapters."""
 

@@ -26,6 +26,8 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
     Most nodes are analysed by `trace_sources`, which needs no declaration by the operator. For layers that multiply by
     weights, the trait states the channel dims.
 
+    Source: Fang et al., DepGraph: Towards Any Structural Pruning (2023), for the graph; tracing replaces its rules.
+
     Args:
         graph: the graph of a module.
         sizes: values of the graph's symbols, for running nodes.

@@ -17,6 +17,8 @@ MASK_PREFIX = "clika.masks."
 def magnitude_mask(weight: Tensor, share: float) -> Tensor:
     """Return the mask that removes a share of the elements: those of least magnitude.
 
+    Source: Han et al., Learning both Weights and Connections for Efficient Neural Networks (2015).
+
     >>> magnitude_mask(torch.tensor([3.0, -1.0, 2.0, -4.0]), 0.5)
     tensor([ True, False, False,  True])
     """
@@ -30,6 +32,8 @@ def pattern_mask(weight: Tensor, axis: int, kept: int, of: int) -> Tensor:
     """Return the mask that keeps the largest ``kept`` of every ``of`` consecutive elements along a dim.
 
     That is the reduction dim of the layer, as required by hardware with sparse kernels.
+
+    Source: Mishra et al., Accelerating Sparse Deep Neural Networks (2021).
 
     >>> pattern_mask(torch.tensor([[3.0, -1.0, 2.0, -4.0]]), 1, 2, 4)
     tensor([[ True, False, False,  True]])

@@ -68,9 +68,11 @@ class PruningReport(HasTables):
     """The results of pruning a module; prints as a table with a row for each layer and a total."""
 
     layers: Sequence[LayerPruning]
+    """The result for each layer."""
     bytes_before: int
     """Bytes of all weights and constants before pruning."""
     bytes_after: int
+    """Bytes of the same after pruning."""
     error: float
     """Relative squared error of the outputs compared with those before, on the data used for sensitivities."""
 

@@ -116,8 +116,8 @@ class QuantizationPipeline:
         return summarize_weight_only(self._graph, self.scheme, found)
 
     def _decide_full(self, settings: QuantizationSettings) -> Quantization:
-        ranging = self._observer_search
-        weighed, placement, plan, error = ranging.sensitivities, self._placement, replace(ranging.plan), ranging.error
+        ranging = self.observer_search
+        weighed, placement, plan, error = ranging.sensitivities, self.placement, replace(ranging.plan), ranging.error
         forced = self._find_forced_layers(settings)
         too_sensitive = _find_sensitive_layers(weighed, settings, forced)
         if too_sensitive:
@@ -134,7 +134,7 @@ class QuantizationPipeline:
         left = {name: share for name, share in left.items() if name in plan.moved}
         plan, error = self._correct_biases(plan, error)
         reports = layer_reports(placement, weighed.of, self.scheme)
-        varying = variance_share(weighed.outputs, self._evaluation.outputs)
+        varying = variance_share(weighed.outputs, self.evaluation.outputs)
         parts = {
             n.name: replace(part, own=part.own * left.get(n.name, 1.0))
             for n, part in weighed.parts.items()
@@ -148,14 +148,14 @@ class QuantizationPipeline:
     def _place_without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return the placement with further layers in float, its plan, and its error on data."""
         placement = self._place({**self._skip_reasons, **floats})
-        plan = self._planner.plan(placement, self._observer_search.observer, self._observer_search.own)
-        return placement, plan, self._evaluation.error(plan)
+        plan = self.planner.plan(placement, self.observer_search.observer, self.observer_search.own)
+        return placement, plan, self.evaluation.error(plan)
 
     def _find_cheap_layers(self, settings: QuantizationSettings, decided: Collection[Node]) -> Mapping[Node, str]:
         """Return the layers, among those not decided yet, that cause much of the error and cost little."""
         if self.options.sparing == "off" or not settings.automatic_skip_quantization:
             return {}
-        weighed, of = self._observer_search.sensitivities.without_layers(decided), self._placement
+        weighed, of = self.observer_search.sensitivities.without_layers(decided), self.placement
         return select_float_layers(
             weighed, {node: source_of_rounding(of.layers[node], of).name for node in weighed.parts}
         )
@@ -167,7 +167,7 @@ class QuantizationPipeline:
         if switch == "off" or plan.is_empty or (switch == "auto" and self._is_late):
             return plan, error
         changed = change(plan)
-        found = self._evaluation.error(changed)
+        found = self.evaluation.error(changed)
         return (changed, found) if switch == "on" or found < error else (plan, error)
 
     def _round_weights(self, plan: Plan, left: dict[str, float]) -> Plan:
@@ -241,28 +241,30 @@ class QuantizationPipeline:
         )
 
     @cached_property
-    def _placement(self) -> Placement:
+    def placement(self) -> Placement:
+        """The layers to quantize at an infinite threshold, and the activations around them."""
         return self._place(self._skip_reasons)
 
     @cached_property
-    def _planner(self) -> Planner:
+    def planner(self) -> Planner:
+        """Computes the scales of a placement from the calibration."""
         return Planner(self.calibration.table, self.scheme, clips=self.options.weight_clipping != "off")
 
     @cached_property
-    def _evaluation(self) -> CandidateEvaluation:
+    def evaluation(self) -> CandidateEvaluation:
+        """Measures the output error of a plan on the second calibration batch, or the only one."""
         return CandidateEvaluation(self._graph, self.operators, self.calibration.reservoir.batches[:2][-1])
 
     @cached_property
-    def _observer_search(self) -> ObserverSearchResult:
+    def observer_search(self) -> ObserverSearchResult:
+        """The best observer of each activation, with the sensitivities of all layers."""
         observers = OBSERVER_CANDIDATES[self.options.observer][: 1 if self._is_late else None]
-        return search_observers(
-            self._planner, self._placement, self._evaluation, self._estimate_sensitivities, observers
-        )
+        return search_observers(self.planner, self.placement, self.evaluation, self._estimate_sensitivities, observers)
 
     def _estimate_sensitivities(self, plan: Plan, rivals: Sequence[Plan]) -> Sensitivities:
         seen, inputs = self.calibration.table.values, self._inputs
         return estimate_sensitivities(
-            self._graph, self._placement, plan, self.operators, inputs, seen=seen, rivals=rivals
+            self._graph, self.placement, plan, self.operators, inputs, seen=seen, rivals=rivals
         )
 
 

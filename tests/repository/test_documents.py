@@ -123,6 +123,29 @@ def test_every_link_of_the_documents_leads_somewhere(capsys):
     assert broken == []
 
 
+def test_links_to_code_show_the_name_of_the_file():
+    wrong = [
+        f"{document.relative_to(ROOT)}: {text} leads to {place}"
+        for document in DOCUMENTS
+        for text, place in re.findall(r"\[`?([\w/]+\.py)`?\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
+        if not f"/{place}".endswith(f"/{text}")
+    ]
+    assert wrong == []
+
+
+def test_papers_are_linked_and_cited_in_a_file_of_their_row():
+    """Each row links an arXiv number or a DOI, and files of clika_ref; one of these names the first author."""
+    text = (ROOT / "docs/papers.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [^|]+ \| \[(\w+)[^]]*\]\((https://\S+)\)[^|]* \| ([^|]+) \| [^|]+ \|$", text, re.MULTILINE)
+    assert len(rows) == text.count("https://") > 15
+    for author, link, files in rows:
+        assert re.fullmatch(r"https://(arxiv\.org/abs/\d{4}\.\d{4,5}|doi\.org/10\.\d{4,}/\w+)", link), author
+        places = [(ROOT / "docs" / place).resolve() for place in re.findall(r"\]\(([^)]+)\)", files)]
+        assert places, author
+        assert all(place.is_relative_to(ROOT / "clika_ref") for place in places), author
+        assert any(author in place.read_text(encoding="utf-8") for place in places), f"no file cites {author}"
+
+
 def test_every_page_stands_in_the_navigation_of_the_site():
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- ([\w/-]+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)

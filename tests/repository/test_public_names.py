@@ -10,6 +10,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -105,6 +106,7 @@ def members(name: str, found: Any) -> Iterator[Public]:
         if owner.__module__.startswith("clika_ref"):
             for key, value in vars(owner).items():
                 unwrapped = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+                unwrapped = property(value.func) if isinstance(value, cached_property) else unwrapped
                 if not key.startswith("_") and (inspect.isroutine(unwrapped) or isinstance(unwrapped, property)):
                     yield Public(f"{name}.{key}", unwrapped)
 

@@ -25,9 +25,11 @@ class BiasShifts:
     """
 
     graph: Graph
+    """The lowered graph, in float."""
     plan: Plan
     """The plan to correct; it has no corrections yet."""
     operators: Mapping[str, Operator]
+    """The operators of the registry."""
     of: dict[str, list[Tensor]] = field(default_factory=dict[str, list[Tensor]])
     """``float32[samples, channels]`` for each batch, by layer name."""
 
@@ -44,7 +46,7 @@ class BiasShifts:
         The shifts of a layer therefore include the error that earlier corrections leave.
 
         Args:
-            inputs: the batch.
+            inputs: the batch, one tensor for each input of the graph.
             wanted: the `channel_means` of the float graph on this batch, by layer name.
         """
 

@@ -22,11 +22,12 @@ class CandidateEvaluation:
 
     graph: Graph
     operators: Mapping[str, Operator]
+    """The operators of the registry."""
     inputs: Sequence[Tensor]
 
     @cached_property
     def outputs(self) -> list[Tensor]:
-        """Outputs of the graph in float, without integer tensors."""
+        """Outputs of the graph in float: one tensor for each output, without integer tensors."""
         with torch.no_grad():
             return [o for o in run_graph(self.graph, self.inputs) if o.is_floating_point()]
 

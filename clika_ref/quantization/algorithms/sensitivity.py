@@ -51,6 +51,7 @@ class Sensitivities:
     """Effect of quantizing each layer alone on the outputs."""
 
     parts: Mapping[Node, LayerErrorTerms]
+    """Error terms of each layer."""
     joints: Mapping[str, JointErrorTerm]
     """Further error terms that several layers cause together, by value name, in order."""
     outputs: Sequence[Tensor]

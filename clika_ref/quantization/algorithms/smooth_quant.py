@@ -162,7 +162,13 @@ def _graph_values(graph: Graph) -> list[Value]:
 
 
 class QuantizedInputEvaluator:
-    """Evaluates factors for layers with quantized inputs and weights."""
+    """Evaluates factors for layers with quantized inputs and weights.
+
+    Args:
+        channels: those of one activation, with the layers that read it.
+        x: the activation, with the channels along one of its dims; any shape.
+        scheme: the quantization scheme of the target.
+    """
 
     def __init__(self, channels: ScalableChannels, x: Tensor, scheme: QuantizationScheme) -> None:
         self.channels, self.scheme = channels, scheme
@@ -173,7 +179,7 @@ class QuantizedInputEvaluator:
         self.wanted = [run_with_weight(*pair, self.x) for pair in self.layer_weights]
 
     def candidates(self) -> Iterator[Tensor]:
-        """Yield factors that equalize the channels of the input, as far as weights tolerate them."""
+        """Yield factors that equalize the channels of the input, ``float32[channels]``, as far as weights allow."""
         reach = torch.maximum(-self.lows, self.highs)
         inward = torch.stack([_max_input_weights(*pair) for pair in self.layer_weights]).amax(0)
         has_own = all(groups_of(node) == len(reach) for node in self.channels.layers)
@@ -181,7 +187,7 @@ class QuantizedInputEvaluator:
             yield compute_factor(reach, inward, strength)
 
     def error(self, factor: Tensor) -> float:
-        """Return the squared error of the outputs, summed over all layers."""
+        """Return the squared error of the outputs, summed over all layers, for a factor ``float32[channels]``."""
         kind = self.scheme.activations
         chosen = compute_qparams(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
         sides = [1] * self.x.ndim

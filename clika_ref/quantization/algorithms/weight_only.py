@@ -53,6 +53,7 @@ class WeightOnlyResult:
     """The result for each layer."""
 
     held: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
+    """Low-bit weight of each quantized layer."""
     floats: dict[Node, str] = field(default_factory=dict[Node, str])
     """Layers that keep their weights, with the reason."""
     sensitivities: dict[Node, float] = field(default_factory=dict[Node, float])

@@ -45,6 +45,7 @@ class ObserverSearchResult:
     error: float
     """Error of the outputs on held-out data."""
     sensitivities: Sensitivities
+    """Sensitivities of all layers with this plan."""
     own: Mapping[str, str] = field(default_factory=dict[str, str])
     """Observers of single values, by value name."""
 

@@ -47,7 +47,10 @@ def mean_min_max(statistics: Statistics) -> Range:
 
 
 def percentile(statistics: Statistics, *, share: float) -> Range:
-    """Return the range of a central ``share`` of the elements, with equal tails below and above."""
+    """Return the range of a central ``share`` of the elements, with equal tails below and above.
+
+    Source: Wu et al., Integer Quantization for Deep Learning Inference (2020).
+    """
     outside = (1 - share) / 2
     low, high = (statistics.histogram.quantile(q) for q in (outside, 1 - outside))
     return Range(max(low - statistics.histogram.width, statistics.low), min(high, statistics.high))
@@ -58,6 +61,8 @@ def least_error(statistics: Statistics, *, levels: int = 256) -> Range:
 
     Each bound is moved from the min/max towards 0 while the other one is fixed. A value with only one sign has one
     bound.
+
+    Source: Nagel et al., A White Paper on Neural Network Quantization (2021), section 3.1.
 
     Args:
         statistics: of the value.

@@ -20,6 +20,8 @@ def find_clipped_scales(
 ) -> Tensor:
     """Return the scales with the least mean squared quantization error of a weight; never worse than without clipping.
 
+    Source: Nagel et al., A White Paper on Neural Network Quantization (2021), section 3.1.
+
     Args:
         weight: of a layer, in any float dtype.
         axis: the dim of the output channels, with a scale for each; None for a single scale.

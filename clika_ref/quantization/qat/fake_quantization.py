@@ -5,7 +5,9 @@ or maximum is not clipped. The gradient of a scale is multiplied by ``1 / sqrt(e
 step moves it about as far as it moves weights. It is also divided by the squared scale: optimizers update the
 logarithm, and an SGD step along it would move the scale less by that factor.
 
-Source: Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2.
+Sources: Bengio et al., Estimating or Propagating Gradients Through Stochastic Neurons for Conditional Computation
+(2013), for gradients through rounding; Esser et al., Learned Step Size Quantization (2020), sections 2.1 and 2.2, for
+those of scales.
 """
 
 from __future__ import annotations

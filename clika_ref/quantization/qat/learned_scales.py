@@ -59,6 +59,10 @@ def has_valid_scales(planned: Tensor, logs: Sequence[Tensor]) -> bool:
 def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
     """Return a plan with the learned scales; the plan itself if nothing was learned.
 
+    Args:
+        plan: the plan with the calibrated scales.
+        logs: the learned log scales by name, in the shapes of `initial_log_scales`.
+
     Raises:
         ModelError: a scale is NaN, infinite, or so small that runtimes flush it to 0; the message names all of them.
     """

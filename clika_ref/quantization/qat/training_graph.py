@@ -152,7 +152,7 @@ def make_trainable(
             change.
         stored: the graph of the module before lowering.
         plan: the quantization.
-        logs: the parameters of learned log scales.
+        logs: the parameters of learned log scales, in the shapes of `initial_log_scales`.
         has_live_norms: whether batch norms normalize by the batch.
 
     Returns:

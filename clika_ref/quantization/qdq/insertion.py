@@ -71,6 +71,9 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
     """Apply a plan to a graph; float weights that become unused stay in it.
 
     ``operators`` are those of the registry, including `quantize` and `dequantize`.
+
+    Source: Jacob et al., Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference
+    (2018), section 2.1.
     """
     nodes = list(graph.nodes)
     layers = {node for node in nodes if node.name in plan.weights}

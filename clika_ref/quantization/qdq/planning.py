@@ -23,7 +23,9 @@ class Planner:
     """Makes plans for one graph; its weight scales do not depend on ranges, and are computed once."""
 
     table: RangeTable
+    """The ranges of activations."""
     scheme: QuantizationScheme
+    """The quantization scheme of the target."""
     clips: bool = True
     """Whether weight scales minimize the error, instead of covering all elements."""
     _weights: dict[Node, Tensor] = field(default_factory=dict[Node, Tensor])

@@ -155,7 +155,7 @@ def test_on_auto_it_is_kept_only_where_another_batch_comes_nearer(monkeypatch):
         plans.append(plan)
         return 1e-3
 
-    monkeypatch.setattr(type(made._evaluation), "error", lambda _, plan: no_better(plan))
+    monkeypatch.setattr(type(made.evaluation), "error", lambda _, plan: no_better(plan))
     assert not floats(made.decided())
     assert any(len(plan.weights) == 4 for plan in plans)
 
