@@ -47,7 +47,8 @@ def judged(op, operands, attrs, actual, *arithmetic):
 
 
 @pytest.mark.parametrize("terms", [8, 64, 1024])
-def test_partial_sums_in_float16_fail_undeclared_and_pass_declared(terms):
+def test_judge_float16_sums_pass_only_if_declared(terms):
+    """Partial sums in float16 fail undeclared and pass declared."""
     x, weight = drawn(16, terms), drawn(16, terms, seed=1)
     halves = accumulated(x, weight, torch.float16)
     assert judged("linear", (x, weight, None), {}, halves).verdict.is_failure
@@ -58,7 +59,8 @@ def test_partial_sums_in_float16_fail_undeclared_and_pass_declared(terms):
 
 
 @pytest.mark.parametrize("terms", [4, 64, 2048])
-def test_operands_in_tf32_fail_undeclared_and_pass_declared(terms):
+def test_judge_tf32_operands_pass_only_if_declared(terms):
+    """Operands in TF32 fail undeclared and pass declared."""
     x, weight = drawn(16, terms), drawn(16, terms, seed=1)
     coarse = F.linear(tf32(x), tf32(weight))
     assert judged("linear", (x, weight, None), {}, coarse).verdict.is_failure
@@ -70,7 +72,8 @@ def test_operands_in_tf32_fail_undeclared_and_pass_declared(terms):
     assert judged("linear", (x, weight, None), {}, brain, OF_TF32).verdict.is_failure, "of bfloat16, which is coarser"
 
 
-def test_an_arithmetic_is_about_the_kinds_and_the_dtype_that_it_names():
+def test_arithmetic_other_error_class_or_dtype_has_no_effect():
+    """An arithmetic applies only to its error classes and its dtype."""
     x = drawn(64)
     coarse = x.half().float().exp()
     assert judged("exp", (x,), {}, coarse).verdict is Verdict.VALUE
@@ -79,7 +82,8 @@ def test_an_arithmetic_is_about_the_kinds_and_the_dtype_that_it_names():
         assert judged("exp", (x,), {}, coarse, other).verdict is Verdict.VALUE, other
 
 
-def test_partial_sums_in_float32_are_a_stricter_claim_for_float16():
+def test_judge_declared_float32_sums_reject_float16_sums():
+    """Declared float32 partial sums are a stricter claim for float16 tensors."""
     x, weight = drawn(16, 512).half(), drawn(16, 512, seed=1).half()
     halves = accumulated(x, weight, torch.float16).half()
     wide = Arithmetic(torch.float16, accumulate=torch.float32)
@@ -98,7 +102,8 @@ def test_partial_sums_in_float32_are_a_stricter_claim_for_float16():
         ("mean", {"dim": (1,), "keepdim": False, "dtype": None}),
     ],
 )
-def test_every_class_of_error_has_a_bound_of_the_declared_format(op, attrs):
+def test_judge_declared_float16_bounds_each_error_class(op, attrs):
+    """Each error class has a bound in the declared format."""
     x = drawn(8, 32)
     operands = (x, None, None) if op == "layer_norm" else (x,)
     coarse = OPERATORS[op](x.half(), *operands[1:], **attrs).float()
@@ -108,14 +113,16 @@ def test_every_class_of_error_has_a_bound_of_the_declared_format(op, attrs):
     assert judged(op, operands, attrs, wrong, OF_HALVES).verdict.is_failure
 
 
-def test_what_overflows_in_the_declared_format_may_be_infinite():
+def test_judge_overflow_of_declared_format_may_be_infinite():
+    """A result that overflows in the declared format may be infinite."""
     x = torch.tensor([1.0] * 30 + [7e4])
     coarse = torch.tensor([1.0] * 30 + [math.inf])
     assert judged("sqrt", (x,), {}, coarse).verdict is Verdict.SPECIAL
     assert judged("sqrt", (x,), {}, coarse, OF_HALVES).verdict is Verdict.PASS
 
 
-def test_only_who_says_so_may_take_subnormal_numbers_for_0():
+def test_judge_flushed_subnormals_pass_only_if_declared():
+    """Subnormal numbers may become 0 only if the target declares it."""
     x = torch.tensor([[0.0, -75.0, -90.0, -95.0]])
     exact = torch.softmax(x, 1)
     flushed = torch.where(exact < torch.finfo(torch.float32).tiny, 0.0, exact)
@@ -137,13 +144,15 @@ class Halves(Identity):
         return lambda inputs: right([t.half().float() for t in inputs])
 
 
-def test_what_a_target_declares_reaches_the_judge(tmp_path):
+def test_run_case_declared_arithmetic_reaches_judge(tmp_path):
+    """The judge uses the arithmetic that a target declares."""
     case = case_of(("exp", {}), x=drawn(64))
     assert run_case(case, suite_for(tmp_path, target=Halves())).verdict is Verdict.VALUE
     assert run_case(case, suite_for(tmp_path, target=Halves(arithmetic=(OF_HALVES,)))).verdict is Verdict.PASS
 
 
-def test_an_arithmetic_that_does_not_round_is_refused():
+def test_arithmetic_non_rounding_format_raises():
+    """An error class or dtype that does not round raises TargetError."""
     with pytest.raises(TargetError, match=r"unknown rounding error 'exact'. Choose from ulp, dot"):
         Arithmetic(torch.float32, compute=TF32, kinds=("exact",))
     with pytest.raises(TargetError, match=r"torch\.int8 does not round. Use floating-point dtypes only"):

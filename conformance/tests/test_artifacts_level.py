@@ -48,7 +48,8 @@ class Changed:
 
 
 @pytest.mark.slow
-def test_files_carry_over_and_damage_is_told(tmp_path):
+def test_artifacts_files_transfer_and_damage_raises(tmp_path):
+    """Artifacts run in another process, and damaged files raise typed errors."""
     found = outcomes("files", suite_of(tmp_path))
     assert {name: o.comparison.message for name, o in found.items() if o.verdict is not Verdict.PASS} == {}
     assert {"inputs of one shape", "two weights apart", "damaged-0", "damaged-7"} <= found.keys()
@@ -56,14 +57,16 @@ def test_files_carry_over_and_damage_is_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_share_of_the_graphs_carries_over(tmp_path):
+def test_artifacts_random_graphs_transfer(tmp_path):
+    """A share of the random graphs runs in another process."""
     found = outcomes("random graphs", suite_of(tmp_path))
     assert {o.verdict for o in found.values()} <= {Verdict.PASS, Verdict.NOT_RUN}
     assert Verdict.PASS in {o.verdict for o in found.values()}
 
 
 @pytest.mark.slow
-def test_calls_of_operators_carry_over_in_one_other_process(tmp_path):
+def test_artifacts_operator_calls_share_one_fresh_process(tmp_path):
+    """Calls of operators run in one other process."""
     suite = suite_of(tmp_path)
     for name in ("softmax", "max", "conv2d"):
         assert outcomes(name, suite)["carried over"].verdict is Verdict.PASS
@@ -75,7 +78,8 @@ def test_calls_of_operators_carry_over_in_one_other_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_outputs_that_are_inputs_carry_over(tmp_path):
+def test_artifacts_input_as_output_transfers(tmp_path):
+    """An artifact whose output is an input runs in another process."""
     suite = suite_of(tmp_path)
     case = artifacts.make_input_order_case(suite)
     case.graph.add_output(case.graph.inputs[0])
@@ -85,19 +89,23 @@ def test_outputs_that_are_inputs_carry_over(tmp_path):
     )  # the memory of an input may keep its elements for a while
 
 
-def test_the_share_is_the_same_every_time_and_grows_with_the_profile(tmp_path):
+def test_artifacts_tasks_grow_with_share_of_profile(tmp_path):
+    """The selected tasks are the same each time; a larger share contains them."""
     small = suite_of(tmp_path)
     large = replace(small, profile=replace(PROFILE, share_of_artifacts=0.1))
     assert artifacts.tasks(small) == artifacts.tasks(small)
     assert set(artifacts.tasks(small)) < set(artifacts.tasks(large))
 
 
-def test_no_operator_that_is_asked_for_is_left_out(tmp_path):
+def test_list_tasks_requested_operator_kept_in_artifacts(tmp_path):
+    """A requested operator is never left out of the share."""
     asked = replace(suite_of(tmp_path), subjects=("softmax",))
     assert Task("artifacts", "softmax") in list_tasks(asked, {"artifacts": LEVELS["artifacts"]})
 
 
-def test_bytes_that_change_from_one_compilation_to_the_next_are_found(tmp_path):
+def test_artifacts_bytes_differ_per_compile_fails(tmp_path):
+    """Bytes that change from one compilation to the next are reported."""
+
     class Stamped(Changed):
         def compile(self, graph, path, **options):
             artifact = RUNTIME.compile(graph, path, **options)
@@ -110,7 +118,9 @@ def test_bytes_that_change_from_one_compilation_to_the_next_are_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_bytes_that_depend_on_the_process_are_found(tmp_path):
+def test_artifacts_bytes_differ_per_process_fails(tmp_path):
+    """Bytes that depend on the process are reported."""
+
     class Signed(Changed):
         def compile(self, graph, path, **options):
             artifact = RUNTIME.compile(graph, path, **options)
@@ -123,7 +133,9 @@ def test_bytes_that_depend_on_the_process_are_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_inputs_that_come_back_in_another_order_are_found(tmp_path):
+def test_artifacts_reordered_inputs_fail(tmp_path):
+    """Inputs that a loaded artifact takes in another order are reported."""
+
     class Sorted(Changed):
         def compile(self, graph, path, **options):
             artifact = RUNTIME.compile(graph, path, **options)
@@ -139,7 +151,9 @@ def test_inputs_that_come_back_in_another_order_are_found(tmp_path):
 
 
 @pytest.mark.slow
-def test_results_that_change_by_chance_are_no_fault_of_the_artifact(tmp_path):
+def test_artifacts_random_results_report_nondeterministic(tmp_path):
+    """Random results are reported as nondeterministic, not as a fault of the artifact."""
+
     class Rolling(Changed):
         def load(self, artifact):
             runner = RUNTIME.load(artifact)
@@ -151,7 +165,8 @@ def test_results_that_change_by_chance_are_no_fault_of_the_artifact(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_the_other_process_raises_or_dies_of_is_told_apart(tmp_path):
+def test_fresh_process_separates_typed_raw_and_crash(tmp_path):
+    """Typed errors, raw errors and crashes of the other process are distinguished."""
     fresh = FreshProcess(suite_of(tmp_path))
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(b"no model")
@@ -172,7 +187,8 @@ def test_what_the_other_process_raises_or_dies_of_is_told_apart(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_answer_is_ended(tmp_path):
+def test_fresh_process_no_answer_ends_with_hang(tmp_path):
+    """A process that does not answer is ended."""
     suite = suite_of(tmp_path)
     fresh = FreshProcess(replace(suite, profile=replace(PROFILE, case_seconds=0.0)))
     with pytest.raises(FreshProcessError, match="gave no answer for 0 s") as hang:
@@ -181,11 +197,13 @@ def test_a_process_that_does_not_answer_is_ended(tmp_path):
     assert fresh.process is None
 
 
-def test_the_other_process_hashes_otherwise():
+def test_fresh_process_hash_seed_differs():
+    """The other process uses a different hash seed."""
     assert os.environ.get("PYTHONHASHSEED") != OTHER_PROCESS_HASH_SEED
 
 
-def test_a_digest_covers_names_and_bytes(tmp_path):
+def test_digest_folder_covers_names_and_bytes(tmp_path):
+    """A digest changes with the names and the bytes of files."""
     (tmp_path / "a").write_bytes(b"1")
     first = digest_folder(tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")
@@ -196,7 +214,8 @@ def test_a_digest_covers_names_and_bytes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("cut", "verdict"), [(True, Verdict.ARTIFACT), (False, Verdict.PASS)])
-def test_a_cut_file_that_runs_all_the_same_is_a_failure_and_an_altered_one_is_not(tmp_path, cut, verdict):
+def test_check_damage_runnable_file_fails_only_if_cut(tmp_path, cut, verdict):
+    """A truncated file that still runs is a failure; an altered one is not."""
     suite = suite_of(tmp_path)
     case = artifacts.make_input_order_case(suite)
     found = artifacts.ArtifactChecks(suite).check_damage("damage", case, lambda _: "untouched", is_cut=cut)
@@ -214,21 +233,24 @@ class Deaf(Changed):
         return run
 
 
-def test_what_a_target_cannot_run_here_is_left_to_other_levels_whatever_it_raises(tmp_path):
+def test_transfer_raw_run_error_reports_not_run(tmp_path):
+    """An artifact that cannot run here is left to other levels, for any error type."""
     suite = suite_of(tmp_path, Deaf())
     found = artifacts.ArtifactChecks(suite).transfer(artifacts.make_input_order_case(suite))
     assert found.verdict is Verdict.NOT_RUN
     assert found.comparison.message.endswith("which other levels show: the device is gone")
 
 
-def test_files_of_what_a_target_refuses_are_no_failures(tmp_path):
+def test_artifacts_unsupported_files_report_unsupported(tmp_path):
+    """Files with operators that the target does not support are no failures."""
     found = outcomes("files", suite_of(tmp_path, Beginner()))
     assert {o.verdict for o in found.values()} == {Verdict.UNSUPPORTED}
     assert found["damaged-0"].comparison.message == "matmul: only relu so far"
     assert found["inputs of one shape"].comparison.message == "sub: only relu so far"
 
 
-def test_graphs_of_which_a_target_refuses_every_call_are_not_run(tmp_path):
+def test_artifacts_unsupported_random_graphs_not_run(tmp_path):
+    """Graphs are not run if the target supports none of their calls."""
     found = outcomes("random graphs", suite_of(tmp_path, Beginner(known=())))
     assert {o.verdict for o in found.values()} == {Verdict.NOT_RUN}
     assert found["graph-000"].comparison.message == "the target refuses every call that was drawn for the graph"

@@ -20,7 +20,8 @@ def suite(tmp_path, target=None):
     return Suite(REGISTRY, target or Identity(), PROFILES["quick"], tmp_path)
 
 
-def test_the_plan_holds_every_block_twice_and_counts_choices_where_there_are_classes(tmp_path):
+def test_blocks_tasks_list_each_block_static_and_dynamic(tmp_path):
+    """Each block has a static and a dynamic task; only classifiers have a top-1 check."""
     tasks = blocks.tasks(suite(tmp_path))
     assert len(tasks) == 2 * len(BLOCK_BY_NAME)
     assert len(BLOCK_BY_NAME) >= 14
@@ -30,7 +31,8 @@ def test_the_plan_holds_every_block_twice_and_counts_choices_where_there_are_cla
 
 
 @pytest.mark.parametrize("name", BLOCK_BY_NAME)
-def test_a_block_has_the_same_weights_and_inputs_every_time(name):
+def test_block_weights_and_inputs_repeat(name):
+    """A block has the same weights and inputs each time."""
     block = BLOCK_BY_NAME[name]
     one, two = block.build(), block.build()
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
@@ -40,14 +42,16 @@ def test_a_block_has_the_same_weights_and_inputs_every_time(name):
 
 
 @pytest.mark.parametrize("name", ["detection-head", "gqa-rotary-cache", "expert-gate"])
-def test_eager_itself_passes_with_a_dynamic_batch(tmp_path, name):
+def test_blocks_identity_dynamic_batch_passes(tmp_path, name):
+    """Eager itself passes with a dynamic batch."""
     (task,) = [t for t in blocks.tasks(suite(tmp_path)) if t.subject == name and t.dynamic]
     for check in blocks.checks(task, suite(tmp_path)):
         found = check.run()
         assert found.verdict is Verdict.PASS, f"{check.name}: {found.comparison.message}"
 
 
-def test_a_block_that_fails_is_cut_to_the_nodes_that_fail(tmp_path):
+def test_blocks_failure_reduces_to_failing_nodes(tmp_path):
+    """A block that fails is reduced to the nodes that fail."""
     task = blocks.tasks(suite(tmp_path))[1]
     assert (task.subject, task.dynamic) == ("resnet-basic", True)
     captured, exported = blocks.checks(task, suite(tmp_path, Negating("conv2d")))
@@ -58,7 +62,8 @@ def test_a_block_that_fails_is_cut_to_the_nodes_that_fail(tmp_path):
     assert not found.case.graph.symbols, "it fails at fixed sizes as well"
 
 
-def test_wrong_choices_are_counted(tmp_path, monkeypatch):
+def test_blocks_wrong_top1_counted(tmp_path, monkeypatch):
+    """Wrong top-1 choices are counted."""
     block = BlockSpec("classes", lambda: torch.nn.Linear(6, 4), make_normal_inputs(6), chooses=True)
     monkeypatch.setitem(BLOCK_BY_NAME, "classes", block)
     task = blocks.tasks(suite(tmp_path))[-2]
@@ -71,7 +76,8 @@ def test_wrong_choices_are_counted(tmp_path, monkeypatch):
     assert "in 96 the best leads by more than 40 errors of eager" in found.comparison.message
 
 
-def test_a_choice_that_rounding_decides_is_no_mistake():
+def test_compare_top1_tie_within_rounding_passes():
+    """A choice that rounding decides is not a mistake."""
     exact = torch.tensor([[1.0, 1.0 + 1e-9], [0.0, 1.0]], dtype=torch.float64)
     eager = exact.float()
     found = compare_top1(eager, exact, torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
@@ -80,7 +86,8 @@ def test_a_choice_that_rounding_decides_is_no_mistake():
     assert compare_top1(eager, exact, torch.tensor([[1.0, 2.0], [1.0, 0.0]])).verdict is Verdict.VALUE
 
 
-def test_a_graph_that_is_not_the_module_is_found(tmp_path):
+def test_check_capture_changed_graph_fails(tmp_path):
+    """A graph that differs from the module is reported."""
     trial = blocks.BlockChecks(BLOCK_BY_NAME["llama-mlp"], suite(tmp_path), dynamic=False)
     for node in trial.graph.nodes:
         if node.op_type == "silu":
@@ -91,7 +98,8 @@ def test_a_graph_that_is_not_the_module_is_found(tmp_path):
     assert found.case is None, "what is replayed is the check: no target has failed"
 
 
-def test_the_choices_of_a_block_that_a_target_refuses_are_not_counted(tmp_path):
+def test_blocks_unsupported_block_skips_top1(tmp_path):
+    """The top-1 choices of an unsupported block are not counted."""
     one = suite(tmp_path, Beginner())
     (task,) = [t for t in blocks.tasks(one) if t.subject == "text-classifier" and not t.dynamic]
     found = {check.name: check.run() for check in blocks.checks(task, one)}

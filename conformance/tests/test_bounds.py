@@ -13,7 +13,8 @@ from torch.nn import functional as F
 # Step 4
 
 
-def test_gelu_by_tanh_is_not_gelu_by_erf() -> None:
+def test_judge_gelu_tanh_for_erf_fails() -> None:
+    """GELU by tanh does not pass for GELU by erf."""
     x = randn(64)
     reference = single("gelu", x, approximate="none")
     assert reference.judge([F.gelu(x)]).verdict is Verdict.PASS
@@ -21,7 +22,8 @@ def test_gelu_by_tanh_is_not_gelu_by_erf() -> None:
 
 
 @pytest.mark.parametrize("cast", [torch.float16, torch.bfloat16])
-def test_a_pair_of_casts_must_round(cast: torch.dtype) -> None:
+def test_judge_cast_pair_without_rounding_fails(cast: torch.dtype) -> None:
+    """A cast to a narrow dtype and back must round."""
     drawing = Drawing(randn(32))
     narrow = drawing.build("to", drawing.build("exp", drawing.values[0]), dtype=cast)
     reference = drawing.reference(drawing.build("to", narrow, dtype=torch.float32))
@@ -29,7 +31,8 @@ def test_a_pair_of_casts_must_round(cast: torch.dtype) -> None:
     assert reference.judge([drawing.inputs[0].exp()]).verdict is Verdict.VALUE
 
 
-def test_epsilon_belongs_under_the_root() -> None:
+def test_judge_layer_norm_epsilon_outside_root_fails() -> None:
+    """The epsilon of layer_norm belongs under the root."""
     x = randn(4, 16)
     reference = single("layer_norm", x, None, None, normalized_shape=(16,), eps=1e-5)
     mean, variance = x.mean(-1, keepdim=True), x.var(-1, correction=0, keepdim=True)
@@ -37,14 +40,16 @@ def test_epsilon_belongs_under_the_root() -> None:
     assert reference.judge([(x - mean) / (variance.sqrt() + 1e-5)]).verdict is Verdict.VALUE
 
 
-def test_a_factor_rounded_to_half_precision_is_another_factor() -> None:
+def test_judge_mul_factor_rounded_to_float16_fails() -> None:
+    """A factor that is rounded to float16 is another factor."""
     x = randn(8)
     reference = single("mul", x, 1 / 3)
     assert reference.judge([x * (1 / 3)]).verdict is Verdict.PASS
     assert reference.judge([x * float(torch.tensor(1 / 3).half())]).verdict is Verdict.VALUE
 
 
-def test_a_composition_is_held_to_what_its_parts_allow() -> None:
+def test_judge_composition_bounded_by_its_parts() -> None:
+    """A composition is limited to the errors that its parts allow."""
     x, target = randn(16), randn(16, seed=1)
     reference = single("mse_loss", x, target, reduction=1)
     right = ((x - target) ** 2).mean()
@@ -57,9 +62,8 @@ def test_a_composition_is_held_to_what_its_parts_allow() -> None:
     [("sum", {"dim": (1,)}), ("mean", {"dim": (1,)}), ("cumsum", {"dim": 1}), ("nansum", {"dim": (1,)})],
 )
 @pytest.mark.parametrize("in_graph", [False, True])
-def test_what_an_infinity_makes_of_a_sum_is_special_and_not_an_overflow_that_may_be_anything(
-    op: str, attrs: dict[str, object], in_graph: bool
-) -> None:
+def test_judge_sum_with_infinity_must_match_special(op: str, attrs: dict[str, object], in_graph: bool) -> None:
+    """A sum with an infinity is special, not an overflow that allows any result."""
     drawing = Drawing(torch.tensor([[1.0, math.inf, 2.0], [1.0, 2.0, 3.0]]))
     operand = drawing.build("relu", drawing.values[0]) if in_graph else drawing.values[0]
     reference = drawing.reference(drawing.build(op, operand, **attrs))
@@ -80,9 +84,8 @@ def test_what_an_infinity_makes_of_a_sum_is_special_and_not_an_overflow_that_may
         ("logsumexp", torch.empty(2, 0), {"dim": (1,)}),
     ],
 )
-def test_no_bound_lets_another_number_pass_for_a_special_one(
-    op: str, x: torch.Tensor, attrs: dict[str, object]
-) -> None:
+def test_judge_number_instead_of_special_fails(op: str, x: torch.Tensor, attrs: dict[str, object]) -> None:
+    """No bound lets a finite number pass for a special one."""
     reference = single(op, x, *([2.0] if op == "add" else []), **attrs)
     assert reference.judge(reference.eager).verdict is Verdict.PASS
     for index, eager in enumerate(reference.eager):
@@ -92,14 +95,16 @@ def test_no_bound_lets_another_number_pass_for_a_special_one(
             assert reference.judge(changed).verdict is Verdict.SPECIAL, (index, wrong)
 
 
-def test_a_sum_of_finite_terms_that_may_overflow_has_no_limit_beside_an_infinity() -> None:
+def test_judge_sum_overflow_next_to_infinity_may_be_nan() -> None:
+    """A sum whose finite terms may overflow has no limit next to an infinity."""
     largest = torch.finfo(torch.float32).max
     reference = single("sum", torch.tensor([math.inf, -largest, -largest]), dim=(0,))
     for right in (math.inf, math.nan):  # the finite terms first: minus infinity, and then no number
         assert reference.judge([torch.tensor(right)]).verdict is Verdict.PASS, right
 
 
-def test_cancellation_in_a_graph_widens_its_bound_and_nothing_else_does() -> None:
+def test_judge_cancellation_widens_bound_of_its_output() -> None:
+    """Cancellation in a graph widens the bound of its own output only."""
     drawing = Drawing(randn(16), torch.full((16,), 1e4))
     x, far = drawing.values
     moved = drawing.build("sub", drawing.build("add", x, far, alpha=1), far, alpha=1)
@@ -110,7 +115,8 @@ def test_cancellation_in_a_graph_widens_its_bound_and_nothing_else_does() -> Non
     assert reference.judge([lost, lost * 1e4]).verdict is Verdict.VALUE
 
 
-def test_where_rounding_decides_either_integer_is_right_and_counted() -> None:
+def test_judge_floor_at_rounding_step_accepts_either_integer() -> None:
+    """Where rounding decides, either integer is right and is counted."""
     x = torch.tensor([0.3, 0.7, 5.0])
     drawing = Drawing(x, x + 1.5)
     one = drawing.build("div", drawing.values[0], drawing.values[0], rounding_mode=None)
@@ -124,7 +130,8 @@ def test_where_rounding_decides_either_integer_is_right_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("clear", "verdict"), [(19, Verdict.PASS), (18, Verdict.NOT_RUN)])
-def test_nothing_passes_where_rounding_decides_more_than_a_twentieth(clear: int, verdict: Verdict) -> None:
+def test_judge_ambiguous_share_above_5_percent_not_run(clear: int, verdict: Verdict) -> None:
+    """Nothing passes if rounding decides more than a twentieth of the elements."""
     drawing = Drawing(torch.tensor([0.7]), torch.ones(clear))
     x, y = drawing.values
     reference = drawing.reference(
@@ -138,7 +145,8 @@ def test_nothing_passes_where_rounding_decides_more_than_a_twentieth(clear: int,
     assert reference.judge([one, others + 1]).verdict is Verdict.VALUE, "what is wrong stays wrong"
 
 
-def test_what_has_no_limit_by_itself_has_none_in_a_graph() -> None:
+def test_judge_unbounded_mean_in_graph_passes() -> None:
+    """An output without a limit has none inside a graph either."""
     drawing = Drawing(torch.tensor([math.inf, 1.0, 2.0]))
     x = drawing.build("relu", drawing.values[0])
     _, mean = drawing.build("var_mean", x, dim=(0,), correction=1, keepdim=False)
@@ -148,7 +156,8 @@ def test_what_has_no_limit_by_itself_has_none_in_a_graph() -> None:
     assert reference.judge([torch.tensor(math.inf), drawing.inputs[0] + 1]).verdict is Verdict.VALUE
 
 
-def test_ties_inside_a_graph_leave_the_order_open() -> None:
+def test_judge_argsort_ties_in_graph_leave_order_open() -> None:
+    """Ties inside a graph leave the order open."""
     drawing = Drawing(torch.tensor([0.0, -1.0, 0.0, 2.0]))
     order = drawing.build("argsort", drawing.build("relu", drawing.values[0]), dim=0, descending=False, stable=False)
     reference = drawing.reference(order)
@@ -158,7 +167,8 @@ def test_ties_inside_a_graph_leave_the_order_open() -> None:
 
 
 @pytest.mark.parametrize("terms", [64, 1024])
-def test_operands_rounded_to_tf32_are_caught(terms: int) -> None:
+def test_judge_tf32_operands_fail(terms: int) -> None:
+    """Operands rounded to TF32 are reported."""
     x, weight = randn(16, terms), randn(16, terms, seed=1)
     reference = single("linear", x, weight, None)
     found = reference.judge([F.linear(x, weight)])
@@ -167,7 +177,8 @@ def test_operands_rounded_to_tf32_are_caught(terms: int) -> None:
     assert found.verdict in (Verdict.PRECISION, Verdict.VALUE), found
 
 
-def test_another_order_of_summation_is_no_error() -> None:
+def test_judge_other_summation_order_passes() -> None:
+    """Another order of summation is no error."""
     x, weight = randn(16, 512), randn(16, 512, seed=1)
     backwards = F.linear(x.flip(1), weight.flip(1))
     pairs = (x[:, None] * weight).sum(-1)
@@ -179,7 +190,8 @@ def test_another_order_of_summation_is_no_error() -> None:
 # Step 5
 
 
-def test_a_coarse_result_within_the_worst_case_fails_for_its_precision() -> None:
+def test_judge_coarse_result_within_worst_case_fails_precision() -> None:
+    """A coarse result within the worst case fails for its precision."""
     x, weight = randn(16, 2048), randn(16, 2048, seed=1)
     reference = single("linear", x, weight, None)
     found = reference.judge([F.linear(tf32(x), tf32(weight))])
@@ -188,7 +200,8 @@ def test_a_coarse_result_within_the_worst_case_fails_for_its_precision() -> None
     assert found.grade == "D"
 
 
-def test_luck_of_eager_does_not_make_a_target_coarse() -> None:
+def test_judge_exact_eager_result_allows_one_ulp() -> None:
+    """An eager result that is exact by luck does not make a target coarse."""
     x = torch.ones(8, 32)
     reference = single("linear", x, torch.full((8, 32), 0.5), None)
     near = reference.eager[0] * (1 + 2**-23)

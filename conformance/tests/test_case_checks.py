@@ -23,7 +23,8 @@ from clika_ref.core.types import TensorType
 
 
 @pytest.mark.parametrize("x", [X.clone(), X.clone()[:1].expand(X.shape), X.clone().mT])
-def test_inputs_that_a_target_writes_into_hold_again_what_they_held(tmp_path, x):
+def test_run_case_restores_written_inputs(tmp_path, x):
+    """Inputs that a target overwrites are restored, and the target fails each time."""
     held = x.clone()
     for _ in range(2):  # a target that writes the same again would pass the second time
         outcome = run_case(case_of(("relu", {}), x=x), suite_for(tmp_path, "writes-alike"))
@@ -32,7 +33,8 @@ def test_inputs_that_a_target_writes_into_hold_again_what_they_held(tmp_path, x)
 
 
 @pytest.mark.parametrize("passes", [False, True])
-def test_a_target_without_fault_passes(tmp_path, passes):
+def test_run_case_faultless_target_passes(tmp_path, passes):
+    """A target without fault passes and leaves no file."""
     outcome = run_case(case_of(("exp", {}), ("relu", {}), passes=passes), suite_for(tmp_path))
     assert outcome.verdict is Verdict.PASS, outcome.comparison
     assert outcome.comparison.elements == 12
@@ -66,7 +68,8 @@ def test_a_target_without_fault_passes(tmp_path, passes):
         ("value", Verdict.VALUE, ""),
     ],
 )
-def test_each_fault_of_a_target_has_its_verdict(tmp_path, fault, verdict, message):
+def test_run_case_each_fault_has_its_verdict(tmp_path, fault, verdict, message):
+    """Each fault of a target has its verdict and message."""
     x = X.abs() + 1
     outcome = run_case(case_of(("relu", {}), x=x), suite_for(tmp_path, fault))
     assert outcome.verdict is verdict, outcome.comparison
@@ -76,9 +79,8 @@ def test_each_fault_of_a_target_has_its_verdict(tmp_path, fault, verdict, messag
 
 
 @pytest.mark.parametrize("when", ["compile", "load", "run"])
-def test_a_target_that_writes_into_weights_is_blamed_and_the_weights_hold_again_what_they_held(
-    tmp_path, monkeypatch, when
-):
+def test_run_case_written_weight_fails_and_gets_restored(tmp_path, monkeypatch, when):
+    """A target that writes into weights fails, and the weights are restored."""
     g = Graph("weighted")
     weight = torch.ones(2, 3)
     value = g.add_constant(weight, "weight")
@@ -105,7 +107,8 @@ def test_a_target_that_writes_into_weights_is_blamed_and_the_weights_hold_again_
     assert torch.equal(weight, torch.ones(2, 3))
 
 
-def test_a_keyboard_interrupt_is_the_fault_of_a_target_where_no_person_can_have_made_it(tmp_path):
+def test_run_case_keyboard_interrupt_in_worker_fails(tmp_path):
+    """KeyboardInterrupt is the target's fault where no user can have caused it."""
     case, suite = case_of(("relu", {})), suite_for(tmp_path, "compile-interrupts")
     with pytest.raises(KeyboardInterrupt):
         run_case(case, suite)
@@ -121,7 +124,8 @@ def test_a_keyboard_interrupt_is_the_fault_of_a_target_where_no_person_can_have_
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize(("fault", "share"), [("drifts", 0.0), ("depends-on-compilation", 1.0)])
-def test_results_that_change_are_found_where_the_judge_would_not_mind(tmp_path, fault, share, dtype):
+def test_run_case_changing_bits_report_nondeterministic(tmp_path, fault, share, dtype):
+    """Results that change are reported even if the judge accepts them."""
     suite = suite_for(tmp_path, fault)
     suite = replace(suite, profile=replace(suite.profile, share_of_artifacts=share))
     case = case_of(("detach", {}), x=torch.full((2, 3), 1000).to(dtype))
@@ -142,26 +146,30 @@ def test_results_that_change_are_found_where_the_judge_would_not_mind(tmp_path, 
         ("wrong-then-raises", r"on a second run: running failed.*; on the first: output 0.* instead of "),
     ],
 )
-def test_what_is_wrong_on_one_run_and_right_on_another_is_no_wrong_value(tmp_path, fault, said):
+def test_run_case_wrong_on_one_run_reports_nondeterministic(tmp_path, fault, said):
+    """A result that is wrong on one run only is no wrong value."""
     outcome = run_case(case_of(("relu", {})), suite_for(tmp_path, fault))
     assert outcome.verdict is Verdict.NONDETERMINISTIC
     assert re.match(said, outcome.comparison.message, re.DOTALL), outcome.comparison
     assert run_case(case_of(("relu", {})), suite_for(tmp_path, "value")).verdict is Verdict.VALUE
 
 
-def test_a_case_is_compiled_once_unless_its_share_says_twice(tmp_path):
+def test_run_case_share_of_artifacts_sets_compilations(tmp_path):
+    """A case is compiled once, or twice if its share says so."""
     for share, compilations in ((0.0, ["model.onnx"]), (1.0, ["model.onnx", "again.onnx"])):
         suite = suite_for(tmp_path)
         run_case(case_of(("relu", {})), replace(suite, profile=replace(suite.profile, share_of_artifacts=share)))
         assert suite.target.compilations == compilations
 
 
-def test_random_calls_may_differ_between_runs(tmp_path):
+def test_run_case_random_call_may_differ_between_runs(tmp_path):
+    """Random calls may differ between runs."""
     case = case_of(("dropout", {"p": 0.5, "train": True}), x=torch.ones(100))
     assert run_case(case, suite_for(tmp_path)).verdict is Verdict.PASS
 
 
-def test_an_output_that_is_an_input_or_stands_twice_can_be_compiled(tmp_path):
+def test_run_case_input_or_repeated_output_passes(tmp_path):
+    """An output that is an input, or occurs twice, can be compiled."""
     graph = Graph("pass-through")
     x = graph.add_input(TensorType(X.dtype, tuple(X.shape)), "x")
     y = Builder(graph, REGISTRY.operators)("relu", x)
@@ -172,7 +180,8 @@ def test_an_output_that_is_an_input_or_stands_twice_can_be_compiled(tmp_path):
     assert outcome.verdict is Verdict.PASS, outcome.comparison
 
 
-def test_a_call_that_eager_refuses_is_the_fault_of_the_sample(tmp_path):
+def test_run_case_call_rejected_by_eager_blames_sample(tmp_path):
+    """A call that eager rejects is the fault of the sample."""
     case = case_of(("relu", {}))
     case = replace(case, runs=[Run("wrong", (torch.ones(1, dtype=torch.complex64),))])
     outcome = run_case(case, suite_for(tmp_path))
@@ -180,14 +189,16 @@ def test_a_call_that_eager_refuses_is_the_fault_of_the_sample(tmp_path):
     assert "eager refuses the call" in outcome.comparison.message
 
 
-def test_the_run_that_decides_is_named(tmp_path):
+def test_run_case_names_deciding_run(tmp_path):
+    """The run that decides the verdict is named."""
     case = case_of(("exp", {}))
     runs = [*case.runs, Run("last", (torch.full_like(X, torch.nan),))]
     outcome = run_case(replace(case, runs=runs), suite_for(tmp_path, "no-nan"))
     assert (outcome.verdict, outcome.run) == (Verdict.SPECIAL, "last")
 
 
-def test_same_bits_minds_dtype_shape_and_the_sign_of_zero_but_not_nan():
+def test_has_same_bits_compares_dtype_shape_and_sign_of_zero():
+    """Dtype, shape and the sign of zero count; the bits of NaN do not."""
     zero, nan = torch.zeros(2), torch.tensor([torch.nan, 1.0])
     assert has_same_bits(nan, nan.clone())
     assert not has_same_bits(zero, -zero)
@@ -196,14 +207,16 @@ def test_same_bits_minds_dtype_shape_and_the_sign_of_zero_but_not_nan():
     assert not has_same_bits(torch.tensor([1, 2]), torch.tensor([1, 3]))
 
 
-def test_a_share_is_chosen_by_name():
+def test_is_in_share_selects_by_name():
+    """The name decides if a check is in a share."""
     chosen = [name for name in map(str, range(2000)) if is_in_share(name, 0.1)]
     assert 150 < len(chosen) < 250
     assert all(is_in_share(name, 0.5) for name in chosen)
     assert not any(is_in_share(name, 0.0) for name in chosen)
 
 
-def test_inputs_that_prove_too_little_leave_the_word_to_others(tmp_path):
+def test_run_case_ambiguous_run_defers_to_clear_run(tmp_path):
+    """A run where rounding decides too much leaves the verdict to the others."""
     graph = Graph("step")
     x = graph.add_input(TensorType(torch.float32, (4,)), "x")
     build = Builder(graph, REGISTRY.operators)
@@ -219,7 +232,8 @@ def test_inputs_that_prove_too_little_leave_the_word_to_others(tmp_path):
     assert run_case(Case("step", graph, [near]), suite).verdict is Verdict.PASS, "these are eager's bits"
 
 
-def test_a_deviation_speaks_before_what_passed_and_that_before_what_could_not_be_judged():
+def test_select_representative_orders_verdicts():
+    """A deviation comes before a pass, and a pass before an outcome without verdict."""
     lost = ("lost", Comparison(Verdict.NOT_RUN, ratio=3.0))
     right, worse = ("right", Comparison(Verdict.PASS)), ("worse", Comparison(Verdict.PASS, ratio=0.5))
     other = ("other", Comparison(Verdict.DEVIATION))
@@ -228,7 +242,8 @@ def test_a_deviation_speaks_before_what_passed_and_that_before_what_could_not_be
     assert select_representative([lost]) == lost
 
 
-def test_the_elements_of_all_runs_are_counted():
+def test_select_representative_sums_elements():
+    """The elements of all runs are counted."""
     few = ("few", Comparison(Verdict.PASS, ratio=0.5, elements=3, unstable=1))
     many = ("many", Comparison(Verdict.PASS, elements=40, ambiguous=2, unstable=4))
     run, told = select_representative([few, many])

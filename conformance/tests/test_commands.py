@@ -53,7 +53,8 @@ def result(name="first", verdict=Verdict.PASS, message="", **changes):
     return Result(TASK, name, Comparison(verdict, message), **changes)
 
 
-def test_a_run_that_passes_prints_its_accounts_and_ends_with_0(answer):
+def test_run_passing_prints_summary_and_exits_0(answer):
+    """A run that passes prints its summary and exits with 0."""
     asked = answer(result(), result("second"))
     found = run("--seed", "3", "-k", "relu", "-k", "exp", "--level", "operators", "--workers", "1", "--profile", "ci")
     assert found.exit_code == 0, found.output
@@ -63,7 +64,8 @@ def test_a_run_that_passes_prints_its_accounts_and_ends_with_0(answer):
     assert (request.subjects, request.levels, request.out) == (("relu", "exp"), ("operators",), None)
 
 
-def test_limits_of_the_user_replace_those_of_the_profile(answer):
+def test_run_limit_options_override_profile(answer):
+    """Limits from the command line replace those of the profile."""
     asked = answer(result())
     run()
     run("--memory-limit", "1.5", "--case-seconds", "120")
@@ -72,7 +74,8 @@ def test_limits_of_the_user_replace_those_of_the_profile(answer):
     assert limits == [(4 * 2**30, 30.0), (3 * 2**29, 120.0), (0, 30.0)]
 
 
-def test_failures_are_printed_and_end_with_1(answer):
+def test_run_failures_printed_and_exit_1(answer):
+    """Failures are printed, and the exit status is 1."""
     answer(result(), result("second", Verdict.VALUE, "output 0 is off", run="nan-first", reproducer="cases/1.zip"))
     found = run()
     assert found.exit_code == 1
@@ -82,7 +85,8 @@ def test_failures_are_printed_and_end_with_1(answer):
     assert "identity FAILED: 2 checks of 1 tasks in 1.5 s (quick, seed 0): 1 fail:value, 1 pass" in found.output
 
 
-def test_a_run_that_proves_too_little_says_so_and_ends_with_3(answer):
+def test_run_doubts_printed_and_exit_3(answer):
+    """A run with too little evidence says so and exits with 3."""
     answer(result(verdict=Verdict.UNSUPPORTED), doubts=["nothing was proven of identity: 1 unsupported:declared"])
     found = run()
     assert found.exit_code == 3
@@ -91,7 +95,8 @@ def test_a_run_that_proves_too_little_says_so_and_ends_with_3(answer):
     )
 
 
-def test_a_failure_names_the_call_that_it_is_about_once(answer):
+def test_run_failure_message_names_call_once(answer):
+    """A failure names its call once."""
     facts = {"call": "relu(float32[3])"}
     bare, quoting = "output 0 is off", "the samples draw relu(float32[3]), which eager refuses"
     answer(*(result(text, Verdict.VALUE, text, facts=facts) for text in (bare, quoting)))
@@ -99,12 +104,14 @@ def test_a_failure_names_the_call_that_it_is_about_once(answer):
     assert f"\n  {quoting}\n" in run().output
 
 
-def test_only_the_first_failures_are_printed(answer):
+def test_run_many_failures_prints_first_20(answer):
+    """Only the first failures are printed."""
     answer(*(result(str(i), Verdict.VALUE) for i in range(25)))
     assert "... and 5 failures more" in run().output
 
 
-def test_accounts_that_do_not_add_up_end_with_3(answer):
+def test_run_missing_results_exit_3(answer):
+    """A plan without matching results exits with 3."""
     answer(result(), plan={TASK: ("first", "second")})
     found = run()
     assert found.exit_code == 3
@@ -112,7 +119,8 @@ def test_accounts_that_do_not_add_up_end_with_3(answer):
     assert "ACCOUNTS DO NOT ADD UP" in found.output
 
 
-def test_problems_and_deviations_are_printed(answer):
+def test_run_problems_and_deviations_printed(answer):
+    """Problems and observed deviations are printed."""
     seen = {"id": "d", "reason": "it does", "seen": 3, "watched": 4}
     answer(result(), problems=("the deviation e is gone",), deviations=(seen, {**seen, "id": "f", "seen": 0}))
     found = run()
@@ -140,24 +148,28 @@ def test_problems_and_deviations_are_printed(answer):
         (["--case-seconds", "0"], "Invalid value for '--case-seconds'"),
     ],
 )
-def test_wrong_usage_ends_with_2(arguments, message):
+def test_run_wrong_usage_exits_2(arguments, message):
+    """Wrong usage exits with 2 and a message."""
     found = run(*arguments)
     assert found.exit_code == 2
     assert message in found.output
 
 
-def test_every_command_is_documented():
+def test_commands_each_documented():
+    """docs/conformance.md describes every command."""
     text = (Path(__file__).parents[2] / "docs/conformance.md").read_text(encoding="utf-8")
     names = [command.callback.__name__ for command in app.registered_commands]
     assert [name for name in names if f"clika-ref conformance {name}" not in text] == []
 
 
-def test_help_names_every_level():
+def test_help_lists_each_level():
+    """The help lists every level."""
     assert LEVELS.replace(" or ", ", ").split(", ") == [*levels.LEVELS]
     assert "contract, operators" in run("--help").output
 
 
-def test_help_imports_neither_torch_nor_hypothesis():
+def test_help_imports_no_heavy_package():
+    """The help imports neither torch nor Hypothesis."""
     code = (
         "import sys; sys.argv = ['clika-ref', 'conformance', 'run', '--help']\n"
         "from clika_ref_cli.cli import main\n"
@@ -171,7 +183,8 @@ def test_help_imports_neither_torch_nor_hypothesis():
     assert "--target" in done.stdout
 
 
-def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(monkeypatch, capsys):
+def test_add_plugin_commands_broken_command_keeps_others(monkeypatch, capsys):
+    """A plugin command that cannot be loaded does not affect the others."""
     broken = EntryPoint("broken", "no_such_module:app", core.COMMAND_ENTRY_POINT_GROUP)
     works = EntryPoint("works", "clika_ref_conformance.cli:app", core.COMMAND_ENTRY_POINT_GROUP)
     monkeypatch.setattr(core.importlib.metadata, "entry_points", lambda group: [works, broken])
@@ -181,7 +194,8 @@ def test_a_command_of_another_distribution_that_cannot_be_loaded_costs_no_other(
     assert "clika-ref broken (unknown distribution) cannot be used: ModuleNotFoundError" in capsys.readouterr().err
 
 
-def test_a_run_says_what_it_is_at_and_in_a_pipe_now_and_then(monkeypatch):
+def test_progress_reporter_prints_line_at_intervals(monkeypatch):
+    """The bar names the current task; a pipe gets a line now and then."""
     console = Console(file=io.StringIO(), width=200)
     bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
     watch = run_console.ProgressReporter("odd", bar, console)

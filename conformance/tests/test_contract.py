@@ -47,7 +47,8 @@ def declared():
     return bare
 
 
-def test_a_whole_declaration_passes_every_check(tmp_path):
+def test_contract_complete_declaration_passes(tmp_path):
+    """A complete declaration passes every check."""
     suite = suite_of(shift, folder=tmp_path)
     found = {c.name: c.run().verdict for c in contract.checks(Task("contract", "shift"), suite)}
     names = {
@@ -62,7 +63,9 @@ def test_a_whole_declaration_passes_every_check(tmp_path):
     assert found == dict.fromkeys(names, Verdict.PASS)
 
 
-def test_types_and_a_docstring_are_asked_for(tmp_path):
+def test_schema_without_types_or_docstring_fails(tmp_path):
+    """The schema check asks for types and a docstring."""
+
     @operator()
     def vague(x, *, k=1):
         return x
@@ -79,7 +82,8 @@ def test_types_and_a_docstring_are_asked_for(tmp_path):
     )
 
 
-def test_an_operator_without_samples_is_named_and_nothing_else_is_looked_at(tmp_path):
+def test_samples_missing_fail_and_skip_other_checks(tmp_path):
+    """An operator without samples is named, and its other checks are not run."""
     mute = declared()
     found = outcome(mute, tmp_path, "samples")
     assert found.verdict is Verdict.CONTRACT
@@ -87,14 +91,16 @@ def test_an_operator_without_samples_is_named_and_nothing_else_is_looked_at(tmp_
     assert outcome(mute, tmp_path, "consumption").verdict is Verdict.NOT_RUN
 
 
-def test_an_attribute_of_which_one_value_is_drawn_is_named(tmp_path):
+def test_samples_single_attribute_value_fails(tmp_path):
+    """An attribute with a single drawn value is named."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note="a"))
     message = outcome(bare, tmp_path, "samples").comparison.message
     assert message == "the samples of bare draw one value only of note: draw at least two"
 
 
-def test_an_attribute_that_decides_and_is_never_read_is_named(tmp_path):
+def test_consumption_unread_attribute_fails(tmp_path):
+    """An attribute that changes the result but is never read is named."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
     assert outcome(bare, tmp_path, "consumption").verdict is Verdict.PASS
@@ -109,14 +115,16 @@ def test_an_attribute_that_decides_and_is_never_read_is_named(tmp_path):
     assert "which eager computes differently with k=" in found.comparison.message
 
 
-def test_a_lowering_that_hands_all_attributes_on_reads_them(tmp_path):
+def test_consumption_lowering_with_kwargs_passes(tmp_path):
+    """A lowering that takes all attributes as kwargs reads them."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
     bare.onnx(lambda op, x, **attrs: op.Mul(x, op.like(x, attrs["k"])))
     assert outcome(bare, tmp_path, "consumption").verdict is Verdict.PASS
 
 
-def test_a_call_that_the_operator_does_not_take_is_blamed_on_the_samples_that_return_it(tmp_path):
+def test_samples_unknown_argument_blames_sampler(tmp_path):
+    """A call that the operator does not accept is the fault of its samples."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), kay=draw(s.choice(1, 2)), note="a"))
     message = outcome(bare, tmp_path, "samples").comparison.message
@@ -125,7 +133,8 @@ def test_a_call_that_the_operator_does_not_take_is_blamed_on_the_samples_that_re
     )
 
 
-def test_samples_that_raise_are_blamed_with_what_they_had_drawn_and_leave_the_rest_unknown(tmp_path):
+def test_samples_error_reports_draws_and_skips_checks(tmp_path):
+    """Samples that raise are reported with their draws; other checks are not run."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor(rank=0, dtype=(float32,))), k=draw(s.choice(3)) // 0))
     found = outcome(bare, tmp_path, "samples")
@@ -142,7 +151,8 @@ def test_samples_that_raise_are_blamed_with_what_they_had_drawn_and_leave_the_re
 
 
 @pytest.mark.parametrize("source", ["random", "torch", "numpy"])
-def test_samples_that_draw_from_a_generator_of_the_process_are_blamed(tmp_path, source):
+def test_samples_process_generator_fails(tmp_path, source):
+    """Samples that draw from a generator of the process are reported."""
     bare = declared()
     drawn = bad_samples.SOURCES[source]
     bare.samples(lambda draw, s: s.call(draw(s.tensor(dtype=(float32,))), k=drawn(), note=draw(s.choice("a", "b"))))
@@ -152,7 +162,8 @@ def test_samples_that_draw_from_a_generator_of_the_process_are_blamed(tmp_path, 
     assert found.comparison.message.endswith("nothing from the generators of random, torch or numpy")
 
 
-def test_tensors_that_samples_make_are_compared_by_their_elements(tmp_path):
+def test_samples_tensors_compared_by_elements(tmp_path):
+    """Tensors that samples make are compared by their elements."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(torch.rand(2000), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
     assert outcome(bare, tmp_path, "samples").verdict is Verdict.SAMPLE
@@ -160,7 +171,8 @@ def test_tensors_that_samples_make_are_compared_by_their_elements(tmp_path):
     assert outcome(bare, tmp_path, "samples").verdict is Verdict.PASS
 
 
-def test_a_vacuous_attribute_says_so(tmp_path):
+def test_sensitivity_attribute_without_effect_not_run(tmp_path):
+    """An attribute that never changes the result is reported."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2)), note=draw(s.choice("a", "b"))))
     assert outcome(bare, tmp_path, "sensitivity-k").verdict is Verdict.PASS
@@ -172,7 +184,8 @@ def test_a_vacuous_attribute_says_so(tmp_path):
     )
 
 
-def test_an_operator_without_a_lowering_is_refused_with_a_reason(tmp_path):
+def test_unsupported_reason_missing_lowering_passes(tmp_path):
+    """An operator without a lowering is unsupported with a reason."""
     bare = declared()
     bare.samples(lambda draw, s: s.call(draw(s.tensor()), k=draw(s.choice(1, 2))))
     bare.lowering = None
@@ -180,7 +193,9 @@ def test_an_operator_without_a_lowering_is_refused_with_a_reason(tmp_path):
     assert outcome(bare, tmp_path, "consumption").comparison.message == "bare has no ONNX lowering"
 
 
-def test_a_refusal_without_a_reason_is_named(tmp_path):
+def test_unsupported_reason_blank_fails(tmp_path):
+    """A blank reason is reported."""
+
     @dataclass(frozen=True)
     class Mute(Identity):
         def unsupported_reason(self, node):
@@ -192,7 +207,9 @@ def test_a_refusal_without_a_reason_is_named(tmp_path):
     assert found.comparison.message == "identity refuses shift without a reason: ' '"
 
 
-def test_a_refusal_without_a_reason_is_named_whichever_call_it_is_of(tmp_path):
+def test_unsupported_reason_blank_for_one_call_fails(tmp_path):
+    """A blank reason is reported for whichever call returns it."""
+
     @dataclass(frozen=True)
     class MuteAtTimes(Identity):
         def unsupported_reason(self, node):
@@ -203,7 +220,9 @@ def test_a_refusal_without_a_reason_is_named_whichever_call_it_is_of(tmp_path):
     assert found.verdict is Verdict.CONTRACT
 
 
-def test_an_operand_that_is_never_drawn_is_named(tmp_path):
+def test_samples_undrawn_operand_fails(tmp_path):
+    """An operand that is never drawn is named."""
+
     @operator()
     def two(x: Tensor, y: Tensor | None = None) -> Tensor:
         """``x`` or ``x + y``."""
@@ -213,7 +232,9 @@ def test_an_operand_that_is_never_drawn_is_named(tmp_path):
     assert outcome(two, tmp_path, "samples").comparison.message == "the samples of two never draw y"
 
 
-def test_all_that_samples_leave_out_is_told_at_once(tmp_path):
+def test_samples_omissions_reported_together(tmp_path):
+    """All omissions of the samples are reported at once."""
+
     @operator()
     def three(x: Tensor, y: Tensor | None = None, z: Tensor | None = None, *, k: int = 1) -> Tensor:
         """``x`` and what is there of the others."""
@@ -225,7 +246,8 @@ def test_all_that_samples_leave_out_is_told_at_once(tmp_path):
     )
 
 
-def test_neighbours_differ_in_one_attribute_and_in_no_operand():
+def test_vary_single_attributes_changes_one_attribute():
+    """Varied calls differ in one attribute and in no operand."""
     traced = record_call(shift, "seed")
     found = list(vary_single_attributes(shift, traced))
     assert {name for name, _ in found} <= {"by", "dim", "twice"}
@@ -236,11 +258,13 @@ def test_neighbours_differ_in_one_attribute_and_in_no_operand():
 
 
 @pytest.mark.parametrize("name", sorted(OPERATORS))
-def test_the_samples_of_every_declared_operator_vary_every_attribute(name, tmp_path):
+def test_samples_declared_operators_vary_each_attribute(name, tmp_path):
+    """The samples of every declared operator vary every attribute."""
     assert outcome(OPERATORS[name], tmp_path, "samples").comparison.message == ""
 
 
-def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
+def test_emit_wrong_attribute_type_raises_clika_error():
+    """An attribute of a wrong type is accepted or raises a ClikaError."""
     refused = 0
     for op in (op for op in OPERATORS.values() if op.sampler is not None and op.lowering is not None):
         call = record_call(op, "seed").call
@@ -258,7 +282,9 @@ def test_an_attribute_of_a_wrong_kind_is_taken_or_refused_by_an_error_of_ours():
     assert refused > 300
 
 
-def test_a_trait_that_claims_too_much_breaks_the_contract_and_a_random_call_tells_nothing(tmp_path):
+def test_trait_false_claim_fails_and_random_call_not_run(tmp_path):
+    """A trait that claims too much fails; a random call proves nothing."""
+
     @operator(quant=SHARED_QPARAMS)
     def halved(x: Tensor, *, random: bool = True) -> Tensor:
         """``x / 2``."""

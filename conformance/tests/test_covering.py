@@ -33,7 +33,8 @@ def _(draw, s):
     return s.call(x, **values, d=draw(s.choice("p", "q")))
 
 
-def test_any_two_options_of_two_decisions_meet():
+def test_draw_covering_calls_covers_each_pair():
+    """Any two options of two decisions occur together."""
     calls = [row.call.attrs for row in draw_covering_calls(four, torch.float32, 0, limit=40)]
     classes = [{**c, "b": "low" if c["b"] == 0 else "high" if c["b"] == 5 else "middle"} for c in calls]
     sizes = {"a": 3, "b": 3, "c": 3, "d": 2}
@@ -42,12 +43,14 @@ def test_any_two_options_of_two_decisions_meet():
     assert len(calls) < 27  # all combinations are 54, and pairs of 3 options need 9
 
 
-def test_the_first_row_is_the_plainest():
+def test_draw_covering_calls_first_row_plainest():
+    """The first row is the plainest call."""
     (first, *_) = draw_covering_calls(four, torch.float32, 0)
     assert (first.call.attrs["a"], first.call.attrs["d"]) == (0, "p")
 
 
-def test_what_is_listed_twice_and_tensors_that_show_more_are_drawn_more_often():
+def test_pair_coverage_repeated_options_drawn_more_often():
+    """Options listed twice and tensors of more dims are drawn more often."""
     cover, s = PairCoverage(random.Random(0)), Descriptions()
     listed, ranks = [], []
     for _ in range(30):
@@ -59,7 +62,8 @@ def test_what_is_listed_twice_and_tensors_that_show_more_are_drawn_more_often():
     assert ranks.count(0) == 6
 
 
-def test_of_options_whose_pairs_have_all_met_the_one_comes_that_makes_a_new_triple():
+def test_pair_coverage_best_prefers_new_triple():
+    """If all pairs are covered, the option that makes a new triple is chosen."""
     cover = PairCoverage(random.Random(0))
     for a, b, c in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
         cover.add([("a", a), ("b", b), ("c", c)])
@@ -67,26 +71,30 @@ def test_of_options_whose_pairs_have_all_met_the_one_comes_that_makes_a_new_trip
     assert cover.best([("a", 0), ("b", 1)], "c", (1, 1)) == 0
 
 
-def test_a_cover_is_the_same_for_the_same_seed_and_another_for_another():
+def test_draw_covering_calls_depends_on_seed():
+    """The calls are equal for equal seeds and differ for other seeds."""
     one, again, other = (draw_covering_calls(shift, torch.float32, seed) for seed in (1, 1, 2))
     assert one == again
     assert one != other
 
 
-def test_a_cover_has_ranks_and_sides_of_both_ends():
+def test_draw_covering_calls_has_lowest_and_highest_rank():
+    """The calls have the lowest and the highest rank, and dims of size 1."""
     shapes = [row.call.operands[0].shape for row in draw_covering_calls(shift, torch.float32, 0, limit=40)]
     assert {1, 3} <= {len(shape) for shape in shapes}
     assert any(1 in shape for shape in shapes)
 
 
-def test_empty_sides_are_tried_and_refusals_left_out():
+def test_draw_empty_calls_skips_rejected_calls():
+    """Empty dims are drawn, and calls that eager rejects are left out."""
     found = draw_empty_calls(shift, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert found
     assert all(0 in row.call.operands[0].shape for row in found)
     assert draw_empty_calls(shift, torch.float32, 0, lambda call: None) == []
 
 
-def test_there_is_an_empty_call_for_each_thing_that_becomes_of_the_side():
+def test_draw_empty_calls_covers_each_effect_of_empty_dim():
+    """There is a call for each effect of the empty dim on the output."""
     shapes = itertools.cycle([(2, 0), (0, 2), (2,)])
     found = draw_empty_calls(pair, torch.float32, 0, lambda call: [torch.zeros(next(shapes))])
     assert len(found) > 3
@@ -94,12 +102,14 @@ def test_there_is_an_empty_call_for_each_thing_that_becomes_of_the_side():
     assert {row.call.operands[0].shape.index(0) for row in same} == {0, 1}, "first, one before the last, and last"
 
 
-def test_there_is_an_empty_call_with_and_without_each_tensor_that_may_be_left_out():
+def test_draw_empty_calls_covers_optional_tensors():
+    """There is an empty call with and without each optional tensor."""
     found = draw_empty_calls(weighted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     assert {row.call.operands[1] is None for row in found} == {True, False}
 
 
-def test_each_number_that_given_sides_are_made_of_becomes_0():
+def test_draw_empty_calls_sets_each_size_number_to_0():
+    """Each number that determines a size becomes 0."""
     found = draw_empty_calls(counted, torch.float32, 0, lambda call: [torch.zeros(call.operands[0].shape)])
     places = {tuple(tuple(i for i, n in enumerate(o.shape) if n == 0) for o in row.call.operands) for row in found}
     assert places == {((0,), (0,)), ((1,), ()), ((), (1,))}, "what is no side makes nothing empty"
@@ -142,13 +152,15 @@ def _(draw, s):
     return s.call(draw(s.tensor(rank=2)), a=draw(s.integers(0, 50)))
 
 
-def test_a_covering_draw_refuses_what_is_no_description():
+def test_covering_draw_other_object_raises():
+    """An object that is no description of `s` raises TypeError."""
     draw = CoveringDraw(PairCoverage(random.Random(0)), DtypeSelector(torch.float32, choices=False))
     with pytest.raises(TypeError, match=r"draw\(\) takes a description made by `s`, not 3"):
         draw(3)
 
 
-def test_the_dtype_axis_holds_the_first_list_and_any_float():
+def test_draw_covering_calls_dtype_may_be_unlisted_float():
+    """The dtype of the calls is the requested one, if listed or any float."""
     for dtype in (torch.float32, torch.float64, torch.int64):
         rows = draw_covering_calls(shift, dtype, 0)
         assert {row.call.operands[0].dtype for row in rows} == {dtype}
@@ -172,7 +184,8 @@ def _(draw, s):
     return s.call(x, y, dtype=draw(s.choice(torch.float64, torch.int64)))
 
 
-def test_a_dtype_that_is_chosen_before_the_tensors_is_held_and_one_of_the_result_is_free():
+def test_draw_covering_calls_operand_dtype_fixed_result_free():
+    """A dtype drawn for operands is fixed; a dtype of the result is free."""
     assert has_dtype_choices(alike, torch.int64)
     assert has_dtype_choices(shift, torch.int64) is False
     rows = draw_covering_calls(alike, torch.int64, 0)
@@ -180,7 +193,8 @@ def test_a_dtype_that_is_chosen_before_the_tensors_is_held_and_one_of_the_result
     assert {row.call.attrs["dtype"] for row in rows} == {torch.float64, torch.int64}
 
 
-def test_an_operator_has_the_columns_that_it_takes_or_its_own():
+def test_select_dtypes_falls_back_to_own_dtypes():
+    """An operator gets the requested dtypes that it supports, or one of its own."""
     wanted = (torch.float16, torch.int64)
     assert select_dtypes(shift, wanted) == [torch.float16, torch.int64]
     assert select_dtypes(shift, (torch.uint8,)) == [torch.float32]
@@ -189,8 +203,8 @@ def test_an_operator_has_the_columns_that_it_takes_or_its_own():
     assert all(isinstance(o, TensorSample) for o in draw_covering_calls(shift, torch.float32, 0)[0].call.operands)
 
 
-def test_a_float_that_samples_do_not_list_stands_for_those_that_they_do_in_all_operands():
-    """What is drawn like the first operand was another float: a product of two dtypes, which eager refuses."""
+def test_draw_covering_calls_unlisted_float_shared_by_operands():
+    """A float that samples do not list replaces the listed ones in all operands."""
     (row, *_) = draw_covering_calls(load_registry().operators["matmul"], torch.bfloat16, 0)
     assert [o.dtype for o in row.call.operands] == [torch.bfloat16, torch.bfloat16]
     assert row.has_unlisted_dtype

@@ -43,7 +43,8 @@ def outcome_of(tmp_path, fault, *deviations, calls=(("relu", {}),), run="special
     return run_case(case, suite_for(tmp_path, fault, deviations=deviations))
 
 
-def test_what_is_declared_is_a_deviation_and_what_is_not_fails(tmp_path):
+def test_run_case_undeclared_difference_fails(tmp_path):
+    """A declared difference is a deviation; an undeclared one fails."""
     declared = deviation(replace={"nan": "0"})
     outcome = outcome_of(tmp_path, "no-nan", declared)
     assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.DEVIATION, ["d"], ["d"])
@@ -62,29 +63,34 @@ def test_what_is_declared_is_a_deviation_and_what_is_not_fails(tmp_path):
     assert outcome_of(tmp_path, "no-nan", also).verdict is Verdict.DEVIATION
 
 
-def test_a_deviation_shows_through_the_nodes_behind_it(tmp_path):
+def test_run_case_deviation_propagates_through_nodes(tmp_path):
+    """A deviation shows through the nodes that follow it."""
     calls = (("relu", {}), ("neg", {}), ("sum", {"dim": (1,), "keepdim": False}))
     declared = deviation(operators=("sum",), replace={"nan": "0"})
     assert outcome_of(tmp_path, "no-nan", calls=calls).verdict is Verdict.SPECIAL
     assert outcome_of(tmp_path, "no-nan", declared, calls=calls).verdict is Verdict.DEVIATION
 
 
-def test_a_deviation_that_would_not_show_is_not_watched(tmp_path):
+def test_run_case_deviation_without_effect_unwatched(tmp_path):
+    """A deviation that would not show is not watched."""
     outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}), x=torch.ones(3))
     assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
 
 
-def test_integers_have_no_special_values_to_replace(tmp_path):
+def test_run_case_deviation_of_integers_unwatched(tmp_path):
+    """Integers have no special values to replace."""
     outcome = outcome_of(tmp_path, "", deviation(replace={"-inf": "-max"}), x=torch.tensor([1, -2]))
     assert (outcome.verdict, outcome.watched) == (Verdict.PASS, [])
 
 
-def test_a_deviation_that_is_gone_is_watched_and_not_seen(tmp_path):
+def test_run_case_fixed_deviation_watched_not_seen(tmp_path):
+    """A deviation that is gone is watched and not seen."""
     outcome = outcome_of(tmp_path, "", deviation(replace={"nan": "0"}))
     assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.PASS, [], ["d"])
 
 
-def test_elements_that_may_be_anything_are_free_and_no_others(tmp_path):
+def test_run_case_free_elements_excuse_no_others(tmp_path):
+    """Elements declared free may have any result; no others may."""
     free = deviation(free=("nan", "inf", "-inf"))
     assert outcome_of(tmp_path, "no-nan", free).verdict is Verdict.DEVIATION
     assert outcome_of(tmp_path, "no-inf", free).verdict is Verdict.DEVIATION
@@ -96,7 +102,8 @@ def test_elements_that_may_be_anything_are_free_and_no_others(tmp_path):
     assert outcome_of(tmp_path, "value", free, calls=calls, x=x).verdict is Verdict.VALUE  # the second row is not free
 
 
-def test_an_index_is_free_where_its_maximum_is(tmp_path):
+def test_run_case_free_maximum_frees_its_index(tmp_path):
+    """An index is free if its maximum is free."""
     graph = Graph("pool")
     x = graph.add_input(TensorType(torch.float32, (1, 1, 4)), "x")
     pool = REGISTRY.operators["adaptive_max_pool1d"]
@@ -108,7 +115,8 @@ def test_an_index_is_free_where_its_maximum_is(tmp_path):
         assert run_case(case, suite_for(tmp_path, fault, deviations=(free,))).verdict is verdict
 
 
-def test_everything_is_free_where_an_operand_holds_a_special_value_if_so_declared(tmp_path):
+def test_run_case_free_special_operand_frees_all_outputs(tmp_path):
+    """If so declared, a special value in an operand makes all outputs free."""
     calls = (("argmax", {"dim": None, "keepdim": False}),)
     free = deviation(operators=("argmax",), free=("operand-nan",))
     x = torch.tensor([1.0, NAN, 3.0])
@@ -118,7 +126,8 @@ def test_everything_is_free_where_an_operand_holds_a_special_value_if_so_declare
     assert outcome_of(tmp_path, "value", other, calls=calls, x=x).verdict is Verdict.VALUE
 
 
-def test_several_deviations_may_come_together(tmp_path):
+def test_run_case_several_deviations_combine(tmp_path):
+    """Several deviations may occur together."""
     x = torch.tensor([NAN, INF, 1.0])
     nan, inf = deviation(id="nan", replace={"nan": "0"}), deviation(id="inf", replace={"inf": "7"}, free=())
     inf = replace(inf, replace={"inf": "max"})
@@ -128,14 +137,16 @@ def test_several_deviations_may_come_together(tmp_path):
     assert (outcome.verdict, outcome.deviations) == (Verdict.DEVIATION, ["inf", "nan"])
 
 
-def test_a_replica_says_what_is_computed_instead(tmp_path):
+def test_run_case_replica_computes_expected_result(tmp_path):
+    """A replica computes the expected result of a deviation."""
     outcome = outcome_of(tmp_path, "sevens", deviation(replica="odd_targets:sevens"))
     assert outcome.verdict is Verdict.DEVIATION
     assert outcome_of(tmp_path, "value", deviation(replica="odd_targets:sevens")).verdict is not Verdict.DEVIATION
 
 
 @pytest.mark.parametrize("fault", ["compile-raises", "load-raises", "run-raises"])
-def test_an_error_may_be_declared_by_its_words(tmp_path, fault):
+def test_run_case_error_deviation_matches_text(tmp_path, fault):
+    """A deviation may declare an error by its text."""
     words = {"compile-raises": "no such k.rnel", "load-raises": "damaged", "run-raises": "illegal"}[fault]
     outcome = outcome_of(tmp_path, fault, deviation(error=words))
     assert (outcome.verdict, outcome.deviations, outcome.watched) == (Verdict.DEVIATION, ["d"], ["d"])
@@ -176,7 +187,8 @@ def declarations_in(tmp_path, text):
     return read_declarations(Odd(deviations=str(path)), REGISTRY)
 
 
-def test_the_file_is_read(tmp_path):
+def test_read_declarations_reads_entries_of_target(tmp_path):
+    """The entries of the target are read; without a file there are none."""
     found = declarations_in(tmp_path, GOOD)
     assert [d.id for d in found.deviations] == ["relu-nan"]  # the other is for another target
     assert found.deviations[0].runs == ("nan-*",)
@@ -221,13 +233,15 @@ def test_the_file_is_read(tmp_path):
         (GOOD, 'deviation = ["a", 3]', r"deviation is \['a', 3\]: each entry begins with \[\[deviation\]\]"),
     ],
 )
-def test_a_file_without_sense_is_refused(tmp_path, old, new, message):
+def test_read_declarations_invalid_file_raises(tmp_path, old, new, message):
+    """An invalid file raises TargetError."""
     assert old in GOOD
     with pytest.raises(TargetError, match=re.compile(message, re.DOTALL)):
         declarations_in(tmp_path, GOOD.replace(old, new, 1))
 
 
-def test_the_file_lies_beside_the_module_that_a_target_is_taken_from(tmp_path, monkeypatch):
+def test_read_declarations_finds_file_next_to_loaded_module(tmp_path, monkeypatch):
+    """The file is next to the module that the target was loaded from."""
     (tmp_path / "borrowing.py").write_text("from odd_targets import Odd\nTARGET = Odd()\n")
     (tmp_path / "deviations.toml").write_text(GOOD, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -235,12 +249,14 @@ def test_the_file_lies_beside_the_module_that_a_target_is_taken_from(tmp_path, m
     assert [d.id for d in read_declarations(load_target(given, REGISTRY), REGISTRY, given).deviations] == ["relu-nan"]
 
 
-def test_a_file_that_is_stated_must_be_there(tmp_path):
+def test_read_declarations_missing_file_raises(tmp_path):
+    """A declared file must exist."""
     with pytest.raises(TargetError, match=r"nowhere\.toml cannot be read"):
         read_declarations(Odd(deviations=str(tmp_path / "nowhere.toml")), REGISTRY)
 
 
-def test_an_expected_failure_of_a_task_that_no_profile_holds_is_refused_and_one_of_another_profile_is_known(tmp_path):
+def test_find_scopes_unknown_task_raises(tmp_path):
+    """An xfail of an unknown task raises; one of another profile is known."""
     suite = suite_for(tmp_path, "")
     entries = [xfail(task="operators/relu66/float32"), xfail(task="nothing/*"), xfail(task="operators/relu/*")]
     said = r"names no task of any level and profile: 'operators/relu66/float32' \(did you mean '\S+'\?\), 'nothing/\*'$"
@@ -253,18 +269,21 @@ def test_an_expected_failure_of_a_task_that_no_profile_holds_is_refused_and_one_
     assert Task("graphs", "graphs-399") in scopes[late]
 
 
-def test_without_expected_failures_no_tasks_are_looked_for(tmp_path):
+def test_find_scopes_no_xfails_imports_no_level(tmp_path):
+    """Without expected failures, no tasks are listed."""
     assert find_scopes([], suite_for(tmp_path, ""), {"nothing": "there.is.no.such.module"}) == {}
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_expected_failure_of_an_artifact_is_known_whichever_of_them_a_seed_chooses(tmp_path, seed):
+def test_find_scopes_artifact_xfail_known_for_any_seed(tmp_path, seed):
+    """An xfail of an artifact is known for each seed."""
     suite = suite_for(tmp_path, "")
     suite = replace(suite, profile=replace(suite.profile, seed=seed))
     find_scopes([xfail(task="artifacts/abs"), xfail(task="artifacts/softmax")], suite, LEVELS)
 
 
-def test_expiry_is_a_date_or_a_version():
+def test_is_expired_accepts_date_or_version():
+    """Expiry is a date or a version."""
     assert is_expired("2026-01-31", dt.date(2026, 2, 1))
     assert not is_expired("2026-01-31", dt.date(2026, 1, 31))
     assert is_expired("torch>=1.0")
@@ -291,7 +310,8 @@ def passed(name="first", **changes):
     return Result(TASK, name, Comparison(Verdict.PASS), **changes)
 
 
-def test_only_a_whole_run_tells_of_a_deviation_that_could_have_been_seen_and_never_was():
+def test_find_problems_unseen_deviation_in_full_run_only():
+    """Only a full run reports a deviation that was watched and never seen."""
     declared = Declarations((deviation(replace={"nan": "0"}),))
     seen = passed(deviations=("d",), watched=("d",))
     assert problems(declared, passed("second", watched=("d",)), seen, is_full=True) == []
@@ -301,7 +321,8 @@ def test_only_a_whole_run_tells_of_a_deviation_that_could_have_been_seen_and_nev
     assert problems(declared, *unseen) == []
 
 
-def test_a_deviation_that_concerns_nothing_is_a_problem_of_a_full_run_that_could_have_shown_it():
+def test_find_problems_unmatched_deviation_in_full_run_only():
+    """Only a full run that could match a deviation reports that it matches nothing."""
     declared = Declarations((deviation(replace={"nan": "0"}),))
     assert problems(declared, passed(), is_full=True) == [
         "the deviation d concerns nothing in the plan: correct its matcher, or remove it"
@@ -313,7 +334,8 @@ def test_a_deviation_that_concerns_nothing_is_a_problem_of_a_full_run_that_could
     assert "concerns nothing in the plan" in problem
 
 
-def test_what_expired_is_a_problem():
+def test_find_problems_expired_entries_reported():
+    """Expired entries are problems."""
     declared = Declarations((deviation(error="x", expires="2020-01-01"),), (xfail(expires="2020-01-01"),))
     assert [p.split(" expired")[0] for p in problems(declared, passed())] == ["d", "xfail operators/relu/* *"]
 
@@ -322,7 +344,8 @@ def xfail(**changes):
     return ExpectedFailure(**{"task": "operators/relu/*", **ALWAYS, **changes})
 
 
-def test_expected_failures_fail_and_tell_when_they_pass():
+def test_apply_expected_failures_passing_check_reports_xpass():
+    """Expected failures are reported as xfail, and as xpass if they pass."""
     failed = Result(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
     entry = xfail()
     here, more = {entry: frozenset({TASK})}, {entry: frozenset({TASK, Task("operators", "relu", "float16")})}
@@ -338,7 +361,8 @@ def test_expected_failures_fail_and_tell_when_they_pass():
 
 @pytest.mark.parametrize("is_full", [False, True])
 @pytest.mark.parametrize("profile", ["quick", "ci", "nightly"])
-def test_an_expected_failure_concerns_nothing_where_no_profile_has_such_a_check(is_full, profile):
+def test_find_problems_unmatched_xfail_in_nightly_only(is_full, profile):
+    """Only the nightly profile reports an xfail that matches no check."""
     third, other = xfail(check="third"), xfail(task="operators/*/float16", check="third")
     scopes = {third: frozenset({TASK}), other: frozenset({TASK, replace(TASK, dtype="float16")})}
     declared = Declarations((), (third, other))
@@ -347,7 +371,8 @@ def test_an_expected_failure_concerns_nothing_where_no_profile_has_such_a_check(
     assert found == (told if profile == "nightly" else [])  # others may lack the check, and this run lacks a task
 
 
-def test_what_counts_draws_and_what_was_left_out_is_no_reason_to_remove_an_expected_failure():
+def test_apply_expected_failures_other_draw_or_left_out_kept():
+    """Numbered draws and checks left out are no reason to remove an xfail."""
     scope = frozenset({TASK})
     assert apply_expected_failures([passed("drawn-03")], {xfail(check="drawn-57"): scope}) == [passed("drawn-03")]
     left = Result(TASK, "second", make_not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
@@ -363,7 +388,8 @@ def test_what_counts_draws_and_what_was_left_out_is_no_reason_to_remove_an_expec
         Result(TASK, BROKEN_PLAN_CHECK, Comparison(Verdict.HANG, "while the task was planned")),
     ],
 )
-def test_of_a_task_that_was_not_done_nothing_follows_for_an_expected_failure(undone):
+def test_apply_expected_failures_unfinished_task_unchanged(undone):
+    """An unfinished task proves nothing about an expected failure."""
     entry = xfail(check="first")
     assert apply_expected_failures([passed(), undone], {entry: frozenset({TASK})}) == [passed(), undone]
     third = xfail(check="third")
@@ -388,15 +414,18 @@ def test_of_a_task_that_was_not_done_nothing_follows_for_an_expected_failure(und
         ("int4-7", "int4-16", False),
     ],
 )
-def test_numbers_that_count_what_is_drawn_stand_for_any_number_and_others_for_themselves(pattern, name, is_meant):
+def test_expected_failure_draw_number_matches_any_number(pattern, name, is_meant):
+    """Numbers that count draws match any number; other numbers match themselves."""
     assert xfail(check=pattern).concerns(TASK, name) is is_meant
 
 
-def test_tasks_that_are_counted_are_not_all_meant_by_one():
+def test_expected_failure_task_number_matches_itself():
+    """Numbered tasks match only their own number."""
     assert not xfail(task="graphs/graphs-012").matches_task(Task("graphs", "graphs-013"))
 
 
-def test_the_declarations_that_come_with_the_project_make_sense():
+def test_read_declarations_bundled_files_valid():
+    """The declarations of the bundled targets are valid."""
     for target in REGISTRY.targets.values():
         found = read_declarations(target, REGISTRY)
         assert all(len(d.reason) > 10 for d in found.deviations)

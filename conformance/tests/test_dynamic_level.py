@@ -113,7 +113,8 @@ def verdicts(op, folder, **changes):
     return {outcome.verdict for outcome in outcomes(op, folder, **changes)}
 
 
-def test_numbers_that_follow_sizes_become_expressions():
+def test_make_symbolic_call_numbers_become_size_expressions():
+    """Numbers that follow sizes become expressions."""
     found = make_symbolic_call(draw_replayable_call(made(rows, flat, lambda op, x, size: op.reshape(x, size)), "0"))
     (node,) = found.graph.nodes
     a, b, c = found.graph.inputs[0].type.shape
@@ -121,7 +122,8 @@ def test_numbers_that_follow_sizes_become_expressions():
     assert set(found.graph.symbols) == {str(a), str(b), str(c)}
 
 
-def test_equal_sides_that_one_decision_made_are_one_symbol():
+def test_make_symbolic_call_equal_dims_of_one_draw_share_symbol():
+    """Equal dims from one decision get one symbol."""
     found = make_symbolic_call(
         draw_replayable_call(made(product, matrices, lambda op, x, w: op.MatMul(x, w), error=DOT), "0")
     )
@@ -131,13 +133,14 @@ def test_equal_sides_that_one_decision_made_are_one_symbol():
     assert w[1] == 3
 
 
-def test_a_number_that_follows_by_no_line_keeps_its_size():
+def test_make_symbolic_call_nonlinear_number_stays_fixed():
+    """A call stays static if its numbers follow sizes by no expression."""
     found = make_symbolic_call(draw_replayable_call(made(halves, half, lambda op, x, length: x), "0"))
     assert found == "its numbers follow the sizes by no expression"
 
 
-def test_a_number_that_is_no_side_is_a_size_where_aten_lets_it_be_one():
-    """Only numbers that stand as a side of some operand were free, so that no count or start ever was."""
+def test_make_symbolic_call_topk_count_becomes_symbol():
+    """A number that is no dim becomes a size where ATen allows a SymInt."""
     operators = load_registry().operators
     found = next(
         c
@@ -153,13 +156,14 @@ def test_a_number_that_is_no_side_is_a_size_where_aten_lets_it_be_one():
         assert run.inputs[1].shape[0] == fixed[node.attrs["dim"]]
 
 
-def test_a_number_that_no_call_computes_of_sizes_stays():
+def test_make_symbolic_call_conv1d_numbers_stay_fixed():
+    """A number that no call computes from sizes stays fixed."""
     found = [make_symbolic_call(draw_replayable_call(load_registry().operators["conv1d"], str(n))) for n in range(20)]
     assert [c for c in found if not isinstance(c, str) and c.input_sizes] == []
 
 
-def test_a_number_that_is_cut_by_a_size_is_what_the_call_was_drawn_with():
-    """A position had been an expression of the length that it was drawn for, beside a shorter tensor."""
+def test_make_symbolic_call_clipped_number_stays_valid():
+    """A number that a size limits stays as drawn, and eager accepts every run."""
     select = load_registry().operators["select"]
     for found in (make_symbolic_call(draw_replayable_call(select, str(n))) for n in range(30)):
         for run in [] if isinstance(found, str) else found.runs:
@@ -177,7 +181,8 @@ def last_two(draw, s):
     return s.call(x, draw(s.tensor(shape=(min(2, x.shape[0]),))))
 
 
-def test_a_size_is_free_from_the_length_on_at_which_its_numbers_follow_by_a_line():
+def test_make_symbolic_call_clamped_size_has_minimum():
+    """A size is dynamic above the length where its numbers become linear in it."""
     op = made(beside, last_two, lambda op, x, y: x)
     drawn = next(
         d for d in (draw_replayable_call(op, str(seed)) for seed in range(20)) if d.call.operands[0].shape[0] > 2
@@ -200,7 +205,8 @@ def any_part(draw, s):
     return s.call(x, start=draw(s.choice(0, 1, 9, 19)), step=draw(s.choice(1, 2, 3)))
 
 
-def test_calls_that_are_run_differ_in_decisions_and_have_elements():
+def test_call_pool_calls_differ_and_have_elements():
+    """The calls of a pool differ in decisions and have elements."""
     pool = dynamic.CallPool(made(parts, any_part, lambda op, x, start, step: x), 0, 4)
     calls = [pool.call(i).replayable.call for i in range(4)]
     assert all(call.attrs["start"] < 9 for call in calls)
@@ -215,14 +221,16 @@ def halves_or_one(draw, s):
     return s.call(x, draw(s.tensor(shape=(x.shape[0], x.shape[1] // 2 if halved else 1))))
 
 
-def test_calls_of_which_all_sides_may_vary_come_first():
+def test_call_pool_fully_dynamic_calls_come_first():
+    """Calls whose dims may all vary come first."""
     op = made(beside, halves_or_one, lambda op, x, y: x)
     pools = [dynamic.CallPool(op, seed, 4) for seed in range(10)]
     assert sum(len(pool.call(0).places) == 2 for pool in pools) >= 8  # 3 or 4 without; it is not asked for ever
     assert any(len(pool.call(3).places) == 1 for pool in pools)
 
 
-def test_drawing_again_with_the_same_sizes_gives_the_same_call():
+def test_redraw_with_sizes_same_sizes_repeats_call():
+    """Drawing again with the same sizes gives the same call."""
     op = made(rows, flat, lambda op, x, size: op.reshape(x, size))
     base = draw_replayable_call(op, "0")
     again = base.redraw_with_sizes({})
@@ -230,7 +238,8 @@ def test_drawing_again_with_the_same_sizes_gives_the_same_call():
     assert is_explained(infer_size_expressions(base), base, again)
 
 
-def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
+def test_symbolic_call_runs_end_with_first_size():
+    """The runs go up and down and end with the first size."""
     found = make_symbolic_call(draw_replayable_call(made(negated, any_tensor, lambda op, x: op.Neg(x)), "0"))
     names = [run.name for run in found.runs]
     assert names[:2] == ["as drawn", "maximum"]
@@ -240,7 +249,8 @@ def test_the_runs_go_up_and_down_and_end_with_a_size_seen_before():
     assert {run.inputs[0].numel() for run in found.empty()} == {0}
 
 
-def test_a_side_that_positions_lie_in_is_not_left_empty():
+def test_symbolic_call_indexed_dim_stays_nonempty():
+    """A dim that indices point into is never empty."""
     found = make_symbolic_call(draw_replayable_call(made(raised, places, lambda op, x, index: x), "0"))
     assert len(found.runs) > 1
     assert len(found.places) == 3
@@ -248,7 +258,8 @@ def test_a_side_that_positions_lie_in_is_not_left_empty():
     assert all(run.inputs[0].shape[1] for run in found.empty())
 
 
-def test_a_right_lowering_passes_at_every_size(tmp_path):
+def test_dynamic_correct_lowering_passes_at_each_size(tmp_path):
+    """A correct lowering passes at every size."""
     for op in (
         made(rows, flat, lambda op, x, size: op.reshape(x, size)),
         made(negated, any_tensor, lambda op, x: op.Neg(x)),
@@ -257,7 +268,9 @@ def test_a_right_lowering_passes_at_every_size(tmp_path):
         assert verdicts(op, tmp_path) == {Verdict.PASS}
 
 
-def test_a_size_that_is_frozen_when_it_is_compiled_is_found(tmp_path):
+def test_dynamic_frozen_size_fails(tmp_path):
+    """A size that is frozen at compilation is reported."""
+
     def frozen(op, x, size):
         return op.Reshape(x, op.ints([0, 6]))
 
@@ -266,7 +279,9 @@ def test_a_size_that_is_frozen_when_it_is_compiled_is_found(tmp_path):
     assert "so it is the dynamic form that is wrong" not in wrong[0].comparison.message
 
 
-def test_a_failure_is_cut_to_one_run_at_which_only_the_side_that_matters_is_dynamic(tmp_path):
+def test_dynamic_failure_reduces_to_one_run_and_dim(tmp_path):
+    """A failure is reduced to one run, with only the relevant dim dynamic."""
+
     def frozen(op, x, size):
         return op.reshape(x, (2 if is_symbolic(size[0]) else size[0], -1))
 
@@ -303,7 +318,8 @@ class KeepsItsBuffer:
         return run
 
 
-def test_a_buffer_that_is_not_overwritten_is_found_and_the_static_form_is_not_blamed(tmp_path):
+def test_dynamic_stale_buffer_fails_dynamic_form(tmp_path):
+    """A buffer that is not overwritten fails, and the dynamic form is blamed."""
     found = outcomes(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path, target=KeepsItsBuffer())
     wrong = [o for o in found if o.verdict is Verdict.VALUE]
     assert wrong
@@ -311,7 +327,9 @@ def test_a_buffer_that_is_not_overwritten_is_found_and_the_static_form_is_not_bl
     assert len(wrong[0].case.runs) == 2
 
 
-def test_a_size_that_the_target_refuses_by_name_is_fixed_and_the_others_still_vary(tmp_path):
+def test_dynamic_unsupported_symbol_fixed_and_others_vary(tmp_path):
+    """A size that the target rejects by name is fixed; the others still vary."""
+
     def picky(op, x):
         first = op.shape(x)[0]
         if is_symbolic(first):
@@ -326,14 +344,16 @@ def test_a_size_that_the_target_refuses_by_name_is_fixed_and_the_others_still_va
     assert all("must be fixed" in o.comparison.message for o in refused)
 
 
-def test_an_operator_without_sizes_is_not_run_and_says_why(tmp_path):
+def test_dynamic_operator_without_dims_not_run(tmp_path):
+    """An operator without dims is not run, with a reason."""
     constant = made(negated, lambda draw, s: s.call(draw(s.tensor(rank=0))), lambda op, x: op.Neg(x))
     (first, _) = outcomes(constant, tmp_path)
     assert first.verdict is Verdict.NOT_RUN
     assert first.comparison.message == "no side of the drawn call may vary"
 
 
-def test_a_random_operator_is_compiled_once_for_all_sizes(tmp_path):
+def test_dynamic_random_operator_passes_unless_constant(tmp_path):
+    """One artifact of a random operator serves all sizes; a constant one fails."""
     noisy = made(negated, any_tensor, lambda op, x: op.Neg(x), random=True)
     assert {o.verdict for o in outcomes(noisy, tmp_path)} == {Verdict.PASS}
     stuck = made(negated, any_tensor, lambda op, x: op.scalar(0.0, torch.float32), random=True)
@@ -341,12 +361,14 @@ def test_a_random_operator_is_compiled_once_for_all_sizes(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["softmax", "cat", "conv2d", "quantize", "slice"])
-def test_operators_in_demand_pass(tmp_path, name):
+def test_dynamic_common_operators_pass(tmp_path, name):
+    """Common operators pass at every size."""
     op = load_registry().operators[name]
     assert verdicts(op, tmp_path) == {Verdict.PASS}
 
 
-def test_the_plan_is_the_same_every_time(tmp_path):
+def test_dynamic_plan_and_results_repeat(tmp_path):
+    """The plan and its results are the same each time."""
     suite = suite_of(made(negated, any_tensor, lambda op, x: op.Neg(x)), tmp_path)
     task = Task("dynamic", "negated", "float32", dynamic=True)
     assert [c.name for c in dynamic.checks(task, suite)] == ["sizes-0", "sizes-1"]
@@ -354,7 +376,9 @@ def test_the_plan_is_the_same_every_time(tmp_path):
     assert (first.verdict, first.comparison) == (second.verdict, second.comparison)
 
 
-def test_tensors_that_a_sampler_makes_itself_may_vary_too(tmp_path):
+def test_dynamic_tensors_of_sampler_vary(tmp_path):
+    """Tensors that a sampler makes itself vary too."""
+
     def sampler(draw, s):
         n = draw(s.integers(2, 6))
         return s.call(torch.arange(float(n)))
@@ -374,7 +398,8 @@ def grown(folder, *names):
     return Case("grown", graph, [Run("typical", (torch.randn(4, 3),))]), suite
 
 
-def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp_path):
+def test_make_dim_dynamic_fixed_graph_runs_at_each_length(tmp_path):
+    """A graph of fixed sizes gets a dynamic dim and runs at every length."""
     case, suite = grown(tmp_path, ("relu",), ("add", 1.0), ("tanh",))
     found = make_dim_dynamic(case)
     assert len(found.graph) == 3
@@ -384,12 +409,14 @@ def test_a_graph_of_fixed_sizes_gets_a_dynamic_side_and_runs_at_every_length(tmp
     assert run_case(found, suite).verdict is Verdict.PASS
 
 
-def test_nodes_that_hold_for_one_length_only_are_left_out_with_what_follows(tmp_path):
+def test_make_dim_dynamic_drops_nodes_of_fixed_length(tmp_path):
+    """Nodes that need one length are dropped with their users."""
     case, _ = grown(tmp_path, ("relu",), ("neg",), ("add", torch.ones(4, 3)), ("tanh",))
     assert [node.op_type for node in make_dim_dynamic(case).graph.nodes] == ["relu", "neg"]
 
 
-def test_a_length_of_0_alone_makes_no_side_dynamic():
+def test_make_dim_dynamic_dim_valid_only_at_0_stays_fixed():
+    """A dim that eager accepts only at length 0 stays fixed."""
     graph = Graph("attention")
     build = Builder(graph, load_registry().operators)
     values = build("relu", graph.add_input(TensorType(torch.float32, (4, 3)), "x"))

@@ -33,7 +33,8 @@ def decide(reference, actual, *, coarse=False):
 
 @pytest.mark.parametrize("name", ["exp", "floor", "tanh", "square"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.0, -7.25, 3.4e38])
-def test_the_script_and_the_judge_agree_on_every_element(name, value):
+def test_describe_difference_agrees_with_judge_per_element(name, value):
+    """The script and the judge agree on every element."""
     graph = build_call_graph(OPERATORS[name], [X], {})
     reference = CaseReference(graph, [X])
     assert decide(reference, reference.eager[0]) == ""
@@ -44,7 +45,8 @@ def test_the_script_and_the_judge_agree_on_every_element(name, value):
 
 
 @pytest.mark.parametrize("ulps", [1, 4, 100])
-def test_the_script_and_the_judge_agree_on_errors_of_any_size(ulps):
+def test_describe_difference_agrees_with_judge_on_ulps(ulps):
+    """The script and the judge agree on errors of any size."""
     x = torch.rand(50, generator=torch.Generator().manual_seed(0))
     reference = CaseReference(build_call_graph(OPERATORS["exp"], [x], {}), [x])
     actual = reference.eager[0] * (1 + ulps * torch.finfo(torch.float32).eps)
@@ -52,7 +54,8 @@ def test_the_script_and_the_judge_agree_on_errors_of_any_size(ulps):
     assert (decide(reference, actual) == "") is (ulps == 1)
 
 
-def test_integers_must_be_equal():
+def test_describe_difference_integers_must_be_equal():
+    """Integers must be equal."""
     x = torch.tensor([1, 2, 3])
     reference = CaseReference(build_call_graph(OPERATORS["neg"], [x], {}), [x])
     assert decide(reference, -x) == ""
@@ -60,7 +63,8 @@ def test_integers_must_be_equal():
     assert decide(reference, torch.tensor([-1.0, -2.0, -3.0])) == "is float32[3] instead of int64[3]"
 
 
-def test_errors_that_are_too_large_together_are_found_by_the_script_too():
+def test_describe_difference_coarse_mean_error_found():
+    """The script finds errors that are too large only in the mean."""
     generator = torch.Generator().manual_seed(0)
     a, b = torch.randn(16, 1024, generator=generator), torch.randn(1024, 16, generator=generator)
     reference = CaseReference(build_call_graph(OPERATORS["matmul"], [a, b], {}), [a, b])
@@ -70,7 +74,8 @@ def test_errors_that_are_too_large_together_are_found_by_the_script_too():
     assert decide(reference, reference.eager[0], coarse=True) == ""
 
 
-def test_a_parameter_that_is_returned_can_be_written_down():
+def test_make_expectation_returned_parameter_works():
+    """A parameter that is returned can be written."""
     graph = Graph()
     graph.add_output(graph.add_constant(torch.nn.Parameter(torch.ones(2)), "weight"))
     reference = CaseReference(graph, [])

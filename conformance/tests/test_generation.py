@@ -10,7 +10,8 @@ from sampled_operators import shift
 from clika_ref.core.operators import operator
 
 
-def test_a_seed_decides_what_is_collected():
+def test_collect_same_seed_repeats():
+    """The seed decides the collected examples."""
     one, again, other = (collect(st.integers(), 20, seed) for seed in (3, 3, 4))
     assert one == again
     assert one != other
@@ -18,11 +19,13 @@ def test_a_seed_decides_what_is_collected():
     assert collect(st.integers(), 0, 3) == []
 
 
-def test_a_strategy_with_few_values_gives_those():
+def test_collect_small_strategy_returns_all_examples():
+    """A strategy with few examples gives only those."""
     assert sorted(collect(st.booleans(), 30, 0)) == [False, True]
 
 
-def test_values_apart_are_none_of_them_another_one_with_few_changes():
+def test_collect_without_mutations_returns_distinct_examples():
+    """No example is another one with few changes."""
     strategy = st.lists(st.integers(0, 10**9), min_size=9, max_size=9)
     found = collect_without_mutations(strategy, 60, 0)
     assert found == collect_without_mutations(strategy, 60, 0)
@@ -37,18 +40,21 @@ def test_values_apart_are_none_of_them_another_one_with_few_changes():
     )
 
 
-def test_a_failure_shrinks_to_the_smallest_value_that_fails():
+def test_shrink_failure_returns_smallest_example():
+    """A failure shrinks to the smallest example that fails."""
     assert shrink(st.integers(0, 10**6), 50, 0, lambda n: n >= 1234, 20) == 1234
     assert shrink(st.integers(0, 9), 50, 0, lambda n: n > 9, 20) is None
 
 
-def test_nothing_is_tried_when_time_is_up():
+def test_shrink_no_time_tries_nothing():
+    """Nothing is tried when no time is left."""
     tried = []
     assert shrink(st.integers(), 50, 0, lambda n: tried.append(n) or True, 0) is None
     assert tried == []
 
 
-def test_calls_are_drawn_in_the_dtype_and_shrink_to_the_plainest():
+def test_call_strategy_draws_dtype_and_shrinks():
+    """Calls have the requested dtype and shrink to the plainest."""
     found = collect(call_strategy(shift, torch.float64), 30, 0)
     assert {d.call.operands[0].dtype for d in found} == {torch.float64}
     assert {d.call.attrs["twice"] for d in found} == {False, True}
@@ -64,20 +70,23 @@ def broken(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def test_a_sampler_that_fails_gives_its_error_in_place_of_a_call():
+def test_call_strategy_sampler_error_returned():
+    """A sampler that fails gives its error in place of a call."""
     broken.samples(lambda draw, s: s.call(draw(s.tensor()), draw(s.integers(0, 1)) // 0))
     (first, *_) = collect(call_strategy(broken, torch.float32), 5, 0)
     assert first.error.startswith("the samples of broken raise ZeroDivisionError: ")
 
 
-def test_a_sampler_that_passes_a_value_to_draw_is_told():
+def test_call_strategy_draw_of_number_reported():
+    """A sampler that passes a number to draw is reported."""
     broken.samples(lambda draw, s: s.call(draw(3)))
     (first, *_) = collect(call_strategy(broken, torch.float32), 5, 0)
     assert "draw() takes a description made by `s`, not 3" in first.error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_integers_floats_and_choices_stay_in_their_ranges(dtype):
+def test_call_strategy_numbers_stay_in_bounds(dtype):
+    """Ranks and attributes stay in their declared bounds."""
     for drawn in collect(call_strategy(shift, dtype), 40, 1):
         (x,) = drawn.call.operands
         assert 1 <= x.rank <= 3

@@ -44,7 +44,8 @@ def drawings():
     return [grown(seed) for seed in range(60)]
 
 
-def test_every_grown_graph_keeps_the_invariants_and_its_size(drawings):
+def test_grow_graph_keeps_invariants_and_size_limits(drawings):
+    """Each graph keeps the invariants and the limits of its size."""
     for growth in (d.builder for d in drawings):
         verify(growth.graph)
         assert MIN_NODES <= len(growth.graph) <= MAX_NODES
@@ -52,18 +53,21 @@ def test_every_grown_graph_keeps_the_invariants_and_its_size(drawings):
         assert all(t.numel() <= MAX_ELEMENTS for t in growth.tensors.values())
 
 
-def test_the_types_of_a_grown_graph_are_what_eager_returns(drawings):
+def test_grow_graph_types_match_eager(drawings):
+    """The types in a graph equal those of the tensors that eager returns."""
     for growth in (d.builder for d in drawings):
         values = compute_eager_values(growth.graph, [growth.tensors[v] for v in growth.graph.inputs])
         for value, tensor in values.items():
             assert (value.type.dtype, value.type.shape) == (tensor.dtype, tuple(tensor.shape))
 
 
-def test_fewer_than_five_percent_of_the_calls_are_rejected(drawings):
+def test_grow_graph_rejects_under_5_percent_of_calls(drawings):
+    """Eager rejects fewer than 5 % of the drawn calls."""
     assert sum(len(d.builder.rejected) for d in drawings) < 0.05 * sum(d.tried for d in drawings)
 
 
-def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(drawings):
+def test_grow_graph_shares_weights_and_repeats_outputs(drawings):
+    """Graphs share weights, and return inputs, inner tensors and repeated tensors."""
     seen = Counter()
     for graph in (d.builder.graph for d in drawings):
         seen["shared"] += any(len(v.uses) > 1 for v in graph.constants.values())
@@ -77,7 +81,8 @@ def test_graphs_share_weights_and_return_inner_values_inputs_and_values_twice(dr
     assert len(seen) == 7
 
 
-def test_an_operator_meets_its_operand_again_with_other_attributes(drawings):
+def test_grow_graph_repeats_operator_with_other_attributes(drawings):
+    """An operator is applied again to its operand, with other attributes."""
     again = 0
     for graph in (d.builder.graph for d in drawings):
         calls = [(n.op_type, n.inputs[0]) for n in graph.nodes if n.inputs and isinstance(n.inputs[0], Value)]
@@ -85,7 +90,8 @@ def test_an_operator_meets_its_operand_again_with_other_attributes(drawings):
     assert again > len(drawings) / 3
 
 
-def test_a_strategy_gives_the_same_graphs_for_the_same_seed():
+def test_graph_case_strategy_same_seed_repeats():
+    """A strategy gives the same graphs for the same seed."""
     first, second, other = (
         [str(c.graph) for c in collect(graph_case_strategy(OPERATORS), 5, seed)] for seed in (1, 1, 2)
     )
@@ -93,7 +99,8 @@ def test_a_strategy_gives_the_same_graphs_for_the_same_seed():
     assert first != other
 
 
-def test_a_node_that_the_target_refuses_is_not_taken():
+def test_grow_graph_unsupported_node_rejected():
+    """A node that the target does not support is not inserted."""
     growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).builder
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
     assert any(reason == "no" for _, reason in growth.rejected)
@@ -106,7 +113,8 @@ def test_a_node_that_the_target_refuses_is_not_taken():
         ("repeat_interleave", [torch.ones(2), torch.tensor([1, 2])], {"output_size": 3}, {"output_size": None}),
     ],
 )
-def test_a_call_whose_sizes_depend_on_elements_is_not_taken_where_the_type_rule_says_so(name, tensors, attrs, free):
+def test_graph_builder_data_dependent_size_rejected(name, tensors, attrs, free):
+    """A call whose sizes depend on data is rejected by the type rule."""
     op = REGISTRY.operators[name]
     growth = EagerGraphBuilder()
     leaves = [LeafTensor(t) for t in tensors]
@@ -117,7 +125,8 @@ def test_a_call_whose_sizes_depend_on_elements_is_not_taken_where_the_type_rule_
     assert "depends on the data" in reason
 
 
-def test_other_inputs_are_legal_too(drawings):
+def test_make_case_other_inputs_have_no_undefined_calls(drawings):
+    """Other inputs of a case have no undefined calls."""
     cases = [make_case(drawing, "case", Random(seed)) for seed, drawing in enumerate(drawings[:20])]
     for case in cases:
         assert case.runs
@@ -143,11 +152,13 @@ def test_other_inputs_are_legal_too(drawings):
         (s.tensor(dtype=torch.int64), torch.ones(2, 3).long(), True),
     ],
 )
-def test_a_value_fits_a_description_only_as_it_is(description, tensor, expected):
+def test_is_match_requires_exact_description(description, tensor, expected):
+    """A tensor matches a description only without changes."""
     assert is_match(description, tensor) is expected
 
 
-def test_a_cast_is_undefined_where_the_integer_cannot_hold_the_float():
+def test_is_undefined_cast_out_of_integer_bounds():
+    """A cast is undefined if the integer cannot hold the float."""
     x, byte = torch.tensor([1.5, -0.5, 255.9]), {"dtype": torch.uint8}
     assert not is_undefined([x], byte, [x.to(torch.uint8)])
     for bad in (-1.0, 256.0, float("nan"), float("inf")):
@@ -160,7 +171,8 @@ def test_a_cast_is_undefined_where_the_integer_cannot_hold_the_float():
 
 
 @pytest.mark.parametrize(("x", "reads"), [(-0.0, True), (0.5, False), (float("nan"), False)])
-def test_a_run_whose_result_the_sign_of_a_zero_decides_is_found(x, reads):
+def test_is_zero_sign_sensitive_finds_reciprocal_of_zero(x, reads):
+    """A run whose result depends on the sign of a zero is detected."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     graph.add_output(build("reciprocal", build("ceil", graph.add_input(TensorType(torch.float32, ()), "x"))))

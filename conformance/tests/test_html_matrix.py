@@ -41,7 +41,8 @@ def embedded(page):
     return json.loads(re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1])
 
 
-def test_static_and_dynamic_runs_of_an_operator_are_halves_of_one_cell():
+def test_make_tabs_static_and_dynamic_share_cell():
+    """Static and dynamic runs of an operator share one cell."""
     (tab,), _ = make_tabs(
         [
             report(
@@ -58,19 +59,22 @@ def test_static_and_dynamic_runs_of_an_operator_are_halves_of_one_cell():
     assert cells(tab, "sum") == ["✕.", ".."]
 
 
-def test_dynamic_runs_alone_have_a_table_of_their_own():
+def test_make_tabs_dynamic_alone_has_own_table():
+    """Dynamic runs alone have a table of their own."""
     (tab,), _ = make_tabs([report(result(Task("dynamic", "relu", "float32", dynamic=True)))], ["."])
     assert (tab.title, cells(tab, "relu")) == ("dynamic", ["A"])
 
 
-def test_dtypes_stand_in_the_order_of_the_profiles_and_a_pass_has_one_column():
+def test_make_tabs_dtypes_follow_profile_order():
+    """Dtypes have the order of the profiles, and a pass has one column."""
     tasks = [Task("operators", "relu", dtype) for dtype in ("bool", "int64", "float16", "float32", "int8")]
     operators, passes = make_tabs([report(*map(result, tasks), result(Task("passes", "fold")))], ["."])[0]
     assert operators.groups[0].columns == ["float32", "float16", "int8", "int64", "bool"]
     assert passes.groups[0].columns == [""]
 
 
-def test_two_targets_stand_side_by_side_and_each_case_leads_to_its_own_folder():
+def test_make_tabs_two_targets_link_own_folders():
+    """Each of two targets has its columns, and each case links to its own folder."""
     task = Task("operators", "relu", "float32")
     one = report(result(task, Verdict.VALUE, reproducer="cases/a.zip"))
     two = report(result(task), result(Task("operators", "abs", "float32")), target="acme.targets:TARGET")
@@ -82,7 +86,8 @@ def test_two_targets_stand_side_by_side_and_each_case_leads_to_its_own_folder():
     assert '<th colspan="1" class="target">acme.targets:TARGET</th>' in page
 
 
-def test_the_commands_of_a_case_find_code_of_the_user_from_wherever_they_are_run():
+def test_make_tabs_commands_set_pythonpath_of_user_target():
+    """The commands find the user's code from any folder."""
     found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
     (case,) = make_tabs([report(found, target="acme:make it", target_folder="/home/a user")], ["."])[1]
     first, _, last = case["commands"].splitlines()
@@ -91,7 +96,8 @@ def test_the_commands_of_a_case_find_code_of_the_user_from_wherever_they_are_run
     assert last == f"python -m zipfile -e cases/a.zip cases/a && {where} python cases/a/repro.py"
 
 
-def test_the_commands_of_a_case_repeat_a_target_that_is_code_of_the_user():
+def test_make_tabs_commands_repeat_user_target():
+    """The commands repeat a target that is the user's code."""
     found = result(Task("operators", "relu", "float32"), Verdict.VALUE, reproducer="cases/a.zip")
     for target, option in (("onnxruntime", ""), ("acme.targets:TARGET", " --target acme.targets:TARGET")):
         (case,) = make_tabs([report(found, target=target)], ["."])[1]
@@ -101,7 +107,8 @@ def test_the_commands_of_a_case_repeat_a_target_that_is_code_of_the_user():
     assert case["commands"].splitlines()[0] == "clika-ref conformance replay '../one run/cases/a.zip'"
 
 
-def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():
+def test_render_html_cell_opens_worst_case_per_verdict():
+    """A cell opens the worst case of each of its verdicts."""
     task = Task("operators", "relu", "float32")
     first, second = result(task, Verdict.VALUE, "off by one"), result(task)
     page = render_html([report(first, Result(task, "row-2", second.comparison))], ["."])
@@ -113,7 +120,8 @@ def test_a_cell_opens_the_worst_case_of_each_of_its_verdicts():
     assert cases[0]["href"] == ""  # nothing was written that could be replayed
 
 
-def test_names_and_messages_are_text_wherever_they_stand():
+def test_render_html_escapes_names_and_messages():
+    """Names and messages are text in all parts of the page."""
     task = Task(f"level{EVIL}", f"a{EVIL}\"'", f"float{EVIL}")
     evil = Result(task, EVIL, Comparison(Verdict.VALUE, f"</script>{EVIL}"), EVIL, {EVIL: EVIL})
     page = render_html(
@@ -133,7 +141,8 @@ def test_names_and_messages_are_text_wherever_they_stand():
     assert embedded(page)[0]["message"] == f"</script>{EVIL}"
 
 
-def test_the_page_is_one_file_that_asks_no_network(tmp_path):
+def test_write_html_single_file_without_network(tmp_path):
+    """The page is one file that loads nothing from the network."""
     write_html([report(result(Task("operators", "relu", "float32")))], tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in page
@@ -141,12 +150,14 @@ def test_the_page_is_one_file_that_asks_no_network(tmp_path):
     assert list(tmp_path.iterdir()) == [tmp_path / "index.html"]
 
 
-def test_the_program_of_the_page_sets_text_only():
+def test_matrix_script_sets_text_only():
+    """The script of the page never sets HTML."""
     script = (Path(render_html.__code__.co_filename).parent / "pages/matrix.js").read_text(encoding="utf-8")
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval", script)
 
 
-def test_deviations_reasons_for_what_was_not_run_and_the_environment_are_listed():
+def test_render_html_lists_deviations_reasons_environment():
+    """Deviations, reasons for checks that were not run, and versions are listed."""
     entry = {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org/1", "seen": 4, "watched": 9}
     task = Task("graphs", "seven")
     page = render_html(
@@ -164,14 +175,16 @@ def test_deviations_reasons_for_what_was_not_run_and_the_environment_are_listed(
 
 
 @pytest.mark.parametrize("verdict", Verdict)
-def test_every_verdict_has_a_colour_of_the_style_sheet_and_failures_have_marks(verdict):
+def test_style_of_each_verdict_has_colour(verdict):
+    """Each verdict has a colour, and failures have marks."""
     styles = (Path(render_html.__code__.co_filename).parent / "pages/matrix.css").read_text(encoding="utf-8")
     assert f".{style_of(verdict)} {{" in styles
     if verdict.is_failure:
         assert LETTER_BY_VERDICT.get(verdict, "✕") in "✕!"
 
 
-def test_half_of_a_surrogate_pair_in_a_message_is_written_as_an_escape(tmp_path):
+def test_write_html_lone_surrogate_escaped(tmp_path):
+    """Half of a surrogate pair in a message is written as an escape."""
     write_html(
         [report(result(Task("operators", "relu", "float32"), Verdict.VALUE, "broken \ud800 text"))], tmp_path / "m.html"
     )

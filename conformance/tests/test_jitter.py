@@ -24,7 +24,8 @@ def attention(queries, keys, values, **attrs):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_in_parts_is_as_right_as_fused_attention(causal):
+def test_jitter_attention_in_parts_passes_as_fused(causal):
+    """Attention in parts is as right as fused attention."""
     for seed in range(20):
         generator = torch.Generator().manual_seed(seed)
         queries, keys, values = (torch.randn(1, 3, 6, 4, generator=generator) for _ in range(3))
@@ -38,7 +39,8 @@ def test_attention_in_parts_is_as_right_as_fused_attention(causal):
         assert float(reference.expected[0].bound.max()) < 2e-5
 
 
-def test_weights_that_are_integers_are_bounded_as_the_floats_that_they_are_summed_to():
+def test_jitter_integer_weights_bounded_as_floats():
+    """Integer weights are bounded as the floats that they are summed to."""
     x, weights = torch.tensor([1, 1, 2]), torch.tensor([1, 2, 3])
     graph = build_call_graph(OPERATORS["bincount"], [x, weights], {"minlength": 0})
     reference = CaseReference(graph, [x, weights])
@@ -46,7 +48,8 @@ def test_weights_that_are_integers_are_bounded_as_the_floats_that_they_are_summe
     assert reference.judge([torch.tensor([0.0, 3.0, 3.1], dtype=torch.float64)]).verdict is Verdict.VALUE
 
 
-def test_where_the_order_of_computation_decides_what_is_special_either_is_right_in_a_graph_too():
+def test_jitter_order_dependent_special_accepts_either():
+    """If the order of computation decides the special result, either is right."""
     x, weight = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([1, -torch.inf, 2])
     graph = Graph("normalized")
     values = [graph.add_input(TensorType(t.dtype, tuple(t.shape)), n) for n, t in (("x", x), ("weight", weight))]
@@ -62,7 +65,8 @@ def test_where_the_order_of_computation_decides_what_is_special_either_is_right_
         assert reference.judge([wrong]).verdict.is_failure
 
 
-def test_an_infinity_whose_sign_rounding_decides_may_have_either():
+def test_jitter_infinity_of_uncertain_sign_accepts_either():
+    """An infinity whose sign rounding decides may have either sign."""
     x = torch.arange(32.0)
     graph = Graph("pole")
     build = Builder(graph, OPERATORS)
@@ -78,7 +82,8 @@ def test_an_infinity_whose_sign_rounding_decides_may_have_either():
     assert verdict(torch.inf, -torch.inf) is Verdict.SPECIAL
 
 
-def test_what_has_no_elements_is_not_taken_apart():
+def test_jitter_empty_output_not_decomposed():
+    """A call without output elements is not decomposed."""
     graph = Graph("norm")  # the parts of a norm refuse that of two sides, one of which is counted from the end
     x = graph.add_input(TensorType(torch.float32, (4, 2, 0)), "x")
     graph.add_output(Builder(graph, OPERATORS)("linalg_vector_norm", x, ord=-torch.inf, dim=(-3, 1), keepdim=False))
@@ -86,7 +91,8 @@ def test_what_has_no_elements_is_not_taken_apart():
     assert reference.judge([torch.zeros(0)]).verdict is Verdict.PASS
 
 
-def test_errors_lie_around_what_a_call_returns_where_its_parts_compute_something_else():
+def test_jitter_bound_centered_on_call_not_decomposition():
+    """Bounds are centered on the result of the call if its decomposition differs."""
     x = torch.tensor([[-2.4423, -1.5865, -0.0384, -0.4994, -2.5911, -1.1080]])
     target = torch.tensor([[2, 5, 1, 5, 4, -1]])
     graph = build_call_graph(OPERATORS["multilabel_margin_loss"], [x, target], {"reduction": 1})
@@ -99,7 +105,8 @@ def test_errors_lie_around_what_a_call_returns_where_its_parts_compute_something
 
 @pytest.mark.parametrize("name", ["var_mean", "std_mean"])
 @pytest.mark.parametrize("infinity", [torch.inf, -torch.inf])
-def test_a_mean_beside_an_infinity_may_be_that_infinity_in_a_graph_too(name, infinity):
+def test_jitter_mean_next_to_infinity_may_be_infinite(name, infinity):
+    """A mean next to an infinity may be that infinity inside a graph too."""
     x = torch.randn(40, generator=torch.Generator().manual_seed(0))
     x[0] = infinity
     whole = x.repeat(41, 1)

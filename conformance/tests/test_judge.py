@@ -30,13 +30,15 @@ from clika_ref.core.types import TensorType
         ([[1.0, 1.0]], "output 0 is a list, not a tensor"),
     ],
 )
-def test_structure_comes_before_values(actual, message: str) -> None:
+def test_judge_structure_checked_before_elements(actual, message: str) -> None:
+    """The structure is compared before the elements."""
     found = single("relu", torch.ones(2)).judge(actual)
     assert found.verdict is Verdict.STRUCTURE
     assert re.fullmatch(message, found.message)
 
 
-def test_who_trusts_eager_asks_for_no_exact_arithmetic_where_a_target_returns_its_bits(monkeypatch) -> None:
+def test_judge_trusted_eager_skips_exact_arithmetic(monkeypatch) -> None:
+    """With trusted eager, eager's own bits pass without exact arithmetic."""
     drawing = Drawing(x := randn(5))
     drawing.graph.add_output(drawing.build("exp", drawing.values[0]))
     reference = CaseReference(drawing.graph, [x], trusts_eager=True)
@@ -48,7 +50,8 @@ def test_who_trusts_eager_asks_for_no_exact_arithmetic_where_a_target_returns_it
         CaseReference(drawing.graph, [x]).judge([x.exp()])  # who does not, looks at eager as at any target
 
 
-def test_who_trusts_eager_draws_errors_until_they_show_a_result_to_be_right(monkeypatch) -> None:
+def test_judge_trusted_eager_stops_jitter_at_pass(monkeypatch) -> None:
+    """With trusted eager, jitter runs stop as soon as the result is right."""
     drawn = []
 
     def counted(*args):
@@ -71,7 +74,8 @@ def test_who_trusts_eager_draws_errors_until_they_show_a_result_to_be_right(monk
     )  # one reference may have to judge many targets
 
 
-def test_few_runs_decide_nothing_where_rounding_decides_an_element(monkeypatch) -> None:
+def test_judge_trusted_eager_ambiguous_element_not_run(monkeypatch) -> None:
+    """A few jitter runs decide nothing if rounding decides an element."""
     drawing = Drawing(x := torch.full((40,), 2.0))
     drawing.graph.add_output(drawing.build("floor", drawing.build("exp", drawing.build("log", drawing.values[0]))))
     expected = CaseReference(drawing.graph, [x], trusts_eager=True).judge([torch.full((40,), 1.0)])
@@ -80,7 +84,8 @@ def test_few_runs_decide_nothing_where_rounding_decides_an_element(monkeypatch) 
     assert CaseReference(drawing.graph, [x], trusts_eager=True).judge([torch.full((40,), 1.0)]) == expected
 
 
-def test_who_trusts_eager_computes_exactly_what_other_outputs_need() -> None:
+def test_judge_trusted_eager_computes_needed_outputs_exactly() -> None:
+    """With trusted eager, only the nodes that differing outputs need are computed exactly."""
     drawing = Drawing(x := randn(5))
     exp = drawing.build("exp", drawing.values[0])
     for output in (drawing.build("sin", exp), drawing.build("cos", exp), exp):
@@ -101,7 +106,8 @@ def test_who_trusts_eager_computes_exactly_what_other_outputs_need() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("name", ["exp", "gelu", "sigmoid", "softmax", "layer_norm", "linear", "var", "cumsum", "mean"])
-def test_eager_passes_its_own_judge(name: str, dtype: torch.dtype) -> None:
+def test_judge_eager_passes_each_dtype(name: str, dtype: torch.dtype) -> None:
+    """Eager passes its own judge in each dtype."""
     x = randn(6, 16, dtype=dtype)
     extra = {
         "softmax": {"dim": -1},
@@ -115,7 +121,8 @@ def test_eager_passes_its_own_judge(name: str, dtype: torch.dtype) -> None:
     assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
 
 
-def test_where_eager_overflows_only_eager_or_the_exact_value_is_right() -> None:
+def test_judge_eager_overflow_accepts_eager_or_exact() -> None:
+    """If eager overflows, only its result or the exact one is right."""
     reference = single("soft_margin_loss", torch.tensor([-200.0, 1.0]), torch.tensor([1.0, 1.0]), reduction=0)
     finite = float(torch.log1p(torch.exp(torch.tensor(-1.0, dtype=torch.float64))))
     assert reference.eager[0][0].item() == math.inf
@@ -124,7 +131,8 @@ def test_where_eager_overflows_only_eager_or_the_exact_value_is_right() -> None:
         assert (found.verdict, found.unstable) == (verdict, 1), found
 
 
-def test_eager_reads_what_lies_in_order_as_kernels_tell_layouts_apart(monkeypatch) -> None:
+def test_judge_eager_receives_contiguous_operands(monkeypatch) -> None:
+    """Eager gets contiguous operands, because kernels differ by layout."""
     drawing = Drawing(torch.full((3, 4), math.inf))
     moved = drawing.build("permute", drawing.values[0], dims=(1, 0))
     drawing.graph.add_output(drawing.build("gelu", moved))
@@ -135,7 +143,8 @@ def test_eager_reads_what_lies_in_order_as_kernels_tell_layouts_apart(monkeypatc
     assert found.verdict in (Verdict.PASS, Verdict.UNSTABLE), found  # the latter with vectors of 512 bits
 
 
-def test_a_case_in_which_eager_is_off_everywhere_judges_nobody() -> None:
+def test_judge_eager_wrong_everywhere_reports_unstable() -> None:
+    """A case where eager is wrong everywhere judges no target."""
     reference = single("soft_margin_loss", torch.tensor([-200.0]), torch.tensor([1.0]), reduction=0)
     assert reference.judge([torch.tensor([7.0])]).verdict is Verdict.UNSTABLE
 
@@ -143,7 +152,8 @@ def test_a_case_in_which_eager_is_off_everywhere_judges_nobody() -> None:
 # Step 2
 
 
-def test_copies_may_only_differ_in_the_sign_of_zero() -> None:
+def test_judge_copy_may_differ_in_sign_of_zero_only() -> None:
+    """Copies may differ only in the sign of zero."""
     reference = single("relu", torch.tensor([-0.0, 1.0]))
     assert reference.judge([torch.tensor([-0.0, 1.0])]).verdict is Verdict.PASS
     found = reference.judge([torch.tensor([0.0, 1.0 + 2**-23])])
@@ -154,13 +164,15 @@ def test_copies_may_only_differ_in_the_sign_of_zero() -> None:
     )
 
 
-def test_an_integer_is_right_or_wrong() -> None:
+def test_judge_integer_must_be_equal() -> None:
+    """An integer is right or wrong."""
     reference = single("add", torch.tensor([2**40]), torch.tensor([1]), alpha=1)
     assert reference.judge([torch.tensor([2**40 + 1])]).verdict is Verdict.PASS
     assert reference.judge([torch.tensor([2**40])]).verdict is Verdict.VALUE
 
 
-def test_a_graph_may_choose_among_ties_of_integers_but_nothing_else() -> None:
+def test_judge_graph_kthvalue_chooses_among_ties_only() -> None:
+    """A graph may choose among ties of integers and nothing else."""
     graph = Graph("ties")
     x = graph.add_input(TensorType(torch.int64, (3,)), "x")
     build = Builder(graph, load_registry().operators)
@@ -171,7 +183,8 @@ def test_a_graph_may_choose_among_ties_of_integers_but_nothing_else() -> None:
     assert found == [False, True, False]
 
 
-def test_topk_may_choose_among_ties_but_not_twice() -> None:
+def test_judge_topk_ties_chosen_once() -> None:
+    """topk may choose among ties, but no index twice."""
     reference = single("topk", torch.tensor([1.0, 3.0, 3.0, 3.0]), k=2, dim=-1, largest=True, sorted=True)
     values = torch.tensor([3.0, 3.0])
     assert reference.judge([values, torch.tensor([3, 1])]).verdict is Verdict.PASS
@@ -179,12 +192,14 @@ def test_topk_may_choose_among_ties_but_not_twice() -> None:
         assert reference.judge([values, torch.tensor(wrong)]).verdict is Verdict.VALUE, wrong
 
 
-def test_argmax_must_choose_the_first() -> None:
+def test_judge_argmax_must_choose_first() -> None:
+    """argmax must choose the first maximum."""
     reference = single("argmax", torch.tensor([1.0, 3.0, 3.0]), dim=0, keepdim=False)
     assert reference.judge([torch.tensor(2)]).verdict is Verdict.VALUE
 
 
-def test_a_stable_sort_has_no_choice() -> None:
+def test_judge_stable_sort_has_one_order() -> None:
+    """A stable sort has only one correct order."""
     for stable, verdict in ((False, Verdict.PASS), (True, Verdict.VALUE)):
         reference = single("argsort", torch.tensor([2.0, 2.0, 1.0]), dim=0, descending=False, stable=stable)
         swapped = torch.tensor([2, 1, 0])
@@ -197,7 +212,8 @@ def test_a_stable_sort_has_no_choice() -> None:
 @pytest.mark.parametrize(
     ("x", "wrong"), [(math.nan, 0.0), (math.nan, math.inf), (math.inf, 3.4e38), (math.inf, -math.inf), (1.0, math.nan)]
 )
-def test_special_values_must_be_the_same(x: float, wrong: float) -> None:
+def test_judge_special_elements_must_match(x: float, wrong: float) -> None:
+    """NaN and infinities must match."""
     reference = single("sqrt", torch.tensor([x, 1.0]))
     assert reference.judge(reference.eager).verdict is Verdict.PASS
     found = reference.judge([torch.tensor([wrong, 1.0])])
@@ -205,7 +221,8 @@ def test_special_values_must_be_the_same(x: float, wrong: float) -> None:
     assert found.message.startswith("output 0[0] is ")
 
 
-def test_at_the_threshold_of_overflow_the_largest_number_and_infinity_are_both_right() -> None:
+def test_judge_overflow_threshold_accepts_max_and_infinity() -> None:
+    """At the overflow threshold, the largest number and infinity are both right."""
     largest = torch.finfo(torch.float32).max
     reference = single("mul", torch.tensor([largest]), torch.tensor([1 - 2**-23]))
     for right in (largest, math.inf, float(reference.eager[0])):
@@ -216,7 +233,8 @@ def test_at_the_threshold_of_overflow_the_largest_number_and_infinity_are_both_r
 # The rest
 
 
-def test_what_depends_on_chance_is_held_to_its_structure_only() -> None:
+def test_judge_random_output_checked_by_structure_only() -> None:
+    """Outputs that depend on random numbers are checked by structure only."""
     drawing = Drawing(torch.full((4,), 0.5))
     drawn = drawing.build("bernoulli", drawing.values[0])
     reference = drawing.reference(drawing.build("mul", drawn, 3.0))
@@ -227,14 +245,16 @@ def test_what_depends_on_chance_is_held_to_its_structure_only() -> None:
 @pytest.mark.parametrize(
     ("x", "right"), [(math.nan, True), (math.inf, True), (300.0, True), (255.5, False), (-0.5, False)]
 )
-def test_a_cast_to_an_integer_that_does_not_exist_may_give_any(x: float, right: bool) -> None:
+def test_judge_undefined_integer_cast_may_return_any(x: float, right: bool) -> None:
+    """A cast to an integer dtype that cannot hold the number may return any integer."""
     drawing = Drawing(torch.tensor([x, 2.5]))
     reference = drawing.reference(drawing.build("to", drawing.values[0], dtype=torch.uint8), drawing.values[0])
     found = reference.judge([torch.tensor([77, 2], dtype=torch.uint8), drawing.inputs[0]])
     assert (found.verdict is Verdict.PASS) == right, found
 
 
-def test_what_eager_computes_beyond_a_bound_that_is_too_narrow_is_told_from_what_overflows() -> None:
+def test_judge_counts_strayed_eager_apart_from_overflow() -> None:
+    """Eager outside a bound that is too narrow is counted apart from overflow."""
     narrow = single("celu", torch.tensor([-50.0, 1.0]), alpha=-1.5)  # its class knows no rounding of the quotient
     found = narrow.judge(narrow.eager)
     assert (found.unstable, found.strayed) == (1, 1)
@@ -245,13 +265,15 @@ def test_what_eager_computes_beyond_a_bound_that_is_too_narrow_is_told_from_what
 
 
 @pytest.mark.parametrize("name", ["sin", "cos", "tan", "exp", "sqrt"])
-def test_integers_are_rounded_before_a_function_of_floats_is_computed(name: str) -> None:
+def test_judge_float_function_rounds_integers_first(name: str) -> None:
+    """Integers are rounded before a float function is computed."""
     reference = single(name, torch.tensor([2**40 + 1, 2**62 + 12345, -(2**53) - 1, 7]))
     found = reference.judge(reference.eager)
     assert (found.verdict, found.unstable) == (Verdict.PASS, 0), found
 
 
-def test_what_dequantize_is_asked_for_is_not_what_it_computes_in() -> None:
+def test_judge_dequantize_computes_in_float32() -> None:
+    """The dtype argument of dequantize is not the dtype of its arithmetic."""
     x, scale = torch.arange(200, 210, dtype=torch.uint8)[None], torch.tensor([0.0333])
     reference = single("dequantize", x, scale, None, dtype=torch.float16, axis=0)
     found = reference.judge(reference.eager)
@@ -260,24 +282,28 @@ def test_what_dequantize_is_asked_for_is_not_what_it_computes_in() -> None:
     assert ((reference.expected[0].exact - exact).abs() <= 2**-22 * exact).all()
 
 
-def test_quantize_saturates_so_that_only_nan_is_open() -> None:
+def test_judge_quantize_saturates_except_nan() -> None:
+    """quantize saturates, so that only NaN is undefined."""
     for x, verdict in ((1e9, Verdict.VALUE), (math.inf, Verdict.VALUE), (math.nan, Verdict.PASS)):
         reference = single("quantize", torch.tensor([x]), 0.1, 0, dtype=torch.int8)
         assert reference.judge([torch.tensor([5], dtype=torch.int8)]).verdict is verdict
 
 
-def test_empty_outputs_pass() -> None:
+def test_judge_empty_output_passes() -> None:
+    """Empty outputs pass."""
     reference = single("exp", torch.ones(0, 3))
     assert reference.judge([torch.ones(0, 3)]).verdict is Verdict.PASS
 
 
-def test_the_same_seed_gives_the_same_bounds() -> None:
+def test_judge_same_seed_repeats_bounds() -> None:
+    """The same seed gives the same bounds."""
     x = randn(3, 8)
     bounds = [single("layer_norm", x, None, None, normalized_shape=(8,), eps=1e-5).expected[0].bound for _ in range(2)]
     assert torch.equal(*bounds)
 
 
-def test_a_message_says_where_what_and_how_much_was_allowed() -> None:
+def test_judge_message_names_index_error_and_bound() -> None:
+    """A message names the index, both elements and the allowed error."""
     found = single("exp", torch.zeros(2, 2)).judge([torch.tensor([[1.0, 1.0], [1.5, 1.0]])])
     assert found.message == (
         "output 0[1, 0] is 1.5 instead of 1.0 (exact 1.0, allowed 9.54e-07 by ulp(8, None)); 1 of 4 elements are wrong"
@@ -287,21 +313,24 @@ def test_a_message_says_where_what_and_how_much_was_allowed() -> None:
     assert found.ratio == pytest.approx(0.5 * 2**20)
 
 
-def test_inputs_are_copied_so_that_a_target_may_spoil_them() -> None:
+def test_judge_overwritten_inputs_do_not_matter() -> None:
+    """Inputs are copied, so that a target may overwrite them."""
     x = torch.ones(2)
     reference = single("neg", x)
     x.zero_()
     assert reference.judge([-torch.ones(2)]).verdict is Verdict.PASS
 
 
-def test_a_missing_nan_is_blamed_and_not_an_element_that_is_right():
+def test_judge_missing_nan_blamed_not_correct_element():
+    """The message names the missing NaN, not a correct element."""
     x = torch.tensor([[[1.0, 2.0, 3.0, math.nan]]])
     found = single("adaptive_avg_pool1d", x, output_size=(2,)).judge([torch.tensor([[[1.5, 3.0]]])])
     assert found.verdict is Verdict.SPECIAL
     assert "output 0[0, 0, 1] is 3.0 instead of nan" in found.message
 
 
-def test_integers_that_are_summed_to_floats_weigh_as_floats() -> None:
+def test_judge_integer_sum_to_float_rounds_as_float() -> None:
+    """Integers that are summed to a float have the error of floats."""
     x = torch.tensor([-(2**53), 3, 2**53 - 1])
     reference = single("sum", x, dim=None, keepdim=False, dtype=torch.float32)
     assert reference.judge([torch.tensor(3.0)]).verdict is Verdict.PASS  # 2^53 - 1 is 2^53 in float32
@@ -309,7 +338,8 @@ def test_integers_that_are_summed_to_floats_weigh_as_floats() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_variance_drowned_in_the_rounding_of_its_mean_is_no_step(seed: int) -> None:
+def test_judge_variance_lost_in_rounding_passes(seed: int) -> None:
+    """A variance below the rounding error of its mean is no discontinuity."""
     x = 30 + 0.003 * randn(5, 5, 4, seed=seed)
     mean, square = x.mean(-1, keepdim=True), (x * x).mean(-1, keepdim=True)
     in_one_pass = (x - mean) / ((square - mean * mean).clamp(min=0) + 1e-5).sqrt()
@@ -318,7 +348,8 @@ def test_a_variance_drowned_in_the_rounding_of_its_mean_is_no_step(seed: int) ->
 
 
 @pytest.mark.parametrize(("ulps", "verdict"), [(0, Verdict.PASS), (3, Verdict.PASS), (2000, Verdict.VALUE)])
-def test_the_error_of_a_mean_counts_where_that_of_the_variance_is_larger(ulps: int, verdict: Verdict) -> None:
+def test_judge_mean_error_counts_below_variance_error(ulps: int, verdict: Verdict) -> None:
+    """The error of a mean counts even if that of the variance is larger."""
     steps = [265.0, 416, 265, -321, -64, -730, -487, 667, 94, -441, -636, 458, -245, -38, 239]
     x = (torch.tensor(steps) * 2**-18 - 50).reshape(1, 3, 5)
     mean, deviation = torch.native_layer_norm(x, x.shape, None, None, 1e-12)[1:]

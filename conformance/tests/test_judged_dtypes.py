@@ -89,14 +89,16 @@ def told(outcomes):
     return {o.comparison.message for o in outcomes if o.comparison.reason == Reason.UNJUDGED_DTYPE}
 
 
-def test_what_profiles_have_columns_of_is_judged_and_int16_too():
+def test_judged_dtypes_equal_profile_dtypes_and_int16():
+    """The dtypes of the profiles and int16 are judged, and no others."""
     assert {str(d).removeprefix("torch.") for d in JUDGED_DTYPES} == {*ALL_DTYPES, "int16"}
     assert not any(map(is_judged, (torch.complex64, torch.complex128, torch.float8_e5m2, torch.uint16)))
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.uint32], ids=str)
 @pytest.mark.parametrize("level", ["contract", "operators", "dynamic", "artifacts"])
-def test_an_operator_that_takes_no_other_dtype_is_not_run(tmp_path, level, dtype):
+def test_plan_checks_operator_of_unjudged_dtype_not_run(tmp_path, level, dtype):
+    """An operator that takes only unjudged dtypes is not run."""
     op = scaled(dtype)
     found = ran(Task(level, "scale", str(dtype).removeprefix("torch.")), op, tmp_path)
     (message,) = told(found)
@@ -110,7 +112,8 @@ def test_an_operator_that_takes_no_other_dtype_is_not_run(tmp_path, level, dtype
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e5m2], ids=str)
 @pytest.mark.parametrize("level", ["contract", "operators", "dynamic", "artifacts"])
-def test_an_operator_that_returns_such_a_dtype_is_not_run_beyond_its_declaration(tmp_path, level, dtype):
+def test_plan_checks_unjudged_result_runs_declaration_only(tmp_path, level, dtype):
+    """An operator that returns an unjudged dtype has only its declaration checked."""
     found = ran(Task(level, "turn", "float32"), returning(dtype), tmp_path)
     (message,) = told(found)
     assert f"turn takes or returns {str(dtype).removeprefix('torch.')}, which the suite does not judge" in message
@@ -120,7 +123,8 @@ def test_an_operator_that_returns_such_a_dtype_is_not_run_beyond_its_declaration
 
 
 @pytest.mark.parametrize("make", [lambda: scaled(torch.complex64, torch.float32), branched], ids=["list", "branch"])
-def test_of_several_dtypes_the_judged_ones_are_drawn(tmp_path, make):
+def test_plan_checks_mixed_dtypes_draws_judged_ones(tmp_path, make):
+    """Of several dtypes, the judged ones are drawn."""
     op = make()
     (task,) = [t for t in operators.tasks(suite(op, tmp_path)) if t.dtype == "float32"]
     assert {o.verdict for o in ran(task, op, tmp_path)} == {Verdict.PASS}
@@ -129,13 +133,16 @@ def test_of_several_dtypes_the_judged_ones_are_drawn(tmp_path, make):
     assert found["samples"] is found["sensitivity-k"] is Verdict.PASS
 
 
-def test_no_draw_of_a_list_with_a_judged_dtype_is_lost():
+def test_draw_call_unjudged_dtype_loses_no_draw():
+    """No draw is lost if a list contains a judged dtype."""
     op = scaled(torch.complex64, torch.int64, torch.float32)
     drawn = {draw_call(op, random_draw(Random(seed))).operands[0].dtype for seed in range(20)}
     assert drawn == {torch.int64, torch.float32}
 
 
-def test_the_plan_names_the_dtype_and_keeps_its_checks(tmp_path):
+def test_tasks_fixed_unjudged_dtype_named_in_plan(tmp_path):
+    """The plan names the unjudged dtype and keeps its checks."""
+
     @operator()
     def mix(x: Tensor, y: Tensor) -> Tensor:
         """``x + y``."""
@@ -146,7 +153,8 @@ def test_the_plan_names_the_dtype_and_keeps_its_checks(tmp_path):
     assert [o.name for o in ran(Task("dynamic", "mix", "float32"), mix, tmp_path)] == ["sizes-0", "sizes-1"]
 
 
-def test_an_attribute_asks_for_judged_dtypes_and_its_samples_are_not_blamed_for_the_one_that_is_left(tmp_path):
+def test_dtype_attribute_draws_judged_choices(tmp_path):
+    """A dtype attribute takes judged dtypes, and its samples are not blamed."""
     op = asked()
     assert {row.call.attrs["dtype"] for row in draw_covering_calls(op, torch.float32, 0)} == {torch.float32}
     found = {o.name: o.verdict for o in ran(Task("contract", "ask"), op, tmp_path)}
@@ -155,7 +163,8 @@ def test_an_attribute_asks_for_judged_dtypes_and_its_samples_are_not_blamed_for_
 
 
 @pytest.mark.parametrize("op", [scaled(torch.complex64), scaled(torch.float8_e5m2), returning(torch.complex64)])
-def test_random_graphs_motifs_and_pairs_do_not_take_such_values(op):
+def test_generators_unjudged_operator_left_out(op):
+    """Random graphs, motifs and pairs leave out unjudged operators."""
     known = [OPERATORS["neg"], OPERATORS["add"]]
     cases = collect(graph_case_strategy([op, *known]), 8, 0)
     assert all(check_judged_dtypes(case.graph) is None for case in cases)
@@ -167,7 +176,8 @@ def test_random_graphs_motifs_and_pairs_do_not_take_such_values(op):
     assert not [*OperatorPairs(OPERATORS["neg"], 0).cases(op, fork=False)]
 
 
-def test_what_a_pass_brings_that_is_not_judged_is_not_run_either(tmp_path):
+def test_check_motifs_unjudged_operator_of_pass_not_run(tmp_path):
+    """A motif of a pass with an unjudged dtype is not run."""
     op = returning(torch.complex64)
 
     def turned(build):
@@ -183,7 +193,8 @@ def test_what_a_pass_brings_that_is_not_judged_is_not_run_either(tmp_path):
     assert found.comparison.message.startswith("turn takes or returns complex64, ")
 
 
-def test_a_wrong_word_in_a_description_is_blamed_on_the_line_of_the_samples():
+def test_draw_call_unknown_keyword_names_line_of_samples():
+    """An unknown argument of a description names the line of the samples."""
     op = scaled(torch.float32)
     op.samples(lambda draw, s: s.call(draw(s.tensor(dtypes=torch.float32))))
     with pytest.raises(SampleError) as caught:
@@ -191,7 +202,8 @@ def test_a_wrong_word_in_a_description_is_blamed_on_the_line_of_the_samples():
     assert "in test_judged_dtypes.py, line" in caught.value.details
 
 
-def test_the_operators_of_the_project_are_drawn_as_before():
+def test_draw_call_bundled_operators_unchanged():
+    """The calls of the bundled operators equal those without the dtype filter."""
     for op in OPERATORS.values():
         for seed in range(4 if op.sampler else 0):
             every = draw_call_of_any_dtype(op, random_draw(Random(seed)), Descriptions())
@@ -200,7 +212,9 @@ def test_the_operators_of_the_project_are_drawn_as_before():
             assert repr(every.operands) == repr(here.operands)
 
 
-def test_samples_that_return_no_call_are_told_what_to_return():
+def test_draw_call_other_result_raises_with_hint():
+    """Samples that return no call raise with the fix."""
+
     @operator()
     def pairing(x: Tensor) -> Tensor:
         """``x``."""

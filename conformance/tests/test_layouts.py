@@ -13,7 +13,8 @@ def sample(*shape, unique=False):
     return TensorSample(torch.float32, shape, -3, 3, unique=unique)
 
 
-def test_layouts_hold_the_same_elements_but_for_the_expanded_one():
+def test_make_layout_runs_hold_same_elements():
+    """Layouts have the same elements, except the expanded one."""
     x = torch.arange(48.0).reshape(2, 3, 4, 2)
     runs = {run.name: run.inputs[0] for run in make_layout_runs(Run("typical", (x,)), [sample(2, 3, 4, 2)])}
     assert set(runs) == {"strided", "offset", "channels-last", "expanded"}
@@ -26,13 +27,15 @@ def test_layouts_hold_the_same_elements_but_for_the_expanded_one():
     assert torch.equal(runs["expanded"][1], x[0])
 
 
-def test_a_layout_that_changes_nothing_is_no_run():
+def test_make_layout_runs_unchanged_layout_skipped():
+    """A layout that changes nothing is no run."""
     names = {run.name for run in make_layout_runs(Run("typical", (torch.ones(3, 4),)), [sample(3, 4)])}
     assert names == {"strided", "offset", "expanded"}
     assert {run.name for run in make_layout_runs(Run("typical", (torch.ones(()),)), [sample()])} == {"offset"}
 
 
-def test_elements_that_must_differ_are_not_expanded():
+def test_make_layout_runs_unique_elements_not_expanded():
+    """Elements that must differ are not expanded."""
     names = {run.name for run in make_layout_runs(Run("typical", (torch.arange(3.0),)), [sample(3, unique=True)])}
     assert names == {"strided", "offset"}
 
@@ -42,7 +45,8 @@ def literal(x: torch.Tensor, y: float | torch.Tensor, *, alpha: float, k: int, d
     """Return nothing."""
 
 
-def test_literals_come_as_integers_floats_and_from_the_other_end():
+def test_literal_variants_change_type_and_dim_sign():
+    """Literals become integers or floats, and dims count from the other end."""
     call = Call((sample(2, 3, 4), 2), {"alpha": 1.0, "k": 3, "dim": 1, "dims": (0, -1)})
     forms = dict(literal_variants(literal, call, torch.float32))
     assert set(forms) == {"alpha-integer", "dim-other-end", "dims-other-end", "x1-float"}
@@ -52,7 +56,8 @@ def test_literals_come_as_integers_floats_and_from_the_other_end():
     assert type(forms["x1-float"].operands[1]) is float
 
 
-def test_a_float_with_a_fraction_and_a_side_out_of_range_have_one_form():
+def test_literal_variants_fraction_or_bad_dim_has_none():
+    """A float with a fraction and a dim out of bounds have no other form."""
     call = Call((sample(2), 0.5), {"alpha": 1.5, "k": 3, "dim": 4, "dims": ()})
     assert list(literal_variants(literal, call, torch.float32)) == []
 
@@ -63,7 +68,9 @@ def scalar(x: torch.Tensor, y: Number) -> torch.Tensor:
     return torch.add(x, y)
 
 
-def test_a_scalar_may_be_true_and_what_narrower_dtypes_do_not_hold():
+def test_literal_variants_scalar_may_exceed_narrow_dtypes():
+    """A scalar may be True, or a number that narrower dtypes cannot hold."""
+
     def operands(dtype):
         found = literal_variants(scalar, Call((sample(2), 0.5)), dtype)
         return {name.removeprefix("x1-"): call.operands[1] for name, call in found}

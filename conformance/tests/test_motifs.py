@@ -44,25 +44,29 @@ def case_of(outputs_of, *tensors):
 
 
 @pytest.mark.slow
-def test_a_pass_is_tried_with_every_operator_of_a_small_table_that_it_mentions():
+def test_find_motifs_covers_each_operator_of_small_table():
+    """A pass is tried with each operator of a small table that it mentions."""
     nodes = nodes_of("fold-batch-norm")
     assert set(FOLDABLE_RANKS) <= {node.op_type for node in nodes}
     assert any(node.op_type.startswith("conv_transpose") and node.attrs["groups"] > 1 for node in nodes)
 
 
 @pytest.mark.slow
-def test_each_table_of_a_pass_has_a_motif():
+def test_find_motifs_covers_each_table_of_pass():
+    """Each table of a pass has a motif."""
     assert LAST_DIM_OPERATORS & {node.op_type for node in nodes_of("push-transposes")}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_each_operator_of_a_rule_is_what_the_rule_removes_and_does_not_merely_stand_beside_it(seed):
+def test_find_motifs_rule_operators_occur_as_removable(seed):
+    """Each operator of a rule occurs as a node that the rule removes."""
     nodes = nodes_of("remove-identities", seed)
     taken = {(node.op_type, v) for node in nodes for v in node.inputs if type(v) in (int, float)}
     assert {("add", 0), ("sub", 0), ("mul", 1), ("div", 1), ("pow", 1)} <= taken
 
 
-def test_cutting_an_output_takes_what_only_it_read_lest_a_pass_fire_where_nobody_looks():
+def test_cut_case_dropped_output_drops_its_nodes():
+    """Dropping an output drops the nodes that only it reads."""
     case = case_of(lambda build, x: [build("neg", build("exp", x)), build("abs", x)], torch.ones(3))
     assert [[n.op_type for n in cut_case(case, None, drop=i).graph.nodes] for i in range(2)] == [
         ["abs"],
@@ -72,12 +76,14 @@ def test_cutting_an_output_takes_what_only_it_read_lest_a_pass_fire_where_nobody
     assert [value.producer.op_type for value in small.graph.outputs] == ["exp"]
 
 
-def test_what_a_pass_replaces_is_seen_but_where_the_graph_was_drawn_without_an_output():
+def test_find_motifs_replaced_nodes_have_uses():
+    """A node that a pass replaces has uses, except where no output was drawn."""
     nodes = nodes_of("remove-identities")
     assert sum(any(v.uses for v in node.outputs) for node in nodes) > 0.95 * len(nodes)
 
 
-def test_what_nobody_reads_any_more_is_returned():
+def test_case_rebuilder_unread_lists_tensor_without_uses():
+    """A tensor without remaining uses is returned."""
     case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(3))
     new = CaseRebuilder.of(case)
     new.add_leaves()
@@ -88,19 +94,22 @@ def test_what_nobody_reads_any_more_is_returned():
 
 
 @pytest.mark.slow
-def test_an_attribute_comes_in_several_lengths():
+def test_find_motifs_attribute_has_several_lengths():
+    """An attribute occurs in several lengths."""
     nodes = nodes_of("remove-identities", *range(8))  # a roll of several sides that does nothing is rare
     idle = {len(n.attrs["shifts"]) for n in nodes if n.op_type == "roll"}
     assert len(idle) > 1
 
 
-def test_what_only_a_cut_node_read_is_returned_lest_it_be_dead():
+def test_cut_case_operand_of_cut_node_becomes_output():
+    """A tensor that only a dropped node read becomes an output."""
     case = case_of(lambda build, x: [build("neg", build("exp", build("abs", x)))], torch.ones(3))
     small = cut_case(case, 1)
     assert {value.producer.op_type for value in small.graph.outputs} == {"abs", "neg"}
 
 
-def test_what_reads_what_it_read_in_the_motif_is_not_computed_again(monkeypatch):
+def test_case_rebuilder_unchanged_inputs_not_recomputed(monkeypatch):
+    """A node whose inputs are unchanged is not computed again."""
     case = case_of(lambda build, x, y: [build("neg", build("exp", x)), build("abs", y)], torch.ones(3), torch.zeros(2))
     placed = []
     place = EagerGraphBuilder.place
@@ -113,7 +122,8 @@ def test_what_reads_what_it_read_in_the_motif_is_not_computed_again(monkeypatch)
     torch.testing.assert_close(outputs, [-torch.full((3,), 2.0).exp(), torch.zeros(2)])
 
 
-def test_a_random_call_stands_where_a_certain_one_stood():
+def test_substitute_random_operators_replaces_each_call():
+    """A random call replaces each deterministic one."""
     case = case_of(lambda build, x: [build("neg", build("exp", x))], torch.ones(2, 3))
     made = [
         [node.is_random for node in made.graph.nodes]
@@ -123,7 +133,9 @@ def test_a_random_call_stands_where_a_certain_one_stood():
     assert {row.index(True) for row in made if True in row} == {0, 1}
 
 
-def test_a_call_is_drawn_anew_on_what_it_read_and_what_follows_reads_it():
+def test_redraw_call_keeps_operand_and_users():
+    """A redrawn call reads the same operand, and its users read the new call."""
+
     def made(build, x):
         normal = build("layer_norm", build("exp", x), None, None, normalized_shape=(4,), eps=1e-5)
         return [build("neg", normal)]
@@ -138,7 +150,9 @@ def test_a_call_is_drawn_anew_on_what_it_read_and_what_follows_reads_it():
     assert len(shapes) > 1
 
 
-def test_an_operand_that_a_call_may_do_without_is_left_out_and_one_that_it_lacks_is_given():
+def test_change_optional_operands_adds_and_removes():
+    """An optional operand is left out if given, and given if absent."""
+
     def made(build, x, weight, bias):
         return [build("linear", x, weight, bias), build("linear", x, weight, None)]
 
@@ -149,8 +163,8 @@ def test_an_operand_that_a_call_may_do_without_is_left_out_and_one_that_it_lacks
     assert found[1].graph.constants["given"].type.shape == (4,)
 
 
-def test_a_goal_that_the_motif_of_another_reaches_is_not_silent(monkeypatch):
-    """A pass was said to fire on no graph where its rule, which was looked for later, had been found to."""
+def test_find_motifs_goal_reached_by_other_not_unreached(monkeypatch):
+    """A goal that the motif of another goal reaches is not reported as unreached."""
     begun = []
     late = MotifGoal("late", lambda _: bool(begun), ())
     easy = MotifGoal("easy", lambda _: begun.append(True) or True, ())
@@ -171,7 +185,8 @@ def fuse_silu(node: Node, build: Builder):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_paths_that_meet_again_are_a_motif(seed):
+def test_draw_chain_rejoining_paths_found(seed):
+    """Paths that join again occur as motifs."""
     goal = MotifGoal(
         "rule", lambda graph: apply_rules(graph, [fuse_silu], REGISTRY.operators) > 0, ("mul",), [("sigmoid",)]
     )
@@ -180,7 +195,9 @@ def test_paths_that_meet_again_are_a_motif(seed):
     assert sum(case is not None and goal.fires(case.graph) for case in chains) > 15
 
 
-def test_siblings_that_read_one_tensor_still_do_when_a_call_is_drawn_anew():
+def test_redraw_call_siblings_may_keep_shared_tensor():
+    """Siblings that read one tensor may still do so after a redraw."""
+
     def made(build, x, one, other):
         return [build("linear", x, one, None), build("linear", x, other, None)]
 

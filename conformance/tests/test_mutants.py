@@ -58,7 +58,8 @@ def state_of(registry):
     return slots, {name: type(p).__call__ for name, p in registry.passes.items()}
 
 
-def test_there_are_as_many_as_the_issue_asks_for_and_a_third_is_blind():
+def test_load_mutants_has_80_and_a_third_blind():
+    """There are at least 80 mutants, and at least a third of them are blind."""
     blind = [m for m in EVERY.values() if m.blind]
     assert len(EVERY) >= 80
     assert len(EVERY) - len(blind) >= 60
@@ -66,7 +67,8 @@ def test_there_are_as_many_as_the_issue_asks_for_and_a_third_is_blind():
 
 
 @pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
-def test_a_mutant_is_taken_out_without_a_trace(mutant):
+def test_mutant_activate_restores_registry(mutant):
+    """A mutant is removed without a trace."""
     before = state_of(REGISTRY)
     with mutant.activate(REGISTRY):
         pass
@@ -74,7 +76,8 @@ def test_a_mutant_is_taken_out_without_a_trace(mutant):
 
 
 @pytest.mark.parametrize("mutant", EVERY.values(), ids=lambda m: m.name)
-def test_a_mutant_names_a_subject_and_levels_that_exist(mutant):
+def test_mutant_names_known_subject_and_levels(mutant):
+    """A mutant names a subject and levels that exist."""
     assert mutant.subject in {*REGISTRY.operators, *REGISTRY.passes, *LEVELS, EXPRESSIONS_SUBJECT}
     assert mutant.levels
     assert set(mutant.levels) <= set(LEVELS)
@@ -82,7 +85,8 @@ def test_a_mutant_names_a_subject_and_levels_that_exist(mutant):
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_the_suite_finds_a_mutant_and_nothing_without_it(suite, name):
+def test_mutant_run_finds_fault_and_idle_mutant_passes(suite, name):
+    """The suite finds a mutant, and nothing without it."""
     found = mutant_runs.MutantRun(EVERY[name], suite).run()
     assert found.verdict.is_failure
     idle = Mutant("idle", EVERY[name].subject, "nothing", EVERY[name].levels[:1], make_no_op_fault())
@@ -91,7 +95,8 @@ def test_the_suite_finds_a_mutant_and_nothing_without_it(suite, name):
 
 
 @pytest.mark.slow
-def test_what_fails_without_a_mutant_too_is_not_its_doing(suite):
+def test_mutant_run_failure_without_mutant_ignored(suite):
+    """A check that also fails without the mutant does not count."""
     broken = Catalogue("broken")
 
     @broken.lowering("relu", "nothing is done")
@@ -105,7 +110,8 @@ def test_what_fails_without_a_mutant_too_is_not_its_doing(suite):
         assert trial.number > 1
 
 
-def test_a_mutant_whose_own_code_raises_finds_itself_only(suite):
+def test_mutant_run_mutant_error_kills_nothing(suite):
+    """An error in the mutant's own code kills nothing."""
     broken = Catalogue("broken")
 
     @broken.lowering("hardshrink", "the shape of an intermediate is asked for, which nothing knows")
@@ -116,8 +122,8 @@ def test_a_mutant_whose_own_code_raises_finds_itself_only(suite):
     assert mutant_runs.MutantRun(broken.mutants[0], quick).run().verdict is Verdict.PASS
 
 
-def test_a_mutant_that_cannot_be_called_in_place_of_what_it_alters_finds_nothing(suite):
-    """One lacked an operand that the method had been given: its TypeError was taken for a fault that was found."""
+def test_mutant_run_wrong_signature_raises(suite):
+    """A mutant that cannot be called in place of the original raises."""
     broken = Catalogue("broken")
 
     @broken.function("push-transposes", "an operand is lacking", push_transposes, "permute_attrs")
@@ -130,8 +136,8 @@ def test_a_mutant_that_cannot_be_called_in_place_of_what_it_alters_finds_nothing
         mutant_runs.MutantRun(broken.mutants[0], suite).run()
 
 
-def test_a_check_that_does_not_end_with_a_mutant_finds_it(suite, monkeypatch):
-    """Of one, moving transposes went on until the memory was full, 12 minutes later."""
+def test_mutant_run_endless_check_kills_mutant(suite, monkeypatch):
+    """A check that a mutant keeps from ending finds the mutant."""
     broken = Catalogue("broken")
 
     @broken.lowering("relu", "it never ends")
@@ -146,7 +152,8 @@ def test_a_check_that_does_not_end_with_a_mutant_finds_it(suite, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
+def test_run_mutants_failure_replays_in_other_worker():
+    """A mutant is found in a worker, and its failure repeats in another."""
     killing = run_mutants([EVERY["arithmetic-1-div"]], seeds=(0, 1), workers=1)
     assert [t.is_killed for t in killing.trials] == [True, True]
     assert [t.seed for t in killing.trials] == [0, 1]
@@ -155,21 +162,23 @@ def test_a_mutant_is_found_in_a_worker_and_its_failure_fails_again_in_another():
     assert json.loads(json.dumps(killing.as_json()))["rates"]["1"]["all"] == [1, 1]
 
 
-def test_a_reproducer_of_what_ended_its_worker_fails_again_where_it_ends_another():
+def test_kill_report_replay_crash_counts_as_repeated():
+    """A reproducer of a hang is repeated if it ends its worker."""
     again = [Result(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
     killing = KillReport("quick", [trial("ends", Verdict.HANG), trial("differs", Verdict.VALUE)], again)
     assert [r.task.subject for r in killing.failed_replays] == ["differs"]
 
 
 @pytest.mark.slow
-def test_a_worker_that_the_suite_s_own_fault_ended_kills_nothing(monkeypatch):
-    """What each worker raised of itself was taken for the doing of the mutants: all of them were killed."""
+def test_run_mutants_own_fault_of_suite_raises(monkeypatch):
+    """A worker that a fault of the suite ended kills no mutant."""
     monkeypatch.setattr("clika_ref_conformance.mutants.kill_rate.MUTATION_LEVELS", {"mutants": "failing_level"})
     with pytest.raises(ClikaError, match=r"the suite itself failed on mutants/arithmetic-1-div/.*exit status 7"):
         run_mutants(select_mutants(["arithmetic-1-"]), seeds=(0,), workers=1)
 
 
-def test_mutants_that_were_not_tried_are_not_taken_for_survivors(monkeypatch):
+def test_run_mutants_untried_mutants_raise(monkeypatch):
+    """Mutants that were not tried are not survivors."""
     hire = run.Execution._start_worker
 
     def hire_and_kill(self):
@@ -181,7 +190,8 @@ def test_mutants_that_were_not_tried_are_not_taken_for_survivors(monkeypatch):
         run_mutants([EVERY["arithmetic-1-div"]], seeds=(0,), workers=1)
 
 
-def test_words_choose_mutants_by_name_and_by_what_is_wrong():
+def test_select_mutants_matches_name_and_description():
+    """Mutants are selected by name and by description."""
     assert [m.name for m in select_mutants(["arithmetic-1-"])] == ["arithmetic-1-div"]
     assert "norms-2-layer_norm" in [m.name for m in select_mutants(["only the last side"])]
     with pytest.raises(ClikaError, match=r"no mutant contains nonsense; their names begin with .*pooling"):
@@ -200,7 +210,8 @@ def trial(name, verdict, *, blind=False, **more):
     return MutantResult(name, "relu", "it is wrong", blind, 0, verdict, **more)
 
 
-def test_kill_rates_are_printed_for_all_for_the_blind_and_for_ours():
+def test_show_rates_prints_all_blind_and_own():
+    """Kill rates are printed for all, for blind and for own mutants."""
     killed = trial("a", Verdict.VALUE, task="operators/relu/float32", check="cover-00", checks=1, nodes=2)
     survivor = trial("b", Verdict.PASS, blind=True, checks=40)
     crash = trial("c", Verdict.CRASH)
@@ -214,7 +225,8 @@ def test_kill_rates_are_printed_for_all_for_the_blind_and_for_ours():
     assert not has_enough_kills(killing)
 
 
-def test_quick_must_find_97_of_100_and_ci_all():
+def test_has_enough_kills_needs_97_percent_or_all():
+    """Profile quick must find 97 of 100 mutants, and ci all."""
     trials = [trial(str(i), Verdict.VALUE) for i in range(97)] + [trial(str(i), Verdict.PASS) for i in range(3)]
     assert has_enough_kills(KillReport("quick", trials))
     assert not has_enough_kills(KillReport("ci", trials))
@@ -223,7 +235,8 @@ def test_quick_must_find_97_of_100_and_ci_all():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "status"), [("identity", 0), ("odd_targets:WRONG", 1)])
-def test_a_target_that_is_right_raises_no_alarm_with_any_seed(target, status, capsys):
+def test_run_correct_targets_no_alarm_for_any_seed(target, status, capsys):
+    """A correct target raises no alarm with any seed."""
     options = {"profile": "quick", "subjects": ["relu"], "levels": ["operators"], "workers": 1}
     assert run_correct_targets_and_show([target], seeds=2, **options) == status
     lines = capsys.readouterr().out.splitlines()
@@ -233,7 +246,8 @@ def test_a_target_that_is_right_raises_no_alarm_with_any_seed(target, status, ca
     assert any("operators/relu/float32" in line for line in lines) == (status == 1)
 
 
-def test_runs_of_sound_targets_end_with_the_one_that_is_interrupted(monkeypatch):
+def test_run_correct_targets_interrupt_ends_all_runs(monkeypatch):
+    """An interrupted run ends the runs of correct targets."""
     doubts = ("9 of 9 tasks are not done: the run was interrupted",)
     record = RunRecord("identity", "quick", 0, {}, {}, [], doubts=doubts, is_abandoned=True)
     begun = []
@@ -246,7 +260,8 @@ def test_runs_of_sound_targets_end_with_the_one_that_is_interrupted(monkeypatch)
     assert len(begun) == 1
 
 
-def test_a_mutant_meets_its_own_levels_first_and_its_subject_wherever_it_stands(suite):
+def test_find_tasks_own_levels_first(suite):
+    """A mutant meets its own levels first, then all tasks of its subject."""
     pooling = [str(task) for task in mutant_runs.find_tasks(EVERY["pooling-5-max_pool2d"], suite)]
     assert pooling[0].startswith("operators/max_pool2d/")
     assert any(task.startswith("dynamic/max_pool2d/") for task in pooling)

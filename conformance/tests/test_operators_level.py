@@ -22,19 +22,22 @@ def verdicts(found):
     return {check.name: check.run().verdict for check in found}
 
 
-def test_every_operator_has_a_task_for_each_dtype_that_it_takes(tmp_path):
+def test_operators_tasks_one_per_dtype(tmp_path):
+    """An operator has a task for each dtype that it supports."""
     found = operators.tasks(suite_of(shift, folder=tmp_path, dtypes=("float16", "float32", "int64")))
     assert [task.dtype for task in found] == ["float16", "float32", "int64"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int64"])
-def test_a_right_lowering_passes_every_check(tmp_path, dtype):
+def test_operators_correct_lowering_passes_each_check(tmp_path, dtype):
+    """A correct lowering passes every check."""
     found = verdicts(checks(shift, tmp_path, dtype))
     assert {"cover-00", "layouts", "literal-dim-other-end", "empty-0", "drawn-01"} <= found.keys()
     assert set(found.values()) == {Verdict.PASS}
 
 
-def test_drawn_calls_are_compiled_together_and_by_themselves_where_the_pack_was_not_run(tmp_path, monkeypatch):
+def test_operators_drawn_calls_packed_or_run_alone(tmp_path, monkeypatch):
+    """Drawn calls are compiled together, or alone if the pack was not run."""
     together, alone = checks(shift, tmp_path), checks(shift, tmp_path)
     assert named(together, operators.DRAWN_PACK_CHECK).run().verdict is Verdict.PASS
     monkeypatch.setattr(operators, "run_case", lambda *_: pytest.fail("compiled by itself"))
@@ -43,18 +46,21 @@ def test_drawn_calls_are_compiled_together_and_by_themselves_where_the_pack_was_
         named(alone, "drawn-00").run()
 
 
-def test_no_check_of_an_operator_that_a_target_refuses_passes(tmp_path):
+def test_operators_unsupported_operator_passes_no_check(tmp_path):
+    """No check of an unsupported operator passes."""
     refused = replace(suite_of(shift, folder=tmp_path), target=Beginner())
     found = verdicts(operators.checks(Task("operators", "shift", "float32"), refused))
     assert found[operators.DRAWN_PACK_CHECK] is Verdict.NOT_RUN
     assert set(found.values()) == {Verdict.NOT_RUN, Verdict.UNSUPPORTED}
 
 
-def test_the_plan_is_the_same_every_time(tmp_path):
+def test_operators_plan_repeats(tmp_path):
+    """The plan is the same each time."""
     assert [c.name for c in checks(shift, tmp_path)] == [c.name for c in checks(shift, tmp_path)]
 
 
-def test_an_attribute_that_a_lowering_ignores_fails_and_shrinks(tmp_path, monkeypatch):
+def test_operators_ignored_attribute_fails_and_shrinks(tmp_path, monkeypatch):
+    """An attribute that a lowering ignores fails and shrinks."""
     right = shift.lowering
     monkeypatch.setattr(shift, "lowering", lambda op, x, **attrs: right(op, x, **{**attrs, "twice": False}))
     outcomes = [check.run() for check in checks(shift, tmp_path, drawn=30)]
@@ -69,7 +75,8 @@ def test_an_attribute_that_a_lowering_ignores_fails_and_shrinks(tmp_path, monkey
     assert small.comparison.message.endswith(f"; the inputs hold {run.inputs[0].item()} there")
 
 
-def test_few_calls_are_drawn_in_further_dtypes(tmp_path):
+def test_operators_further_dtypes_draw_fewer_calls(tmp_path):
+    """Fewer calls are drawn in further dtypes."""
     names = {"drawn": 3, "drawn_further": 1, "dtypes": ("float32", "int64")}
     drawn = {d: [c.name for c in checks(shift, tmp_path, d, **names)] for d in names["dtypes"]}
     assert {d: len([n for n in found if n.startswith("drawn-0")]) for d, found in drawn.items()} == {
@@ -96,7 +103,8 @@ def _(x, *, k):  # tests put other references in place, which fake tensors may n
     return x
 
 
-def test_samples_that_draw_what_eager_refuses_are_blamed_with_the_call(tmp_path):
+def test_operators_sample_rejected_by_eager_blamed(tmp_path):
+    """Samples that eager rejects are blamed, with the call."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1)), k=draw(s.choice(1, 2))))
     outcomes = [check.run() for check in checks(picky, tmp_path) if check.name.startswith("cover")]
     assert {o.verdict for o in outcomes} == {Verdict.PASS, Verdict.SAMPLE}
@@ -105,7 +113,8 @@ def test_samples_that_draw_what_eager_refuses_are_blamed_with_the_call(tmp_path)
     assert "k=2), which eager refuses: ValueError: k must be 1" in message
 
 
-def test_samples_that_raise_are_blamed(tmp_path):
+def test_operators_sampler_error_blamed(tmp_path):
+    """Samples that raise are blamed."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1)), k=1 // 0))
     (check,) = checks(picky, tmp_path)
     outcome = check.run()
@@ -114,7 +123,8 @@ def test_samples_that_raise_are_blamed(tmp_path):
     assert outcome.comparison.message == message
 
 
-def test_a_dtype_for_which_eager_has_no_kernel_is_not_run(tmp_path, monkeypatch):
+def test_operators_dtype_without_eager_kernel_not_run(tmp_path, monkeypatch):
+    """A dtype without an eager kernel is not run."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
 
     def refuse(x, **attrs):
@@ -126,7 +136,8 @@ def test_a_dtype_for_which_eager_has_no_kernel_is_not_run(tmp_path, monkeypatch)
     assert outcome.comparison.message.startswith("eager has no kernel for picky(float16[")
 
 
-def test_a_dtype_that_samples_do_not_name_is_not_their_fault(tmp_path, monkeypatch):
+def test_operators_unlisted_dtype_error_not_run(tmp_path, monkeypatch):
+    """An error in a dtype that samples do not list is not their fault."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.nothing)
     outcome = named(checks(picky, tmp_path, "float16"), "cover-00").run()
@@ -134,7 +145,8 @@ def test_a_dtype_that_samples_do_not_name_is_not_their_fault(tmp_path, monkeypat
     assert "a dtype that its samples do not name" in outcome.comparison.message
 
 
-def test_vectors_that_eager_refuses_are_dropped(tmp_path, monkeypatch):
+def test_operators_vectors_rejected_by_eager_dropped(tmp_path, monkeypatch):
+    """Vectors that eager rejects are dropped."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
 
     def finite(x, **attrs):
@@ -149,14 +161,17 @@ def test_vectors_that_eager_refuses_are_dropped(tmp_path, monkeypatch):
     assert not any(run.name.startswith("nan") for run in outcome.case.runs)
 
 
-def test_the_first_row_takes_the_places_of_special_values_that_are_left(tmp_path):
+def test_operators_single_row_has_all_special_positions(tmp_path):
+    """The first row gets the remaining positions of special elements."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(shape=(2,)))))
     (row,) = [check for check in checks(picky, tmp_path) if check.name.startswith("cover")]
     names = {run.name for run in row.run().case.runs}
     assert {"nan-first:x0", "nan-last:x0"} <= names
 
 
-def test_an_output_type_that_cannot_be_inferred_breaks_the_contract(tmp_path):
+def test_operators_missing_output_type_fails_contract(tmp_path):
+    """An output type that cannot be inferred fails the contract."""
+
     def refuse(x, **attrs):
         raise ValueError("no rule")
 
@@ -167,7 +182,8 @@ def test_an_output_type_that_cannot_be_inferred_breaks_the_contract(tmp_path):
     assert "cannot infer the output type: no rule" in outcome.comparison.message
 
 
-def test_fewer_drawn_calls_than_planned_are_accounted_for(tmp_path, monkeypatch):
+def test_operators_too_few_drawn_calls_not_run(tmp_path, monkeypatch):
+    """Planned draws without a call are reported as not run."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     monkeypatch.setattr(operators, "collect_without_mutations", lambda *args: [])
     outcome = named(checks(picky, tmp_path), "drawn-00").run()
@@ -189,7 +205,8 @@ def mute_with(sampler):
     return mute
 
 
-def test_vectors_and_rows_follow_the_profile(tmp_path):
+def test_operators_rows_and_draws_follow_profile(tmp_path):
+    """The number of rows and draws follows the profile."""
     suite = suite_of(shift, folder=tmp_path)
     few = replace(suite, profile=replace(suite.profile, rows=2, drawn=1))
     names = [check.name for check in operators.checks(Task("operators", "shift", "float32"), few)]
@@ -202,11 +219,8 @@ def test_vectors_and_rows_follow_the_profile(tmp_path):
     ]
 
 
-def test_special_values_come_with_every_row_and_other_vectors_with_every_other(tmp_path, monkeypatch):
-    """Of one operand there are two places; each further round of two rows has half of the other vectors, in turn.
-
-    Those near the number of the call come with every row.
-    """
+def test_operators_special_vectors_in_each_row(tmp_path, monkeypatch):
+    """Special elements are in each row; the other vectors alternate."""
     cases = {}
     monkeypatch.setattr(operators, "run_case", lambda case, _: cases.setdefault(case.name, case) and DONE)
     for check in checks(shift, tmp_path, rows=6):
@@ -223,7 +237,8 @@ def test_special_values_come_with_every_row_and_other_vectors_with_every_other(t
 DONE = Outcome("done", Comparison(Verdict.PASS))
 
 
-def test_a_reference_that_writes_into_its_operand_breaks_the_contract(tmp_path, monkeypatch):
+def test_operators_reference_writing_operand_fails_contract(tmp_path, monkeypatch):
+    """A reference that writes into its operand fails the contract."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=1))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.add_(1).clone())
     outcome = named(checks(picky, tmp_path), "cover-00").run()
@@ -231,7 +246,8 @@ def test_a_reference_that_writes_into_its_operand_breaks_the_contract(tmp_path, 
     assert outcome.comparison.message.startswith("the reference writes into operand 0 of picky(float32[")
 
 
-def test_a_layout_that_eager_refuses_is_dropped(tmp_path, monkeypatch):
+def test_operators_layout_rejected_by_eager_dropped(tmp_path, monkeypatch):
+    """A layout that eager rejects is dropped."""
     picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=2, side=(2, 3)))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.view(-1).view(x.shape).clone())
     outcome = named(checks(picky, tmp_path), "layouts").run()
@@ -239,7 +255,8 @@ def test_a_layout_that_eager_refuses_is_dropped(tmp_path, monkeypatch):
     assert [run.name for run in outcome.case.runs] == ["typical", "offset"]
 
 
-def test_a_call_that_returns_no_tensor_is_no_call_of_the_plan(tmp_path):
+def test_operators_call_without_tensor_left_out(tmp_path):
+    """A call that returns no tensor is left out of the plan."""
     unbind = load_registry().operators["unbind"]
     found = [check.run() for check in checks(unbind, tmp_path) if check.name.startswith("empty")]
     assert all(o.verdict is Verdict.PASS for o in found), found

@@ -49,12 +49,14 @@ def cases_of(first, *seconds):
     return [case for second in seconds for case in pairing.cases(OPS[second], fork=True)]
 
 
-def test_the_operators_in_demand_are_declared_and_can_be_drawn():
+def test_select_frequent_operators_returns_declared_list():
+    """The frequent operators are declared and can be drawn."""
     assert [op.name for op in select_frequent_operators(REGISTRY, 50)] == list(FREQUENT_OPERATORS[:50])
     assert len(set(FREQUENT_OPERATORS)) == len(FREQUENT_OPERATORS)
 
 
-def test_a_pair_is_a_chain_a_tapped_chain_and_both_on_one_operand():
+def test_operator_pairs_make_chain_tap_and_fork():
+    """A pair is a chain, a tapped chain, and both operators on one operand."""
     tapped, chain, forked = cases_of("gelu", "softmax")
     assert [c.name for c in (chain, tapped, forked)] == ["gelu->softmax", "gelu->softmax, tapped", "gelu, softmax"]
     for case in (chain, tapped, forked):
@@ -75,22 +77,26 @@ def test_a_pair_is_a_chain_a_tapped_chain_and_both_on_one_operand():
 @pytest.mark.parametrize(
     "second", ["max_pool2d", "conv2d", "batch_norm", "scaled_dot_product_attention", "upsample_bilinear2d"]
 )
-def test_operators_that_ask_for_a_shape_are_joined_too(second):
+def test_operator_pairs_join_operators_with_fixed_shape(second):
+    """Operators that need a shape are joined too."""
     assert f"relu->{second}" in [c.name for c in cases_of("relu", second)]
 
 
-def test_a_pair_that_cannot_be_is_left_out():
+def test_operator_pairs_impossible_chain_left_out():
+    """A pair that cannot be joined is left out."""
     assert not [c for c in cases_of("le", "gelu") if "->" in c.name]  # a bool is no float
 
 
-def test_the_second_call_of_a_pair_is_drawn_anew_for_another_seed():
+def test_operator_pairs_other_seed_draws_other_call():
+    """Another seed draws another second call."""
     texts = {
         str(next(iter(OperatorPairs(OPS["conv2d"], seed).cases(OPS["pad"], fork=False))).graph) for seed in range(4)
     }
     assert len(texts) > 1
 
 
-def test_the_operators_of_other_plugins_meet_their_neighbours_on_both_sides():
+def test_select_partners_foreign_operator_meets_frequent():
+    """Operators of other plugins are paired with frequent operators in both orders."""
     (stranger,) = select_foreign_operators(REGISTRY)
     known = select_frequent_operators(REGISTRY, 50)
     assert select_partners(REGISTRY, stranger, 50) == [*known[:FOREIGN_PARTNER_COUNT], stranger]
@@ -98,7 +104,8 @@ def test_the_operators_of_other_plugins_meet_their_neighbours_on_both_sides():
     assert select_partners(REGISTRY, known[FOREIGN_PARTNER_COUNT], 50) == known
 
 
-def test_the_plan_holds_each_unordered_couple_once_side_by_side(tmp_path):
+def test_pairs_checks_hold_each_fork_once(tmp_path):
+    """The plan contains each unordered fork once."""
     small = replace(suite(tmp_path), profile=replace(PROFILES["quick"], pair_operators=3))
     names = [c.name for t in pairs.tasks(small) for c in pairs.checks(t, small)]
     assert len([t.subject for t in pairs.tasks(small)]) == 4  # and the stranger
@@ -109,7 +116,8 @@ def test_the_plan_holds_each_unordered_couple_once_side_by_side(tmp_path):
     }
 
 
-def test_a_number_that_was_drawn_is_changed_until_the_shape_fits():
+def test_repeatable_draw_adjusts_numbers_to_shape():
+    """A drawn number is changed until the shape fits."""
     s = Descriptions()
     asked = []
 
@@ -133,7 +141,8 @@ def test_a_number_that_was_drawn_is_changed_until_the_shape_fits():
     assert asked[1] == (7, 2, 4)
 
 
-def test_a_question_that_was_not_asked_before_is_decided_anew():
+def test_repeatable_draw_new_description_drawn_again():
+    """A description that differs from the earlier one is drawn again."""
     steered = RepeatableDraw(random_draw(Random(0)), lambda _: None)
     first = [steered(IntegerRange(1, 3)), steered(Choice(("a", "b"))), steered(IntegerRange(5, 6))]
     steered.repeat({2: 9})
@@ -144,7 +153,8 @@ def test_a_question_that_was_not_asked_before_is_decided_anew():
     assert steered(IntegerRange(5, 6)) in (5, 6)
 
 
-def test_lengths_that_were_calculated_or_shared_cannot_be_steered():
+def test_find_size_changes_computed_or_shared_size_fails():
+    """Sizes that were computed or shared cannot be changed."""
     a, b = DrawnInt(2, 0), DrawnInt(3, 1)
     assert find_size_changes((a, b), (5, 6)) == {0: 5, 1: 6}
     assert find_size_changes((a, a), (5, 6)) is None
@@ -153,7 +163,8 @@ def test_lengths_that_were_calculated_or_shared_cannot_be_steered():
     assert find_size_changes((4, 4), (4, 4)) is None
 
 
-def test_what_is_drawn_leaves_no_marks_in_the_graph():
+def test_to_plain_numbers_leaves_no_drawn_int():
+    """Graphs contain no marked numbers."""
     assert type(to_plain_numbers((DrawnInt(2, 0),))[0]) is int
     for case in cases_of("relu", "max_pool2d", "conv2d", "pad"):
         for node in case.graph.nodes:
@@ -161,7 +172,8 @@ def test_what_is_drawn_leaves_no_marks_in_the_graph():
                 assert all(not isinstance(i, DrawnInt) for i in (item if isinstance(item, tuple) else (item,)))
 
 
-def test_merged_graphs_compute_what_each_computes():
+def test_merge_graphs_computes_each_graph():
+    """Merged graphs compute the results of each graph."""
     cases = cases_of("conv2d", "relu", "batch_norm", "add")
     whole = merge_graphs([c.graph for c in cases])
     verify(whole)
@@ -196,7 +208,8 @@ class Faulty:
         return lambda inputs: [-r if s else r for r, s in zip(runner(inputs), softmax, strict=True)]
 
 
-def test_a_pack_is_compiled_once_and_all_of_it_passes(tmp_path):
+def test_make_packed_checks_compile_once_and_pass(tmp_path):
+    """A pack is compiled once, and all its cases pass."""
     target = Faulty()
     cases = cases_of("gelu", "relu", "tanh", "mean")
     pack, *singles = make_packed_checks(cases, suite(tmp_path, target))
@@ -209,14 +222,16 @@ def test_a_pack_is_compiled_once_and_all_of_it_passes(tmp_path):
     ("fault", "verdict"),
     [("writes", Verdict.CONTRACT), ("reuses", Verdict.CONTRACT), ("drifts", Verdict.NONDETERMINISTIC)],
 )
-def test_what_a_pack_does_besides_its_results_is_checked_for_all_of_it(tmp_path, fault, verdict):
+def test_case_pack_contract_faults_checked_for_all(tmp_path, fault, verdict):
+    """Writes, reused tensors and changing results of a pack are reported."""
     cases = [replace(case, runs=case.runs[:2]) for case in cases_of("gelu", "tanh")]
     pack, *singles = make_packed_checks(cases, suite(tmp_path, Odd(fault=fault)))
     pack.run()
     assert verdict in {c.run().verdict for c in singles}
 
 
-def test_a_chain_that_returns_the_bits_of_the_tapped_one_is_not_judged_again(tmp_path, monkeypatch):
+def test_case_pack_chain_equal_to_tap_judged_once(tmp_path, monkeypatch):
+    """A chain with the bits of its tapped form is not judged again."""
     judged = []
     honest = case_packs.judge_run
 
@@ -231,7 +246,9 @@ def test_a_chain_that_returns_the_bits_of_the_tapped_one_is_not_judged_again(tmp
     assert {id(graph) for graph in judged} == {id(c.graph) for c in cases if "->" not in c.name or "tapped" in c.name}
 
 
-def test_a_chain_whose_bits_are_others_is_judged(tmp_path):
+def test_case_pack_chain_different_from_tap_judged(tmp_path):
+    """A chain whose bits differ from its tapped form is judged."""
+
     class TapOnly(Faulty):
         """Wrong where the first value is not returned too."""
 
@@ -250,7 +267,8 @@ def test_a_chain_whose_bits_are_others_is_judged(tmp_path):
 
 
 @pytest.mark.parametrize(("raises", "verdict"), [(False, Verdict.VALUE), (True, Verdict.UNDECLARED)])
-def test_a_fault_in_a_pack_costs_only_the_case_that_has_it(tmp_path, raises, verdict):
+def test_case_pack_fault_costs_its_own_cases_only(tmp_path, raises, verdict):
+    """A fault in a pack fails only the cases that contain it."""
     cases = cases_of("gelu", "relu", "softmax", "mean")
     checks = make_packed_checks(cases, suite(tmp_path, Faulty(raises=raises)))
     outcomes = {c.name: c.run().verdict for c in checks}
@@ -262,14 +280,17 @@ def test_a_fault_in_a_pack_costs_only_the_case_that_has_it(tmp_path, raises, ver
     assert outcomes["gelu->softmax"] is verdict
 
 
-def test_a_case_whose_pack_was_never_run_is_run_by_itself(tmp_path):
+def test_make_packed_checks_pack_not_run_runs_case_alone(tmp_path):
+    """A case whose pack was not run is run alone."""
     target = Faulty()
     _, second, *_ = make_packed_checks(cases_of("gelu", "relu", "tanh"), suite(tmp_path, target))
     assert second.run().verdict is Verdict.PASS
     assert target.compiled[0] == 2
 
 
-def test_a_refused_case_stays_out_of_the_pack(tmp_path):
+def test_case_pack_unsupported_case_left_out(tmp_path):
+    """An unsupported case stays out of the pack."""
+
     class Refusing(Faulty):
         def unsupported_reason(self, node):
             return "no tanh" if node.op_type == "tanh" else None
@@ -281,7 +302,9 @@ def test_a_refused_case_stays_out_of_the_pack(tmp_path):
     assert target.compiled == [6]
 
 
-def test_a_pack_passes_only_where_it_shows_something_to_be_right(tmp_path):
+def test_case_pack_nothing_proven_not_run(tmp_path):
+    """A pack passes only if at least one case passes."""
+
     class Refusing(Faulty):
         def unsupported_reason(self, node):
             return "nothing yet"
@@ -295,7 +318,8 @@ def test_a_pack_passes_only_where_it_shows_something_to_be_right(tmp_path):
     assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there is nothing to compile together")
 
 
-def test_packs_hold_a_bounded_number_of_cases(tmp_path):
+def test_make_packed_checks_limit_pack_size(tmp_path):
+    """A pack has a limited number of cases."""
     cases = cases_of("gelu", "relu", "tanh", "mean", "add", "mul", "neg", "exp", "sum", "cat", "stack")
     checks = make_packed_checks(cases, suite(tmp_path))
     assert [c.name for c in checks if c.name.startswith("pack")] == ["pack-0", "pack-1"]
@@ -303,7 +327,8 @@ def test_packs_hold_a_bounded_number_of_cases(tmp_path):
     assert len(CasePack("pack", cases[:PACK_SIZE], suite(tmp_path)).cases) == 25
 
 
-def test_a_start_that_eager_refuses_is_no_start():
+def test_first_calls_rejected_by_eager_left_out():
+    """First calls that eager rejects are left out."""
     starts = OperatorPairs(OPS["masked_select"], 0).first_calls  # of which the sizes of results depend on elements
     assert starts == []
     for seed, call in OperatorPairs(OPS["dropout"], 0).first_calls:

@@ -56,7 +56,8 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("p", BROKEN, ids=lambda p: p.name)
-def test_a_broken_pass_is_found(p):
+def test_passes_broken_pass_found(p):
+    """A broken pass is found."""
     found = failures(p)
     assert EXPECTED.get(p.name, Verdict.VALUE) in {o.verdict for o in found}, [o.name for o in found]
 
@@ -68,27 +69,32 @@ PASSES = [
 
 
 @pytest.mark.parametrize("p", PASSES)
-def test_the_installed_passes_break_no_rule(p):
+def test_passes_installed_pass_breaks_no_rule(p):
+    """The installed passes break no rule."""
     assert [(o.name, o.comparison.message) for o in failures(p)] == []
 
 
-def test_every_pass_is_a_task_and_so_is_the_order_of_sets():
+def test_passes_tasks_list_passes_and_hash_seeds():
+    """Each pass is a task, and so are the hash seeds."""
     assert {t.subject for t in passes.tasks(suite_of())} == {*REGISTRY.passes, "hash seeds"}
 
 
-def test_checks_are_known_before_anything_is_drawn(monkeypatch):
+def test_passes_checks_planned_without_drawing(monkeypatch):
+    """The checks are known before a graph is drawn."""
     monkeypatch.setattr(passes, "find_motifs", lambda *_, **__: pytest.fail("drawn while planning"))
     names = [check.name for check in passes.checks(Task("passes", "merge-chains"), suite_of())]
     assert len(names) == len(set(names)) > len({**passes.CALL_CHANGES, **passes.SURROUNDING_CHANGES})
 
 
-def test_a_pass_that_never_fires_is_told_how_to_show_its_motif():
+def test_passes_never_firing_pass_message_suggests_motifs():
+    """A pass that never fires is reported with a hint to `motifs`."""
     (silent,) = failures(next(p for p in BROKEN if p.name == "never-fires"), ["fires"])
     assert "no graph was found on which pass and rule never fires" in silent.comparison.message
     assert "show the suite how with `motifs`" in silent.comparison.message
 
 
-def test_a_failing_graph_comes_small_with_what_the_pass_made_of_it():
+def test_passes_failure_reduced_with_graphs_before_after():
+    """A failing graph is small, with the graph before and after the pass."""
     outcome, *_ = failures(next(p for p in BROKEN if p.name == "merge-by-operands"))
     assert outcome.case is not None
     assert len(outcome.case.graph) <= 4
@@ -96,7 +102,8 @@ def test_a_failing_graph_comes_small_with_what_the_pass_made_of_it():
     assert "after:\ngraph" in outcome.comparison.message
 
 
-def test_the_order_of_a_set_is_found_in_another_process(monkeypatch):
+def test_check_hash_seeds_set_order_found(monkeypatch):
+    """A dependence on the order of a set is found in another process."""
     suite = suite_of(WALK_A_SET)
     here = run_on_random_graphs(WALK_A_SET, REGISTRY.operators, 0)
     assert any("relu_of" in text for text in here)
@@ -110,7 +117,8 @@ def test_the_order_of_a_set_is_found_in_another_process(monkeypatch):
 
 
 @pytest.mark.slow
-def test_installed_passes_make_the_same_under_another_hash_seed():
+def test_digest_in_other_process_installed_passes_agree():
+    """Installed passes make the same graphs under another hash seed."""
     names = ["drop-relu", "remove-dropout"]
     here = {n: [digest_text(t) for t in run_on_random_graphs(REGISTRY.passes[n], REGISTRY.operators, 0)] for n in names}
     assert digest_in_other_process(names, 0) == here
@@ -118,18 +126,22 @@ def test_installed_passes_make_the_same_under_another_hash_seed():
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_is_quoted():
+def test_digest_in_other_process_error_quoted():
+    """The error of the other process is quoted."""
     with pytest.raises(ClikaError, match=r"(?s)PYTHONHASHSEED=4242 failed:.*invalid literal for int"):
         digest_in_other_process(["drop-relu"], "no number")  # pyright: ignore[reportArgumentType]
 
 
-def test_what_is_drawn_does_not_depend_on_what_was_drawn_before():
+def test_run_on_random_graphs_independent_of_earlier_draws():
+    """Draws do not depend on earlier draws."""
     first = run_on_random_graphs(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5)
     run_on_random_graphs(REGISTRY.passes["fold-literals"], REGISTRY.operators, 5)
     assert run_on_random_graphs(REGISTRY.passes["remove-dropout"], REGISTRY.operators, 5) == first
 
 
-def test_a_pass_may_bring_the_motif_that_no_draw_finds():
+def test_build_pass_motifs_uses_own_motif():
+    """A pass may provide a motif that no draw finds."""
+
     def three_in_a_row(build):
         x = build.graph.add_input(TensorType(torch.float32, (7,)), "x")
         return build("neg", build("neg", build("neg", x)))
@@ -142,7 +154,8 @@ def test_a_pass_may_bring_the_motif_that_no_draw_finds():
     assert [t.shape for t in case.runs[0].inputs] == [(7,)]
 
 
-def test_a_node_counts_as_random_whatever_chance_made_of_its_operand():
+def test_count_random_nodes_ignores_random_operand():
+    """A node counts as random for any random operand."""
     graph = Graph("dropouts")
     x = graph.add_input(TensorType(torch.float32, ()), "x")
     build = Builder(graph, REGISTRY.operators)
@@ -156,7 +169,8 @@ def test_a_node_counts_as_random_whatever_chance_made_of_its_operand():
     assert counted == [(2, 2)] * 8
 
 
-def test_a_random_node_of_which_only_the_type_is_read_makes_no_result_random():
+def test_count_random_nodes_type_only_reader_not_random():
+    """A random node makes no result random if only its type is read."""
     graph = Graph("typed")
     x = graph.add_input(TensorType(torch.float32, (3,)), "x")
     build = Builder(graph, REGISTRY.operators)
@@ -167,7 +181,8 @@ def test_a_random_node_of_which_only_the_type_is_read_makes_no_result_random():
     assert count_random_nodes(graph, [torch.ones(3)]) == (2, 2)
 
 
-def test_a_quotient_of_a_random_value_by_itself_is_not_random_however_it_is_written():
+def test_check_pass_random_quotient_by_itself_passes():
+    """The quotient of a random tensor by itself is not random in any form."""
     graph = Graph("ones")
     x = graph.add_input(TensorType(torch.float32, (3,)), "x")
     build = Builder(graph, REGISTRY.operators)
@@ -180,8 +195,8 @@ def test_a_quotient_of_a_random_value_by_itself_is_not_random_however_it_is_writ
     assert found.fired
 
 
-def test_an_attribute_that_is_written_in_place_is_seen_though_it_is_equal():
-    """The text of a graph tells True from 1, and so does a lowering."""
+def test_check_pass_equal_attribute_write_found():
+    """An attribute overwritten by an equal one is reported: lowerings distinguish True from 1."""
     graph = Graph("made")
     x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")
     graph.add_output(Builder(graph, REGISTRY.operators)("dropout", x, p=0.5, train=False))
@@ -196,8 +211,8 @@ def test_an_attribute_that_is_written_in_place_is_seen_though_it_is_equal():
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_weight_that_is_written_in_place_is_seen_and_mended_also_where_it_happens_as_it_is_read(late):
-    """Clones share weights: what runs after such a pass, and a reproducer, would start from damaged ones."""
+def test_check_pass_weight_write_found_and_restored(late):
+    """A weight that is overwritten is reported and restored, because clones share weights."""
     graph = Graph("made")
     x = graph.add_input(TensorType(torch.float32, (2,)), "x")
     weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
@@ -214,7 +229,8 @@ def test_a_weight_that_is_written_in_place_is_seen_and_mended_also_where_it_happ
     assert weight.tolist() == [1.0, 2.0]
 
 
-def test_a_weight_is_almost_too_large_beside_small_inputs():
+def test_enlarge_constants_scales_inputs_down():
+    """A constant is almost too large, and the inputs are small."""
     graph = Graph("g")
     x = graph.add_input(TensorType(torch.float32, (2,)), "x")
     w, b = (graph.add_constant(torch.nn.Parameter(torch.tensor([1.0, n])), name) for n, name in ((2, "w"), (-4, "b")))
@@ -229,8 +245,8 @@ def test_a_weight_is_almost_too_large_beside_small_inputs():
     assert 0 < found[0].runs[0].inputs[0].max() < 1e-9
 
 
-def test_what_a_pass_took_is_free_again_where_it_ran_out_of_memory():
-    """The next check failed for want of memory as well, with the mutant and without it."""
+def test_is_reached_memory_error_frees_graph():
+    """The memory of a pass that ran out of memory is free again."""
     seen = []
 
     def endless(graph):
@@ -245,7 +261,8 @@ def test_what_a_pass_took_is_free_again_where_it_ran_out_of_memory():
 
 
 @pytest.mark.parametrize("read_from", ["weight", "copy", "both", "two copies"])
-def test_one_copy_may_take_the_place_of_a_shared_weight_in_the_end_and_two_may_not_hold_it(read_from):
+def test_find_copies_one_copy_may_replace_weight(read_from):
+    """One copy may replace a shared weight at the end; two may not."""
     g = Graph("shared")
     weight, build = g.add_constant(torch.ones(3), "weight"), Builder(g, REGISTRY.operators)
     for number in range(2):
@@ -260,8 +277,8 @@ def test_one_copy_may_take_the_place_of_a_shared_weight_in_the_end_and_two_may_n
     assert bool([*find_copies(g, after, may_replace=True)]) is (read_from in ("both", "two copies"))
 
 
-def test_a_pass_that_may_round_is_judged_on_the_second_call_too():
-    """The first call reads of state what a constant holds, so that a pass that freezes it went unseen."""
+def test_check_pass_rounding_pass_judged_on_second_call():
+    """A pass that may round is judged on the second call too, because it may freeze state."""
 
     def read_as_it_was(graph, _):
         total = graph.constants["total"]

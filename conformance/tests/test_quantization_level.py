@@ -45,7 +45,8 @@ def outcomes(subject: str, suite: Suite):
     return [check.run() for check in quantization.checks(Task("quantization", subject), suite)]
 
 
-def test_every_subject_passes_in_onnx_runtime(registry, tmp_path):
+def test_quantization_onnxruntime_passes_each_subject(registry, tmp_path):
+    """Each subject passes in ONNX Runtime."""
     suite = suite_of(registry, registry.targets["onnxruntime"], tmp_path)
     tasks = quantization.tasks(suite)
     assert [task.subject for task in tasks] == ["quantize+dequantize", "layers", "stored weights", "packing"]
@@ -54,13 +55,15 @@ def test_every_subject_passes_in_onnx_runtime(registry, tmp_path):
         assert not bad
 
 
-def test_eager_itself_passes(registry, tmp_path):
+def test_quantization_eager_passes_each_subject(registry, tmp_path):
+    """Eager itself passes."""
     suite = suite_of(registry, Identity(), tmp_path)
     for subject in ("quantize+dequantize", "layers", "stored weights"):
         assert {o.verdict for o in outcomes(subject, suite)} == {Verdict.PASS}
 
 
-def test_without_the_operators_there_is_nothing_to_do(registry, tmp_path):
+def test_quantization_without_operators_has_no_task(registry, tmp_path):
+    """Without the quantization operators there are no tasks."""
     bare = Registry((), {}, {}, {}, {})
     assert quantization.tasks(suite_of(bare, registry.targets["onnxruntime"], tmp_path)) == []
 
@@ -140,7 +143,8 @@ def _clamped(op, steps, dtype, quant_min, quant_max):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.__name__)
-def test_a_faulty_lowering_is_found(registry, tmp_path, monkeypatch, fault):
+def test_quantization_faulty_lowering_found(registry, tmp_path, monkeypatch, fault):
+    """A faulty lowering of quantize is found."""
     quantize = registry.operators["quantize"]
     monkeypatch.setattr(quantize, "lowering", fault)
     QUANTIZE[:] = [LOWERING]
@@ -151,7 +155,8 @@ def test_a_faulty_lowering_is_found(registry, tmp_path, monkeypatch, fault):
 LOWERING = load_registry().operators["quantize"].lowering
 
 
-def test_a_faulty_reference_is_told_in_integers(registry, tmp_path, monkeypatch):
+def test_quantization_faulty_reference_fails_contract(registry, tmp_path, monkeypatch):
+    """A faulty eager reference is reported as such."""
     quantize = registry.operators["quantize"]
     monkeypatch.setattr(
         quantize,
@@ -166,7 +171,8 @@ def test_a_faulty_reference_is_told_in_integers(registry, tmp_path, monkeypatch)
     assert again.comparison.message == wrong[0].comparison.message
 
 
-def test_what_only_integers_show_is_replayed_in_integers(registry, tmp_path, monkeypatch):
+def test_quantization_integer_mismatch_replays(registry, tmp_path, monkeypatch):
+    """A failure that only the integers show is found again by replay."""
     suite = suite_of(registry, Identity(), tmp_path)
     monkeypatch.setattr(quantization, "_verify_integers", tells_of_the_target())
     found = outcomes("layers", suite)[0]
@@ -188,7 +194,8 @@ def replayed(outcome, subject, suite):
 
 
 @pytest.mark.parametrize("name", ["linear per channel", "conv_transpose2d per channel"])
-def test_another_axis_of_the_weight_is_found(registry, tmp_path, monkeypatch, name):
+def test_quantization_other_weight_axis_found(registry, tmp_path, monkeypatch, name):
+    """Another axis of the weight is found."""
     dequantize = registry.operators["dequantize"]
     right = dequantize.lowering
     assert right is not None
@@ -206,13 +213,15 @@ def swapped(packed):
     return (packed >> 4) | (packed << 4)
 
 
-def test_a_constant_of_four_bits_that_is_packed_wrongly_is_found(registry, tmp_path, monkeypatch):
+def test_quantization_wrong_int4_packing_found(registry, tmp_path, monkeypatch):
+    """A constant of four bits that is packed wrongly is found."""
     monkeypatch.setattr(builder, "pack_int4", lambda x: pack_int4(x).roll(1))
     found = outcomes("stored weights", suite_of(registry, registry.targets["onnxruntime"], tmp_path))
     assert [o.name for o in found if o.verdict is Verdict.VALUE] == [w.name for w in STORED_WEIGHTS if w.bits == 4]
 
 
-def test_halves_that_packing_and_unpacking_both_swap_are_found(registry, tmp_path, monkeypatch):
+def test_quantization_swapped_nibbles_found(registry, tmp_path, monkeypatch):
+    """Nibbles that both packing and unpacking swap are found."""
     monkeypatch.setattr(quantization, "pack_int4", lambda x: swapped(pack_int4(x)))
     monkeypatch.setattr(quantization, "unpack_int4", lambda packed, *rest: unpack_int4(swapped(packed), *rest))
     found = {o.name: o for o in outcomes("packing", suite_of(registry, Identity(), tmp_path))}
@@ -222,20 +231,23 @@ def test_halves_that_packing_and_unpacking_both_swap_are_found(registry, tmp_pat
 
 
 @pytest.mark.parametrize("kind", ["int4", "uint4"])
-def test_the_bytes_that_are_expected_are_those_of_onnx(kind):
+def test_pack_by_rule_equals_onnx_bytes(kind):
+    """The expected bytes are those of ONNX."""
     codes = [*range(-8, 8), 3] if kind == "int4" else [*range(16), 3]
     theirs = onnx_ir.tensor(np.array(codes, dtype=getattr(ml_dtypes, kind))).tobytes()
     assert bytes(quantization.pack_by_rule(codes)) == theirs
 
 
-def test_the_sum_of_a_pair_of_products_passes_16_bits():
+def test_quantized_layers_pair_sum_exceeds_16_bits():
+    """The sum of two MACs exceeds 16 bits, and no sum rounds in float32."""
     (plain,) = [layer for layer in QUANTIZED_LAYERS if layer.name == "matmul"]
     assert plain.axis is None  # so that all weights are 127
     assert 255 * 127 * 2 > 2**15
     assert plain.w[0] * 255 * 128 < 2**24  # and no sum rounds in float32
 
 
-def test_ranges_are_the_same_for_a_seed_and_cover_all_choices():
+def test_draw_quantized_ranges_repeat_and_cover_choices():
+    """The drawn ranges are the same for a seed and cover all choices."""
     found = draw_quantized_ranges(quantization.MIN_RANGES, 0)
     assert [str(g) for g in found] == [str(g) for g in draw_quantized_ranges(quantization.MIN_RANGES, 0)]
     assert {g.axis for g in found} == {None, 0, 1, -1}
@@ -247,7 +259,8 @@ def grid(scale=1.0, low=-128, high=127, zero=0):
     return QuantizedRange("int8", low, high, np.asarray(scale, np.float32), np.asarray(zero), None)
 
 
-def test_a_good_share_of_elements_are_ties():
+def test_make_elements_contain_many_ties():
+    """A large share of the elements are ties."""
     share = [
         grid().find_ties(x).mean() for seed in range(20) for name, x in make_elements(grid(), seed) if name == "halves"
     ]
@@ -255,7 +268,8 @@ def test_a_good_share_of_elements_are_ties():
     assert all(x.shape == ELEMENTS_SHAPE for _, x in make_elements(grid(), 0))
 
 
-def test_codes_are_halves_to_even_and_ends_beyond():
+def test_quantize_rounds_half_to_even_and_saturates():
+    """Codes round half to even and saturate."""
     x = np.array([-np.inf, -2.5, -0.5, 0.5, 1.5, 1e9], np.float32)
     assert grid().quantize(x).tolist() == [-128, -2, 0, 0, 2, 127]
     assert grid(zero=127).quantize(x).tolist() == [-128, 125, 127, 127, 127, 127]
@@ -271,6 +285,7 @@ def test_codes_are_halves_to_even_and_ends_beyond():
         (127.3, 127, 127.0, None),
     ],
 )
-def test_what_is_lost_is_half_a_step_at_most(x, code, value, message):
+def test_find_error_allows_half_step(x, code, value, message):
+    """The error is half a step at most."""
     found = grid().find_error(np.array([x], np.float32), np.array([code]), np.array([value], np.float32))
     assert found is None if message is None else message in found

@@ -29,20 +29,23 @@ def checks(name, folder, **changes):
 
 
 @pytest.mark.parametrize("name", ["randperm", "multinomial", "native_dropout", "log_normal", "feature_alpha_dropout"])
-def test_right_lowerings_draw_what_eager_draws(tmp_path, name):
+def test_random_correct_lowering_matches_eager_distribution(tmp_path, name):
+    """Correct lowerings draw from the distribution of eager."""
     found = {check.name: check.run() for check in checks(name, tmp_path)}
     assert {o.verdict for o in found.values()} == {Verdict.PASS}
     assert found["moments"].comparison.elements > COUNT
 
 
 @pytest.mark.parametrize("mutant", FAULTS, ids=lambda m: m.name)
-def test_faults_of_randomness_are_found(tmp_path, mutant):
+def test_random_faulty_lowering_found(tmp_path, mutant):
+    """Faults of random operators are found."""
     with mutant.activate(REGISTRY):
         found = {check.name: check.run().verdict for check in checks(mutant.subject, tmp_path, rows=12)}
     assert found["cover-00" if mutant.subject == "rand" else "moments"].is_failure
 
 
-def test_an_operator_whose_calls_leave_nothing_to_chance_has_no_moments(tmp_path, monkeypatch):
+def test_random_deterministic_calls_skip_moments(tmp_path, monkeypatch):
+    """An operator whose calls are deterministic has no check of moments."""
     monkeypatch.setattr(
         REGISTRY.operators["dropout"],
         "sampler",
@@ -62,7 +65,8 @@ def reference(p, x, name="dropout", **attrs):
     return CaseReference(graph, [x])
 
 
-def test_a_random_call_that_leaves_nothing_to_chance_is_judged_as_any_other():
+def test_judge_random_operator_with_fixed_result_compared():
+    """A random call with a fixed result is judged as any other."""
     x = torch.tensor([1.0, -2.0])
     assert reference(0.0, x, train=True).judge([x]).verdict is Verdict.PASS
     assert reference(0.0, x, train=True).judge([x + 1]).verdict is Verdict.VALUE
@@ -70,7 +74,8 @@ def test_a_random_call_that_leaves_nothing_to_chance_is_judged_as_any_other():
     assert reference(0.1, x, train=True).judge([x + 1]).verdict is Verdict.PASS
 
 
-def test_what_chance_decides_has_the_type_of_eager_and_no_nan_of_its_own():
+def test_judge_random_output_type_and_nan_checked():
+    """A random output has eager's type, and no NaN from finite inputs."""
     x = torch.tensor([1.0, -2.0])
     assert reference(0.5, x, train=True).judge([x.double()]).verdict is Verdict.STRUCTURE
     assert reference(0.5, x, train=True).judge([x[:1]]).verdict is Verdict.STRUCTURE
@@ -88,13 +93,15 @@ def draws(seed, *shape):
 @pytest.mark.parametrize(
     "kind", [lambda t: t, torch.exp, lambda t: (9 * t).exp(), torch.Tensor.half, torch.Tensor.round]
 )
-def test_samples_of_one_distribution_are_not_told_apart(kind):
+def test_describe_difference_same_distribution_returns_empty(kind):
+    """Samples of one distribution are not distinguished."""
     assert [
         describe_difference([kind(draws(2 * i, COUNT, 4))], [kind(draws(2 * i + 1, COUNT, 4))]) for i in range(50)
     ] == [""] * 50
 
 
-def test_rounding_tells_nothing_apart():
+def test_describe_difference_rounding_ignored():
+    """Rounding alone makes no difference."""
     x = torch.linspace(1, 2, 8).expand(COUNT, 8)
     assert describe_difference([x.nextafter(2 * x)], [x]) == ""
     assert describe_difference([x + 0.001], [x]).startswith(
@@ -102,7 +109,8 @@ def test_rounding_tells_nothing_apart():
     )
 
 
-def test_the_bound_is_that_of_the_theorem():
+def test_describe_difference_bound_equals_theorem():
+    """The bound is that of the theorem."""
     ones = torch.ones(COUNT, 1, dtype=torch.float64)
     t = torch.cat([ones, -ones]).reshape(2 * COUNT, 1)
     z = math.sqrt(
@@ -116,7 +124,8 @@ def test_the_bound_is_that_of_the_theorem():
     assert "the mean of output 0 is" in describe_difference([t], [flat])
 
 
-def test_what_lies_beyond_the_range_of_eager_is_found_by_number():
+def test_describe_difference_outlier_count_reported():
+    """Samples beyond eager's min/max are counted and reported."""
     t, e = (torch.randint(0, 8, (COUNT, 1), generator=torch.Generator().manual_seed(i)).float() for i in range(2))
     assert describe_difference([t], [e]) == ""
     t[:60][t[:60] == 7] = 7
@@ -126,7 +135,8 @@ def test_what_lies_beyond_the_range_of_eager_is_found_by_number():
     )
 
 
-def test_outputs_and_neighbours_must_belong_to_each_other():
+def test_describe_difference_compares_correlations():
+    """Correlations between outputs and between neighbours are compared."""
     mask = draws(0, COUNT, 4) > 0
     other = draws(1, COUNT, 4) > 0
     assert describe_difference([mask.float(), mask], [other.float(), other]) == ""

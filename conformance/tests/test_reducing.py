@@ -33,7 +33,8 @@ def grown(seed):
     return make_case(grow_graph(OPERATORS, GraphGenerator(random_draw(random))), f"case {seed}", random)
 
 
-def test_a_faulty_operator_is_reduced_to_one_call():
+def test_reduce_case_faulty_operator_leaves_one_call():
+    """A faulty operator is reduced to one call."""
     sizes = []
     for seed in range(15):
         case = grown(seed)
@@ -62,7 +63,8 @@ def is_computed_from(value, kind):
     return node is not None and (node.op_type == kind or any(is_computed_from(v, kind) for v in node.inputs))
 
 
-def test_what_stands_between_the_nodes_that_matter_is_bypassed():
+def test_reduce_case_nodes_between_bypassed():
+    """Nodes between those that matter are bypassed."""
     case = chain(*["tanh"] * 4, "exp", "sin", "cos", "log1p", *["relu"] * 3, outputs=(2, 8, -1))
 
     def fails(c):
@@ -73,7 +75,8 @@ def test_what_stands_between_the_nodes_that_matter_is_bypassed():
     assert len(small.graph.inputs) == len(small.graph.outputs) == 1
 
 
-def test_only_the_run_that_fails_is_kept_and_its_elements_become_plain():
+def test_reduce_case_keeps_failing_run_with_plain_elements():
+    """Only the failing run is kept, and its elements become plain."""
     case = chain("sin", "exp")
     (run,) = case.runs
     case = Case("two runs", case.graph, [run, Run("negative", (-run.inputs[0],))])
@@ -82,7 +85,8 @@ def test_only_the_run_that_fails_is_kept_and_its_elements_become_plain():
     assert torch.equal(small.runs[0].inputs[0], torch.zeros(2, 3))
 
 
-def test_a_value_that_is_cut_off_becomes_an_input_that_holds_what_eager_computed():
+def test_reduce_case_removed_node_becomes_input():
+    """A removed node becomes an input with eager's result."""
     case = chain("exp", "log1p")
     expected = torch.exp(case.runs[0].inputs[0])
 
@@ -94,17 +98,21 @@ def test_a_value_that_is_cut_off_becomes_an_input_that_holds_what_eager_computed
     assert torch.equal(small.runs[0].inputs[0], expected)
 
 
-def test_a_case_that_does_not_fail_is_returned_as_it_is():
+def test_reduce_case_passing_case_returned_unchanged():
+    """A case that does not fail is returned unchanged."""
     case = chain("exp", "log1p")
     assert reduce_case(case, lambda _: False, 20) is case
 
 
-def test_after_the_time_given_the_best_so_far_is_returned():
+def test_reduce_case_no_time_returns_best():
+    """When time is up, the best case so far is returned."""
     case = chain("exp", "log1p")
     assert reduce_case(case, lambda _: True, 0.0) is case
 
 
-def test_a_predicate_that_raises_on_a_candidate_rejects_it():
+def test_reduce_case_predicate_error_rejects_candidate():
+    """A predicate that raises rejects the candidate."""
+
     def fails(case):
         if len(case.graph) < 2:
             msg = "cannot run it"
@@ -128,7 +136,8 @@ def dynamic():
     return Case("dynamic", graph, [Run("typical", (torch.ones(2, 3), torch.ones(4, 3)))])
 
 
-def test_dynamic_sides_stay_dynamic_where_they_matter_and_their_source_stays_an_input():
+def test_reduce_case_needed_dynamic_dim_keeps_its_source():
+    """Dynamic dims that matter stay, and their source stays an input."""
     case = dynamic()
     small = reduce_case(case, lambda c: "log1p" in kinds(c) and "n" in c.graph.symbols, 20)
     verify(small.graph)
@@ -140,7 +149,8 @@ def test_dynamic_sides_stay_dynamic_where_they_matter_and_their_source_stays_an_
     assert [tuple(t.shape) for t in small.runs[0].inputs] == [(2, 3), (1, 3)]
 
 
-def test_dynamic_sides_that_do_not_matter_become_short_and_fixed():
+def test_reduce_case_other_dynamic_dims_become_short():
+    """Dynamic dims that do not matter become short and fixed."""
     small = reduce_case(dynamic(), lambda c: "log1p" in kinds(c) and max(len(t) for t in c.runs[0].inputs) > 3, 20)
     verify(small.graph)
     assert (small.graph.symbols, small.graph.guards) == ({}, [])
@@ -150,14 +160,16 @@ def test_dynamic_sides_that_do_not_matter_become_short_and_fixed():
     assert shorter.graph.outputs[0].type.shape == (2, 3)
 
 
-def test_of_a_failure_that_needs_two_runs_two_are_kept():
+def test_reduce_case_failure_of_two_runs_keeps_two():
+    """If a failure needs two runs, two are kept."""
     case = replace(dynamic(), runs=[Run(name, dynamic().runs[0].inputs) for name in "abcd"])
     small = reduce_case(case, lambda c: {"b", "d"} <= {run.name for run in c.runs}, 20)
     assert [run.name for run in small.runs] == ["b", "d"]
     assert small.graph is case.graph
 
 
-def test_constants_stay_constants_and_become_plain():
+def test_reduce_case_constants_stay_and_become_plain():
+    """Constants stay constants and become plain."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")
@@ -171,7 +183,8 @@ def test_constants_stay_constants_and_become_plain():
     assert not torch.equal(weight.data, torch.zeros(4, 3))
 
 
-def test_dead_code_is_kept_where_it_is_what_fails():
+def test_reduce_case_failing_dead_code_kept():
+    """Dead code is kept if it fails."""
     case = chain("sin", "exp", "cos", "tanh", "relu", outputs=(1, 3, 5))
     graph = case.graph
     build = Builder(graph, REGISTRY.operators)
@@ -188,7 +201,8 @@ def test_dead_code_is_kept_where_it_is_what_fails():
 
 
 @pytest.mark.parametrize("output", [0, 1])
-def test_a_node_of_several_results_is_cut_to_the_one_that_fails(output):
+def test_reduce_case_multi_output_node_keeps_failing_output(output):
+    """A node with several outputs is reduced to the failing one."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.float32, (2, 3)), "x")

@@ -71,7 +71,8 @@ def lenient(tmp_path, monkeypatch):
     sys.modules.pop("lenient_target", None)
 
 
-def test_a_finding_about_a_declaration_replays_on_the_declaration(tmp_path):
+def test_replay_declaration_check_uses_current_declaration(tmp_path):
+    """A finding about a declaration is replayed on the declaration."""
     suite = Suite(registry_of(silent), REGISTRY.targets["onnxruntime"], PROFILE, tmp_path)
     path = written(contract, Task("contract", "silent"), "schema", suite, "onnxruntime")
     again = replay(path, registry_of(silent))
@@ -84,7 +85,8 @@ def test_a_finding_about_a_declaration_replays_on_the_declaration(tmp_path):
         silent.reference.__doc__ = None
 
 
-def test_a_finding_about_a_declaration_that_nobody_makes_any_more_says_so(tmp_path):
+def test_replay_missing_operator_reports_planning_error(tmp_path):
+    """A finding about a removed declaration reports so."""
     suite = Suite(registry_of(silent), REGISTRY.targets["onnxruntime"], PROFILE, tmp_path)
     path = written(contract, Task("contract", "silent"), "samples", suite, "onnxruntime")
     again = replay(path, registry_of(shift))
@@ -94,7 +96,8 @@ def test_a_finding_about_a_declaration_that_nobody_makes_any_more_says_so(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_finding_about_a_damaged_artifact_replays_here_and_from_its_script(lenient, tmp_path):
+def test_replay_damaged_artifact_repeats_in_script(lenient, tmp_path):
+    """A finding about a damaged artifact repeats by replay and by its script."""
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")
     assert (again.verdict, again.name) == (Verdict.ARTIFACT, "damaged-2")
     assert "it is loaded and run as if it were whole" in again.comparison.message
@@ -105,14 +108,16 @@ def test_a_finding_about_a_damaged_artifact_replays_here_and_from_its_script(len
 
 
 @pytest.mark.slow
-def test_a_check_that_is_no_longer_planned_is_not_run(lenient, monkeypatch):
+def test_replay_removed_check_not_run(lenient, monkeypatch):
+    """A check that is no longer planned is not run."""
     monkeypatch.setattr(artifacts, "DAMAGED_COPIES", 1)
     again = replay(lenient, REGISTRY, "lenient_target:TARGET")
     assert again.verdict is Verdict.NOT_RUN
     assert again.comparison.message == "the task artifacts/files has no check 'damaged-2' any more"
 
 
-def test_a_check_of_a_level_that_the_suite_does_not_have_is_refused(tmp_path):
+def test_replay_unknown_level_raises(tmp_path):
+    """A check of an unknown level raises ReportError."""
     suite = Suite(registry_of(silent), REGISTRY.targets["onnxruntime"], PROFILE, tmp_path)
     outcome = named(contract.checks(Task("contract", "silent"), suite), "schema").run()
     path = tmp_path / write_reproducer(outcome, Task("odd", "silent"), suite, "onnxruntime", tmp_path)

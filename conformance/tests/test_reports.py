@@ -37,20 +37,23 @@ def small():
     )
 
 
-def test_every_verdict_has_a_rank_and_every_failure_outranks_the_rest():
+def test_severity_ranks_failures_above_all_others():
+    """Each verdict has a rank, and failures rank above all others."""
     assert set(SEVERITY_BY_VERDICT) == set(Verdict)
     assert min(SEVERITY_BY_VERDICT[v] for v in Verdict if v.is_failure) > max(
         SEVERITY_BY_VERDICT[v] for v in Verdict if not v.is_failure
     )
 
 
-def test_one_check_that_passed_says_more_than_any_that_were_refused():
+def test_worst_verdict_pass_outranks_unsupported():
+    """One pass ranks above any number of unsupported checks."""
     assert worst_verdict({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
     assert worst_verdict({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
     assert worst_verdict({}) is Verdict.NOT_RUN
 
 
-def test_of_each_task_and_verdict_the_worst_case_is_kept_and_the_others_are_counted():
+def test_make_report_keeps_worst_case_per_verdict():
+    """The worst case of each task and verdict is kept; others are counted."""
     relu, total, fold = make_report(small()).tasks
     assert [(d.verdict, d.check) for d in relu.details] == [(Verdict.PASS, "b")]
     assert [(d.verdict, d.check) for d in total.details] == [(Verdict.CRASH, "e"), (Verdict.VALUE, "d")]
@@ -59,19 +62,22 @@ def test_of_each_task_and_verdict_the_worst_case_is_kept_and_the_others_are_coun
     assert (total.verdict, total.grade, fold.verdict) == (Verdict.CRASH, "", Verdict.UNSUPPORTED)
 
 
-def test_a_case_that_can_be_replayed_goes_before_one_that_is_further_off():
+def test_make_report_prefers_replayable_case():
+    """A case with a reproducer is preferred to one with a larger error."""
     found = make_report(record(failed(SUM, "a", ratio=1e9), failed(SUM, "b", ratio=2.0, reproducer="cases/b.zip")))
     assert found.tasks[0].details[0].check == "b"
 
 
-def test_a_ratio_that_is_nan_counts_as_the_largest():
+def test_make_report_nan_ratio_counts_as_largest():
+    """A ratio of NaN counts as the largest."""
     found = make_report(
         record(failed(SUM, "a", ratio=1.0), failed(SUM, "b", ratio=math.nan), failed(SUM, "c", ratio=2.0))
     )
     assert found.tasks[0].details[0].check == "b"
 
 
-def test_the_accounts_of_a_report_are_those_of_the_run():
+def test_make_report_counts_equal_run_counts():
+    """The counts of a report equal those of the run."""
     run = small()
     report = make_report(run)
     assert report.counts == run.counts
@@ -80,7 +86,8 @@ def test_the_accounts_of_a_report_are_those_of_the_run():
     assert report.levels == ["operators", "passes"]
 
 
-def test_what_was_not_run_is_counted_by_the_kind_of_its_reason_with_one_example():
+def test_make_report_not_run_counted_by_reason():
+    """Checks that were not run are counted by reason, with one example."""
     texts = [(Reason.GIVEN_UP, "stopped"), (Reason.NO_KERNEL, "randn(size=(2,))"), (Reason.NO_KERNEL, "randn(size=())")]
     results = [Result(SUM, text, make_not_run(reason, text)) for reason, text in texts]
     found = make_report(record(*results, passed(SUM, "fine"))).not_run
@@ -90,7 +97,8 @@ def test_what_was_not_run_is_counted_by_the_kind_of_its_reason_with_one_example(
     ]
 
 
-def test_whatever_is_not_run_says_for_which_kind_of_reason():
+def test_not_run_comparisons_name_a_reason():
+    """Each comparison that is not run names a reason."""
     package = Path(json_report.__file__).parents[1]
     trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in package.rglob("*.py")}
     bare = [
@@ -117,7 +125,8 @@ def places(document, path=""):
     return {p for name, item in document.items() for p in places(item, f"{path}.{key or name}".lstrip("."))}
 
 
-def test_the_fields_that_are_documented_are_those_that_are_written():
+def test_report_json_documented_fields_equal_written():
+    """The documented fields equal those that are written."""
     text = (Path(__file__).parents[2] / "docs/conformance.md").read_text(encoding="utf-8")
     (section,) = re.findall(r"^## report\.json\n(.*?)^## ", text, re.DOTALL | re.MULTILINE)
     documented = [name for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE) for name in row.split(", ")]
@@ -128,12 +137,14 @@ def test_the_fields_that_are_documented_are_those_that_are_written():
     assert f"by schema {json_report.SCHEMA_VERSION}." in section
 
 
-def test_a_report_holds_what_the_run_says_of_itself():
+def test_make_report_includes_problems_and_doubts():
+    """A report contains the problems and doubts of the run."""
     run = replace(small(), problems=["a deviation expired"], doubts=["nothing was proven"])
     assert make_report(run).problems == ["a deviation expired", "nothing was proven"]
 
 
-def test_a_report_is_read_back_as_it_was_written(tmp_path):
+def test_read_json_returns_written_report(tmp_path):
+    """A report is read as it was written."""
     report = make_report(small())
     write_json(report, tmp_path / "report.json")
     text = (tmp_path / "report.json").read_text()
@@ -175,7 +186,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_report_is_refused_with_what_is_wrong(tmp_path, damage):
+def test_read_json_damaged_report_raises(tmp_path, damage):
+    """A damaged report raises ReportError with the reason."""
     change, message = DAMAGES[damage]
     write_json(make_report(small()), tmp_path / "report.json")
     document = change(json.loads((tmp_path / "report.json").read_text()))
@@ -184,7 +196,8 @@ def test_a_damaged_report_is_refused_with_what_is_wrong(tmp_path, damage):
         read_json(tmp_path / "report.json")
 
 
-def test_a_report_that_is_missing_or_no_json_or_too_large_is_named(tmp_path, monkeypatch):
+def test_read_json_missing_or_too_large_raises(tmp_path, monkeypatch):
+    """A report that is missing, invalid or too large raises ReportError."""
     path = tmp_path / "report.json"
     with pytest.raises(ReportError, match=r"cannot read the report .*report\.json.*No such file"):
         read_json(path)
@@ -196,7 +209,8 @@ def test_a_report_that_is_missing_or_no_json_or_too_large_is_named(tmp_path, mon
         read_json(path)
 
 
-def test_junit_has_a_suite_for_each_level_and_a_case_for_each_task(tmp_path):
+def test_write_junit_suite_per_level_case_per_task(tmp_path):
+    """JUnit has a suite for each level and a case for each task."""
     write_junit(make_report(small()), tmp_path / "junit.xml")
     root = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 - written above
     assert [suite.get("name") for suite in root] == ["operators", "passes"]
@@ -207,7 +221,8 @@ def test_junit_has_a_suite_for_each_level_and_a_case_for_each_task(tmp_path):
     assert "fail:value in d on the inputs nan-first\noff by 9.0\ndim: -1" in failure.text
 
 
-def test_in_junit_a_task_of_which_no_check_proves_anything_is_skipped_and_says_why():
+def test_render_junit_unproven_task_skipped_with_reason():
+    """A task whose checks prove nothing is skipped, with a reason."""
     silent = [failed(SUM, "c", Verdict.XFAIL), failed(SUM, "d", Verdict.NOT_RUN), failed(SUM, "e", Verdict.NOT_RUN)]
     unstable = [failed(FOLD, "f", Verdict.UNSTABLE)]
     proving = [failed(RELU, "a", Verdict.XFAIL), passed(RELU, "b")]
@@ -220,7 +235,8 @@ def test_in_junit_a_task_of_which_no_check_proves_anything_is_skipped_and_says_w
     }
 
 
-def test_junit_takes_names_and_messages_that_xml_cannot_hold():
+def test_render_junit_escapes_invalid_xml():
+    """Names and messages may contain characters that XML does not allow."""
     result = failed(Task("operators", "<script>&\x00\x1b"), "a\x08")
     written = render_junit(make_report(record(result, problems=["gone & <forgotten>\x00"])))
     root = ET.fromstring(written)  # noqa: S314 - written above

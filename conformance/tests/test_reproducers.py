@@ -141,7 +141,8 @@ def layouts():
 
 
 @pytest.mark.parametrize("x", list(layouts()), ids=lambda x: f"{x.dtype}{list(x.shape)}{x.stride()}")
-def test_a_tensor_keeps_its_bits_and_its_layout(x):
+def test_tensor_npz_round_trip_keeps_bits_and_layout(x):
+    """A tensor keeps its bits and its layout."""
     content = tensors.to_npz({"x": tensors.elements_of(x)})
     layout = json.loads(json.dumps(tensors.layout_of(x)))
     y = tensors.rebuild_tensor(layout, tensors.from_npz(content, "x.npz", 10**6)["x"])
@@ -149,7 +150,8 @@ def test_a_tensor_keeps_its_bits_and_its_layout(x):
     assert tensors.elements_of(x).tobytes() == tensors.elements_of(y).tobytes()
 
 
-def test_a_case_comes_back_from_its_reproducer(suite, tmp_path):
+def test_read_reproducer_returns_written_case(suite, tmp_path):
+    """A case is read from its reproducer as it was written."""
     x = torch.randn(3, 2).T
     path = tmp_path / write_reproducer(failed(relu_case(x, x + 1)), TASK, suite, "onnxruntime", tmp_path)
     found = read_reproducer(path, REGISTRY)
@@ -161,7 +163,8 @@ def test_a_case_comes_back_from_its_reproducer(suite, tmp_path):
     assert found.case.runs[0].inputs[0].stride() == x.stride()
 
 
-def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
+def test_make_reproducer_no_pickle_and_same_bytes(suite):
+    """A reproducer has no pickle and the same bytes each time."""
     made = Compiled(Artifact(Path("model.onnx"), "onnxruntime", ("x",), ("y",)), {"model.onnx": b"a model"})
     outcome = replace(failed(relu_case(torch.ones(2, 3))), compiled=made)
     content = make_reproducer(outcome, TASK, suite, "onnxruntime")
@@ -184,7 +187,8 @@ def test_a_reproducer_has_no_pickle_and_the_same_bytes_each_time(suite):
         ("RIGHT", Verdict.CRASH, 0, "the target agrees with what is stored"),  # compiled from the graph
     ],
 )
-def test_the_script_of_a_reproducer_exits_1_while_the_target_differs(suite, module, tmp_path, finding):
+def test_repro_script_exits_1_while_target_differs(suite, module, tmp_path, finding):
+    """The script exits with 1 as long as the target differs."""
     target, verdict, status, said = finding
     suite = replace(suite, target=load_target(f"{module}:{target}", REGISTRY))
     outcome = failed(relu_case(torch.randn(2, 3), torch.tensor([[1, 2, float("nan")]] * 2)), verdict)
@@ -209,7 +213,8 @@ def run_lacking(path, folder, module):
     ("verdict", "repeats", "status"),
     [(Verdict.VALUE, False, AGREES), (Verdict.CRASH, False, AGREES), (Verdict.CONTRACT, True, UNTRIED)],
 )
-def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verdict, repeats, status):
+def test_repro_script_needs_suite_for_repeated_check_only(suite, tmp_path, verdict, repeats, status):
+    """The script needs the suite only to repeat a check."""
     outcome = failed(relu_case(torch.rand(2, 3)), verdict)
     outcome = replace(outcome, case=None) if repeats else outcome
     path = tmp_path / write_reproducer(outcome, TASK, suite, "onnxruntime", tmp_path)
@@ -222,7 +227,8 @@ def test_the_script_needs_the_suite_only_to_repeat_a_check(suite, tmp_path, verd
 @pytest.mark.slow
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("named", ["gone_since:TARGET", "{module}:GONE", "nobody"])
-def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(suite, module, tmp_path, named, repeats):
+def test_repro_script_missing_target_exits_2(suite, module, tmp_path, named, repeats):
+    """The script exits with 2 if the target does not exist."""
     outcome = failed(relu_case(torch.rand(2, 3)), Verdict.CONTRACT if repeats else Verdict.VALUE)
     outcome = replace(outcome, case=None) if repeats else outcome
     path = tmp_path / write_reproducer(outcome, TASK, suite, named.format(module=module), tmp_path)
@@ -233,28 +239,32 @@ def test_a_finding_on_a_target_that_is_not_there_is_none_that_is_still_there(sui
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lacking", ["torch", "onnxruntime", "clika_ref_aten"])
-def test_a_finding_where_something_is_not_installed_is_none_that_is_still_there(suite, tmp_path, lacking):
+def test_repro_script_missing_package_untried(suite, tmp_path, lacking):
+    """The script reports that a missing package prevents the run."""
     path = write_reproducer(failed(relu_case(torch.rand(2, 3)), Verdict.CRASH), TASK, suite, "onnxruntime", tmp_path)
     done = run_lacking(tmp_path / path, tmp_path, lacking)
     assert done.returncode == (2 if lacking == "torch" else UNTRIED), done
     assert "this cannot be tried here: " in done.stdout
 
 
-def test_replay_finds_the_fault_again_and_not_where_it_is_gone(suite, module, tmp_path):
+def test_replay_finds_fault_until_fixed(suite, module, tmp_path):
+    """Replay finds the fault again, and passes once it is fixed."""
     path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, f"{module}:TARGET", tmp_path)
     again = replay(path, REGISTRY, f"{module}:TARGET")
     assert (again.verdict, again.name) == (Verdict.VALUE, "relu-1")
     assert replay(path, REGISTRY, "onnxruntime").verdict is Verdict.PASS
 
 
-def test_a_case_has_the_limits_of_its_run_when_it_is_replayed(suite, tmp_path):
+def test_read_reproducer_keeps_limits_of_run(suite, tmp_path):
+    """A replayed case has the limits of its run."""
     patient = replace(suite, profile=replace(suite.profile, case_seconds=300.0, memory_bytes=2**33))
     path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, patient, "onnxruntime", tmp_path)
     profile = read_reproducer(path, REGISTRY).profile
     assert (profile.case_seconds, profile.memory_bytes) == (300.0, 2**33)
 
 
-def test_a_zip_does_not_decide_which_module_is_imported(suite, tmp_path):
+def test_replay_user_target_needs_option(suite, tmp_path):
+    """A zip does not decide the module that is imported."""
     path = tmp_path / write_reproducer(failed(relu_case(torch.rand(2, 3))), TASK, suite, "antigravity:X", tmp_path)
     with pytest.raises(ReportError, match=r"code of yours; replay it with --target antigravity:X"):
         replay(path, REGISTRY)
@@ -316,7 +326,8 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_reproducer_is_refused_with_what_is_wrong(suite, tmp_path, damage):
+def test_read_reproducer_damaged_file_raises(suite, tmp_path, damage):
+    """A damaged reproducer raises ReportError with the reason."""
     change, message = DAMAGES[damage]
     path = tmp_path / "case.zip"
     path.write_bytes(change(make_reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")))
@@ -324,7 +335,8 @@ def test_a_damaged_reproducer_is_refused_with_what_is_wrong(suite, tmp_path, dam
         read_reproducer(path, REGISTRY)
 
 
-def test_an_operator_that_nobody_declares_is_named(suite, tmp_path):
+def test_read_reproducer_unknown_operator_raises(suite, tmp_path):
+    """An operator that no plugin declares is named."""
     content = make_reproducer(failed(relu_case(torch.ones(2, 3))), TASK, suite, "onnxruntime")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         graph = archive.read("graph.json").replace(b'"relu"', b'"nobodys"')
@@ -333,7 +345,8 @@ def test_an_operator_that_nobody_declares_is_named(suite, tmp_path):
         read_reproducer(tmp_path / "case.zip", REGISTRY)
 
 
-def test_a_reproducer_that_unpacks_to_too_much_is_refused_unread(suite, tmp_path, monkeypatch):
+def test_unpack_too_large_raises(suite, tmp_path, monkeypatch):
+    """A reproducer that unpacks to too many bytes raises before it is read."""
     path = tmp_path / "case.zip"
     path.write_bytes(
         changed(
@@ -345,7 +358,8 @@ def test_a_reproducer_that_unpacks_to_too_much_is_refused_unread(suite, tmp_path
         unpack(path)
 
 
-def test_a_case_that_passes_replays_as_a_pass(suite, tmp_path):
+def test_replay_passing_case_passes(suite, tmp_path):
+    """A case that passes replays as a pass."""
     case = relu_case(torch.ones(2, 3))
     assert run_case(case, suite).verdict is Verdict.PASS
     (tmp_path / "case.zip").write_bytes(make_reproducer(failed(case), TASK, suite, "onnxruntime"))
@@ -370,7 +384,8 @@ class Doubling:
 
 
 @pytest.mark.parametrize("check", ["motifs", "pipeline order", "random order"])
-def test_a_finding_about_a_pass_replays_on_the_pass(suite, tmp_path, check):
+def test_replay_pass_finding_runs_pass(suite, tmp_path, check):
+    """A finding about a pass is replayed on the pass."""
     registry = replace(REGISTRY, passes={"doubling": Doubling()})
     outcome = replace(failed(relu_case(torch.rand(2, 3))), name=check)
     path = tmp_path / "case.zip"
@@ -385,7 +400,8 @@ def test_a_finding_about_a_pass_replays_on_the_pass(suite, tmp_path, check):
 
 
 @pytest.mark.slow
-def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
+def test_repro_script_pass_finding_runs_pass(suite, tmp_path):
+    """The script of a finding about a pass runs the pass."""
     path = tmp_path / "case.zip"
     path.write_bytes(
         make_reproducer(failed(relu_case(torch.rand(2, 3))), Task("passes", "fold-constants"), suite, "onnxruntime")
@@ -395,7 +411,8 @@ def test_the_script_of_a_finding_about_a_pass_runs_the_pass(suite, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_script_asks_the_suite_for_operators_that_no_plugin_has(suite, tmp_path):
+def test_repro_script_uses_operators_of_suite(suite, tmp_path):
+    """The script uses the suite for operators that no plugin declares."""
     path = tmp_path / "case.zip"
     graph = build_call_graph(SUITE_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})
     case = Case("tap", graph, [Run("run-0", (torch.rand(2, 3),))])

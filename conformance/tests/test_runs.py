@@ -47,7 +47,8 @@ AROUND = {
 
 
 @pytest.mark.slow
-def test_a_check_costs_itself_alone_whatever_it_does():
+def test_execute_plan_fatal_check_costs_itself_only():
+    """A check that ends or disturbs its worker affects no other check."""
     record = execute_plan(plan_run(request_for("fine", "plan-", *AROUND)))
     assert record.part.startswith("-k fine -k plan- -k exit ")
     for subject, verdict in AROUND.items():
@@ -75,7 +76,8 @@ def test_a_check_costs_itself_alone_whatever_it_does():
 
 
 @pytest.mark.slow
-def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becomes_of_the_worker():
+def test_execute_plan_repeated_failures_skip_rest_of_task():
+    """After failures of one type, the rest of a task is not run."""
     request = request_for("fails-always", "dies-always")
     record = execute_plan(plan_run(replace(request, profile=replace(request.profile, most_failures=2))))
     for subject, verdict in {"fails-always": Verdict.VALUE, "dies-always": Verdict.CRASH}.items():
@@ -88,7 +90,8 @@ def test_after_failures_of_one_kind_the_rest_of_a_task_is_not_run_whatever_becom
 
 
 @pytest.mark.slow
-def test_a_check_that_hangs_is_ended_and_meanwhile_the_time_is_told(monkeypatch):
+def test_execute_plan_hanging_check_killed_with_notices(monkeypatch):
+    """A check that hangs is killed, and notices arrive meanwhile."""
     monkeypatch.setattr(run, "NOTICE_INTERVAL_S", 0.1)
     told = []
     record = execute_plan(plan_run(request_for("hang", case_seconds=2.0)), lambda result, _: told.append(result))
@@ -100,7 +103,8 @@ def test_a_check_that_hangs_is_ended_and_meanwhile_the_time_is_told(monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_worker_killed_from_outside_costs_nothing():
+def test_execute_plan_killed_worker_costs_nothing():
+    """A worker killed from outside costs no result."""
     killed = []
 
     def notice(result, run):
@@ -116,7 +120,8 @@ def test_a_worker_killed_from_outside_costs_nothing():
 
 
 @pytest.mark.slow
-def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
+def test_execute_plan_killed_planner_costs_nothing():
+    """A worker killed while it plans costs no result."""
     record = execute_plan(plan_run(request_for("planned-twice")))
     assert [v for _, v in verdicts_of(record, "planned-twice")] == [Verdict.PASS] * 3
     assert record.exit_code == 0
@@ -127,7 +132,8 @@ def test_a_worker_killed_from_outside_while_it_plans_costs_nothing():
     ("subject", "verdict"),
     [("helper-left", Verdict.PASS), ("helper-stuck", Verdict.HANG), ("helper-orphaned", Verdict.CRASH)],
 )
-def test_what_a_target_starts_ends_with_its_worker_and_does_not_delay_the_run(subject, verdict, monkeypatch, tmp_path):
+def test_execute_plan_child_processes_end_with_worker(subject, verdict, monkeypatch, tmp_path):
+    """Processes that a target starts end with the worker and cause no delay."""
     monkeypatch.setenv("ODD_MARKS", str(tmp_path))
     record = execute_plan(plan_run(request_for(subject, case_seconds=3.0)))
     expected = [("first", Verdict.PASS), ("middle", verdict), ("last", Verdict.PASS)]
@@ -137,7 +143,8 @@ def test_what_a_target_starts_ends_with_its_worker_and_does_not_delay_the_run(su
     assert not (tmp_path / "lived").exists(), "it ended by itself"
 
 
-def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
+def test_seconds_to_wait_overdue_worker_uses_default():
+    """An overdue worker causes no busy loop."""
     late, due = (SimpleNamespace(deadline=0.0, overdue=overdue) for overdue in (True, False))
     assert seconds_to_wait([late], 5.0) == 5.0
     assert seconds_to_wait([late, due], 5.0) == 0.0
@@ -145,7 +152,8 @@ def test_a_worker_that_is_overdue_is_not_waited_for_in_a_loop_without_rest():
 
 
 @pytest.mark.slow
-def test_a_fork_that_comes_back_into_the_worker_says_nothing():
+def test_execute_plan_returning_fork_has_no_effect():
+    """A fork that returns into the worker reports nothing."""
     record = execute_plan(plan_run(request_for("doubles", case_seconds=5.0)))
     assert {v for _, v in verdicts_of(record, "doubles")} == {Verdict.PASS}
     assert (record.problems, record.exit_code) == ((), 0)
@@ -153,7 +161,8 @@ def test_a_fork_that_comes_back_into_the_worker_says_nothing():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("limit", "verdict"), [(2**29, Verdict.MEMORY), (2**30, Verdict.PASS), (0, Verdict.PASS)])
-def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
+def test_execute_plan_memory_limit_set_by_user(limit, verdict):
+    """A worker may use the memory that the user allows."""
     request = request_for("roomy")  # half a gibibyte
     record = execute_plan(plan_run(replace(request, profile=replace(request.profile, memory_bytes=limit))))
     assert [v for _, v in verdicts_of(record, "roomy")] == [Verdict.PASS, verdict, Verdict.PASS]
@@ -161,7 +170,8 @@ def test_a_worker_may_hold_what_the_user_allows(limit, verdict):
 
 
 @pytest.mark.slow
-def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
+def test_execute_plan_leaked_memory_costs_no_other_check():
+    """Memory that is not released costs no other check and no other task."""
     record = execute_plan(plan_run(request_for("hoards", "roomy")))
     expected = [("first", Verdict.MEMORY), ("middle", Verdict.PASS), ("last", Verdict.MEMORY)]
     assert verdicts_of(record, "hoards") == expected
@@ -170,7 +180,8 @@ def test_memory_that_is_not_given_back_costs_no_other_check_and_no_other_task():
 
 
 @pytest.mark.slow
-def test_a_plan_that_differs_between_processes_is_told_and_not_run():
+def test_execute_plan_unstable_plan_reported():
+    """A plan that differs between processes is reported and not run."""
     record = execute_plan(plan_run(request_for("unsure")))
     assert [v for _, v in verdicts_of(record, "unsure")] == [Verdict.PASS, Verdict.CRASH, Verdict.NOT_RUN]
     assert record.problems == ("odd/unsure is planned differently in different processes",)
@@ -179,7 +190,8 @@ def test_a_plan_that_differs_between_processes_is_told_and_not_run():
 
 
 @pytest.mark.slow
-def test_what_an_interrupted_run_had_not_done_is_not_run():
+def test_execute_plan_interrupted_rest_not_run():
+    """The unfinished part of an interrupted run is not run."""
     interrupts = iter([KeyboardInterrupt()])
 
     def notice(result, run):
@@ -206,7 +218,9 @@ DECLARED = Declarations(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_interrupted", [False, True])
-def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_interrupted(is_interrupted):
+def test_execute_plan_full_run_reports_declarations(is_interrupted):
+    """Only a full run that was not interrupted reports problems of declarations."""
+
     def notice(result, running):
         if result is not None and result.verdict is Verdict.PASS:  # nor is it one of those that were given up
             running.progress_by_task[result.task].results[result.name] = replace(result, watched=("unseen",))
@@ -226,7 +240,8 @@ def test_of_declarations_a_whole_run_says_what_is_wrong_and_nothing_once_it_is_i
 
 
 @pytest.mark.slow
-def test_results_can_be_had_task_by_task():
+def test_start_execution_results_by_task():
+    """Results are available task by task."""
     plan = plan_run(request_for("fine", "exit"))
     with start_execution(plan, plan.tasks) as running:
         assert [r.verdict for r in running.results_of(Task("odd", "exit"))] == [
@@ -238,15 +253,16 @@ def test_results_can_be_had_task_by_task():
 
 
 @pytest.mark.slow
-def test_a_worker_that_cannot_start_ends_the_run():
+def test_execute_plan_worker_start_error_raises():
+    """A worker that cannot start ends the run."""
     with pytest.raises(ClikaError, match=r"a worker ended before it was ready: exit status 1:\n(.|\n)*no_such_module"):
         execute_plan(plan_run(request_for("fine", arrange="no_such_module:function")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 3])
-def test_a_replacement_that_is_killed_before_it_is_ready_costs_no_result(monkeypatch, lost):
-    """What was done stays; after three in a row the rest is not run, and the run says why."""
+def test_execute_plan_killed_replacement_costs_no_result(monkeypatch, lost):
+    """A replacement that is killed early costs no result; three end the run."""
     hire, hired = run.Execution._start_worker, []
 
     def hire_and_kill(self):
@@ -276,7 +292,8 @@ DOUBT = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [1, 3])
-def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, lost):
+def test_execute_plan_killed_first_workers_replaced(monkeypatch, lost):
+    """The first workers may be killed early too; three end the run."""
     hire, hired = run.Execution._start_worker, []
 
     def hire_and_kill(self):
@@ -294,7 +311,8 @@ def test_the_first_workers_may_be_killed_before_they_are_ready_too(monkeypatch, 
 
 
 @pytest.mark.slow
-def test_samples_that_raise_are_blamed_in_full_once_and_in_one_line_elsewhere():
+def test_execute_plan_sampler_error_in_full_once():
+    """A sampler error is reported in full once, and in one line elsewhere."""
     request = RunRequest("identity", select_profile("quick"), ("celu", "artifacts/random graphs"), workers=1)
     record = execute_plan(plan_run(replace(request, arrange="bad_samples:put", argument="celu raises")))
     assert {r.verdict for r in record.failures} == {Verdict.SAMPLE}
@@ -311,7 +329,8 @@ def recorded(*comparisons, level="operators"):
     return RunRecord("mine", "quick", 0, {}, {task: [r.name for r in results]}, results)
 
 
-def test_a_task_in_which_eager_leaves_its_bound_too_often_is_a_fault_of_the_suite():
+def test_find_doubts_eager_outside_bound_reported():
+    """A task where eager leaves its bound too often is a fault of the suite."""
     fine, off = Comparison(Verdict.PASS, elements=990), Comparison(Verdict.PASS, elements=10, unstable=10, strayed=10)
     assert find_doubts(recorded(fine, off)) == []
     (doubt,) = find_doubts(recorded(fine, off, off))
@@ -323,7 +342,8 @@ def test_a_task_in_which_eager_leaves_its_bound_too_often_is_a_fault_of_the_suit
 
 
 @pytest.mark.parametrize("verdict", [Verdict.UNSUPPORTED, Verdict.NOT_RUN, Verdict.UNSTABLE, Verdict.XFAIL])
-def test_a_run_that_proves_nothing_of_its_target_says_so(verdict):
+def test_find_doubts_nothing_proven_reported(verdict):
+    """A run that proves nothing of its target reports so."""
     silent = recorded(*[Comparison(verdict)] * 3)
     assert find_doubts(silent) == [f"nothing was proven of mine: 3 {verdict}"]
     proven = [recorded(Comparison(other), Comparison(verdict)) for other in (Verdict.PASS, Verdict.DEVIATION)]
@@ -333,7 +353,8 @@ def test_a_run_that_proves_nothing_of_its_target_says_so(verdict):
 
 
 @pytest.mark.slow
-def test_a_target_that_refuses_everything_does_not_pass():
+def test_execute_plan_unsupported_target_exits_3():
+    """A target that supports nothing does not pass."""
     request = RunRequest("odd_targets:REFUSING", select_profile("quick"), ("relu/float32", "contract/relu"), workers=1)
     record = execute_plan(plan_run(request))
     ran = {r.verdict for r in record.results if r.task.level == "operators"}
@@ -344,7 +365,8 @@ def test_a_target_that_refuses_everything_does_not_pass():
     assert record.exit_code == 3
 
 
-def test_accounts_that_do_not_add_up_are_exit_status_3():
+def test_exit_code_missing_results_gives_3():
+    """Results that do not match the plan give exit status 3."""
     task = Task("odd", "fine")
     passed = Result(task, "first", Comparison(Verdict.PASS))
     fine = RunRecord("identity", "quick", 0, {}, {task: ("first",)}, [passed])
@@ -364,7 +386,8 @@ def test_accounts_that_do_not_add_up_are_exit_status_3():
         ({"subjects": ("finne",)}, r"no task of the levels odd contains finne; did you mean fine\?"),
     ],
 )
-def test_a_request_without_sense_is_refused(changes, message):
+def test_plan_run_unknown_level_or_subject_raises(changes, message):
+    """A request with an unknown level or subject raises ClikaError."""
     request = replace(request_for("fine"), **changes)
     if message is None:
         assert [t.subject for t in plan_run(request).tasks] == ["fine"]
@@ -373,7 +396,8 @@ def test_a_request_without_sense_is_refused(changes, message):
         plan_run(request)
 
 
-def test_an_unknown_profile_is_refused_and_nightly_draws_its_seed():
+def test_select_profile_unknown_raises_and_nightly_draws_seed():
+    """An unknown profile raises; nightly draws its seed."""
     with pytest.raises(ClikaError, match=r"there is no profile 'slow'; profiles are quick, ci, nightly"):
         select_profile("slow")
     assert select_profile("quick").seed == 0

@@ -14,7 +14,8 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.targets import Target
 
 
-def test_the_folder_of_a_target_is_the_one_in_which_its_outermost_package_lies(tmp_path, monkeypatch):
+def test_find_module_folder_returns_folder_of_outer_package(tmp_path, monkeypatch):
+    """The folder of a target contains its outermost package."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "outer_of_targets/inner").mkdir(parents=True)
     for name in ("outer_of_targets/inner/__init__", "outer_of_targets/inner/some", "lone_target"):
@@ -74,7 +75,8 @@ def module(tmp_path, monkeypatch):
         ("clika_ref_onnxruntime.target:UNOPTIMIZED", "onnxruntime-unoptimized"),
     ],
 )
-def test_a_target_is_found(module, text, name):
+def test_load_target_finds_installed_or_module_target(module, text, name):
+    """An installed target, an alias or an object of a module is loaded."""
     found = load_target(text, REGISTRY)
     assert found.name == name
     assert isinstance(found, Target)
@@ -114,13 +116,15 @@ def test_a_target_is_found(module, text, name):
         ),
     ],
 )
-def test_what_is_no_target_is_refused(module, text, message):
+def test_load_target_other_object_raises(module, text, message):
+    """An object that is no target raises TargetError."""
     with pytest.raises(TargetError, match=message):
         load_target(text, REGISTRY)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
-def test_the_identity_is_what_eager_is_through_a_file(tmp_path, dtype):
+def test_identity_round_trip_equals_eager(tmp_path, dtype):
+    """The identity target equals eager through a file."""
     x = torch.tensor([[1, 0, 3], [0, 2, 0]]).to(dtype)
     case = case_of(("detach", {}), ("unsqueeze", {"dim": 0}), x=x)
     suite = suite_for(tmp_path)
@@ -135,7 +139,8 @@ def test_the_identity_is_what_eager_is_through_a_file(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
-def test_the_identity_refuses_a_damaged_file_in_our_own_words(tmp_path, kept):
+def test_identity_damaged_file_raises_target_error(tmp_path, kept):
+    """A damaged file raises a TargetError."""
     artifact = Identity().compile(case_of(("relu", {})).graph, tmp_path / "model")
     content = artifact.path.read_bytes()
     artifact.path.write_bytes(content[: int(len(content) * kept)])
@@ -143,7 +148,8 @@ def test_the_identity_refuses_a_damaged_file_in_our_own_words(tmp_path, kept):
         Identity().load(artifact)
 
 
-def test_the_identity_refuses_a_header_that_holds_no_graph(tmp_path):
+def test_identity_header_without_graph_raises(tmp_path):
+    """A header that contains no graph raises a TargetError."""
     artifact = Identity().compile(case_of(("relu", {})).graph, tmp_path / "model")
     artifact.path.write_bytes(artifact.path.read_bytes().replace(b"nodes", b"modes"))
     with pytest.raises(TargetError, match=r"model is damaged, compile it again: "):

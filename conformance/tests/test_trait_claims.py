@@ -128,18 +128,20 @@ X, Y, WEIGHT, BIAS = torch.tensor([[1.0, -3.0]]), torch.tensor([[7.0, 8.0]]), to
         (scaled_bias, compute_trait(weight=1, axis=0, bias=2), [X, WEIGHT, BIAS], "no element of the bias, although"),
     ],
 )
-def test_a_claim_is_held_against_eager(reference, trait, operands, broken):
+def test_find_broken_claim_compares_with_eager(reference, trait, operands, broken):
+    """The claim of a trait is compared with eager."""
     found = find_broken_claim(declared(reference, trait), operands, {})
     assert (found is None) if broken is None else broken in found
 
 
 @pytest.mark.parametrize("trait", [HOMOGENEOUS_OWN_QPARAMS, own_qparams_scaled_by(1, 2), SHARED_QPARAMS])
-def test_a_claim_is_said_as_it_is_declared(trait):
+def test_claim_of_names_declared_trait(trait):
+    """A claim is named as it is declared."""
     assert claim_of(trait) in {"HOMOGENEOUS", "scaled_by(1, 2)", "shared-qparams"}
     assert (claim_of(trait) == str(trait)) == (trait is SHARED_QPARAMS)
 
 
-def test_several_tensors_that_are_spread_or_joined_do_not_share_the_scale_of_the_first():
-    """Two of these were declared to, which gave the second result the scale of the first operand."""
+def test_traits_of_joined_tensors_use_unified_qparams():
+    """Operators that broadcast or join several tensors have unified qparams."""
     for name in ("broadcast_tensors", "meshgrid", "masked_scatter"):
         assert OPERATORS[name].trait is UNIFIED_QPARAMS

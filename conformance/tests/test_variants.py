@@ -36,7 +36,8 @@ def two_layers():
 
 
 @pytest.mark.parametrize("kind", VARIANTS)
-def test_a_variant_is_another_graph_that_computes_the_same(kind):
+def test_make_variant_changes_graph_not_results(kind):
+    """A variant is another graph with the same results."""
     case = two_layers()
     before = str(case.graph)
     changed = make_variant(case, kind, REGISTRY.operators, Random(0))
@@ -52,7 +53,8 @@ def test_a_variant_is_another_graph_that_computes_the_same(kind):
         assert all(torch.equal(expected, r) for r in results)
 
 
-def test_a_batch_is_split_only_where_the_node_works_along_it():
+def test_make_variant_batch_split_needs_independent_batch():
+    """A batch is split only if the node works along it."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.float32, (4, 3)), "x")
@@ -61,7 +63,8 @@ def test_a_batch_is_split_only_where_the_node_works_along_it():
     assert make_variant(case, "batch split", REGISTRY.operators, Random(0)) is None
 
 
-def test_a_way_that_is_not_open_gives_none():
+def test_make_variant_impossible_returns_none():
+    """A variant that is impossible returns None."""
     graph = Graph()
     build = Builder(graph, REGISTRY.operators)
     x = graph.add_input(TensorType(torch.int64, (4,)), "x")
@@ -77,7 +80,8 @@ def suite(tmp_path, target, count=8):
     return Suite(REGISTRY, target, replace(PROFILES["quick"], graphs=count), tmp_path)
 
 
-def test_the_plan_is_the_same_twice_and_other_for_another_seed(tmp_path):
+def test_graphs_plan_repeats_and_limits_task_size(tmp_path):
+    """The plan is the same each time, and tasks have a limited size."""
     one = suite(tmp_path, Identity())
     (task,) = graphs.tasks(one)
     names = [c.name for c in graphs.checks(task, one)]
@@ -88,7 +92,8 @@ def test_the_plan_is_the_same_twice_and_other_for_another_seed(tmp_path):
     assert len(graphs.tasks(suite(tmp_path, Identity(), 51))) == 3
 
 
-def test_eager_itself_passes_every_graph(tmp_path):
+def test_graphs_identity_passes_each_graph(tmp_path):
+    """Eager itself passes every graph."""
     one = suite(tmp_path, Identity())
     for task in graphs.tasks(one):
         for check in graphs.checks(task, one):
@@ -96,7 +101,8 @@ def test_eager_itself_passes_every_graph(tmp_path):
             assert not found.verdict.is_failure, f"{check.name}: {found.comparison.message}"
 
 
-def test_a_failing_graph_is_reported_as_the_node_that_fails(tmp_path):
+def test_graphs_failure_reduced_to_failing_node(tmp_path):
+    """A failing graph is reduced to the node that fails."""
     honest = suite(tmp_path, Identity())
     (task,) = graphs.tasks(honest)
     first = graphs.checks(task, honest)[0].run().case
@@ -107,7 +113,8 @@ def test_a_failing_graph_is_reported_as_the_node_that_fails(tmp_path):
     assert [n.op_type for n in found.case.graph.nodes] == [kind]
 
 
-def test_a_target_that_refuses_every_operator_passes_no_graph_and_fails_none(tmp_path):
+def test_graphs_unsupported_operators_not_run(tmp_path):
+    """A target that supports no operator passes and fails no graph."""
     one = suite(tmp_path, Beginner(known=()))
     (task,) = graphs.tasks(one)
     found = [check.run() for check in graphs.checks(task, one)]

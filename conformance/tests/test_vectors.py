@@ -19,7 +19,8 @@ def runs_in_turn(*samples):
     return [run for row in range(rows) for run in make_runs(samples, 0, row)]
 
 
-def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
+def test_make_runs_special_element_first_and_last_alone():
+    """Each special element is first and last in each operand, and alone."""
     samples = [sample(), sample(torch.float64)]
     found = set()
     for run in runs_in_turn(*samples):
@@ -34,7 +35,8 @@ def test_every_special_value_stands_first_and_last_in_every_operand_and_alone():
     assert len(found) == len(SPECIAL_VALUES) * 4
 
 
-def test_floats_get_wide_half_tiny_and_shifted_elements():
+def test_make_runs_floats_wide_ties_tiny_and_shifted():
+    """Floats get wide, tie, tiny and shifted elements."""
     runs = {run.name: run.inputs[0].double() for row in (0, 1) for run in make_runs([sample(shape=(50,))], 0, row)}
     assert runs["wide"].abs().max() > 64 > 1 / 64 > runs["wide"].abs().min()
     assert ((runs["ties"] * 8) % 1 == 0).all()
@@ -45,13 +47,15 @@ def test_floats_get_wide_half_tiny_and_shifted_elements():
     assert (runs["offset-50"] < -48).all()
 
 
-def test_ties_are_legal_and_not_all_at_the_ends_of_a_domain():
+def test_make_runs_ties_stay_in_domain():
+    """Ties are in the domain, and not only at its limits."""
     (ties,) = (run.inputs[0] for run in make_runs([sample(shape=(50,), domain=(0.0, 1.0))], 0) if run.name == "ties")
     assert ((ties >= 0) & (ties <= 1)).all()
     assert {0.5, 0.25, 1.0} <= set(ties.tolist())
 
 
-def test_where_each_element_has_its_own_bound_every_other_row_has_elements_whose_squares_do_not_fit():
+def test_make_runs_every_magnitude_overflows_squares():
+    """With every magnitude, every other row has elements whose squares overflow."""
     for dtype in (torch.float32, torch.float16, torch.float64):
         rows = [make_runs([sample(dtype, shape=(90,))], 0, row, every_magnitude=True) for row in (0, 1)]
         tame, vast = (next(run.inputs[0] for run in row if run.name == "wide") for row in rows)
@@ -61,7 +65,8 @@ def test_where_each_element_has_its_own_bound_every_other_row_has_elements_whose
         assert (vast != 0).all()
 
 
-def test_special_values_of_two_operands_meet_at_one_place_alike_and_otherwise():
+def test_make_runs_special_elements_cross_at_one_index():
+    """Each pair of special elements occurs at one index of two operands."""
     met = set()
     for row in range(8):
         (crossed,) = (
@@ -75,7 +80,8 @@ def test_special_values_of_two_operands_meet_at_one_place_alike_and_otherwise():
     assert met == {(a, b) for a in kinds for b in kinds}
 
 
-def test_special_values_do_not_cross_in_one_operand_or_outside_a_domain():
+def test_make_runs_crossed_needs_two_operands_and_domain():
+    """Special elements do not cross in one operand or outside a domain."""
     assert not any(run.name == "crossed" for run in make_runs([sample(), sample(unique=True)], 0))
     for row in range(8):
         positive = sample(shape=(20,), low=0.5, domain=(0.5, 4.0))
@@ -87,7 +93,8 @@ def test_special_values_do_not_cross_in_one_operand_or_outside_a_domain():
         assert set(crossed.inputs[1].tolist()) == {1.0}
 
 
-def test_integers_get_their_limits_sums_beyond_32_bits_and_both_signs():
+def test_make_runs_integers_cover_limits_and_signs():
+    """Integers get their limits, sums beyond 32 bits and both signs."""
     runs = {run.name: run.inputs[0] for run in make_runs([sample(torch.int64, (40,))], 0)}
     assert set(runs["small:x0"].tolist()) == {-1, 0, 1}
     assert runs["extremes:x0"][0] == -(2**63)
@@ -101,7 +108,8 @@ def test_integers_get_their_limits_sums_beyond_32_bits_and_both_signs():
     assert unsigned == {"typical", "small:x0", "extremes:x0", "large:x0"}
 
 
-def test_integers_with_a_domain_get_its_ends_only():
+def test_make_runs_integers_with_domain_get_its_limits():
+    """Integers with a domain get only its limits."""
     for low in (-4, 0):
         index = TensorSample(torch.int64, (6,), low, 3, domain=(low, 3))
         runs = {run.name: run.inputs[0] for run in make_runs([index], 0)}
@@ -110,7 +118,8 @@ def test_integers_with_a_domain_get_its_ends_only():
         assert (runs["highest"] == 3).all()
 
 
-def test_a_domain_keeps_special_values_and_other_elements_out():
+def test_make_runs_domain_excludes_special_elements():
+    """A domain excludes special and other elements."""
     runs = runs_in_turn(sample(low=0.0, domain=(0.0, 6.0), nan=False))
     for run in runs:
         assert ((run.inputs[0] >= 0) & (run.inputs[0] <= 6)).all(), run.name
@@ -120,7 +129,8 @@ def test_a_domain_keeps_special_values_and_other_elements_out():
     assert any(run.name.startswith("inf") for run in runs_in_turn(sample(low=0.0, domain=(0.0, math.inf))))
 
 
-def test_elements_lie_around_the_numbers_of_a_call():
+def test_make_runs_around_numbers_of_call():
+    """Elements are near the numbers of a call."""
     (run,) = (run for run in make_runs([sample(shape=(8,)), 2.5], 0) if run.name == "around")
     assert set(run.inputs[0].sign().tolist()) == {1.0, -1.0}
     assert run.inputs[0].unique().tolist() == [-2.5, *(2.5 + step * 2.0**-22 for step in (-1, 0, 1)), 7.5]
@@ -134,13 +144,15 @@ def test_elements_lie_around_the_numbers_of_a_call():
     assert not any(run.name == "around" for run in make_runs([sample(), sample()], 0, attributes=[0, True, math.inf]))
 
 
-def test_elements_lie_around_integers_among_attributes_and_what_is_within_tuples_in_turn():
+def test_make_runs_around_attributes_in_turn():
+    """Elements are near integers among the attributes and numbers in tuples, in turn."""
     runs = [r for seed in range(9) for r in make_runs([sample(shape=(5,))], seed, attributes=[3, (0.5, (7,))])]
     middles = {r.inputs[0][0].item() for r in runs if r.name == "around"}
     assert middles == {3.0, 0.5, 7.0}
 
 
-def test_integers_that_are_one_float64_meet_in_all_operands():
+def test_make_runs_integers_equal_in_float64():
+    """Integers that are equal in float64 occur together in all operands."""
     operands = [sample(torch.int64, (40,)), sample(torch.int64, (40,), unique=True)]
     (run,) = (run for run in make_runs(operands, 0) if run.name == "nearly equal")
     x, y = run.inputs
@@ -151,31 +163,36 @@ def test_integers_that_are_one_float64_meet_in_all_operands():
     assert not any(run.name == "nearly equal" for run in make_runs([sample(torch.int32, (40,))], 0))
 
 
-def test_masks_are_all_true_and_have_a_false_row():
+def test_make_runs_masks_all_true_and_false_row():
+    """Masks are all true, or have a false row."""
     runs = {run.name: run.inputs[0] for run in make_runs([sample(torch.bool)], 0)}
     assert runs["all-true"].all()
     assert not runs["false-row"][0].any()
     assert runs["false-row"][1:].all()
 
 
-def test_elements_that_must_differ_stay_different():
+def test_make_runs_unique_elements_stay_unique():
+    """Elements that must differ stay different."""
     for run in runs_in_turn(sample(shape=(9,), unique=True), sample(torch.int64, (9,), unique=True)):
         assert run.inputs[1].unique().numel() > 6, run.name
         assert run.name != "ties"
 
 
-def test_tensors_without_elements_get_typical_runs_only():
+def test_make_runs_empty_tensor_typical_only():
+    """Tensors without elements get typical runs only."""
     assert [run.name for run in make_runs([sample(shape=(0, 3)), sample(torch.int64, (0,))], 0)] == ["typical"]
     assert [run.name for run in make_runs([2, None], 0)] == ["typical"]
 
 
-def test_the_same_seed_gives_the_same_elements():
+def test_make_runs_same_seed_repeats():
+    """The same seed gives the same elements."""
     one, again, other = (make_runs([sample()], seed)[0].inputs[0] for seed in (1, 1, 2))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
 
 
-def test_a_tensor_that_the_sampler_made_stays_as_it_is():
+def test_make_runs_given_tensor_unchanged():
+    """A tensor that the sampler made stays unchanged."""
     given = torch.tensor([1, 5])
     for run in make_runs([sample(), given, sample()], 0, 3):
         assert run.inputs[1] is given
@@ -187,7 +204,8 @@ def of_name(samples, name):
     return next((run.inputs for run in make_runs(samples, 0) if run.name == name), None)
 
 
-def test_elements_that_are_equal_only_when_rounded_meet_in_operands_of_several_dtypes():
+def test_make_runs_elements_equal_after_rounding():
+    """Elements that are equal only when rounded occur in operands of several dtypes."""
     half, single = of_name([sample(dtype=torch.float16), sample()], "rounded alike")
     assert torch.equal(half, single.half())
     assert not torch.equal(half.float(), single)

@@ -218,16 +218,19 @@ def agrees(architecture: Architecture, traced: list[tuple[int, ...]], unseen: tu
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_agrees_with_eager_where_every_side_is_static(name, tmp_path):
+def test_clika_compile_architecture_static_matches_eager(name, tmp_path):
+    """Each architecture with static dims matches eager, as a module and as an ONNX artifact."""
     architecture = ARCHITECTURES[name]
     agrees(architecture, [architecture.traced[0]], architecture.traced[0], tmp_path / "model.onnx")
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_an_architecture_agrees_with_eager_at_a_size_never_traced(name, tmp_path):
+def test_clika_compile_architecture_unseen_size_matches_eager(name, tmp_path):
+    """Each architecture with dynamic dims matches eager at a size that was not traced."""
     architecture = ARCHITECTURES[name]
     agrees(architecture, list(architecture.traced), architecture.unseen, tmp_path / "model.onnx")
 
 
-def test_ten_architectures_of_each_library_are_held_to_eager():
+def test_architectures_each_library_lists_ten():
+    """The tables list ten architectures of torchvision and ten of transformers."""
     assert (len(TORCHVISION), len(TRANSFORMERS)) == (10, 10)

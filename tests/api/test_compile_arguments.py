@@ -59,7 +59,8 @@ def assert_same(before, after):
         assert before[part] == after[part], f"{part} changed"
 
 
-def test_the_signature_is_the_published_one():
+def test_clika_compile_signature_matches_reference():
+    """The keyword-only parameters and their defaults are those of the published signature."""
     parameters = inspect.signature(clika_compile).parameters
     assert {n: p.default for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY} == {
         "tracing_inputs": None,
@@ -88,7 +89,8 @@ def test_the_signature_is_the_published_one():
 
 @pytest.mark.filterwarnings("ignore:.*trains without its dropouts:UserWarning")
 @pytest.mark.parametrize("mode", [True, False])
-def test_a_kept_model_stays_bit_identical_even_when_the_copy_is_fine_tuned(mode):
+def test_clika_compile_kept_model_finetuned_stays_identical(mode):
+    """Fine-tuning the compiled module leaves the kept model bit-identical."""
     original = Net().train(mode)
     original.norm.eval()
     original.conv.bias.requires_grad_(False)
@@ -106,7 +108,8 @@ def test_a_kept_model_stays_bit_identical_even_when_the_copy_is_fine_tuned(mode)
     assert not torch.equal(module.head.weight, original.head.weight)
 
 
-def test_a_kept_model_in_train_mode_keeps_its_running_statistics():
+def test_clika_compile_kept_train_mode_keeps_running_stats():
+    """Compiling in train mode leaves the running statistics of a kept model unchanged."""
     original = Net().train()
     inputs = images()
     before = snapshot(original)
@@ -128,7 +131,8 @@ class Decaying(nn.Module):
         return x * self.weight
 
 
-def test_a_kept_model_that_writes_to_its_own_weight_stays_and_is_captured():
+def test_clika_compile_weight_write_kept_model_unchanged():
+    """A kept model that writes to its own weight is captured and stays unchanged."""
     original = Decaying(by_data=False)
     inputs = [torch.ones(2, 3), torch.ones(4, 3)]
     module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
@@ -138,7 +142,9 @@ def test_a_kept_model_that_writes_to_its_own_weight_stays_and_is_captured():
         assert torch.equal(module.weight, original.weight)
 
 
-def test_a_kept_model_that_cannot_be_captured_stays_as_it_was():
+def test_clika_compile_failed_capture_kept_model_unchanged():
+    """A failed capture restores the weights of a kept model."""
+
     class Choosing(Decaying):
         def forward(self, x):
             return super().forward(x) if x.sum() > 0 else x  # which no tracer follows
@@ -149,7 +155,8 @@ def test_a_kept_model_that_cannot_be_captured_stays_as_it_was():
     assert torch.equal(original.weight, torch.full((3,), 8.0))
 
 
-def test_a_discarded_model_hands_its_weights_over():
+def test_clika_compile_discarded_model_shares_weights():
+    """The module takes over the weight tensors of a discarded model without a copy."""
     original = Net()
     places = {n: t.data_ptr() for n, t in original.state_dict().items()}
     module = clika_compile(original, tracing_inputs=images())
@@ -178,15 +185,16 @@ print(json.dumps([compiled(model, 2048, discard_input_model=keep) for keep in (T
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
-def test_peak_memory_holds_one_copy_of_discarded_weights_and_two_of_kept_ones():
-    """In a process of its own: the peak is read as a share of the weights, 100 MB, by which it grew."""
+def test_clika_compile_peak_memory_counts_weight_copies():
+    """Peak memory grows by one copy of kept weights and by none of discarded ones, in a new process."""
     run = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     discarded, kept = json.loads(run.stdout.splitlines()[-1])
     assert discarded < 0.5
     assert kept > 0.9
 
 
-def test_a_dry_run_reports_and_returns_the_original(capsys, tmp_path):
+def test_clika_compile_dry_run_returns_original(capsys, tmp_path):
+    """A dry run prints its report, writes its log only and returns the unchanged model."""
     original = Net().train()
     inputs = images()
     before = snapshot(original)
@@ -200,7 +208,8 @@ def test_a_dry_run_reports_and_returns_the_original(capsys, tmp_path):
     assert [p.suffix for p in tmp_path.iterdir()] == [".log"], "a dry run leaves its log and no artifact"
 
 
-def test_disable_returns_the_model_untouched_whatever_else_is_given():
+def test_clika_compile_disable_returns_model_unchanged():
+    """`disable=True` returns the model unchanged, without inputs and for any callable."""
     original = Net().train()
     before = snapshot(original)
     assert clika_compile(original, disable=True) is original
@@ -208,14 +217,16 @@ def test_disable_returns_the_model_untouched_whatever_else_is_given():
     assert_same(before, snapshot(original))
 
 
-def test_graph_name_names_the_graph():
+def test_clika_compile_graph_name_names_graph():
+    """`graph_name` names the graph; the default is the class name of the model."""
     assert clika_compile(Net(), tracing_inputs=images()).graph.name == "Net"
     module = clika_compile(Net(), tracing_inputs=images(), graph_name="tower")
     assert module.graph.name == "tower"
     assert str(module.graph).startswith("graph tower(")
 
 
-def test_the_module_is_in_the_mode_of_tracing():
+def test_clika_compile_training_mode_matches_tracing():
+    """The module is in eval mode, or in the mode of the model with `skip_eval_set_mode`."""
     assert not clika_compile(Net().train(), tracing_inputs=images()).training
     module = clika_compile(Net().train(), tracing_inputs=images(), skip_eval_set_mode=True)
     assert module.training
@@ -223,13 +234,15 @@ def test_the_module_is_in_the_mode_of_tracing():
     assert not clika_compile(Net().eval(), tracing_inputs=images(), skip_eval_set_mode=True).training
 
 
-def test_no_logs_dir_writes_no_file(tmp_path, monkeypatch):
+def test_clika_compile_no_logs_dir_writes_no_file(tmp_path, monkeypatch):
+    """Without `logs_dir`, no file is written."""
     monkeypatch.chdir(tmp_path)
     clika_compile(Net(), tracing_inputs=images())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_logs_dir_receives_the_full_log(tmp_path):
+def test_clika_compile_logs_dir_receives_full_log(tmp_path):
+    """`logs_dir` is created and receives the full log."""
     clika_compile(Net(), tracing_inputs=images(), logs_dir=str(tmp_path / "deep" / "logs"))
     (log,) = (tmp_path / "deep" / "logs").iterdir()
     assert log.name.startswith("clika_")
@@ -243,7 +256,8 @@ def test_a_logs_dir_receives_the_full_log(tmp_path):
         assert fact in text
 
 
-def test_is_model_pretrained_is_recorded_and_changes_no_number(tmp_path):
+def test_clika_compile_is_model_pretrained_logged_only(tmp_path):
+    """`is_model_pretrained` is written to the log and does not change the outputs."""
     torch.manual_seed(0)
     net, x = Net().eval(), torch.randn(2, 3, 8, 8)
     modules = [
@@ -257,24 +271,28 @@ def test_is_model_pretrained_is_recorded_and_changes_no_number(tmp_path):
     assert "is_model_pretrained" in text
 
 
-def test_an_unknown_extra_option_names_the_known_ones():
+def test_clika_compile_unknown_option_lists_known():
+    """An unknown extra option raises an error that lists the known options."""
     known = "check_passes, compare_after_export, external_data"
     with pytest.raises(ModelError, match=f"unknown option 'external' = True; the options are {known}"):
         clika_compile(Net(), tracing_inputs=images(), external=True)
 
 
-def test_an_option_of_another_type_says_which_it_takes():
+def test_clika_compile_option_wrong_type_reports_type():
+    """An extra option of a wrong type raises an error with the type that it takes."""
     with pytest.raises(ModelError, match="option 'external_data' is 'yes', a str; it takes a bool"):
         clika_compile(Net(), tracing_inputs=images(), external_data="yes")
 
 
-def test_options_by_name_override_those_of_the_dataclass():
+def test_clika_compile_options_by_name_accepted():
+    """Options by name are accepted in addition to `clika_compile_options`."""
     options = ClikaCompileOptions(external_data=True)
     module = clika_compile(Net(), tracing_inputs=images(), clika_compile_options=options, check_passes=True)
     assert isinstance(module, ClikaModule)
 
 
-def test_quantization_settings_need_deployment_settings_and_calibration_inputs():
+def test_clika_compile_quantization_needs_other_arguments():
+    """`quantization_settings` needs `deployment_settings` and `calibration_inputs`."""
     with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
         clika_compile(Net(), tracing_inputs=images(), quantization_settings=QuantizationSettings())
     with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):
@@ -286,7 +304,8 @@ def test_quantization_settings_need_deployment_settings_and_calibration_inputs()
         )
 
 
-def test_settings_of_layers_alone_are_refused_and_not_ignored():
+def test_clika_compile_layer_settings_alone_rejected():
+    """`layer_quantization_settings` without `quantization_settings` raise an error."""
     layers = {"conv": LayerQuantizationSettings(skip_quantization=True)}
     with pytest.raises(ModelError, match=r"layer_quantization_settings are given without quantization_settings"):
         clika_compile(
@@ -297,7 +316,8 @@ def test_settings_of_layers_alone_are_refused_and_not_ignored():
         )
 
 
-def test_partial_graphs_are_refused_and_not_ignored():
+def test_clika_compile_fullgraph_false_rejected():
+    """`fullgraph=False` raises an error, because partial graphs are unsupported."""
     with pytest.raises(ClikaError, match=r"fullgraph=False \(partial graphs\) is not available in this version"):
         clika_compile(Net(), tracing_inputs=images(), fullgraph=False)
 
@@ -318,7 +338,8 @@ def test_partial_graphs_are_refused_and_not_ignored():
         ("ort", r"did you mean 'onnxruntime'\?$"),
     ],
 )
-def test_a_target_that_no_plugin_provides_says_what_to_do(name, remedy, monkeypatch):
+def test_clika_compile_unknown_target_reports_remedy(name, remedy, monkeypatch):
+    """An unknown target raises an error that names the package to install or the near match."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     settings = type("Mine", (BaseDeploymentSettings,), {"target": name})()
     message = rf"no installed plugin provides the target '{name}' \(installed: onnxruntime\); {remedy}"
@@ -326,26 +347,30 @@ def test_a_target_that_no_plugin_provides_says_what_to_do(name, remedy, monkeypa
         clika_compile(Net(), tracing_inputs=images(), deployment_settings=settings)
 
 
-def test_what_is_said_to_provide_our_targets_provides_them():
+def test_target_distributions_match_installed_plugins():
+    """Each distribution in `TARGET_DISTRIBUTIONS` provides the target that it is listed for."""
     found = {t.name: plugin.distribution for plugin in load_installed_plugins().plugins for t in plugin.targets}
     assert {name: found[name] for name in TARGET_DISTRIBUTIONS} == TARGET_DISTRIBUTIONS
 
 
-def test_deployment_settings_say_what_they_are_for():
+def test_deployment_settings_report_their_target():
+    """Deployment settings report their target by `str` and by their `is_...` methods."""
     settings = DeploymentSettings_TensorRT_ONNX()
     assert (str(settings), settings.is_TensorRT_ONNX(), settings.is_OpenVINO_ONNX()) == ("tensorrt", True, False)
     assert (settings.is_TensorRT_LLM_ONNX(), settings.is_ONNXRuntime_ONNX()) == (False, False)
     assert isinstance(settings, BaseDeploymentSettings)
 
 
-def test_tracing_inputs_win_over_calibration_inputs():
+def test_clika_compile_tracing_inputs_take_precedence():
+    """Tracing uses `tracing_inputs` if `calibration_inputs` are given too."""
     calibration = [torch.randn(5, 3, 30, 30)]
     module = clika_compile(Net(), tracing_inputs=images(), calibration_inputs=calibration)
     with pytest.raises(ModelError, match="dim 2 must be 8"):
         module(calibration[0])
 
 
-def test_a_failure_leaves_the_model_in_the_mode_it_was_in():
+def test_clika_compile_failure_keeps_training_mode():
+    """A failed compilation leaves the model in its training mode."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
     with pytest.raises(ModelError):
         clika_compile(model, tracing_inputs=[torch.zeros(1, 3)])
@@ -366,7 +391,8 @@ SWITCHES = [
 
 @pytest.mark.parametrize("name", SWITCHES)
 @pytest.mark.parametrize("value", ["no", 1])
-def test_a_switch_takes_a_bool_and_nothing_that_counts_as_one(name, value):
+def test_clika_compile_switch_non_bool_rejected(name, value):
+    """A switch takes a bool only; "no" and 1 raise an error."""
     with pytest.raises(ModelError, match=rf"{name}'? is {value!r}, a {type(value).__name__}; it takes "):
         clika_compile(Net(), tracing_inputs=images(), **{name: value})
 
@@ -403,25 +429,29 @@ def test_a_switch_takes_a_bool_and_nothing_that_counts_as_one(name, value):
         ("calibration_inputs", torch.ones(2), "are a Tensor. Give a list with one element for each call"),
     ],
 )
-def test_an_argument_of_another_kind_is_told_what_it_takes(name, value, message):
+def test_clika_compile_argument_wrong_type_reports_type(name, value, message):
+    """An argument of a wrong type or signature raises an error with the accepted type."""
     with pytest.raises(ModelError, match=f"^{name} {message}"):
         clika_compile(Net(), tracing_inputs=images(), **{name: value})
 
 
-def test_a_function_whose_parameters_python_cannot_tell_is_called():
+def test_clika_compile_function_without_signature_called():
+    """A `data_transform_fn` without an inspectable signature is accepted."""
     with pytest.raises(ValueError, match="no signature found"):
         inspect.signature(torch.relu)
     module = clika_compile(Net(), tracing_inputs=images(), data_transform_fn=torch.relu)
     assert isinstance(module, ClikaModule)
 
 
-def test_dynamic_none_is_what_torch_compile_calls_automatic():
+def test_clika_compile_dynamic_none_automatic():
+    """`dynamic=None` makes the varying dim dynamic, as in torch.compile."""
     module = clika_compile(Net(), tracing_inputs=images(), dynamic=None)
     assert len(module.graph.symbols) == 1
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
-def test_what_torchscript_made_is_refused_by_name():
+def test_clika_compile_torchscript_rejected():
+    """Traced TorchScript modules and functions raise an error with their class name."""
     traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     function = torch.jit.trace(lambda x: x + 1, torch.ones(2))
     for scripted, shown in (
@@ -434,7 +464,8 @@ def test_what_torchscript_made_is_refused_by_name():
 
 
 @pytest.mark.parametrize("name", ["data_transform_fn", "forward_fn"])
-def test_a_function_that_raises_keeps_its_error_and_names_its_element(name):
+def test_clika_compile_function_error_names_element(name):
+    """An error of a user function is raised unchanged, with a note that names the element."""
     seen = []
 
     def fail(*_):
@@ -452,7 +483,9 @@ def test_a_function_that_raises_keeps_its_error_and_names_its_element(name):
     assert caught.value.__notes__ == [f"in {name}, called for element 2 of the inputs"]
 
 
-def test_calibration_inputs_beside_tracing_inputs_are_logged_as_not_read_yet(tmp_path):
+def test_clika_compile_unread_calibration_inputs_logged(tmp_path):
+    """Unused `calibration_inputs` stay unread, with a line in the log."""
+
     def never():
         pytest.fail("the calibration inputs were read")
         yield

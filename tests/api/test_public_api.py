@@ -12,7 +12,8 @@ import clika_ref
 
 
 @pytest.mark.parametrize("name", clika_ref.__all__)
-def test_a_public_object_is_importable_and_documented(name):
+def test_public_object_importable_and_documented(name):
+    """Each public name is importable from `clika_ref` and has a docstring."""
     found = getattr(clika_ref, name)
     if name in ("AnyCallable", "ModelArgType"):  # type aliases
         assert typing.get_origin(found) is not None or typing.get_args(found)
@@ -24,12 +25,14 @@ def test_a_public_object_is_importable_and_documented(name):
     assert first.rstrip().endswith((".", ",", ":")), f"{name} is not documented"
 
 
-def test_the_list_of_public_names_is_that_of_the_table_and_of_dir():
+def test_public_names_match_all_table_and_dir():
+    """`__all__`, `dir` and the table of modules list the same public names."""
     assert clika_ref.__all__ == sorted(clika_ref.MODULE_BY_PUBLIC_NAME) == dir(clika_ref)
     assert not [name for name in clika_ref.__all__ if name.startswith("_")]
 
 
-def test_a_name_that_does_not_exist_is_refused_with_those_that_do():
+def test_getattr_unknown_name_lists_public_names():
+    """An unknown attribute of `clika_ref` raises an error that lists the public names."""
     with pytest.raises(AttributeError, match=r"clika_ref has no 'compile'; it offers .*clika_compile"):
         _ = clika_ref.compile
 
@@ -39,20 +42,23 @@ def fresh(code: str) -> list[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
-def test_importing_the_package_imports_nothing_heavy():
+def test_import_package_loads_no_heavy_library():
+    """`import clika_ref` loads no heavy library, torch included."""
     heavy = ("torch", "sympy", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "hypothesis", "rich", "typer")
     loaded = fresh(f"import sys, clika_ref; print(*[m for m in {heavy!r} if m in sys.modules])")
     assert loaded == []
 
 
 @pytest.mark.slow
-def test_importing_what_compiles_does_not_load_what_it_needs_when_called():
+def test_import_clika_compile_loads_no_lazy_library():
+    """Importing `clika_compile` loads no library that only its call needs."""
     heavy = ("sympy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "hypothesis", "rich", "typer")
     code = f"import sys; from clika_ref import clika_compile; print(*[m for m in {heavy!r} if m in sys.modules])"
     assert fresh(code) == []
 
 
-def test_the_type_checker_sees_every_name_that_users_write():
+def test_type_checking_block_imports_every_public_name():
+    """The TYPE_CHECKING block imports every public name for type checkers."""
     source = inspect.getsource(clika_ref)
     block = source[source.index("if TYPE_CHECKING") : source.index("MODULE_BY_PUBLIC_NAME")]
     block = re.sub(r"import \(\s+", "import ", block)  # ruff wraps long imports

@@ -38,7 +38,8 @@ def data() -> list[Tensor]:
     return [torch.randn(8, 4) for _ in range(4)]
 
 
-def test_a_module_and_what_it_returns_are_known_by_their_types(tmp_path: Path) -> None:
+def test_clika_module_methods_have_known_types(tmp_path: Path) -> None:
+    """A type checker knows the type of a module and of the results of its methods."""
     module = clika_compile(
         network(),
         calibration_inputs=data(),
@@ -59,19 +60,22 @@ def test_a_module_and_what_it_returns_are_known_by_their_types(tmp_path: Path) -
     assert_type(ClikaModule.clika_load(tmp_path / "model"), ClikaModule)
 
 
-def test_only_a_call_that_may_return_the_original_is_said_to_do_so() -> None:
+def test_clika_compile_type_includes_original_if_disabled() -> None:
+    """Only a call with `disable=True` has the type of the original model."""
     model = network()
     assert_type(clika_compile(model, tracing_inputs=data(), discard_input_model=False), ClikaModule)
     assert clika_compile(model, disable=True) is assert_type(model, nn.Module)
 
 
-def test_settings_of_a_file_leave_a_module_of_known_type() -> None:
+def test_settings_compile_arguments_keep_module_type() -> None:
+    """A call with arguments of `Settings` has the type `ClikaModule`."""
     settings = Settings(global_quantization_settings=None)
     module = clika_compile(network(), tracing_inputs=data(), **settings.compile_arguments())
     assert_type(module, ClikaModule)
 
 
-def test_what_goes_through_a_function_keeps_its_type() -> None:
+def test_public_functions_keep_argument_types() -> None:
+    """Functions that pass a value through keep its type."""
     assert_type(clika_move_to_device(data(), "cpu"), list[Tensor])
     assert_type(clika_move_to_device({"x": torch.zeros(1)}, "cpu"), dict[str, Tensor])
     for batch in SimpleProgressBar(data()):

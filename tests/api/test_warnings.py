@@ -21,7 +21,8 @@ def warnings_without_category(source: str) -> list[int]:
     return [c.lineno for c in found if not (len(c.args) > 1 and ast.unparse(c.args[1]).endswith("ClikaWarning"))]
 
 
-def test_each_warning_is_in_our_category():
+def test_warnings_in_packages_have_clika_category():
+    """Each warning in our packages has the category `ClikaWarning`."""
     files = [p for folder in SWEPT for p in (ROOT / folder).rglob("*.py") if "tests" not in p.parts]
     assert len(files) > 100
     found = {str(p.relative_to(ROOT)): warnings_without_category(p.read_text(encoding="utf-8")) for p in files}
@@ -38,11 +39,13 @@ def test_each_warning_is_in_our_category():
         ("log.warning(text)", []),
     ],
 )
-def test_the_sweep_finds_a_warning_of_another_category(source, lines):
+def test_warnings_without_category_finds_other_category(source, lines):
+    """The check finds warnings without the category `ClikaWarning`."""
     assert warnings_without_category(source) == lines
 
 
-def test_the_category_is_one_of_users_warnings_and_public():
+def test_clika_warning_public_subclass_of_user_warning():
+    """`ClikaWarning` is public, and filters can select it among `UserWarning`s."""
     assert issubclass(ClikaWarning, UserWarning)
     assert clika_ref.ClikaWarning is ClikaWarning
     with warnings.catch_warnings():

@@ -46,7 +46,8 @@ class Within(nn.Module):
 
 
 @pytest.mark.parametrize("within", [lambda model: model, Within], ids=["root", "part"])
-def test_what_is_cached_of_a_weight_is_computed_from_it_and_the_original_stays_empty(within):
+def test_capture_cache_of_weight_computed_original_empty(within):
+    """A cached function of a weight is computed by the graph, and the original's cache stays empty."""
     caching = Caching()
     model, x = within(caching), torch.ones(2, 4)
     cache, inner = caching.cache, caching.cache["nested"]
@@ -77,7 +78,8 @@ class Rotating(nn.Module):
         return x * self.table[: x.shape[1]]
 
 
-def test_a_table_that_grows_with_the_inputs_serves_every_length():
+def test_capture_growing_table_serves_every_length():
+    """A table that grows with the inputs serves every length."""
     module = clika_compile(Rotating(), tracing_inputs=[torch.ones(2, 5), torch.ones(3, 7)])
     for length in (3, 7, 12, 1):
         x = torch.rand(2, length)
@@ -98,7 +100,8 @@ class Counting(nn.Module):
         return x + self.count
 
 
-def test_an_attribute_that_no_result_depends_on_may_change_beside_a_buffer():
+def test_capture_counter_attribute_unused_by_result_accepted():
+    """An attribute that no result depends on may change next to a buffer."""
     model, x = Counting(), torch.zeros(2)
     module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
     assert (model.calls, model.count) == (0, 0)
@@ -144,7 +147,8 @@ AGAIN = r"Within returns a different result when it is called again .* forward c
         ),
     ],
 )
-def test_results_that_depend_on_an_attribute_of_the_call_before_are_refused(kind, name, message):
+def test_capture_result_depends_on_previous_call_rejected(kind, name, message):
+    """Results that depend on an attribute of the previous call raise an error."""
     model = Within(kind())
     before = getattr(model.inner, name)
     with pytest.raises(ModelError, match=message):
@@ -167,14 +171,16 @@ class Swapping(nn.Module):
 
 
 @pytest.mark.parametrize("within", [lambda model: model, Within], ids=["root", "part"])
-def test_buffers_that_are_bound_anew_follow_eager_wherever_they_are(within):
+def test_capture_rebound_buffers_follow_eager(within):
+    """Rebound buffers follow eager, in the root module and in parts."""
     x = torch.zeros(2)
     module, eager = clika_compile(within(Swapping()), tracing_inputs=[x]), within(Swapping())
     for _ in range(3):
         assert torch.equal(module(x), eager(x))
 
 
-def test_a_buffer_that_is_bound_anew_unseen_by_a_trace_is_refused_by_name(monkeypatch):
+def test_capture_rebound_buffer_missed_by_trace_rejected(monkeypatch):
+    """A rebound buffer that the trace does not see raises an error that names it."""
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: TRACERS[-1:])
     with pytest.raises(ModelError, match=r"forward writes to inner.count in a way that this trace does not record"):
         clika_compile(Within(Counting()), tracing_inputs=[torch.zeros(2)])
@@ -185,7 +191,9 @@ class Kept(dict):
         raise RuntimeError("is never emptied")
 
 
-def test_containers_of_any_depth_and_class_are_restored():
+def test_capture_nested_containers_restored():
+    """Containers of any depth and class are restored."""
+
     class Deep(nn.Module):
         def __init__(self):
             super().__init__()
@@ -205,7 +213,8 @@ def test_containers_of_any_depth_and_class_are_restored():
     assert torch.equal(module(x), model(x))
 
 
-def test_what_stands_in_a_long_container_is_no_cache():
+def test_attribute_snapshot_long_container_not_opened():
+    """The elements of a long container are not compared, only the container itself."""
     module = nn.Module()
     module.rows = [[number] for number in range(2000)]
     before = AttributeSnapshot(module)
@@ -235,7 +244,8 @@ class Hooked(nn.Module):
         return result, *self.collected
 
 
-def test_hooks_that_forward_registers_are_registered_once():
+def test_capture_hooks_of_forward_registered_once():
+    """Hooks that forward registers are registered once."""
     original, x = Hooked(), torch.randn(2, 3)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
     assert not original.linear._forward_hooks
@@ -244,7 +254,8 @@ def test_hooks_that_forward_registers_are_registered_once():
     assert len(original.linear._forward_hooks) == 1
 
 
-def test_hooks_of_the_user_stay():
+def test_capture_hooks_of_user_kept():
+    """Hooks of the user are kept."""
     original, seen = nn.Linear(3, 3), []
     handle = original.register_forward_pre_hook(lambda _module, args: seen.append(args))
     clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
@@ -263,13 +274,15 @@ class Writing(nn.Module):
         return x + self.factor * self.calls if self.factor else x
 
 
-def test_tensors_in_attributes_that_forward_writes_to_stay_as_they_were():
+def test_capture_plain_tensors_written_in_forward_restored():
+    """Tensors in attributes that forward writes to are restored."""
     original = Writing(0)
     clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
     assert not original.calls.any()
 
 
-def test_results_that_depend_on_a_tensor_in_an_attribute_are_refused_by_its_name():
+def test_capture_result_depends_on_plain_tensor_rejected():
+    """Results that depend on a written tensor attribute raise an error that names it."""
     original = Writing(1)
     with pytest.raises(ModelError, match=r"when it is called again .* forward changes self\.calls"):
         clika_compile(original, tracing_inputs=[torch.randn(2, 3)], discard_input_model=False)
@@ -314,8 +327,8 @@ NOTES = {
 
 @pytest.mark.parametrize("refused", [False, True])
 @pytest.mark.parametrize(("held", "note"), NOTES.values(), ids=NOTES)
-def test_what_forward_notes_in_objects_and_containers_is_undone(held, note, refused):
-    """Fake tensors and proxies were left there, with which no model can be copied."""
+def test_capture_writes_to_objects_and_containers_undone(held, note, refused):
+    """Fake tensors and proxies that forward stores in objects are removed."""
 
     def noting(model, x):
         note(model, x)
@@ -331,14 +344,17 @@ def test_what_forward_notes_in_objects_and_containers_is_undone(held, note, refu
     assert str(copy.deepcopy(model).held) == str(held)
 
 
-def test_an_object_that_holds_itself_is_opened_once():
+def test_capture_self_referencing_object_opened_once():
+    """An object that refers to itself is opened once."""
     ring = SimpleNamespace(mean=None)
     ring.itself = [ring]
     clika_compile(Noting(ring, lambda model, x: setattr(model.held, "mean", x)), tracing_inputs=[torch.ones(2, 3)])
     assert ring.mean is None
 
 
-def test_what_forward_binds_to_its_class_is_undone():
+def test_capture_class_attributes_set_by_forward_restored():
+    """Attributes that forward sets on its class are restored."""
+
     def note(model, x):
         type(model).classwide, type(model).added = x, x
 
@@ -360,7 +376,8 @@ class Accumulating(nn.Module):
         return x + self.held.total
 
 
-def test_results_that_depend_on_what_an_object_holds_are_refused_by_its_name():
+def test_capture_result_depends_on_object_state_rejected():
+    """Results that depend on the state of an object raise an error that names it."""
     model = Within(Accumulating())
     with pytest.raises(
         ModelError, match=r"forward changes self\.inner\.held\.calls, self.inner.held.total, and a graph does not keep"
@@ -382,7 +399,8 @@ class Viewing(nn.Module):
         return x + self.count
 
 
-def test_a_view_of_a_buffer_changes_as_that_does():
+def test_capture_view_of_buffer_changes_with_buffer():
+    """A view of a buffer in an attribute changes with the buffer."""
     model, x = Viewing(), torch.ones(2, 4)
     module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
     assert (model.count.sum(), model.front.sum()) == (0, 0)
@@ -397,8 +415,8 @@ def seen_by_all(x):
     SEEN.append(x)
 
 
-def test_what_a_trace_leaves_in_globals_and_closures_is_taken_away():
-    """What eager computes stays: the model was run, and values are no harm."""
+def test_capture_trace_leaves_no_proxies_in_globals():
+    """Tensors that eager stores in globals and closures stay; those of a trace are removed."""
     mine: list = []
     SEEN.clear()
 
@@ -425,13 +443,15 @@ class Calling(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Calling(), Noting(None, lambda _model, x: seen_by_all(x))], ids=["method", "held"])
-def test_functions_of_a_module_leave_nothing_in_globals_either(model):
+def test_capture_module_functions_leave_no_proxies_in_globals(model):
+    """Functions of a module leave no traced tensors in globals."""
     SEEN.clear()
     clika_compile(model, tracing_inputs=[torch.ones(2, 3)])
     assert {type(x) for x in SEEN} == {torch.Tensor}
 
 
-def test_of_very_many_objects_the_rest_is_taken_for_data(monkeypatch):
+def test_attribute_snapshot_many_objects_limited(monkeypatch):
+    """Objects beyond the limit are treated as data."""
     monkeypatch.setattr(attribute_snapshot, "MAX_OPENED_OBJECTS", 10)
     module = nn.Module()
     module.first, module.nodes = SimpleNamespace(), [SimpleNamespace() for _ in range(100)]

@@ -61,12 +61,13 @@ class Region(nn.Module):
 
 
 @pytest.mark.parametrize("compute", [viewed, attended, sized, padded, chosen])
-def test_an_autocast_region_serves_every_size(agree, compute):
-    """What autocast would do was asked with sizes that were guards of the graph from then on."""
+def test_autocast_region_serves_every_size(agree, compute):
+    """Sizes in an autocast region do not become guards."""
     agree(Region(compute), [torch.randn(2, 3, 4), torch.randn(3, 5, 4)], [torch.randn(4, 7, 4), torch.randn(1, 1, 4)])
 
 
-def test_a_transformer_layer_within_autocast_serves_every_size():
+def test_autocast_transformer_layer_serves_every_size():
+    """A transformer layer in an autocast region serves every size."""
     original = Region(lambda net, x: net.layer(x), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)).eval()
     inputs = [torch.randn(2, 3, 4), torch.randn(3, 5, 4)]
     module = clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
@@ -77,14 +78,17 @@ def test_a_transformer_layer_within_autocast_serves_every_size():
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN:UserWarning")
 @pytest.mark.parametrize("shapes", [[(2, 3, 4)], [(2, 3, 4), (3, 5, 4)]], ids=["static", "dynamic"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_a_recurrent_network_within_autocast_is_refused_with_what_to_do(kind, shapes):
+def test_autocast_recurrent_network_rejected_with_remedy(kind, shapes):
+    """A recurrent network in an autocast region raises an error with the remedy."""
     net = Region(lambda net, x: net.layer(x)[0], kind(4, 4))
     said = r"aten\.\w+\.input in .*test_autocast.py:\d+: .*'cpu', enabled=False"
     with without_onednn(), pytest.raises(ModelError, match=said):
         clika_compile(net, tracing_inputs=[torch.randn(s) for s in shapes])
 
 
-def test_a_recurrent_network_left_out_of_autocast_serves_every_size(agree):
+def test_autocast_disabled_recurrent_network_serves_sizes(agree):
+    """A recurrent network outside of autocast serves every size."""
+
     def left_out(net, x):
         with torch.autocast("cpu", enabled=False):
             y = net.layer(x.float())[0]
@@ -111,12 +115,14 @@ def left_alone(net, x):
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
 @pytest.mark.parametrize("compute", [contracted, dotted, left_alone])
-def test_what_autocast_casts_within_a_call_is_cast(agree, compute, sides):
+def test_autocast_casts_inside_composite_call_match_eager(agree, compute, sides):
+    """Casts of autocast inside a composite call match eager."""
     inputs = [torch.randn(2, 3, 4), torch.randn(3, 5, 4)][:sides]
     agree(Region(compute), inputs, [torch.randn(4, 7, 4)] * (sides - 1))
 
 
-def test_gradients_pass_what_is_cast_within_a_call():
+def test_autocast_gradients_flow_through_inner_casts():
+    """Gradients flow through casts inside a composite call."""
     original, x = Region(contracted), torch.randn(2, 3, 4)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
     for net in (original, module):
@@ -124,17 +130,20 @@ def test_gradients_pass_what_is_cast_within_a_call():
     torch.testing.assert_close(module.layer.weight.grad, original.layer.weight.grad)
 
 
-def test_a_call_that_is_cast_within_stands_as_its_parts(agree):
+def test_autocast_cast_composite_call_decomposed(agree):
+    """A composite call with inner casts is decomposed."""
     module = agree(Region(dotted), [torch.randn(2, 3, 4)])
     assert not {"tensordot", "inner"} & {node.op.name for node in module.graph.nodes}
 
 
-def test_what_is_not_cast_within_stays_one_call(agree):
+def test_autocast_uncast_composite_call_kept(agree):
+    """A composite call without inner casts stays one call."""
     module = agree(Region(left_alone), [torch.randn(2, 3, 4)])
     assert "einsum" in {node.op.name for node in module.graph.nodes}
 
 
-def test_nothing_is_logged_where_only_autocast_makes_operands_alike(agree, caplog, monkeypatch):
+def test_autocast_mixed_dtype_operands_log_no_error(agree, caplog, monkeypatch):
+    """Operands with dtypes that only autocast makes equal log no error."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
     agree(Region(contracted), [torch.randn(2, 3, 4)])
@@ -145,20 +154,22 @@ def paired(net, x):
     return net.layer(x, x * 2)
 
 
-def test_a_bilinear_layer_within_autocast_is_refused_with_what_to_do():
-    """It was served in float32, where eager rounds to bfloat16 inside PyTorch's own kernel."""
+def test_autocast_bilinear_layer_rejected_with_remedy():
+    """A bilinear layer in autocast raises an error, as eager rounds inside its kernel."""
     with pytest.raises(ModelError, match=r"aten\.bilinear\.default in .*: a bilinear layer inside .*enabled=False"):
         clika_compile(Region(paired, nn.Bilinear(4, 4, 4)), tracing_inputs=[torch.randn(2, 3, 4)])
 
 
-def test_what_a_graph_is_held_against_is_what_autocast_computes():
-    """Beneath the mode that watches for writes autocast did not reach what kernels call."""
+def test_run_eager_autocast_bilinear_matches_model():
+    """The eager reference applies autocast inside kernels."""
     net, x = Region(paired, nn.Bilinear(4, 4, 4)), torch.randn(2, 3, 4)
     (found,) = run_eager(make_callable(net), ModelCall((x,), {})).leaves
     assert torch.equal(found, net(x))
 
 
-def test_what_is_written_within_autocast_is_written_once_and_undone():
+def test_autocast_region_writes_once_and_undone():
+    """State written by a model with an autocast region is written once per call."""
+
     class Counting(Region):
         def __init__(self):
             super().__init__(viewed)
@@ -182,8 +193,8 @@ def test_what_is_written_within_autocast_is_written_once_and_undone():
 @pytest.mark.parametrize(
     ("layer", "named"), [(nn.Bilinear(4, 4, 4), "a bilinear layer"), (nn.LSTM(4, 4), "a recurrent network")]
 )
-def test_such_a_layer_that_is_compiled_within_autocast_is_refused_by_name(layer, named):
-    """No region was entered in forward, so it was taken for roundings of the trace."""
+def test_clika_compile_in_autocast_unsupported_layer_named(layer, named):
+    """Compiling an unsupported layer inside autocast raises an error that names it."""
     inputs = [(torch.randn(2, 3, 4),) * (2 if isinstance(layer, nn.Bilinear) else 1)]
     with (
         without_onednn(),
@@ -193,7 +204,8 @@ def test_such_a_layer_that_is_compiled_within_autocast_is_refused_by_name(layer,
         clika_compile(layer, tracing_inputs=inputs)
 
 
-def test_a_model_that_is_compiled_within_autocast_computes_as_there():
+def test_clika_compile_in_autocast_matches_eager():
+    """A model that is compiled inside autocast matches eager there."""
     original = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     x = torch.randn(2, 3, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -201,7 +213,8 @@ def test_a_model_that_is_compiled_within_autocast_computes_as_there():
         torch.testing.assert_close(module(x), original(x))
 
 
-def test_a_refused_model_that_was_made_in_inference_mode_is_told_so():
+def test_autocast_inference_mode_weights_named_in_error():
+    """The error of a model made in inference mode names its weights."""
     with torch.inference_mode():
         model = Region(lambda net, x: net.layer(x))
     x = torch.randn(2, 3, 4)
@@ -212,7 +225,8 @@ def test_a_refused_model_that_was_made_in_inference_mode_is_told_so():
 
 
 @pytest.mark.parametrize("compute", [viewed, None], ids=["region", "none"])
-def test_the_log_says_that_forward_ran_twice_for_autocast(tmp_path, compute):
+def test_autocast_second_forward_logged(tmp_path, compute):
+    """The log reports the second forward run for autocast."""
     model = Region(compute) if compute else nn.Linear(4, 4)
     clika_compile(model, tracing_inputs=[torch.randn(2, 3, 4)], logs_dir=tmp_path)
     assert next(tmp_path.iterdir()).read_text().count("Ran forward twice on inputs") == (compute is not None)
@@ -238,8 +252,8 @@ class Calling(Region):
 
 @pytest.mark.parametrize("model", [Calling(left), Calling(widened), Region(left), Region(widened)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_regions_of_a_model_that_is_compiled_within_autocast_are_as_in_eager(model, dtype):
-    """The graph, which holds all casts, was run within autocast itself, which cast again."""
+def test_clika_compile_in_autocast_regions_match_eager(model, dtype):
+    """The casts of the graph are applied once if the model is compiled inside autocast."""
     x = torch.randn(2, 3, 4)
     with torch.autocast("cpu", dtype=dtype), warnings.catch_warnings(action="error"):
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
@@ -249,7 +263,8 @@ def test_regions_of_a_model_that_is_compiled_within_autocast_are_as_in_eager(mod
 
 
 @pytest.mark.parametrize("compiled_in", [False, True])
-def test_a_graph_that_holds_casts_says_so_where_those_of_a_call_would_be_others(compiled_in):
+def test_clika_module_other_autocast_than_compiled_warns(compiled_in):
+    """A graph with casts warns if it is called in another autocast mode than compiled."""
     model, x = Calling(left), torch.randn(2, 3, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=compiled_in):
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
@@ -274,15 +289,16 @@ def test_a_graph_that_holds_casts_says_so_where_those_of_a_call_would_be_others(
     ],
     ids=["linears", "transformer", "convolution", "attention"],
 )
-def test_autocast_acts_on_a_graph_without_casts_as_on_the_original(model, shape):
-    """A linear layer behind another refused its own bias, which autocast would have cast."""
+def test_clika_module_without_casts_follows_autocast(model, shape):
+    """Autocast acts on a graph without casts as on the original."""
     x = (torch.randn(3, 2, 4),) * 3 if shape is None else (torch.randn(shape),)
     module = clika_compile(model.eval(), tracing_inputs=[x], discard_input_model=False)
     with torch.autocast("cpu", dtype=torch.bfloat16), warnings.catch_warnings(action="error"):
         torch.testing.assert_close(module(*x), model(*x), rtol=0, atol=0)
 
 
-def test_casts_are_still_the_graph_s_own_after_loading():
+def test_load_state_dict_keeps_autocast_casts():
+    """A loaded module keeps its casts and warns inside autocast."""
     model, x = Region(left), torch.randn(2, 3, 4)
     module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
     loaded = ClikaModule()
@@ -291,20 +307,22 @@ def test_casts_are_still_the_graph_s_own_after_loading():
         torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=0)
 
 
-def test_a_traced_call_within_other_regions_is_said_to_be_so():
+def test_torch_compile_in_other_autocast_warns():
+    """A call traced by torch.compile in another autocast mode warns."""
     module = clika_compile(Region(left), tracing_inputs=[torch.randn(2, 3, 4)])
     with torch.autocast("cpu", dtype=torch.float16), pytest.warns(UserWarning, match="was compiled outside"):
         torch.compile(module, backend="eager")(torch.randn(2, 3, 4))
 
 
-def test_an_export_within_autocast_is_that_outside(tmp_path):
+def test_clika_export_in_autocast_succeeds(tmp_path):
+    """An export inside autocast succeeds, because it runs without autocast."""
     module = clika_compile(nn.Linear(4, 4), tracing_inputs=[torch.randn(2, 4)])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert module.clika_export(tmp_path / "m.onnx").path.exists()
 
 
-def test_a_model_is_compiled_within_inference_mode_and_can_be_trained():
-    """No tracer could follow a parameter there."""
+def test_clika_compile_in_inference_mode_trains():
+    """A model that is compiled in inference mode can be trained."""
     model = nn.Sequential(nn.Conv1d(3, 4, 2), nn.BatchNorm1d(4)).eval()
     with torch.inference_mode():
         module = clika_compile(model, tracing_inputs=[torch.randn(2, 3, 5), torch.randn(3, 3, 5)])
@@ -313,7 +331,8 @@ def test_a_model_is_compiled_within_inference_mode_and_can_be_trained():
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_the_code_of_the_user_sees_the_gradient_mode_around_the_compilation(around):
+def test_data_transform_fn_sees_surrounding_grad_mode(around):
+    """User code sees the gradient mode around the compilation."""
     seen = []
 
     def transform(x):
@@ -326,7 +345,9 @@ def test_the_code_of_the_user_sees_the_gradient_mode_around_the_compilation(arou
 
 
 @pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
-def test_a_branch_on_the_gradient_mode_is_taken_as_around_the_compilation(around):
+def test_capture_branch_on_grad_mode_uses_surrounding(around):
+    """A branch on the gradient mode is taken as around the compilation."""
+
     def branching(x):
         return x * 2 if torch.is_grad_enabled() else x * 3
 
@@ -367,11 +388,8 @@ AROUND["inference_mode"] = torch.inference_mode
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("regions", [*product(REGIONS, repeat=2), ("no_grad", "autocast", "no_grad")], ids=" ".join)
-def test_gradients_pass_nested_regions_as_in_eager(regions, around):
-    """A no_grad region was lost within autocast, and wherever gradients were not recorded around the compilation.
-
-    An autocast region of another device ended that of the CPU.
-    """
+def test_capture_nested_regions_gradients_match_eager(regions, around):
+    """Gradients through nested no_grad and autocast regions match eager, in any surrounding mode."""
     model, x = Nested(regions), torch.randn(3, 4)
     with AROUND[around]():
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
@@ -405,7 +423,8 @@ class Averaged(nn.Module):
 
 @pytest.mark.parametrize("around", AROUND)
 @pytest.mark.parametrize("regions", [["no_grad"], ["no_grad", "autocast"], ["autocast", "no_grad"]])
-def test_what_a_region_without_gradients_returns_as_it_was_keeps_its_history(regions, around):
+def test_capture_no_grad_region_noop_cast_keeps_history(regions, around):
+    """A cast without effect inside a no_grad region does not detach a weight."""
     model, x = Averaged(regions), torch.randn(3, 4)
     with AROUND[around]():
         module = clika_compile(model, tracing_inputs=[x], discard_input_model=False)
@@ -424,7 +443,9 @@ def test_what_a_region_without_gradients_returns_as_it_was_keeps_its_history(reg
     ],
     ids=["writes to weights", "writes to views", "asks"],
 )
-def test_what_is_forbidden_or_else_where_gradients_are_recorded_is_traced_without(compute, around):
+def test_capture_no_grad_only_code_traced_without_grad(compute, around):
+    """Code that is invalid or different with gradients is traced without them."""
+
     class Unrecorded(Averaged):
         def forward(self, x):
             return compute(self, x)
@@ -435,7 +456,8 @@ def test_what_is_forbidden_or_else_where_gradients_are_recorded_is_traced_withou
         torch.testing.assert_close(module(x), model(x), rtol=0, atol=0)
 
 
-def test_a_linear_layer_of_two_dtypes_is_refused_on_devices_without_autocast():
+def test_linear_mixed_dtypes_without_autocast_rejected():
+    """A linear layer with two dtypes raises an error on devices without autocast."""
     weight = torch.zeros(3, 4, device="meta")
     with pytest.raises(ValueError, match=r"does not support a bias of torch\.float64"):
         linear(weight, weight, torch.zeros(3, device="meta", dtype=torch.float64))

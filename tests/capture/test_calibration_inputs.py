@@ -31,7 +31,8 @@ def sides(calls):
     return [tuple(call.args[0].shape) for call in calls]
 
 
-def test_an_iterable_is_read_once_and_no_further_than_tracing_needs():
+def test_calibration_inputs_iterable_read_once():
+    """An iterable is read once, and only as far as tracing needs."""
     source = Counting([batch(n, 3) for n in range(1, 10)])
     found = CalibrationInputs(source)
     assert sides(found.examples(CALLEE)) == [(n, 3) for n in range(1, STREAM_EXAMPLE_COUNT + 1)]
@@ -40,14 +41,16 @@ def test_an_iterable_is_read_once_and_no_further_than_tracing_needs():
     assert (source.begun, source.read) == (1, 9)
 
 
-def test_of_a_list_those_are_traced_with_that_differ_in_a_side_wherever_they_stand():
+def test_calibration_inputs_examples_differ_in_shape():
+    """The examples of a list are its elements that differ in shape."""
     data = [batch(4, 3)] * 20 + [batch(2, 3)]
     found = CalibrationInputs(data)
     assert sides(found.examples(CALLEE)) == [(4, 3), (2, 3)]
     assert sides(found.calls(CALLEE)) == [(4, 3)] * 20 + [(2, 3)]
 
 
-def test_each_element_is_transformed_once():
+def test_calibration_inputs_elements_transformed_once():
+    """Each element is transformed once."""
     seen = []
     found = CalibrationInputs([batch(4, 3), batch(4, 3), batch(2, 3)], lambda x: seen.append(len(x)) or x)
     assert len(found.examples(CALLEE)) == 2
@@ -55,7 +58,8 @@ def test_each_element_is_transformed_once():
     assert sorted(seen) == [2, 4, 4]
 
 
-def test_all_calls_come_without_tracing_too_and_none_is_read_before_it_is_asked_for():
+def test_calibration_inputs_calls_read_lazily():
+    """Elements are read lazily, also without tracing."""
     source = Counting([batch(n, 3) for n in (1, 2)])
     calls = CalibrationInputs(source).calls(CALLEE)
     assert source.read == 0
@@ -75,24 +79,29 @@ def test_all_calls_come_without_tracing_too_and_none_is_read_before_it_is_asked_
         ([], []),
     ],
 )
-def test_an_element_is_told_apart_by_each_side_that_no_other_showed_to_differ(elements, chosen):
+def test_select_distinct_shapes_by_new_dim(elements, chosen):
+    """Elements with a dim that has not varied before are selected."""
     assert select_distinct_shapes(elements) == chosen
 
 
 @pytest.mark.parametrize("nothing", [[], (), iter([]), Counting([])])
-def test_nothing_to_calibrate_with_is_an_error(nothing):
+def test_calibration_inputs_empty_raises(nothing):
+    """Empty calibration inputs raise an error."""
     with pytest.raises(
         ModelError, match=r"calibration_inputs has no elements. Give at least one batch, and no generator"
     ):
         CalibrationInputs(nothing).examples(CALLEE)
 
 
-def test_one_input_instead_of_a_list_is_an_error():
+def test_calibration_inputs_single_tensor_raises():
+    """A tensor in place of a list raises an error."""
     with pytest.raises(ModelError, match=r"calibration_inputs are a Tensor. Give a list"):
         CalibrationInputs(batch(4, 3))
 
 
-def test_an_error_names_the_element():
+def test_calibration_inputs_error_names_element():
+    """An error of a user function names the element."""
+
     def fail(x):
         raise ValueError("no such file")
 

@@ -47,7 +47,8 @@ FUNCTIONS = {
 @pytest.mark.filterwarnings("ignore:.*(chain_matmul|degrees of freedom):UserWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("shapes", [[(4, 6)], [(4, 6), (5, 6)], [(4, 6), (4, 7)], [(4, 6), (5, 7)]])
-def test_a_call_that_writes_inside_its_decomposition_is_captured_for_any_size(name, shapes):
+def test_decompositions_serve_any_size(name, shapes):
+    """A call with in-place writes in its decomposition is captured for any size."""
     function = FUNCTIONS[name]
     module = clika_compile(Calls(function), tracing_inputs=[torch.randn(s) for s in shapes])
     sizes = [a if len({s[i] for s in shapes}) == 1 else a + 5 for i, a in enumerate(shapes[0])]
@@ -57,7 +58,9 @@ def test_a_call_that_writes_inside_its_decomposition_is_captured_for_any_size(na
     torch.testing.assert_close(module(x), expected, equal_nan=True, rtol=1.3e-6, atol=8 * 2.0**-24 * max(largest, 1.0))
 
 
-def test_what_a_decomposition_made_is_written_later():
+def test_decompositions_results_written_later():
+    """Results of decompositions may be written later."""
+
     def function(x):
         kron, blocks = torch.kron(x, x), torch.block_diag(x, x)
         kron[0].add_(1)
@@ -70,7 +73,9 @@ def test_what_a_decomposition_made_is_written_later():
         torch.testing.assert_close(actual, expected)
 
 
-def test_a_decomposition_that_fails_is_named_with_its_line_and_reason(monkeypatch):
+def test_decompositions_failure_named_with_line_and_reason(monkeypatch):
+    """A failing decomposition raises an error with its line and reason."""
+
     def fails(*_):
         raise RuntimeError("no such thing")
 
@@ -83,7 +88,8 @@ def test_a_decomposition_that_fails_is_named_with_its_line_and_reason(monkeypatc
         clika_compile(Calls(lambda x: torch.renorm(x, 2, 0, 1.0)), tracing_inputs=[torch.randn(3, 4)])
 
 
-def test_a_decomposition_that_holds_for_one_size_is_refused(monkeypatch):
+def test_decompositions_fixed_size_rejected(monkeypatch):
+    """A decomposition that fixes a dynamic size raises an error."""
     monkeypatch.setitem(load_decompositions(), aten.renorm.default, lambda x, *_: x * int(x.shape[0]))
     with pytest.raises(ModelError, match=r"aten.renorm.default in .* fixes sizes that must be dynamic"):
         clika_compile(
@@ -91,7 +97,8 @@ def test_a_decomposition_that_holds_for_one_size_is_refused(monkeypatch):
         )
 
 
-def test_a_call_whose_own_code_fixes_a_size_is_refused_as_a_model_that_fixes_it():
+def test_decompositions_composite_fixed_size_rejected():
+    """A composite call that fixes a size raises the error of a model that fixes it."""
     model, inputs = Calls(lambda x: torch.gradient(x, dim=0)[0]), [torch.randn(4, 6), torch.randn(5, 6)]
     with pytest.raises(ModelError, match=r"has the lengths 4, 5 in the inputs, but the model fixes it: Eq\(batch, 5"):
         clika_compile(model, tracing_inputs=inputs)
@@ -99,7 +106,8 @@ def test_a_call_whose_own_code_fixes_a_size_is_refused_as_a_model_that_fixes_it(
     torch.testing.assert_close(module(inputs[0]), model(inputs[0]))
 
 
-def test_pytorch_is_left_as_it_was_after_a_trace():
+def test_decompositions_registry_restored_after_trace():
+    """The kernels of PyTorch are restored after a trace."""
     composite = torch._C.DispatchKey.CompositeImplicitAutograd
     overloads = [aten.lstm.input, aten.kron.default]
     before = [o.py_kernels.get(composite) for o in overloads]
@@ -107,7 +115,9 @@ def test_pytorch_is_left_as_it_was_after_a_trace():
     assert [o.py_kernels.get(composite) for o in overloads] == before
 
 
-def test_a_chain_is_multiplied_in_the_cheapest_order():
+def test_multi_dot_uses_cheapest_order():
+    """A chain of matmuls is computed in the cheapest order."""
+
     def function(x, y):
         return torch.linalg.multi_dot([x, y, x, y])
 
@@ -120,7 +130,9 @@ def test_a_chain_is_multiplied_in_the_cheapest_order():
 
 
 @pytest.mark.parametrize("shapes", [[(4, 6)], [(4, 6), (5, 7)]], ids=["static", "dynamic"])
-def test_autocast_casts_within_what_stands_for_a_call(shapes):
+def test_decompositions_autocast_casts_inside_composite(shapes):
+    """Autocast casts inside the decomposition of a call."""
+
     def function(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return torch.cov(x).float()
@@ -137,8 +149,8 @@ def covariance_of_first(x):
 LINE = covariance_of_first.__code__.co_firstlineno + 1
 
 
-def test_no_line_of_ours_is_named_as_the_one_that_asks_for_a_guard():
-    """``composites.py:52`` was named, as if it were a file of the user's."""
+def test_decompositions_guards_name_line_of_user():
+    """A guard names the line of the user, not of our code."""
     inputs = [torch.randn(5, 4), torch.randn(6, 4)]
     guards = clika_compile(Calls(covariance_of_first), tracing_inputs=inputs).graph.guards
     assert f"Ne(batch, 1) (from test_decompositions.py:{LINE})" in map(str, guards)
@@ -150,7 +162,8 @@ FREQUENCIES, RELIABILITIES = {"fweights": torch.tensor([1, 3, 2, 1])}, {"aweight
 @pytest.mark.parametrize("weights", [FREQUENCIES, RELIABILITIES, FREQUENCIES | RELIABILITIES], ids=" ".join)
 @pytest.mark.parametrize("correction", [0, 1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
-def test_a_weighted_covariance_is_refused_with_what_to_write(weights, correction, dtype):
+def test_cov_with_weights_rejected_with_replacement(weights, correction, dtype):
+    """A weighted covariance raises an error with a correct replacement."""
     x = torch.randn(3, 4, dtype=dtype)
     with pytest.raises(ModelError, match=r"torch.cov with weights branches on their values") as refusal:
         clika_compile(Calls(lambda x: torch.cov(x, correction=correction, **weights)), tracing_inputs=[x])
@@ -163,7 +176,8 @@ def test_a_weighted_covariance_is_refused_with_what_to_write(weights, correction
 
 
 @pytest.mark.parametrize("shapes", [[(3, 4)], [(3, 4), (5, 4)]], ids=["static", "dynamic"])
-def test_pytorchs_own_code_that_asks_for_values_is_refused_with_advice(monkeypatch, shapes):
+def test_decompositions_data_dependent_composite_rejected(monkeypatch, shapes):
+    """Code of PyTorch that depends on data raises an error with advice."""
     monkeypatch.delitem(PYTHON_FORMS, aten.corrcoef.default)
     monkeypatch.delitem(PYTHON_FORMS, aten.cov.default)
     with pytest.raises(ModelError, match=r"aten.equal.default[\s\S]*depends on the values of a tensor. Compute both"):

@@ -23,14 +23,16 @@ class Expanded(nn.Module):
         return x + self.rows
 
 
-def test_an_expanded_buffer_with_nan_is_served():
-    """What holds NaN equals nothing, so it was restored, which an expanded tensor refuses."""
+def test_run_eager_expanded_buffer_with_nan_accepted():
+    """An expanded buffer with NaN counts as unchanged."""
     x = torch.ones(2, 3)
     module = clika_compile(Expanded(), tracing_inputs=[x])
     torch.testing.assert_close(module(x), Expanded()(x), equal_nan=True)
 
 
-def test_what_eager_writes_to_an_expanded_buffer_is_undone():
+def test_run_eager_writes_to_expanded_buffer_undone():
+    """Writes of eager to an expanded buffer are undone."""
+
     class Writes(Expanded):
         def forward(self, x):
             self.rows[0].add_(1)
@@ -52,8 +54,8 @@ class Encoder(nn.Module):
         return self.encoder(x, src_key_padding_mask=padding)
 
 
-def test_an_encoder_whose_padding_stands_at_the_end_is_served():
-    """Without gradients eager takes a fast path there, which zeroes padded positions; with them it computes them."""
+def test_transformer_encoder_trailing_padding_matches_eager():
+    """Padding at the end matches eager, in spite of the fast path of eager without gradients."""
     model = Encoder().eval()
     inputs = [(torch.randn(b, n, 8), torch.arange(n).expand(b, n) >= n - 1) for b, n in ((2, 4), (3, 5))]
     module = clika_compile(model, tracing_inputs=inputs, discard_input_model=False)
@@ -109,8 +111,8 @@ CHANGES = {
 
 @pytest.mark.parametrize("stays", [True, False])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_tensor_that_is_made_another_in_place_is_what_it_was(change, stays):
-    """What it was made was written to, be it the memory of a weight, and our own error was blamed on the model."""
+def test_preserve_module_inplace_metadata_changes_restored(change, stays):
+    """In-place changes of shape, dtype, storage or requires_grad are undone, without writing to weights."""
     model, x = Rebinding(change), torch.ones(2, 4)
     tensors = {"plain": model.plain, "buffer": model.buffer, "weight": model.weight}
     places = {name: storage_id(tensor) for name, tensor in tensors.items()}
@@ -122,7 +124,9 @@ def test_a_tensor_that_is_made_another_in_place_is_what_it_was(change, stays):
     assert torch.equal(module(x), x + 3)
 
 
-def test_a_refused_model_keeps_the_weights_that_a_plain_tensor_was_bound_to():
+def test_preserve_module_failed_model_keeps_shared_weights():
+    """A failing model keeps the weights that a tensor shared."""
+
     def change(model):
         share_a_buffer(model)
         if model.plain.sum() > 0:
@@ -134,7 +138,9 @@ def test_a_refused_model_keeps_the_weights_that_a_plain_tensor_was_bound_to():
     assert (model.plain.sum(), model.buffer.sum()) == (0, 8)
 
 
-def test_a_tensor_that_got_a_history_is_a_leaf_again():
+def test_preserve_module_tensor_with_history_leaf_again():
+    """A tensor that got an autograd history is a leaf again."""
+
     class Double(torch.autograd.Function):
         forward = staticmethod(lambda ctx, x: x * 2)
         backward = staticmethod(lambda ctx, gradient: gradient)
@@ -145,7 +151,8 @@ def test_a_tensor_that_got_a_history_is_a_leaf_again():
 
 
 @pytest.mark.parametrize("stays", [True, False])
-def test_views_of_parameters_are_copied_only_where_those_are(stays):
+def test_preserve_module_views_copied_with_parameters_only(stays):
+    """Views of parameters are copied only if the parameters are."""
     model = nn.Linear(4, 4)
     model.views = list(model.weight.detach().chunk(2))
     with preserve_module(replace(make_callable(model), is_preserved=stays)) as before:

@@ -25,7 +25,8 @@ class Branching(nn.Module):
         return x * 3
 
 
-def test_a_branch_on_data_names_the_line_and_what_to_write_instead():
+def test_capture_branch_on_data_names_line_and_remedy():
+    """A branch on data raises an error with its line, the remedy and the reason of each tracer."""
     with pytest.raises(ModelError) as caught:
         clika_compile(Branching(), tracing_inputs=[torch.randn(3)])
     text = str(caught.value)
@@ -37,7 +38,9 @@ def test_a_branch_on_data_names_the_line_and_what_to_write_instead():
         assert f"  {tracer}: " in text, "each tracer's own reason is part of the message"
 
 
-def test_what_the_message_proposes_works(agree):
+def test_capture_proposed_remedy_works(agree):
+    """The remedy that the error proposes can be captured."""
+
     def chosen(x):
         x = x + 1
         return torch.where(x.sum() > 0, x * 2, x * 3)
@@ -45,7 +48,9 @@ def test_what_the_message_proposes_works(agree):
     agree(chosen, [torch.ones(3)], [-torch.ones(3) * 9])
 
 
-def test_branches_on_flags_and_constants_are_fine(agree):
+def test_capture_branches_on_flags_accepted(agree):
+    """Branches on flags and constants are captured."""
+
     class Flagged(nn.Module):
         def __init__(self):
             super().__init__()
@@ -87,7 +92,8 @@ class Stranger(nn.Module):
         return unknown(self.inner(x)) + unheard_of(x)
 
 
-def test_missing_operators_are_reported_all_at_once_with_module_and_line():
+def test_capture_missing_operators_listed_together():
+    """All missing operators are reported at once, with module and line."""
     with pytest.raises(ClikaError) as caught:
         clika_compile(Stranger(), tracing_inputs=[torch.randn(3)])
     text = str(caught.value)
@@ -99,7 +105,9 @@ def test_missing_operators_are_reported_all_at_once_with_module_and_line():
     assert "Declare operators for them in a plugin (see docs/write-an-operator.md), or rewrite those lines" in text
 
 
-def test_a_generator_that_forward_draws_from_is_refused_with_what_to_do():
+def test_capture_generator_rejected_with_remedy():
+    """A generator in forward raises an error with the remedy."""
+
     class Noise(nn.Module):
         def __init__(self):
             super().__init__()
@@ -112,7 +120,9 @@ def test_a_generator_that_forward_draws_from_is_refused_with_what_to_do():
         clika_compile(Noise(), tracing_inputs=[torch.randn(2, 3)])
 
 
-def test_control_flow_operators_are_refused_by_name():
+def test_capture_control_flow_operator_rejected():
+    """Control flow operators raise an error that names them."""
+
     def conditional(x):
         return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))
 
@@ -122,7 +132,8 @@ def test_control_flow_operators_are_refused_by_name():
         clika_compile(conditional, tracing_inputs=[torch.randn(3)])
 
 
-def test_no_inputs_is_an_error_that_shows_the_form():
+def test_clika_compile_no_inputs_shows_form():
+    """Missing inputs raise an error that shows the form."""
     net = nn.Linear(3, 3)
     with pytest.raises(
         ModelError, match=r"inputs are None. Give a list with one element for each call, for example \[x\]"
@@ -152,14 +163,16 @@ def first(x, y=None):
         [{"x": torch.ones(2)}, {"x": torch.ones(2), "y": torch.ones(2)}],
     ],
 )
-def test_inputs_whose_structures_differ_are_refused(inputs):
+def test_clika_compile_inputs_of_other_structure_rejected(inputs):
+    """Inputs of different structures raise an error."""
     with pytest.raises(
         ModelError, match=r"(?s)input 2 has a different structure than input 1: .* Give inputs of one structure"
     ):
         clika_compile(first, tracing_inputs=inputs)
 
 
-def test_inputs_of_different_dtype_or_rank_are_refused():
+def test_clika_compile_inputs_of_other_dtype_or_rank_rejected():
+    """Inputs of different dtypes or ranks raise an error."""
     with pytest.raises(
         ModelError, match=r"input 'x' is torch.float32\[2\] and torch.int64\[2\] in the tracing inputs. Use one dtype"
     ):
@@ -170,7 +183,8 @@ def test_inputs_of_different_dtype_or_rank_are_refused():
         clika_compile(first, tracing_inputs=[torch.ones(2), torch.ones(2, 2)])
 
 
-def test_inputs_that_differ_in_a_string_are_refused():
+def test_clika_compile_inputs_of_other_string_rejected():
+    """Inputs that differ in a string raise an error."""
     with pytest.raises(
         ModelError, match=r"'y' differs between the tracing inputs \('a' \(str\), 'b' \(str\)\).*Make it a tensor, or"
     ):
@@ -189,12 +203,14 @@ def test_inputs_that_differ_in_a_string_are_refused():
         ((), r"inputs \(\) do not match forward.*missing a required argument: 'input'"),
     ],
 )
-def test_inputs_that_do_not_fit_forward_quote_its_signature(inputs, message):
+def test_clika_compile_mismatched_inputs_quote_signature(inputs, message):
+    """Inputs that do not fit forward raise an error with its signature."""
     with pytest.raises(ModelError, match=message):
         clika_compile(nn.Linear(3, 3), tracing_inputs=[inputs])
 
 
-def test_an_input_on_which_the_model_itself_fails_is_named_with_its_error():
+def test_clika_compile_failing_input_named():
+    """An error of the model names the input that causes it."""
     with pytest.raises(
         ModelError, match=r"Linear itself fails in eager mode on tracing input 2: RuntimeError: mat1 and mat2 shapes"
     ):
@@ -202,7 +218,8 @@ def test_an_input_on_which_the_model_itself_fails_is_named_with_its_error():
 
 
 @pytest.mark.parametrize("tracing", [{}, {"tracing_inputs": [torch.ones(2, 3)]}])
-def test_lists_of_a_loader_are_refused_with_the_functions_that_take_them_apart(tracing):
+def test_clika_compile_loader_lists_suggest_transform(tracing):
+    """Lists from a DataLoader raise an error that suggests a `data_transform_fn`."""
     loader = DataLoader(TensorDataset(torch.ones(4, 3), torch.ones(4)), batch_size=2)
     how = {
         "quantization_settings": QuantizationSettings(),
@@ -218,7 +235,8 @@ def test_lists_of_a_loader_are_refused_with_the_functions_that_take_them_apart(t
     assert clika_compile(nn.Linear(3, 3), data_transform_fn=lambda batch: batch[0], **how).clika_summary().layers
 
 
-def test_sparse_and_quantized_tensors_are_refused_with_the_remedy():
+def test_clika_compile_sparse_tensors_rejected():
+    """Sparse inputs and weights raise an error with the remedy."""
     sparse = torch.eye(3).to_sparse()
     with pytest.raises(
         ModelError, match=r"an input is a sparse \(torch.sparse_coo\) tensor of shape \[3, 3\]. Call .to_dense\(\)"
@@ -230,12 +248,15 @@ def test_sparse_and_quantized_tensors_are_refused_with_the_remedy():
         clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
 
 
-def test_weights_without_elements_are_refused_with_the_remedy():
+def test_clika_compile_meta_weights_rejected():
+    """Weights on the meta device raise an error with the remedy."""
     with pytest.raises(ModelError, match=r"weight 'weight' is on the device 'meta'.*model.to_empty\(device='cpu'\)"):
         clika_compile(nn.Linear(3, 3, device="meta"), tracing_inputs=[torch.ones(2, 3)])
 
 
-def test_a_failure_after_the_trace_leaves_the_model_in_its_mode(monkeypatch):
+def test_clika_compile_failure_after_trace_restores_mode(monkeypatch):
+    """A failure after the trace restores the training mode."""
+
     def fail(*_, **__):
         raise RuntimeError
 
@@ -246,7 +267,8 @@ def test_a_failure_after_the_trace_leaves_the_model_in_its_mode(monkeypatch):
     assert net.training
 
 
-def test_a_module_of_an_exported_program_has_no_mode_to_set():
+def test_clika_compile_exported_program_module_needs_option():
+    """The module of an ExportedProgram needs `skip_eval_set_mode=True`."""
     x = torch.ones(2, 3)
     net = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
     exported = torch.export.export(net, (x,)).module()
@@ -256,7 +278,8 @@ def test_a_module_of_an_exported_program_has_no_mode_to_set():
 
 
 @pytest.mark.filterwarnings("ignore:.*quantize.*")
-def test_quantized_tensors_are_refused_with_the_remedy():
+def test_clika_compile_quantized_tensors_rejected():
+    """Quantized tensors raise an error with the remedy."""
     quantized = torch.quantize_per_tensor(torch.eye(3), 0.1, 0, torch.qint8)
     with pytest.raises(
         ModelError, match=r"an input is a quantized tensor of shape \[3, 3\]. Call .dequantize\(\) on it first"
@@ -264,14 +287,16 @@ def test_quantized_tensors_are_refused_with_the_remedy():
         clika_compile(nn.Linear(3, 3), tracing_inputs=[quantized])
 
 
-def test_lazy_modules_are_told_to_run_once():
+def test_clika_compile_lazy_modules_rejected():
+    """Lazy modules raise an error with the remedy."""
     with pytest.raises(
         ClikaError, match=r"weight 'weight' has no shape yet. Call the model once, so that lazy modules are initialized"
     ):
         clika_compile(nn.LazyLinear(3), tracing_inputs=[torch.ones(2, 3)])
 
 
-def test_nan_in_weights_is_a_warning_that_names_them(capsys):
+def test_clika_compile_nan_weights_warned(capsys):
+    """NaN in weights gives a warning that names them."""
     net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     net[0].bias.data[1] = float("nan")
     net[1].running_mean[0] = float("nan")
@@ -279,7 +304,8 @@ def test_nan_in_weights_is_a_warning_that_names_them(capsys):
     assert "NaN in the weights 0.bias, 1.running_mean" in " ".join(capsys.readouterr().err.split())
 
 
-def test_a_module_that_is_compiled_already_is_refused():
+def test_clika_compile_compiled_module_rejected():
+    """A compiled module raises an error."""
     module = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3)])
     with pytest.raises(
         ModelError, match="compiled already; compile the original model, or export this one with clika_exp"
@@ -289,7 +315,8 @@ def test_a_module_that_is_compiled_already_is_refused():
         clika_compile(module.forward, tracing_inputs=[torch.ones(2, 3)])
 
 
-def test_a_failed_compilation_leaves_the_model_as_it_was():
+def test_clika_compile_failure_keeps_model_and_rng_state():
+    """A failed compilation leaves the model and the RNG state unchanged."""
     model = Branching().train()
     inputs = [torch.randn(3)]
     state = torch.random.get_rng_state()
@@ -308,7 +335,8 @@ class Cache:
         self.x = x
 
 
-def test_an_object_among_the_results_is_refused_with_its_place_and_class():
+def test_clika_compile_object_in_result_rejected():
+    """An unknown object in the result raises an error with its path and class."""
     message = (
         r"remembering returns a Cache \(result\['states'\]\[1\]\), but its tensors are not known to PyTorch. "
         r"Return tensors in tuples, lists, dicts or dataclasses, or register the class with "
@@ -323,7 +351,9 @@ def test_an_object_among_the_results_is_refused_with_its_place_and_class():
         clika_compile(remembering, tracing_inputs=[torch.randn(2)])
 
 
-def test_a_reason_that_never_ends_is_cut():
+def test_clika_compile_long_reason_shortened():
+    """A long reason is shortened."""
+
     def many(x):
         found = torch.cat([x[x > i] for i in range(60)])
         return found * 2 if found.shape[0] > 5 else found
@@ -343,19 +373,23 @@ def test_a_reason_that_never_ends_is_cut():
         ((torch.ones(2, 2), {"zz": 1}), r"too many positional arguments. No argument 'zz': forward takes input, so"),
     ],
 )
-def test_keys_that_name_no_argument_are_named_where_the_call_fails(element, message):
+def test_clika_compile_unknown_keys_named(element, message):
+    """Keys that match no argument are named if the call fails."""
     with pytest.raises(ModelError, match=message):
         clika_compile(nn.Linear(2, 2), tracing_inputs=[element])
 
 
-def test_where_a_dict_is_no_stray_keyword_the_message_is_of_the_call_alone():
+def test_clika_compile_error_without_stray_keyword_unchanged():
+    """Without unknown keywords, the error reports the failed call only."""
     with pytest.raises(ModelError, match=r"too many positional arguments$"):
         clika_compile(nn.Linear(2, 2), tracing_inputs=[(torch.ones(2, 2), torch.ones(2))])
     with pytest.raises(ModelError, match=r"KeyError: 'other'$"):
         clika_compile(lambda x, batch: x + batch["other"], tracing_inputs=[(torch.ones(2), {"x": torch.ones(2)})])
 
 
-def test_calls_that_nothing_serves_are_named_inside_a_no_grad_region_and_behind_it():
+def test_capture_missing_operators_in_no_grad_named():
+    """Missing operators are named inside a no_grad region and after it."""
+
     def calls(x):
         with torch.no_grad():
             y = torch.linalg.eigvals(x).real
@@ -365,7 +399,9 @@ def test_calls_that_nothing_serves_are_named_inside_a_no_grad_region_and_behind_
         clika_compile(calls, tracing_inputs=[torch.rand(3, 3)])
 
 
-def test_a_number_that_is_read_from_a_tensor_where_the_graph_holds_one_is_named_with_its_line():
+def test_capture_scalar_attribute_from_tensor_names_line():
+    """A constant attribute that is read from a tensor raises an error with its line."""
+
     def filled(x):
         return x * torch.full((3,), x.mean().item())
 

@@ -84,7 +84,8 @@ RETURNED = {
 
 
 @pytest.mark.parametrize("change", RETURNED.values(), ids=RETURNED)
-def test_what_a_region_returns_has_the_history_that_it_has_in_eager(change, trained_alike):
+def test_no_grad_region_results_have_eager_history(change, trained_alike):
+    """Results of a no_grad region have the autograd history of eager."""
     trained_alike(Layers(within_no_grad(change)))
 
 
@@ -107,8 +108,8 @@ class Masked(nn.Module):
     [(torch.Tensor.__and__, True), (torch.Tensor.__or__, False), (torch.Tensor.__xor__, False)],
     ids=["and", "or", "xor"],
 )
-def test_an_operator_that_ends_in_underscores_writes_nothing(combine, neutral):
-    """The trace sees a mask that changes nothing: the result must not be taken for the first operand."""
+def test_no_grad_region_dunder_operator_returns_new_tensor(combine, neutral):
+    """The result of `__and__` is not replaced by its first operand."""
     x = torch.randn(3, 4)
     inputs = [(x, torch.full((3, 4), neutral))]
     module = clika_compile(Masked(combine), tracing_inputs=inputs, discard_input_model=False)
@@ -181,12 +182,14 @@ BEHIND = {
 @pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
 @pytest.mark.parametrize("compute", BEHIND.values(), ids=BEHIND)
 @pytest.mark.filterwarnings("ignore:.*requires_grad=True:UserWarning", "ignore:.*loses its backward:UserWarning")
-def test_what_switches_gradients_by_itself_trains_what_eager_trains(compute, around, trained_alike):
+def test_capture_functions_and_checkpoints_train_as_eager(compute, around, trained_alike):
+    """Autograd functions and checkpoints that switch gradients train as eager."""
     trained_alike(Layers(compute), around)
 
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad], ids=["plain", "no_grad"])
-def test_a_symbolic_trace_refuses_regions_that_it_would_lose(monkeypatch, around):
+def test_symbolic_trace_rejects_grad_regions(monkeypatch, around):
+    """A symbolic trace rejects regions that it would lose."""
     model = Layers(within_no_grad(lambda y: y * 2))
     monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[-1:])
     with around(), pytest.raises(ModelError, match="gradients are switched on or off for a region"):
@@ -209,7 +212,8 @@ class Scaled(torch.autograd.Function):
 
 
 @pytest.mark.filterwarnings("ignore:.*loses its backward:UserWarning")
-def test_a_function_takes_keyword_arguments_in_every_thread(monkeypatch, trained_alike):
+def test_autograd_function_keywords_in_every_thread(monkeypatch, trained_alike):
+    """Autograd functions accept keyword arguments in every thread during a trace."""
     monkeypatch.setattr(tracers, "TRACERS", tracers.TRACERS[:1])
     failed: list[Exception] = []
     done = threading.Event()
@@ -232,7 +236,8 @@ def test_a_function_takes_keyword_arguments_in_every_thread(monkeypatch, trained
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_a_gradient_taken_in_forward_is_refused_with_its_line():
+def test_capture_gradient_in_forward_rejected_with_line():
+    """A gradient computed in forward raises an error with its line."""
     model = Layers(lambda net, x: torch.func.grad(lambda y: y.pow(2).sum())(net.layer(x)))
     with pytest.raises(ModelError, match=r"_unwrap_for_grad.* at test_gradient_modes\.py:\d+"):
         clika_compile(model, tracing_inputs=[torch.randn(3, 4)])

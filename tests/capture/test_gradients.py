@@ -55,7 +55,8 @@ class Written(Quantized):
 X = torch.ones(2, 3)
 
 
-def test_a_warning_names_each_autograd_function_once_with_the_line_that_defines_it(tmp_path, capsys):
+def test_autograd_function_warned_once_with_line(tmp_path, capsys):
+    """Each autograd function is reported once, with the line that defines it."""
     module = clika_compile(Quantized(), tracing_inputs=[X, torch.ones(4, 3)], logs_dir=tmp_path)
     assert torch.equal(module(X), 2 * X)
     (log,) = tmp_path.iterdir()
@@ -69,12 +70,15 @@ def test_a_warning_names_each_autograd_function_once_with_the_line_that_defines_
     assert "ignores the backward" in capsys.readouterr().err
 
 
-def test_a_function_that_was_bound_before_is_found_too(tmp_path):
+def test_autograd_function_bound_before_warned(tmp_path):
+    """A function that was bound before the compilation is reported too."""
     clika_compile(Bound(), tracing_inputs=[X], logs_dir=tmp_path)
     assert next(tmp_path.iterdir()).read_text().count("backward of Round, a torch.autograd.Function defined at") == 1
 
 
-def test_looking_for_functions_leaves_no_trace(tmp_path):
+def test_autograd_function_search_leaves_model_unchanged(tmp_path):
+    """The search for autograd functions leaves model and inputs unchanged."""
+
     class Counting(Quantized):
         def __init__(self):
             super().__init__()
@@ -92,7 +96,9 @@ def test_looking_for_functions_leaves_no_trace(tmp_path):
     assert torch.equal(x, torch.ones(2, 3))
 
 
-def test_a_model_that_cannot_be_differentiated_gives_no_warning(tmp_path):
+def test_autograd_function_nondifferentiable_model_silent(tmp_path):
+    """A model that cannot be differentiated gives no warning."""
+
     def inferred(x):
         if x.requires_grad:
             msg = "no backward"
@@ -103,7 +109,8 @@ def test_a_model_that_cannot_be_differentiated_gives_no_warning(tmp_path):
     assert "backward of Round" not in next(tmp_path.iterdir()).read_text()
 
 
-def test_what_the_warning_advises_keeps_the_gradient(tmp_path):
+def test_autograd_function_advice_keeps_gradient(tmp_path):
+    """The replacement that the warning advises keeps the gradient."""
     module = clika_compile(Written(), tracing_inputs=[X], logs_dir=tmp_path)
     module(X).sum().backward()
     assert torch.equal(module.weight.grad, torch.full((3,), 2.0))
@@ -111,7 +118,9 @@ def test_what_the_warning_advises_keeps_the_gradient(tmp_path):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_checkpoint_loses_nothing_and_gives_no_warning(tmp_path, reentrant):
+def test_checkpoint_gives_no_warning(tmp_path, reentrant):
+    """A checkpoint gives no warning."""
+
     def checkpointed(x):
         return checkpoint(torch.sin, x, use_reentrant=reentrant)
 
@@ -120,7 +129,8 @@ def test_a_checkpoint_loses_nothing_and_gives_no_warning(tmp_path, reentrant):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo itself does
-def test_the_dynamo_backend_warns_too(tmp_path):
+def test_dynamo_backend_warns_of_autograd_function(tmp_path):
+    """The torch.compile backend warns of autograd functions too."""
     torch._dynamo.reset()
     torch.compile(Quantized(), backend="clika", options={"logs_dir": tmp_path})(X)
     assert (
@@ -144,7 +154,8 @@ class Counting(nn.Module):
         return x + self.total
 
 
-def test_looking_for_functions_leaves_no_gradient_on_buffers_and_no_write_on_parameters():
+def test_autograd_function_search_undoes_state_writes():
+    """The search leaves no gradient on buffers and no write on parameters."""
     net, original = Counting(), Counting()
     module = clika_compile(net, tracing_inputs=[torch.ones(2, 3)])
     assert net.total.is_leaf
@@ -171,13 +182,15 @@ def hooked(where):
     ("where", "named"),
     [("module", "1"), ("results", "Sequential"), ("parameter", "0.weight"), ("accumulated", "0.weight")],
 )
-def test_a_warning_names_what_loses_its_hooks_of_gradients(tmp_path, where, named):
+def test_gradient_hooks_lost_warned(tmp_path, where, named):
+    """A module or parameter that loses gradient hooks is named in a warning."""
     clika_compile(hooked(where), tracing_inputs=[X], logs_dir=tmp_path, discard_input_model=False)
     assert next(tmp_path.iterdir()).read_text().count(f"Warning: Gradient hooks on {named} are lost: in tra") == 1
 
 
 @pytest.mark.parametrize("where", ["parameter", "accumulated"])
-def test_parameters_that_pass_into_the_compiled_module_keep_their_hooks(tmp_path, where):
+def test_gradient_hooks_of_discarded_parameters_kept(tmp_path, where):
+    """Parameters of a discarded model keep their hooks, without a warning."""
     module, original = clika_compile(hooked(where), tracing_inputs=[X], logs_dir=tmp_path), hooked(where)
     original.load_state_dict(module.state_dict(), strict=False)
     for net in (module, original):
@@ -186,7 +199,9 @@ def test_parameters_that_pass_into_the_compiled_module_keep_their_hooks(tmp_path
     assert "Warning" not in next(tmp_path.iterdir()).read_text()
 
 
-def test_a_warning_names_the_line_that_asks_for_gradients_or_hooks_into_them(tmp_path):
+def test_gradient_queries_and_hooks_in_forward_warned(tmp_path):
+    """Queries of requires_grad and hooks in forward are reported with their lines."""
+
     def asking(x):
         y = x * (2 if x.requires_grad else 3)
         with torch.enable_grad():
@@ -202,7 +217,9 @@ def test_a_warning_names_the_line_that_asks_for_gradients_or_hooks_into_them(tmp
     assert f"that forward registers at test_gradients.py:{first + 5} is lost" in text
 
 
-def test_asking_a_parameter_or_asking_in_pytorch_gives_no_warning(tmp_path):
+def test_gradient_queries_of_parameters_not_warned(tmp_path):
+    """Queries of a parameter give no warning, and patched names are restored."""
+
     class Frozen(Quantized):
         def forward(self, x):
             return self.weight * x if self.weight.requires_grad else x
@@ -239,8 +256,8 @@ ASKING = [
 
 
 @pytest.mark.parametrize(("question", "asks"), ASKING)
-def test_a_hook_behind_a_question_is_warned_of_by_the_line_that_asks(tmp_path, question, asks):
-    """Eager runs without gradients, and so never reaches it."""
+def test_gradient_query_before_hook_warned(tmp_path, question, asks):
+    """A hook that depends on a gradient query, so that eager never reaches it, gives a warning."""
 
     class Hooking(Written):
         def forward(self, x):
@@ -256,7 +273,9 @@ def test_a_hook_behind_a_question_is_warned_of_by_the_line_that_asks(tmp_path, q
 
 
 @pytest.mark.parametrize("asking", [asks_a_tensor, asks_pytorch])
-def test_a_model_that_disagrees_as_it_asks_for_gradients_is_refused_with_that_line(asking):
+def test_gradient_query_with_disagreement_names_line(asking):
+    """A disagreement with eager after a gradient query raises an error with its line."""
+
     class Asking(Written):
         def forward(self, x):
             return asking(x * self.weight)
@@ -268,7 +287,8 @@ def test_a_model_that_disagrees_as_it_asks_for_gradients_is_refused_with_that_li
     assert "Pass it as an argument of forward instead." in str(caught.value)
 
 
-def test_what_other_threads_ask_is_not_put_down_to_the_model(tmp_path):
+def test_gradient_queries_of_other_threads_not_warned(tmp_path):
+    """Queries of other threads give no warning."""
     with ThreadPoolExecutor() as threads:
 
         def waiting(x):
@@ -287,6 +307,7 @@ def test_what_other_threads_ask_is_not_put_down_to_the_model(tmp_path):
     ],
     ids=["layer", "attention"],
 )
-def test_what_pytorchs_own_modules_ask_is_no_warning(tmp_path, net, inputs):
+def test_gradient_queries_of_pytorch_modules_not_warned(tmp_path, net, inputs):
+    """Queries inside PyTorch's own modules give no warning."""
     clika_compile(net, tracing_inputs=[inputs], logs_dir=tmp_path)
     assert "Warning" not in next(tmp_path.iterdir()).read_text()

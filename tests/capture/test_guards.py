@@ -49,7 +49,8 @@ BRANCH = {10: 2, 20: 200, 30: 200, 31: 20000, 40: 20000}
 
 
 @pytest.mark.parametrize("lengths", [c for n in (1, 2, 3) for c in itertools.combinations(BRANCH, n)], ids=str)
-def test_the_example_of_the_recompilation_guide_never_takes_the_wrong_branch(lengths):
+def test_guards_recompilation_guide_never_takes_wrong_branch(lengths):
+    """The example of the recompilation guide never takes the wrong branch."""
     inputs = [ones(length) for length in lengths]
     if len({BRANCH[length] for length in lengths}) > 1:
         with pytest.raises(
@@ -67,7 +68,8 @@ def test_the_example_of_the_recompilation_guide_never_takes_the_wrong_branch(len
             assert torch.equal(result, ones(length) * factor)
 
 
-def test_a_guarded_module_serves_the_lengths_of_its_branch_and_names_the_guard_for_others():
+def test_guards_serve_branch_and_name_violation():
+    """A guarded module serves its branch and names the guard for other lengths."""
     module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
     for length in (2, 9, 11, 20, 30):
         assert torch.equal(module(ones(length)), ones(length) * 200)
@@ -83,7 +85,8 @@ def test_a_guarded_module_serves_the_lengths_of_its_branch_and_names_the_guard_f
             module(ones(length))
 
 
-def test_a_branch_that_one_marked_input_takes_is_guarded():
+def test_guards_of_single_marked_input():
+    """A branch that one marked input takes is guarded."""
     x = ones(40)
     mark_dynamic(x, 0)
     module = clika_compile(Guide(), tracing_inputs=[x])
@@ -93,7 +96,8 @@ def test_a_branch_that_one_marked_input_takes_is_guarded():
             module(ones(length))
 
 
-def test_the_error_groups_the_inputs_that_would_share_a_graph():
+def test_guards_error_groups_inputs_by_graph():
+    """The error groups the inputs that would share a graph."""
     inputs = [ones(10), ones(20), ones(10), ones(30)]
     with pytest.raises(
         ModelError, match=r"Inputs 2 and 4 would share a graph, inputs 1 and 3 another. Compile once for each"
@@ -101,7 +105,9 @@ def test_the_error_groups_the_inputs_that_would_share_a_graph():
         clika_compile(Guide(), tracing_inputs=inputs)
 
 
-def test_guards_on_two_sides_name_both():
+def test_guards_on_two_dims_name_both():
+    """A guard on two dims names both."""
+
     def compare(x):
         return x * 2 if x.shape[0] > x.shape[1] else x * 3
 
@@ -111,7 +117,9 @@ def test_guards_on_two_sides_name_both():
         module(torch.ones(3, 3))
 
 
-def test_guards_on_products_and_remainders_are_checked():
+def test_guards_on_multiplied_sizes_and_remainders_checked():
+    """Guards on multiplied sizes and remainders are checked."""
+
     def even(x):
         return x * 2 if (x.shape[0] * x.shape[1]) % 2 == 0 else x * 3
 
@@ -121,7 +129,9 @@ def test_guards_on_products_and_remainders_are_checked():
         module(torch.ones(3, 5))
 
 
-def test_a_branch_on_an_integer_argument_is_guarded():
+def test_guards_on_integer_argument():
+    """A branch on an integer argument is guarded."""
+
     def powers(x, n):
         return x * 2 if n > 4 else x * 3
 
@@ -131,7 +141,9 @@ def test_a_branch_on_an_integer_argument_is_guarded():
         module(torch.ones(2), 4)
 
 
-def test_a_branch_on_the_length_1_is_guarded():
+def test_guards_on_length_one():
+    """A branch on the length 1 is guarded."""
+
     def squeezed(x):
         return x * 5 if x.shape[0] == 1 else x * 7
 
@@ -156,7 +168,8 @@ def by_layout(x):
 
 @pytest.mark.parametrize("values", [torch.zeros, torch.rand], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("model", [doubled, rectified, by_layout], ids=lambda f: f.__name__)
-def test_a_branch_that_the_values_of_the_inputs_do_not_show_is_guarded_all_the_same(model, values):
+def test_guards_branch_hidden_by_input_data_kept(model, values):
+    """A branch is guarded even if the data of the inputs does not show it."""
     module = clika_compile(model, tracing_inputs=[values(2, 3), values(4, 3)])
     assert torch.equal(module(ones(5)), model(ones(5)))
     with pytest.raises(ModelError, match=r"batch = 1 .*violates Ne\(batch, 1\) \(from "):
@@ -165,7 +178,9 @@ def test_a_branch_that_the_values_of_the_inputs_do_not_show_is_guarded_all_the_s
         clika_compile(model, tracing_inputs=[values(1, 3), values(4, 3)])
 
 
-def test_a_branch_of_the_user_is_kept_although_no_result_depends_on_it():
+def test_guards_branch_without_effect_kept():
+    """A branch of the user is guarded even if no result depends on it."""
+
     def idle(x):
         return x + 1 if x.shape[0] == 1 else 1 + x
 
@@ -174,8 +189,8 @@ def test_a_branch_of_the_user_is_kept_although_no_result_depends_on_it():
         module(ones(1))
 
 
-def test_a_branch_of_an_installed_package_on_the_length_1_is_put_to_the_test():
-    """``scaled_dot_product_attention`` of transformers asks whether there is more than one query."""
+def test_guards_branch_of_package_on_length_one_dropped():
+    """Transformers' branch on a query length of 1 is tested and dropped."""
     config = transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=20, use_cache=False)
     model = transformers.GPT2Model(config).eval()
     inputs = [{"input_ids": torch.zeros(1, n, dtype=torch.int64)} for n in (3, 5)]
@@ -184,8 +199,8 @@ def test_a_branch_of_an_installed_package_on_the_length_1_is_put_to_the_test():
     torch.testing.assert_close(module(input_ids=ids)[0], model(input_ids=ids)[0])
 
 
-def test_the_length_0_is_guarded_where_the_model_treats_it_differently():
-    """To torch.export every side is at least 1, so the branch leaves no guard."""
+def test_guards_on_length_zero():
+    """A branch on the length 0 is guarded, although torch.export records no guard for it."""
 
     def averaged(x):
         return x.sum(1) - 7 if x.shape[1] == 0 else x.mean(1)
@@ -197,7 +212,8 @@ def test_the_length_0_is_guarded_where_the_model_treats_it_differently():
         module(torch.ones(2, 0))
 
 
-def test_a_size_of_0_that_is_divided_by_violates_a_guard_and_fits_no_side():
+def test_guards_division_by_zero_violates():
+    """A division by a size of 0 violates a guard and matches no dim."""
     a, b = make_symbol("a"), make_symbol("b")
     guard = Guard(sympy.Eq(FloorDiv(a, b), 2), "")
     assert [is_met(guard, {"a": 4, "b": length}) for length in (2, 1, 0)] == [True, False, False]
@@ -225,8 +241,8 @@ def by_root(x, y):
 @pytest.mark.parametrize(
     ("model", "served"), [(parted, 12), (by_remainder, 16), (by_root, 5)], ids=["parted", "by_remainder", "by_root"]
 )
-def test_a_guard_without_a_value_for_short_sides_excludes_them(model, served):
-    """A guard that divides by a size has none for 0, one that takes a root none for a length below it."""
+def test_guards_undefined_for_short_dims_exclude_them(model, served):
+    """A guard that is undefined for short dims, by division or root, excludes them."""
     y = torch.arange(24.0)
     module = clika_compile(model, tracing_inputs=[(torch.ones(8, 24), y), (torch.ones(4, 24), y)])
     x = torch.ones(served, 24)
@@ -235,14 +251,15 @@ def test_a_guard_without_a_value_for_short_sides_excludes_them(model, served):
         module(torch.ones(0, 24), y)
 
 
-def test_the_length_0_is_served_where_eager_agrees():
+def test_guards_length_zero_served_if_eager_agrees():
+    """A length of 0 is served if eager agrees."""
     module = clika_compile(nn.Linear(3, 3), tracing_inputs=[ones(2), ones(3)])
     assert module(ones(0)).shape == (0, 3)
     assert "symbol batch: 0.. from dim 0" in str(module.graph)
 
 
-def test_what_a_tracer_assumes_of_lengths_0_and_1_is_guarded(monkeypatch):
-    """The second tracer takes every dynamic side to be at least 2 and says so nowhere."""
+def test_guards_of_tracer_assumptions_on_zero_and_one(monkeypatch):
+    """The assumption of a tracer about lengths 0 and 1 becomes a guard."""
     plain = next(tracer for tracer in TRACERS if not tracer.oblivious)
     monkeypatch.setattr("clika_ref.capture.tracers.TRACERS", (plain,))
 
@@ -255,14 +272,17 @@ def test_what_a_tracer_assumes_of_lengths_0_and_1_is_guarded(monkeypatch):
         module(ones(1))
 
 
-def test_a_length_of_1_that_the_model_treats_like_others_is_served_by_that_tracer_too(monkeypatch):
+def test_guards_tracer_assumption_dropped_if_eager_agrees(monkeypatch):
+    """A length of 1 is served by that tracer if eager agrees."""
     plain = next(tracer for tracer in TRACERS if not tracer.oblivious)
     monkeypatch.setattr("clika_ref.capture.tracers.TRACERS", (plain,))
     module = clika_compile(nn.Linear(3, 3), tracing_inputs=[ones(2), ones(3)])
     assert module(ones(1)).shape == (1, 3)
 
 
-def test_squeeze_of_a_side_that_is_1_in_one_input_is_no_silent_change_of_rank():
+def test_guards_squeeze_keeps_rank():
+    """`squeeze` of a dim that is 1 in one input does not change the rank silently."""
+
     def squeezed(x):
         return x.squeeze(0) + 1
 
@@ -276,7 +296,9 @@ def test_squeeze_of_a_side_that_is_1_in_one_input_is_no_silent_change_of_rank():
     assert result.shape == (3,)
 
 
-def test_a_loop_over_a_side_fixes_its_length():
+def test_guards_loop_over_dim_fixes_length():
+    """A loop over a dim raises an error, because it fixes the length."""
+
     def summed(x):
         total = x[0]
         for i in range(1, x.shape[0]):
@@ -287,7 +309,9 @@ def test_a_loop_over_a_side_fixes_its_length():
         clika_compile(summed, tracing_inputs=[ones(2), ones(3)])
 
 
-def test_an_assertion_on_a_size_holds_in_the_module():
+def test_guards_of_assertion_on_size():
+    """An assertion on a size is checked by the module."""
+
     def halved(x):
         assert x.shape[0] % 2 == 0, "even lengths only"
         return x.reshape(x.shape[0] // 2, 2, 3).sum(1)
@@ -298,12 +322,13 @@ def test_an_assertion_on_a_size_holds_in_the_module():
         module(ones(5))
 
 
-def test_a_guard_that_does_not_matter_restricts_nobody(agree):
-    """Layout guards of kernels: eager agrees where they do not hold, so they are dropped."""
+def test_guards_on_layout_dropped_if_eager_agrees(agree):
+    """Layout guards of kernels are dropped if eager agrees without them."""
     agree(nn.Conv2d(3, 4, 3, padding=1), [torch.randn(2, 3, 8, 8), torch.randn(3, 3, 9, 9)], [torch.randn(1, 3, 1, 1)])
 
 
-def test_guards_survive_a_state_dict_and_a_copy():
+def test_guards_kept_by_state_dict_and_copy():
+    """Guards are kept by a state dict and by copies."""
     module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
     again = type(module)()
     again.load_state_dict(module.state_dict())
@@ -312,7 +337,8 @@ def test_guards_survive_a_state_dict_and_a_copy():
             copy_of(ones(10))
 
 
-def test_an_artifact_records_its_guards(tmp_path):
+def test_guards_recorded_in_artifact_facts(tmp_path):
+    """An artifact lists its guards."""
     module = clika_compile(Guide(), tracing_inputs=[ones(20), ones(25)])
     artifact = module.clika_export(tmp_path / "model.onnx")
     assert any("Ne(batch, 10)" in guard for guard in artifact.facts["guards"])
@@ -335,7 +361,8 @@ class Windows(nn.Module):
         return self.mix(windows).mean((1, 2))
 
 
-def test_windows_give_right_numbers_or_an_error_but_never_wrong_numbers():
+def test_guards_window_attention_correct_or_error():
+    """Window attention gives correct results or an error."""
     torch.manual_seed(0)
     original = Windows().eval()
     inputs = [torch.randn(1, 8, 4), torch.randn(1, 11, 4)]
@@ -351,8 +378,8 @@ def test_windows_give_right_numbers_or_an_error_but_never_wrong_numbers():
         clika_compile(original, tracing_inputs=[torch.randn(1, 3, 4), torch.randn(1, 11, 4)])
 
 
-def test_swin_with_dynamic_height_and_width_names_guard_line_and_groups():
-    """A window of 7 over 8 x 10 shifts, over 7 x 7 it does not."""
+def test_guards_swin_names_guard_line_and_groups():
+    """The error for Swin with dynamic height and width has guard, line and groups."""
     torch.manual_seed(0)
     # Two of the four stages of swin_t, one block each, on a quarter of its images: the last stage has the same sizes.
     original = swin_transformer.SwinTransformer([4, 4], 24, [1, 1], [2, 2], [7, 7]).eval()
@@ -363,7 +390,8 @@ def test_swin_with_dynamic_height_and_width_names_guard_line_and_groups():
         clika_compile(original, tracing_inputs=inputs, discard_input_model=False)
 
 
-def test_swin_serves_the_sizes_that_take_the_same_branches():
+def test_guards_swin_serves_sizes_of_same_branches():
+    """Swin serves the sizes that take the same branches."""
     torch.manual_seed(0)
     original = swin_transformer.SwinTransformer([4, 4], 24, [2], [2], [7, 7]).eval()
     inputs = [torch.randn(1, 3, 64, 80), torch.randn(1, 3, 64, 64)]

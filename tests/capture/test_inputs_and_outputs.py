@@ -45,7 +45,8 @@ class Net(nn.Module):
 X, Y = torch.randn(3, 4), torch.randn(3, 2)
 
 
-def test_a_module_a_function_a_lambda_a_partial_and_a_bound_method_are_compiled(agree):
+def test_clika_compile_accepts_modules_and_callables(agree):
+    """Modules, functions, lambdas, partials and bound methods are compiled."""
     net = Net().eval()
     agree(Net(), [X])
     agree(lambda x: x * 2, [X])
@@ -57,7 +58,8 @@ def test_a_module_a_function_a_lambda_a_partial_and_a_bound_method_are_compiled(
     assert "forward" not in vars(net), "the model must have its own forward again"
 
 
-def test_a_function_that_closes_over_a_module_shares_its_weights():
+def test_clika_compile_closure_shares_module_weights():
+    """A function that closes over a module shares its weights."""
     net = Net().eval()
 
     def twice(x):
@@ -70,7 +72,8 @@ def test_a_function_that_closes_over_a_module_shares_its_weights():
 
 
 @pytest.mark.parametrize("thing", [3, "model", None, Net])
-def test_what_is_no_model_is_refused(thing):
+def test_clika_compile_other_objects_rejected(thing):
+    """Other objects raise an error with the accepted ones."""
     with pytest.raises(
         ModelError, match=r"cannot compile .*: it is a .* Pass an nn.Module, a bound method such as model.infer, or a"
     ):
@@ -91,17 +94,21 @@ def test_what_is_no_model_is_refused(thing):
         "both",
     ],
 )
-def test_every_form_of_an_input_is_the_call_that_it_stands_for(agree, element):
+def test_tracing_inputs_every_form_accepted(agree, element):
+    """Every form of an element is the call that it describes."""
     agree(Net(), [element])
 
 
-def test_a_module_takes_its_arguments_by_position_or_by_name(agree):
+def test_clika_module_arguments_by_position_or_name(agree):
+    """Arguments are passed by position or by name."""
     module = agree(Net(), [(X, Y)])
     torch.testing.assert_close(module(x=X, y=Y), module(X, Y))
     torch.testing.assert_close(module(X, y=Y), module(X, Y))
 
 
-def test_a_dict_is_one_argument_where_its_keys_name_no_parameters(agree):
+def test_tracing_inputs_dict_with_other_keys_one_argument(agree):
+    """A dict is one argument if its keys name no parameters."""
+
     def one(batch):
         return batch["a"] + batch["b"]["c"]
 
@@ -110,14 +117,18 @@ def test_a_dict_is_one_argument_where_its_keys_name_no_parameters(agree):
     assert list(module.clika_generate_dummy_inputs()) == ["batch"]
 
 
-def test_a_tuple_may_end_in_a_dict_that_is_an_argument(agree):
+def test_tracing_inputs_tuple_ending_in_dict_argument(agree):
+    """A tuple may end in a dict that is an argument."""
+
     def scaled(x, options):
         return x * options["by"]
 
     agree(scaled, [(X, {"by": X})])
 
 
-def test_keyword_arguments_are_gathered_by_a_model_that_takes_any(agree):
+def test_tracing_inputs_var_keywords_gathered(agree):
+    """Keywords are gathered by a model with `**kwargs`."""
+
     def gathered(x, *more, **others):
         return x + sum(more) + others["a"] * others["b"]
 
@@ -125,7 +136,9 @@ def test_keyword_arguments_are_gathered_by_a_model_that_takes_any(agree):
     agree(gathered, [(X, X, X, {"a": X, "b": X})])
 
 
-def test_nested_inputs_keep_their_structure(agree):
+def test_nested_inputs_keep_structure(agree):
+    """Nested inputs and outputs keep their structure."""
+
     def nested(items, pair, batch):
         first, (second, third) = items["list"]
         return {
@@ -147,7 +160,9 @@ def test_nested_inputs_keep_their_structure(agree):
     assert isinstance(result["batch"], list)
 
 
-def test_dataclasses_and_model_outputs_come_back_as_what_they_are():
+def test_outputs_dataclass_and_model_output_keep_class():
+    """Dataclasses and ModelOutputs are returned with their class."""
+
     def outputs(x):
         return Batch(x * 2, [x + 1], "result"), BaseModelOutput(last_hidden_state=x * 3, hidden_states=(x, x + 1))
 
@@ -185,7 +200,9 @@ class FrozenDoubled:
         object.__setattr__(self, "x", self.x * 2)
 
 
-def test_dataclasses_are_not_initialized_a_second_time():
+def test_outputs_dataclasses_not_initialized_again():
+    """Returned dataclasses are not initialized a second time."""
+
     def doubles(batch):
         return Doubled(batch.x), FrozenDoubled(batch.next)
 
@@ -201,7 +218,9 @@ def test_dataclasses_are_not_initialized_a_second_time():
         assert torch.equal(frozen.x, (X * 2 + 1) * 2)
 
 
-def test_none_constants_repeated_and_passed_through_outputs_come_back_in_place():
+def test_outputs_none_constants_repeated_and_inputs_kept():
+    """None, constants, repeated outputs and inputs are returned in place."""
+
     def outputs(x, flag):
         y = x * 2
         return y, None, 7, "text", y, x, [y, (None, 1.5)], flag, True
@@ -215,7 +234,9 @@ def test_none_constants_repeated_and_passed_through_outputs_come_back_in_place()
     assert (nothing, seven, text, none, number, flag, true) == (None, 7, "text", None, 1.5, "name", True)
 
 
-def test_weights_and_buffers_may_be_outputs(agree):
+def test_outputs_weights_and_buffers(agree):
+    """Weights and buffers may be outputs."""
+
     class Exposed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -228,7 +249,9 @@ def test_weights_and_buffers_may_be_outputs(agree):
     agree(Exposed(), [X])
 
 
-def test_sizes_and_their_arithmetic_may_be_outputs(agree):
+def test_outputs_sizes_and_arithmetic(agree):
+    """Sizes and their arithmetic may be outputs."""
+
     def sizes(x):
         return x + 1, x.shape[0], x.shape[0] * 2 + x.shape[1], tuple(x.shape)
 
@@ -236,19 +259,22 @@ def test_sizes_and_their_arithmetic_may_be_outputs(agree):
     assert module(torch.randn(6, 4))[1:] == (6, 16, (6, 4))
 
 
-def test_an_ordered_dict_stays_one():
+def test_outputs_ordered_dict_keeps_class():
+    """An OrderedDict is returned as one."""
     module = clika_compile(lambda x: OrderedDict(b=x, a=x + 1), tracing_inputs=[X])
     assert type(module(X)) is OrderedDict
     assert list(module(X)) == ["b", "a"]
 
 
-def test_none_and_flags_among_the_inputs_are_constants(agree):
+def test_inputs_none_and_flags_constant(agree):
+    """None and flags in the inputs are constants."""
     module = agree(Net(), [(X, None, {"scale": Y})])
     with pytest.raises(ModelError, match=r"argument 'y' has the structure|argument 'y' is tensor"):
         module(X, Y, scale=Y)
 
 
-def test_an_argument_that_was_left_out_cannot_be_given_later(agree):
+def test_clika_module_untraced_argument_rejected(agree):
+    """An argument that was not traced cannot be given later."""
     module = agree(Net(), [X])
     torch.testing.assert_close(module(X, None), module(X))
     with pytest.raises(
@@ -262,20 +288,23 @@ class Loose(nn.Module):
         return batch["x"] * options.get("scale", 1)
 
 
-def test_one_dict_is_the_argument_of_a_forward_that_also_takes_any_keyword():
+def test_tracing_inputs_dict_of_forward_with_keywords():
+    """One dict is the positional argument of a forward with `**kwargs`."""
     module = clika_compile(Loose(), tracing_inputs=[{"x": X}])
     assert torch.equal(module({"x": X}), X)
     scaled = clika_compile(Loose(), tracing_inputs=[{"batch": {"x": X}, "scale": X}])
     torch.testing.assert_close(scaled(batch={"x": X}, scale=X), X * X)
 
 
-def test_a_keyword_that_was_not_traced_is_said_to_have_been_left_out():
+def test_clika_module_untraced_keyword_rejected():
+    """A keyword that was not traced raises an error."""
     module = clika_compile(Loose(), tracing_inputs=[{"x": X}])
     with pytest.raises(ModelError, match="argument 'return_dict' was omitted when the model was compiled"):
         module({"x": X}, return_dict=True)
 
 
-def test_data_transform_fn_is_applied_to_each_element_first():
+def test_data_transform_fn_applied_to_each_element():
+    """`data_transform_fn` is applied to each element first."""
     seen = []
 
     def transform(element):
@@ -288,7 +317,8 @@ def test_data_transform_fn_is_applied_to_each_element_first():
     assert module(torch.randn(9, 4)).shape == (9, 2)
 
 
-def test_forward_fn_gets_model_args_and_kwargs_and_its_call_is_what_is_traced():
+def test_forward_fn_call_traced():
+    """The call that `forward_fn` makes is traced."""
     seen = []
 
     def feed(model, args, kwargs):
@@ -302,7 +332,8 @@ def test_forward_fn_gets_model_args_and_kwargs_and_its_call_is_what_is_traced():
     torch.testing.assert_close(module(X, y=Y), net(X, Y))
 
 
-def test_forward_fn_that_never_calls_the_model_is_refused():
+def test_forward_fn_without_call_rejected():
+    """A `forward_fn` that does not call the model raises an error."""
     with pytest.raises(
         ModelError, match=r"forward_fn .* returned without calling the model\. .*forward_fn\(model, args, kwargs\)"
     ):
@@ -310,7 +341,9 @@ def test_forward_fn_that_never_calls_the_model_is_refused():
 
 
 @pytest.mark.parametrize("method", ["forward", "infer"])
-def test_forward_fn_may_call_what_is_compiled_by_its_name(method):
+def test_forward_fn_may_call_method_by_name(method):
+    """`forward_fn` may call the compiled method by its name."""
+
     class Two(nn.Module):
         def forward(self, x):
             return x + 1
@@ -324,7 +357,9 @@ def test_forward_fn_may_call_what_is_compiled_by_its_name(method):
     assert torch.equal(module(X), getattr(model, method)(X))
 
 
-def test_forward_fn_sees_the_attributes_of_the_model():
+def test_forward_fn_sees_model_attributes():
+    """`forward_fn` sees the attributes of the model."""
+
     def feed(model, args, kwargs):
         return model(args[0].to(model.linear.weight.dtype))
 
@@ -332,7 +367,8 @@ def test_forward_fn_sees_the_attributes_of_the_model():
     assert module(X.double()).dtype == torch.float64
 
 
-def test_a_generator_of_inputs_is_read_once_and_to_its_end():
+def test_tracing_inputs_generator_read_once():
+    """A generator of tracing inputs is read once and completely."""
     reads = []
 
     def inputs():
@@ -345,13 +381,15 @@ def test_a_generator_of_inputs_is_read_once_and_to_its_end():
     assert module(torch.randn(7, 4)).shape == (7, 2)
 
 
-def test_calibration_inputs_stand_in_for_tracing_inputs():
+def test_calibration_inputs_replace_tracing_inputs():
+    """Calibration inputs are traced if there are no tracing inputs."""
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(5, 4)), batch_size=2)
     module = clika_compile(Net(), calibration_inputs=loader, data_transform_fn=lambda batch: batch[0])
     assert module(torch.randn(9, 4)).shape == (9, 2)
 
 
-def test_a_method_with_defaults_keeps_them(agree):
+def test_clika_compile_method_keeps_defaults(agree):
+    """A compiled method keeps its defaults."""
     net = Net().eval()
     module = clika_compile(net.infer, tracing_inputs=[(X, 4.0)])
     assert isinstance(module, ClikaModule)
@@ -365,7 +403,8 @@ class Sized(nn.Module):
         return x.reshape(size) + 1, x.shape, {"inner": [x.size()[1:]]}
 
 
-def test_a_returned_shape_is_a_size_also_in_copies():
+def test_outputs_shape_returned_as_torch_size_in_copies():
+    """A returned shape is a `torch.Size`, also in copies."""
     x = torch.randn(2, 6)
     module = clika_compile(Sized(), tracing_inputs=[(x, torch.Size([4, 3])), (x.repeat(2, 1), torch.Size([8, 3]))])
     for one in (module, copy.deepcopy(module)):
@@ -375,8 +414,8 @@ def test_a_returned_shape_is_a_size_also_in_copies():
         assert type(actual[0]) is type(actual[1]["inner"][0]) is torch.Size
 
 
-def test_sizes_that_are_read_from_a_tensor_follow_its_values(agree, tmp_path):
-    """A raw KeyError, as the trace knew the number under two names."""
+def test_arange_of_tensor_item_follows_tensor(agree, tmp_path):
+    """A size that is read from a tensor follows the tensor."""
 
     def mask(lengths):
         return torch.arange(int(lengths.max())) < lengths[:, None]
@@ -385,7 +424,9 @@ def test_sizes_that_are_read_from_a_tensor_follow_its_values(agree, tmp_path):
     module.clika_export(tmp_path / "mask.onnx")
 
 
-def test_a_number_that_is_read_from_a_tensor_is_no_result():
+def test_outputs_integer_from_tensor_rejected():
+    """An integer result that is read from a tensor raises an error."""
+
     def longest(x, lengths):
         return x * 2, int(lengths.max()) + 1
 
@@ -398,8 +439,8 @@ def test_a_number_that_is_read_from_a_tensor_is_no_result():
     [lambda x: (x * 2, x.mean().item()), lambda x: (x * 2, x[0].tolist()), lambda x: (x * 2, x.mean().item() * 2)],
     ids=["item", "tolist", "computed"],
 )
-def test_a_float_that_is_read_from_a_tensor_is_no_result(function):
-    """It came back as a tensor."""
+def test_outputs_float_from_tensor_rejected(function):
+    """A float result that is read from a tensor raises an error."""
     with pytest.raises(
         ModelError,
         match=r"returns \w+ \(in <root> at .*py:\d+\), a number read from a tensor. Return that tensor",

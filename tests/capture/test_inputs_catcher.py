@@ -72,7 +72,8 @@ def x() -> torch.Tensor:
         (lambda: MovesItself(x()), lambda r: [r.x]),
     ],
 )
-def test_every_tensor_moves_and_nesting_and_type_stay(make, tensors):
+def test_move_to_device_moves_tensors_and_keeps_types(make, tensors):
+    """Every tensor moves, and nesting and types stay."""
     given = make()
     moved = clika_move_to_device(given, META)
     assert type(moved) is type(given)
@@ -82,7 +83,8 @@ def test_every_tensor_moves_and_nesting_and_type_stay(make, tensors):
         assert list(moved) == list(given)
 
 
-def test_facts_beside_the_tensors_are_kept():
+def test_move_to_device_keeps_other_data():
+    """Data next to the tensors is kept."""
     moved = clika_move_to_device(Batch(x(), [1, "two", None]), "meta")
     assert moved.sizes == [1, "two", None]
     assert moved.made_later == 7
@@ -90,7 +92,8 @@ def test_facts_beside_the_tensors_are_kept():
     assert clika_move_to_device(deque([x()], maxlen=3), "meta").maxlen == 3
 
 
-def test_outputs_of_transformers_stay_outputs():
+def test_move_to_device_keeps_transformers_outputs():
+    """Outputs of transformers keep their class."""
     from transformers import BatchEncoding  # noqa: PLC0415 - takes seconds, needed by this test only
     from transformers.modeling_outputs import BaseModelOutput  # noqa: PLC0415
 
@@ -103,19 +106,22 @@ def test_outputs_of_transformers_stay_outputs():
     assert given["input_ids"].device.type == "cpu"
 
 
-def test_packed_sequences_move_in_their_own_way():
+def test_move_to_device_packed_sequence():
+    """A packed sequence keeps its batch sizes on the CPU."""
     moved = clika_move_to_device([pack_sequence([x(), x()[:1]])], META)[0]
     assert moved.data.device == META
     assert moved.batch_sizes.device.type == "cpu"  # PyTorch wants them there
 
 
-def test_a_tensor_that_occurs_twice_stays_one():
+def test_move_to_device_repeated_tensor_stays_one():
+    """A tensor that occurs twice stays one tensor."""
     t = x()
     a, b = clika_move_to_device((t, {"again": t}), META)
     assert a is b["again"]
 
 
-def test_modules_and_everything_else_are_left_alone():
+def test_move_to_device_leaves_modules_and_objects():
+    """Modules and other objects are left unchanged."""
     module, made = torch.nn.Linear(2, 2), object()
     moved = clika_move_to_device([module, made, torch.Tensor, 3, None], META)
     assert moved[0] is module
@@ -124,7 +130,8 @@ def test_modules_and_everything_else_are_left_alone():
 
 
 @pytest.mark.parametrize("device", ["gpu", 3.5, None])
-def test_a_device_that_is_none_is_refused(device):
+def test_move_to_device_invalid_device_rejected(device):
+    """An invalid device raises an error."""
     with pytest.raises(
         ModelError, match=r"clika_move_to_device\(\.\.\., .*\): not a device \(.+\). Write for example \"cpu\""
     ):
@@ -132,7 +139,8 @@ def test_a_device_that_is_none_is_refused(device):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
-def test_a_device_that_is_not_here_is_named():
+def test_move_to_device_unavailable_device_named():
+    """A device that is not available is named in the error."""
     with pytest.raises(
         ModelError,
         match=r"cannot move a tensor of shape \[2, 3\] to 'cuda:1': .+. Choose a device that this machine",
@@ -161,7 +169,8 @@ def same(a, b) -> bool:
     return a == b
 
 
-def test_calls_are_caught_in_the_form_that_compiling_takes():
+def test_inputs_catcher_records_tracing_input_form():
+    """Calls are recorded in the form of tracing inputs."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
     net(x())
@@ -179,7 +188,8 @@ def test_calls_are_caught_in_the_form_that_compiling_takes():
     assert same(caught(), expected)
 
 
-def test_one_list_or_dict_stays_one_positional_argument():
+def test_inputs_catcher_single_list_or_dict_positional():
+    """A single list or dict is recorded as one positional argument."""
     net = torch.nn.Identity()
     caught = clika_install_inputs_catcher(net)
     net([x()])
@@ -187,7 +197,8 @@ def test_one_list_or_dict_stays_one_positional_argument():
     assert same(caught(), [([x()],), ({"x": x()},)])
 
 
-def test_the_catcher_is_gone_once_it_was_called():
+def test_inputs_catcher_removed_when_called():
+    """Calling the catcher removes it."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
     net(x())
@@ -200,7 +211,8 @@ def test_the_catcher_is_gone_once_it_was_called():
     assert len(anew()) == 1
 
 
-def test_what_is_caught_is_what_was_passed_whatever_happens_to_it_later():
+def test_inputs_catcher_records_copies():
+    """Later changes do not affect recorded inputs."""
     net = Net()
     t, deep = torch.ones(3, requires_grad=True), [torch.ones(2), []]
     caught = clika_install_inputs_catcher(net.decode)
@@ -216,7 +228,8 @@ def test_what_is_caught_is_what_was_passed_whatever_happens_to_it_later():
     assert same(second[1], {"options": [torch.ones(2), []]})
 
 
-def test_the_users_own_hooks_do_not_change_what_is_caught():
+def test_inputs_catcher_ignores_user_hooks():
+    """Hooks of the user do not change the recorded inputs."""
     net = Net()
     net.register_forward_pre_hook(lambda _, args: (args[0] * 100,))
     caught = clika_install_inputs_catcher(net)
@@ -224,7 +237,8 @@ def test_the_users_own_hooks_do_not_change_what_is_caught():
     assert same(caught(), [x()])
 
 
-def test_tensors_caught_in_inference_mode_can_be_trained_on():
+def test_inputs_catcher_inference_mode_tensors_trainable():
+    """Tensors recorded in inference mode can be used in training."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
     with torch.inference_mode():
@@ -234,7 +248,8 @@ def test_tensors_caught_in_inference_mode_can_be_trained_on():
     (torch.ones(2, 3, requires_grad=True) * t).sum().backward()
 
 
-def test_a_method_is_caught_and_restored_exactly():
+def test_inputs_catcher_method_restored():
+    """A method is recorded and restored exactly."""
     net = Net()
     before = dict(vars(net))
     caught = clika_install_inputs_catcher(net.decode)
@@ -246,7 +261,8 @@ def test_a_method_is_caught_and_restored_exactly():
     assert net.decode == Net.decode.__get__(net)
 
 
-def test_a_method_set_on_the_object_itself_is_put_back():
+def test_inputs_catcher_instance_method_restored():
+    """A method set on the instance is restored."""
     net = Net()
     mine = net.__dict__["decode"] = Net.decode.__get__(net)
     caught = clika_install_inputs_catcher(net.decode)
@@ -255,7 +271,8 @@ def test_a_method_set_on_the_object_itself_is_put_back():
     assert net.__dict__["decode"] is mine
 
 
-def test_calls_that_raise_are_caught_and_leave_the_method_restorable():
+def test_inputs_catcher_raising_calls_recorded():
+    """Calls that raise are recorded, and the method is restored."""
     net = Net()
     caught = clika_install_inputs_catcher(net.decode)
     with pytest.raises(ValueError, match="no sides"):
@@ -265,7 +282,8 @@ def test_calls_that_raise_are_caught_and_leave_the_method_restorable():
     assert "decode" not in vars(net)
 
 
-def test_forward_itself_can_be_caught_as_a_method():
+def test_inputs_catcher_forward_as_method():
+    """`forward` can be recorded as a method."""
     net = Net()
     caught = clika_install_inputs_catcher(net.forward)
     net.forward(x())
@@ -273,7 +291,8 @@ def test_forward_itself_can_be_caught_as_a_method():
     assert same(caught(), [x(), x()])
 
 
-def test_uninstalling_ends_it_and_keeps_what_was_caught():
+def test_inputs_catcher_uninstall_keeps_records():
+    """`uninstall` removes the catcher and keeps its records."""
     net = Net()
     caught = clika_install_inputs_catcher(net.decode)
     net.decode(x())
@@ -284,7 +303,8 @@ def test_uninstalling_ends_it_and_keeps_what_was_caught():
 
 
 @pytest.mark.parametrize("pick", [lambda n: n, lambda n: n.decode])
-def test_no_call_at_all_is_an_error_that_leaves_nothing_installed(pick):
+def test_inputs_catcher_no_call_raises_and_uninstalls(pick):
+    """A catcher without calls raises an error and is removed."""
     net = Net()
     caught = clika_install_inputs_catcher(pick(net))
     with pytest.raises(ModelError, match=r"Net(\.decode)? was not called, .* Run the pipeline first"):
@@ -293,7 +313,8 @@ def test_no_call_at_all_is_an_error_that_leaves_nothing_installed(pick):
     assert "decode" not in vars(net)
 
 
-def test_a_method_that_is_being_caught_cannot_be_caught_twice():
+def test_inputs_catcher_method_twice_rejected():
+    """A method cannot have two catchers."""
     net = Net()
     caught = clika_install_inputs_catcher(net.decode)
     with pytest.raises(ModelError, match=r"the inputs of Net\.decode are already being caught. Call the first catcher"):
@@ -344,13 +365,15 @@ class Renamed:
         ),
     ],
 )
-def test_what_cannot_be_caught_is_refused_with_the_remedy(target, message):
+def test_inputs_catcher_unsupported_callable_rejected(target, message):
+    """An unsupported callable raises an error with the remedy."""
     with pytest.raises(ModelError, match=message):
         clika_install_inputs_catcher(target)
     assert not hasattr(target, "hidden")
 
 
-def test_a_module_that_was_caught_can_be_copied():
+def test_inputs_catcher_module_copyable_afterwards():
+    """A module can be copied after its catcher was removed."""
     net = Net()
     caught = clika_install_inputs_catcher(net)
     net(x())

@@ -182,16 +182,20 @@ def several_out_arguments(x):
         several_out_arguments,
     ],
 )
-def test_writes_through_views_reach_what_shares_their_memory_and_nothing_else(agree, function):
+def test_writes_through_views_change_shared_memory_only(agree, function):
+    """Writes through views change the tensors that share their memory, and no others."""
     agree(function, [torch.randn(3, 4)], [torch.arange(12.0).reshape(3, 4)])
 
 
 @pytest.mark.parametrize("function", [chunks, overlapping_views, made_in_forward, indexed, reshape_that_copies])
-def test_writes_are_right_with_dynamic_sides(agree, function):
+def test_writes_through_views_dynamic_dims_match_eager(agree, function):
+    """Writes match eager with dynamic dims."""
     agree(function, [torch.randn(3, 4), torch.randn(5, 4)], [torch.randn(2, 4), torch.randn(9, 4)])
 
 
-def test_an_input_that_is_written_and_returned_is_the_callers_own_tensor():
+def test_writes_to_input_change_tensor_of_caller():
+    """A written input changes the tensor of the caller, also if it is returned."""
+
     def filled(x, y):
         x.add_(y)
         y[0] = 0
@@ -205,7 +209,9 @@ def test_an_input_that_is_written_and_returned_is_the_callers_own_tensor():
     assert torch.equal(result, x)
 
 
-def test_tracing_inputs_stay_as_they_were():
+def test_tracing_inputs_not_changed():
+    """Tracing inputs are not changed."""
+
     def filled(x):
         return x.fill_(4)
 
@@ -230,7 +236,8 @@ class Counter(nn.Module):
         return first + self.count
 
 
-def test_a_buffer_updated_twice_follows_eager_over_several_calls(agree):
+def test_buffer_updated_twice_follows_eager(agree):
+    """A buffer that is updated twice follows eager over several calls."""
     original, x = Counter(), torch.randn(3)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
     assert original.steps == 0, "compiling must not count"
@@ -251,7 +258,8 @@ class Normed(nn.Module):
         return self.instance(self.conv(self.first(x)))
 
 
-def test_running_statistics_in_train_mode_follow_eager_over_three_steps():
+def test_running_stats_in_train_mode_follow_eager():
+    """Running statistics in train mode follow eager over three steps."""
     torch.manual_seed(0)
     original = Normed().train()
     inputs = [torch.randn(4, 4, 5, 5), torch.randn(3, 4, 6, 5)]
@@ -263,7 +271,9 @@ def test_running_statistics_in_train_mode_follow_eager_over_three_steps():
             torch.testing.assert_close(dict(module.named_buffers())[name], buffer, msg=f"{name} after step {step}")
 
 
-def test_unrelated_memory_is_not_taken_for_a_view(agree):
+def test_copy_of_tensor_not_treated_as_view(agree):
+    """Separate memory is not treated as a view."""
+
     def apart(x):
         y = x.clone()
         z = y + 0
@@ -310,7 +320,8 @@ class Averaging(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [Counting, Rebinding, Averaging])
-def test_a_buffer_that_is_written_and_used_goes_on_as_in_eager(kind):
+def test_written_and_used_buffer_follows_eager(kind):
+    """A buffer that is written and used follows eager."""
     model, eager = kind(), kind()
     module = clika_compile(model, tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)], discard_input_model=False)
     for (name, buffer), (_, untouched) in zip(model.named_buffers(), kind().named_buffers(), strict=True):
@@ -349,11 +360,14 @@ def turned_and_written(x):
 
 
 @pytest.mark.parametrize("model", [transposed, lengthened, shortened, turned_and_written])
-def test_a_tensor_that_changes_its_own_shape_writes_nothing(agree, model):
+def test_inplace_shape_change_writes_no_elements(agree, model):
+    """In-place changes of shape write no elements."""
     agree(model, [torch.rand(3, 4)])
 
 
-def test_a_constant_of_forward_is_not_state_and_lets_gradients_through():
+def test_constant_in_forward_not_state_keeps_gradients():
+    """A constant made in forward is not state and lets gradients through."""
+
     class Scaled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -387,12 +401,15 @@ def windows_written(x):
         (windows_written, r"test_mutation\.py:\d+: a write through overlapping windows \(unfold\)"),
     ],
 )
-def test_writes_that_reach_an_element_twice_are_refused_with_their_line(model, message):
+def test_writes_to_overlapping_views_rejected_with_line(model, message):
+    """Writes that reach an element twice raise an error with their line."""
     with pytest.raises(ModelError, match=message):
         clika_compile(model, tracing_inputs=[torch.rand(4)])
 
 
-def test_gradients_around_a_strided_write_are_those_of_what_was_not_overwritten():
+def test_strided_write_gradients_match_eager():
+    """Overwritten elements get no gradient through a strided write."""
+
     def cleared(x):
         y = x.clone()
         y.as_strided((2,), (1,)).zero_()

@@ -90,7 +90,8 @@ def line_of(called) -> str:
     ],
     ids=["module", "method", "function", "decorated", "partial", "hook", "helper", "standard library"],
 )
-def test_a_node_knows_the_line_that_called_it(make, called):
+def test_node_origin_has_line_of_user(make, called):
+    """The origin of a node has the line of the user's call."""
     module = clika_compile(make(), tracing_inputs=[torch.zeros(1, 2)])
     (sin,) = [node for node in module.graph.nodes if node.op_type == "sin"]
     assert sin.origin.line == line_of(called)
@@ -98,8 +99,8 @@ def test_a_node_knows_the_line_that_called_it(make, called):
 
 
 @pytest.mark.parametrize("decorate", [torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", enabled=False)])
-def test_a_guard_names_the_line_in_a_decorated_method(decorate):
-    """The line of PyTorch's decorator was named, and in hooks none at all."""
+def test_guard_in_decorated_method_names_line(decorate):
+    """A guard names the line of the user in a decorated method."""
 
     @decorate
     def squeezed(x):
@@ -109,12 +110,15 @@ def test_a_guard_names_the_line_in_a_decorated_method(decorate):
     assert f"Ne(batch, 1) (from {line_of(squeezed)})" in map(str, module.graph.guards)
 
 
-def test_a_node_knows_its_module():
+def test_node_origin_has_module():
+    """The origin of a node has its module."""
     module = clika_compile(Model(), tracing_inputs=[torch.zeros(1, 2)])
     assert [(node.op_type, node.origin.scope) for node in module.graph.nodes] == [("linear", "head"), ("sin", "")]
 
 
-def test_an_unsupported_call_of_a_function_is_shown_with_its_line():
+def test_unsupported_call_names_line():
+    """An unsupported call of a function is reported with its line."""
+
     def unsupported(x):
         return torch.special.bessel_j0(x)
 
@@ -125,8 +129,8 @@ def test_an_unsupported_call_of_a_function_is_shown_with_its_line():
 
 
 @pytest.mark.parametrize("file", ["<stdin>", "<string>", "<ipython-input-1>", "typed.py"])
-def test_a_branch_on_the_length_1_in_code_that_was_typed_is_guarded(file):
-    """Runs do not show this branch: its guard is kept because it is the user's."""
+def test_guard_of_interactive_code_kept(file):
+    """A branch in interactive code is guarded, because it is the user's."""
     names = {}
     exec(compile("def idle(x):\n    return x + 1 if x.shape[0] == 1 else 1 + x", file, "exec"), names)  # noqa: S102 - as a prompt does
     module = clika_compile(names["idle"], tracing_inputs=[torch.ones(2, 3), torch.ones(4, 3)])
@@ -134,7 +138,8 @@ def test_a_branch_on_the_length_1_in_code_that_was_typed_is_guarded(file):
         module(torch.ones(1, 3))
 
 
-def test_what_torch_fx_writes_is_not_the_users(tmp_path):
+def test_is_installed_file_includes_torch_fx_code(tmp_path):
+    """Code that torch.fx generates does not count as the user's."""
     assert not is_installed_file(str(tmp_path / "model.py"))
     assert [is_installed_file(f) for f in ("<eval_with_key>.3", torch.__file__, pytest.__file__)] == [True, True, True]
 
@@ -148,8 +153,8 @@ def line_of_guard(text, file, line):
     return table.guards(env)[0].guard.line
 
 
-def test_files_that_dynamo_shortens_are_told_from_the_users():
-    """Both names are of files in PyTorch; the user's has another line there."""
+def test_guard_line_distinguishes_shortened_file_names():
+    """A file name that Dynamo shortens is matched by its line, so that the user's file is recognized."""
     source = inspect.getsource(torch.nn.functional).splitlines()
     line = next(i for i, text in enumerate(source, 1) if text.startswith("def relu("))
     packaged, own = (

@@ -42,7 +42,8 @@ def assigns_data(model):
 
 @pytest.mark.parametrize("discard", [True, False])
 @pytest.mark.parametrize("write", [adds, doubles_data])
-def test_a_parameter_that_is_written_to_follows_eager_and_is_left_as_it_was(discard, write):
+def test_parameter_write_follows_eager_and_undone(discard, write):
+    """A written parameter follows eager, and the original is restored."""
     model, reference, x = Writing(write), Writing(write), torch.ones(2, 3)
     module = clika_compile(model, tracing_inputs=[x, torch.ones(4, 3)], discard_input_model=discard)
     assert torch.equal(model.weight, torch.ones(3))
@@ -64,14 +65,17 @@ def test_a_parameter_that_is_written_to_follows_eager_and_is_left_as_it_was(disc
         ),
     ],
 )
-def test_writes_that_no_trace_shows_are_refused_by_name_and_undone(discard, write, message):
+def test_parameter_write_missed_by_trace_rejected(discard, write, message):
+    """Writes that the trace does not see raise an error and are undone."""
     model = Writing(write)
     with pytest.raises(ModelError, match=message):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=discard)
     assert torch.equal(model.weight, torch.ones(3))
 
 
-def test_giving_a_weight_a_copy_of_its_data_is_no_write():
+def test_parameter_data_assigned_own_copy_accepted():
+    """Assigning a copy of its own data to a weight is no write."""
+
     def moved(model):
         model.weight.data = model.weight.data.clone()
 
@@ -80,8 +84,8 @@ def test_giving_a_weight_a_copy_of_its_data_is_no_write():
     assert torch.equal(module(x), x)
 
 
-def test_reading_data_stops_gradients_and_is_no_constant():
-    """What ``.data`` returned was a constant without elements, and its comparison a raw error of PyTorch's."""
+def test_parameter_data_read_detached_and_follows_weight():
+    """Reading `.data` stops gradients and follows the weight."""
 
     class Reads(Writing):
         def forward(self, x):
@@ -98,8 +102,8 @@ def test_reading_data_stops_gradients_and_is_no_constant():
     torch.testing.assert_close(module(x), model(x))
 
 
-def test_a_weight_in_the_memory_of_a_tensor_that_is_written_to_is_refused_by_name():
-    """Two tensors of a module that are views of each other ended in an assertion."""
+def test_parameter_sharing_written_memory_rejected():
+    """A weight that shares the memory of a written tensor raises an error."""
     model = Writing(doubles_what_it_held)
     with pytest.raises(ModelError, match="'weight' shares memory with another parameter, buffer or tensor that forw"):
         clika_compile(model, tracing_inputs=[torch.ones(2, 3)], discard_input_model=False)
@@ -133,8 +137,8 @@ class TiedWeight(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [SharedNorm, TiedWeight])
-def test_one_tensor_under_two_names_is_written_to_under_both(kind):
-    """Each name was taken for a tensor of its own in the same memory, and the model refused."""
+def test_tied_tensor_written_under_both_names(kind):
+    """A tensor under two names is written under both."""
     model = kind().train()
     options = {"skip_eval_set_mode": True, "discard_input_model": False}
     module = clika_compile(model, tracing_inputs=[torch.randn(4, 3)], **options)

@@ -48,12 +48,14 @@ def through_views(x):
     "function",
     [beyond_bytes, half_times_float, short_plus_long, into_wider, compared, truths, through_views],
 )
-def test_a_write_is_cast_to_what_it_writes_to(agree, function, sides):
+def test_promoting_write_cast_to_destination(agree, function, sides):
+    """The result of an in-place call is cast to the dtype of its destination."""
     inputs = [torch.rand(3, 4) * 100, torch.rand(5, 4) * 100][:sides]
     agree(function, inputs, [torch.full((3, 4), 200.0), torch.randn(3, 4).abs()])
 
 
-def test_inputs_that_do_not_tell_prove_nothing_and_need_not():
+def test_promoting_write_uninformative_inputs_match_eager():
+    """Uninformative tracing inputs still give the cast of eager."""
     module = clika_compile(beyond_bytes, tracing_inputs=[torch.ones(2, 4)])
     assert torch.equal(module(torch.full((2, 4), 200.0)), torch.full((2, 4), 144.0))  # 400 - 256
 
@@ -68,7 +70,8 @@ class HalfTotal(nn.Module):
         return self.total * 2
 
 
-def test_a_half_buffer_takes_floats(agree):
+def test_promoting_write_fp16_buffer_accumulates_floats(agree):
+    """An FP16 buffer accumulates float32 inputs."""
     assert agree(HalfTotal(), [torch.randn(3, 4)]).total.dtype == torch.float16
 
 
@@ -100,8 +103,8 @@ def multiplied_into(_, x):
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
 @pytest.mark.parametrize("compute", [residual, multiplied_in_place, multiplied_into])
-def test_autocast_casts_for_no_call_that_writes(compute, sides):
-    """Zeros tell nothing; what is compared is compared bit by bit, since both round at the same places."""
+def test_promoting_write_autocast_does_not_cast(compute, sides):
+    """Autocast does not cast for in-place calls, compared bit by bit."""
     model = Autocast(compute)
     module = clika_compile(model, tracing_inputs=[torch.zeros(4, 4), torch.zeros(5, 4)][:sides])
     x = torch.randn(4, 4)

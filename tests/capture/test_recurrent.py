@@ -31,7 +31,8 @@ class Tagger(nn.Module):
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_recurrent_network_serves_every_batch_and_length(name):
+def test_recurrent_network_serves_batch_and_length(name):
+    """A recurrent network serves every batch and length."""
     model = NETWORKS[name]().eval()
     module = clika_compile(model, tracing_inputs=[torch.randn(3, 5, 4), torch.randn(2, 7, 4)])
     for shape in [(5, 11), (1, 1), (4, 1), (1, 9)]:
@@ -40,7 +41,8 @@ def test_a_recurrent_network_serves_every_batch_and_length(name):
             torch.testing.assert_close(actual, expected)
 
 
-def test_a_recurrent_network_with_given_states_serves_every_length():
+def test_recurrent_network_with_states_serves_length():
+    """A recurrent network with given states serves every length."""
     model = nn.GRU(4, 6).eval()
     module = clika_compile(model, tracing_inputs=[(torch.randn(n, 2, 4), torch.randn(1, 2, 6)) for n in (5, 7)])
     x, h = torch.randn(9, 2, 4), torch.randn(1, 2, 6)
@@ -48,7 +50,8 @@ def test_a_recurrent_network_with_given_states_serves_every_length():
         torch.testing.assert_close(actual, expected)
 
 
-def test_the_artifact_of_a_recurrent_network_serves_every_length(tmp_path):
+def test_recurrent_network_artifact_serves_length(tmp_path):
+    """The artifact of a recurrent network serves every length."""
     module = clika_compile(Tagger(), tracing_inputs=[torch.randint(10, (2, 5)), torch.randint(10, (3, 8))])
     # The export compares the artifact with the module on this input.
     module.clika_export(tmp_path / "tagger.onnx", example_inputs=torch.randint(10, (4, 13)))

@@ -22,7 +22,8 @@ class Autocast(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_an_autocast_region_computes_in_its_dtype(agree, dtype):
+def test_autocast_region_computes_in_its_dtype(agree, dtype):
+    """An autocast region computes in its dtype, with explicit casts."""
     module = agree(Autocast(dtype), [torch.randn(3, 8), torch.randn(4, 8)], [torch.randn(1, 8)])
     assert module(torch.randn(2, 8))[1].dtype == dtype
     assert all("autocast" not in node.op.name for node in module.graph.nodes)
@@ -30,7 +31,8 @@ def test_an_autocast_region_computes_in_its_dtype(agree, dtype):
     assert casts, "the casts of the region must be explicit"
 
 
-def test_an_autocast_region_switched_off_inside_another_casts_nothing(agree):
+def test_autocast_disabled_inside_region_casts_no_tensor(agree):
+    """A disabled region inside an autocast region casts no tensor."""
     linear = nn.Linear(4, 4)
 
     class Nested(nn.Module):
@@ -62,7 +64,8 @@ class Frozen(nn.Module):
             return self.head(x)
 
 
-def test_a_no_grad_region_stops_the_same_gradients():
+def test_no_grad_region_stops_same_gradients():
+    """A no_grad region stops the gradients that eager stops."""
     original = Frozen()
     module = clika_compile(original, tracing_inputs=[torch.randn(2, 4)], discard_input_model=False)
     x = torch.randn(2, 4)
@@ -111,8 +114,8 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("compute", [clamped_weight, half_written_result, written_behind_detach, written_inside])
-def test_gradients_flow_past_what_is_written_without_them_as_in_eager(compute):
-    """They were stopped in silence: a weight that ``forward`` clamps was not trained."""
+def test_gradients_flow_past_no_grad_writes(compute):
+    """Gradients flow past writes without gradients as in eager."""
     torch.manual_seed(0)
     original, x = Net(compute), torch.randn(2, 4)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
@@ -151,7 +154,8 @@ def complex_row_written(net, x):
 @pytest.mark.parametrize(
     "compute", [complex_made_inside, complex_weight_written, complex_written_behind_detach, complex_row_written]
 )
-def test_gradients_of_complex_numbers_stop_and_flow_past_writes_as_in_eager(compute):
+def test_complex_gradients_flow_past_no_grad_writes(compute):
+    """Gradients of complex tensors stop and flow past writes as in eager."""
     torch.manual_seed(0)
     original, x = Net(compute), torch.randn(2, 4)
     original.spectrum = nn.Parameter(torch.randn(4, 4, dtype=torch.complex64))
@@ -162,7 +166,8 @@ def test_gradients_of_complex_numbers_stop_and_flow_past_writes_as_in_eager(comp
         torch.testing.assert_close(module.get_parameter(name).grad, parameter.grad)
 
 
-def test_an_embedding_with_a_greatest_norm_is_trained():
+def test_embedding_max_norm_trains():
+    """An embedding with `max_norm` is trained."""
     original, ids = nn.Embedding(6, 4, max_norm=0.5), torch.tensor([[0, 1], [2, 1]])
     module = clika_compile(original, tracing_inputs=[ids], discard_input_model=False)
     for net in (original, module):
@@ -170,7 +175,9 @@ def test_an_embedding_with_a_greatest_norm_is_trained():
     torch.testing.assert_close(module.weight.grad, original.weight.grad)
 
 
-def test_inference_mode_stops_gradients_too():
+def test_inference_mode_region_stops_gradients():
+    """An inference mode region stops gradients."""
+
     class Inferred(Frozen):
         def forward(self, x):
             with torch.inference_mode():
@@ -189,7 +196,9 @@ def test_inference_mode_stops_gradients_too():
 
 
 @pytest.mark.parametrize("outer", [torch.inference_mode, torch.no_grad])
-def test_gradients_flow_where_inference_mode_ends_within_a_region_without_them(outer):
+def test_inference_mode_false_inside_region_keeps_gradients(outer):
+    """Gradients flow in `inference_mode(False)` inside another region."""
+
     def resumed(net, x):
         with outer():
             scale = net.weight[0] * 2
@@ -205,7 +214,9 @@ def test_gradients_flow_where_inference_mode_ends_within_a_region_without_them(o
     torch.testing.assert_close(module.weight.grad, original.weight.grad)
 
 
-def test_detach_in_forward_stops_the_same_gradients():
+def test_detach_stops_same_gradients():
+    """`detach` stops the gradients that eager stops."""
+
     class Detached(nn.Module):
         def __init__(self):
             super().__init__()
@@ -223,7 +234,9 @@ def test_detach_in_forward_stops_the_same_gradients():
     torch.testing.assert_close(module.linear.weight.grad, original.linear.weight.grad)
 
 
-def test_integer_and_bool_inputs_compute_as_eager_does(agree):
+def test_integer_and_bool_inputs_match_eager(agree):
+    """Integer and bool inputs match eager."""
+
     def masked(ids, mask, x):
         return ids // 2 + mask, x.masked_fill(mask, 0), ids[mask.any(1)], (ids > 3) ^ mask, ids / 2
 
@@ -234,12 +247,15 @@ def test_integer_and_bool_inputs_compute_as_eager_does(agree):
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.float64])
-def test_inputs_of_every_width_keep_their_dtype(agree, dtype):
+def test_input_dtypes_kept(agree, dtype):
+    """Inputs keep their dtype."""
     agree(lambda x: x * 2 + x, [torch.arange(6).to(dtype)])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_models_in_other_floats_agree(agree, dtype):
+def test_float16_bfloat16_float64_models_match_eager(agree, dtype):
+    """FP16, BF16 and float64 models match eager."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -269,7 +285,8 @@ class Tied(nn.Module):
         return self.head(x)
 
 
-def test_tied_weights_stay_tied_under_all_their_names(agree):
+def test_tied_weights_stay_tied(agree):
+    """Tied weights stay tied under all their names."""
     original = Tied()
     module = agree(original, [torch.randint(0, 10, (2, 3))], discard_input_model=False)
     assert set(module.state_dict()) == {*original.state_dict(), "_extra_state"}
@@ -279,7 +296,8 @@ def test_tied_weights_stay_tied_under_all_their_names(agree):
     assert len(list(module.parameters())) == len(list(original.parameters()))
 
 
-def test_a_training_step_moves_tied_weights_together():
+def test_tied_weights_updated_together():
+    """A training step updates tied weights together."""
     torch.manual_seed(0)
     original, ids = Tied(), torch.randint(0, 10, (2, 3))
     module = clika_compile(original, tracing_inputs=[ids], discard_input_model=False)
@@ -292,7 +310,8 @@ def test_a_training_step_moves_tied_weights_together():
     torch.testing.assert_close(module(ids), original(ids))
 
 
-def test_constants_made_in_forward_are_kept(agree):
+def test_constants_in_forward_kept(agree):
+    """Constants made in forward are kept."""
     table = torch.randn(4)
 
     def constants(x):
@@ -301,14 +320,18 @@ def test_constants_made_in_forward_are_kept(agree):
     agree(constants, [torch.randn(2, 4), torch.randn(3, 4)], [torch.randn(1, 4)])
 
 
-def test_constants_made_from_sizes_follow_the_sizes(agree):
+def test_constants_of_sizes_follow_sizes(agree):
+    """Constants made from sizes follow the sizes."""
+
     def positions(x):
         return x + torch.arange(x.shape[1]) / x.shape[1] + torch.ones(x.shape[0], 1) * x.numel()
 
     agree(positions, [torch.randn(2, 4), torch.randn(3, 5)], [torch.randn(1, 1), torch.randn(7, 7)])
 
 
-def test_a_tensor_attribute_that_is_no_buffer_is_a_constant_under_our_prefix(agree):
+def test_plain_tensor_attribute_stored_with_prefix(agree):
+    """A tensor attribute that is no buffer is stored under our prefix."""
+
     class Plain(nn.Module):
         def __init__(self):
             super().__init__()
@@ -324,7 +347,9 @@ def test_a_tensor_attribute_that_is_no_buffer_is_a_constant_under_our_prefix(agr
     assert all(name.startswith("clika.") for name in added)
 
 
-def test_buffers_that_are_not_persistent_survive_the_state_dict():
+def test_nonpersistent_buffers_stored_in_state_dict():
+    """Non-persistent buffers are restored by a state dict."""
+
     class Rotary(nn.Module):
         def __init__(self):
             super().__init__()
@@ -341,7 +366,9 @@ def test_buffers_that_are_not_persistent_survive_the_state_dict():
     assert torch.equal(again(x), module(x))
 
 
-def test_dropout_and_random_tensors_draw_as_eager_in_train_mode():
+def test_dropout_and_random_tensors_match_eager():
+    """Dropout and random tensors draw the numbers of eager in train mode."""
+
     class Noisy(nn.Module):
         def __init__(self):
             super().__init__()

@@ -98,7 +98,8 @@ def moves_an_average(self, x):
         moves_an_average,
     ],
 )
-def test_state_and_what_was_read_of_it_go_on_as_in_eager(agree, kind, body):
+def test_state_writes_and_reads_follow_eager(agree, kind, body):
+    """State and tensors read from it follow eager over several calls."""
     agree(kind(body), [torch.randn(3, 4)], [torch.randn(3, 4) for _ in range(3)])
 
 
@@ -117,7 +118,8 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:.*_flat_weights.* were assigned during export:UserWarning")
-def test_a_recurrent_network_keeps_its_state(agree):
+def test_state_of_recurrent_network_follows_eager(agree):
+    """A recurrent network keeps its state."""
     agree(Recurrent(), [torch.randn(2, 3, 4), torch.randn(2, 5, 4)], [torch.randn(2, 4, 4)])
 
 
@@ -135,7 +137,8 @@ class Rolling(nn.Module):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_a_cache_and_running_statistics_go_on_as_in_eager(agree, train):
+def test_state_of_cache_and_running_stats_follows_eager(agree, train):
+    """A cache and running statistics follow eager."""
     inputs, unseen = [torch.randn(3, 4), torch.randn(5, 4)], [torch.randn(2, 4), torch.randn(4, 4)]
     agree(Rolling().train(train), inputs, unseen, skip_eval_set_mode=True)
 
@@ -146,7 +149,8 @@ def assigns_for_long_inputs(self, x):
     return x
 
 
-def test_state_that_a_branch_assigns_is_served_on_that_branch_only(agree):
+def test_state_assigned_in_branch_guarded(agree):
+    """State that a branch assigns is served on that branch only."""
     module = agree(Around(assigns_for_long_inputs), [torch.randn(4, 4), torch.randn(5, 4)], [torch.randn(6, 4)])
     with pytest.raises(ModelError, match=r"violates .*> 3"):
         module(torch.randn(2, 4))
@@ -154,14 +158,15 @@ def test_state_that_a_branch_assigns_is_served_on_that_branch_only(agree):
         clika_compile(Around(assigns_for_long_inputs), tracing_inputs=[torch.randn(4, 4), torch.randn(2, 4)])
 
 
-def test_a_trace_that_drops_a_write_to_a_buffer_is_refused(monkeypatch):
-    """Its outputs agreed on every tracing input, and were wrong from the second call on."""
+def test_state_write_dropped_by_trace_rejected(monkeypatch):
+    """A trace that drops a write to a buffer raises an error."""
     monkeypatch.setattr(capture, "trace_assignments_as_writes", lambda *_: contextlib.nullcontext())
     with pytest.raises(ModelError, match=r"forward writes to inner.old in a way that this trace does not record"):
         clika_compile(Around(returns_what_it_read), tracing_inputs=[torch.randn(3, 4)])
 
 
-def test_a_graph_that_leaves_other_values_in_a_buffer_is_refused():
+def test_state_disagreeing_with_eager_rejected():
+    """A graph that leaves other data in a buffer raises an error."""
     calls = itertools.count(1)
 
     def counts_in_python(self, x):
@@ -208,13 +213,15 @@ def table(held, x):
         (begun, None, r"assigns 'held' to float32\[3, 4\] from nothing, and the next call reads it"),
     ],
 )
-def test_state_of_another_shape_is_refused_where_the_next_call_reads_it(grow, buffer, message):
+def test_state_of_other_shape_read_by_next_call_rejected(grow, buffer, message):
+    """State of another shape raises an error if the next call reads it."""
     with pytest.raises(ModelError, match=message):
         clika_compile(Growing(grow, buffer), tracing_inputs=[torch.ones(3, 4)])
 
 
 @pytest.mark.parametrize("buffer", [None, torch.zeros(2)])
-def test_a_table_that_is_put_by_is_no_state(buffer, tmp_path):
+def test_state_cached_table_accepted_with_warning(buffer, tmp_path):
+    """A cached table is no state and gives a warning."""
     x = torch.ones(3, 4)
     module = clika_compile(Growing(table, buffer), tracing_inputs=[x], logs_dir=tmp_path)
     for _ in range(2):
@@ -223,7 +230,9 @@ def test_a_table_that_is_put_by_is_no_state(buffer, tmp_path):
     assert "Warning: forward assigns 'held' to float32[4] from" in log.read_text()
 
 
-def test_a_parameter_that_is_bound_anew_is_refused_by_name():
+def test_state_rebound_parameter_rejected():
+    """A rebound parameter raises an error that names it."""
+
     def rebinds(self, x):
         self.weight = nn.Parameter(self.weight.detach() * 2)
         return x * self.weight
@@ -235,7 +244,9 @@ def test_a_parameter_that_is_bound_anew_is_refused_by_name():
     assert model.weight is weight
 
 
-def test_a_buffer_that_is_registered_expanded_cannot_be_assigned_to():
+def test_state_expanded_buffer_assignment_rejected():
+    """Assigning to a buffer that was registered as expanded raises an error."""
+
     class Expanded(nn.Module):
         def __init__(self):
             super().__init__()

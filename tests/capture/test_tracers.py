@@ -37,18 +37,21 @@ MODEL = Model()
 
 @pytest.mark.parametrize("tracer", select_tracers(dynamic=False), ids=lambda t: t.name)
 @pytest.mark.parametrize("traced", [MODEL, MODEL.infer, double], ids=["module", "method", "function"])
-def test_every_tracer_takes_modules_methods_and_functions(tracer, traced, monkeypatch):
+def test_each_tracer_accepts_modules_methods_functions(tracer, traced, monkeypatch):
+    """Every tracer accepts modules, methods and functions."""
     monkeypatch.setattr(capture, "select_tracers", lambda dynamic: (tracer,))
     x = torch.randn(3, 2)
     assert torch.equal(clika_compile(traced, tracing_inputs=[x], discard_input_model=False)(x), traced(x))
 
 
-def test_static_sides_need_no_second_treatment_of_zero_and_one():
+def test_select_tracers_static_omits_oblivious_variant():
+    """Static graphs need one tracer less."""
     assert len(select_tracers(dynamic=True)) == len(TRACERS) == len(select_tracers(dynamic=False)) + 1
 
 
 @pytest.mark.parametrize("name", ["torch.export._trace", "torch.export", "torch._dynamo.eval_frame"])
-def test_what_a_tracer_logs_is_left_to_the_error_message_and_what_others_log_is_not(name, monkeypatch):
+def test_trace_hides_log_of_tracer_only(name, monkeypatch):
+    """The log of a tracer is hidden during a trace; other loggers are not."""
     seen, handler = [], logging.Handler()
     handler.emit = lambda record: seen.append(record.getMessage())
 
@@ -73,8 +76,8 @@ LIMITS = {1: 2.0, 7: 3.0}
     [lambda x: x * 2 if x.shape[0] in {1, 7} else x, lambda x: x * LIMITS.get(x.shape[0], 1.0)],
     ids=["set", "dict"],
 )
-def test_a_size_that_is_looked_up_in_a_set_or_dict_is_refused(model):
-    """The hash of a size under ``torch.fx`` is in no set: the branch was dropped, and no guard told of it."""
+def test_trace_size_lookup_in_set_or_dict_rejected(model):
+    """Looking up a size in a set or dict raises an error with the remedy."""
     with pytest.raises(ModelError, match=r"fixes it: Eq\(batch, 5\) \(from test_tracers.py:\d+\)") as caught:
         clika_compile(model, tracing_inputs=[torch.ones(5, 3), torch.ones(4, 3)])
     assert "is looked up in a set, a dict or a cache" in str(caught.value)
@@ -85,8 +88,8 @@ def test_a_size_that_is_looked_up_in_a_set_or_dict_is_refused(model):
     )
 
 
-def test_what_a_tracer_takes_for_a_constant_without_knowing_its_elements_is_no_graph(monkeypatch):
-    """Dynamo does so with ``.data``; the comparison with eager raised an error of PyTorch's own."""
+def test_trace_lifted_tensor_without_elements_rejected(monkeypatch):
+    """A result that a tracer treats as a constant raises an error."""
 
     class Reads(Model):
         def forward(self, x):
@@ -100,8 +103,8 @@ def test_what_a_tracer_takes_for_a_constant_without_knowing_its_elements_is_no_g
         clika_compile(Reads(), tracing_inputs=[torch.randn(3, 2)])
 
 
-def test_one_thread_captures_at_a_time():
-    """Tracers ran into each other, and left what they replace in PyTorch replaced for good."""
+def test_clika_compile_one_thread_at_a_time():
+    """One thread captures at a time, and PyTorch is left unpatched."""
     meeting, met = threading.Barrier(2), []
 
     def waiting(x):
@@ -134,7 +137,8 @@ class Noisy(Model):
 
 
 @pytest.mark.parametrize("model", [Skipping, Noisy])
-def test_no_tracer_keeps_what_a_random_call_drew(model):
+def test_trace_random_branch_rejected(model):
+    """A branch on a random number raises an error with its line."""
     with pytest.raises(ModelError, match=r"draws random numbers, which .* \(at test_tracers.py:\d+\)") as caught:
         clika_compile(model(), tracing_inputs=[torch.rand(3, 2)])
     assert "choose with torch.where(condition, a, b)" in str(caught.value)

@@ -20,7 +20,8 @@ class LastNorm(nn.LayerNorm):
         return super().forward(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
 
 
-def test_a_batch_of_1_is_served_however_many_guards_there_are(agree):
+def test_validation_layout_guards_dropped_for_batch_one(agree):
+    """A batch of 1 is served in spite of many layout guards."""
     blocks = [nn.Sequential(LastNorm(3), nn.Conv2d(3, 3, 2, stride=2)) for _ in range(4)]
     inputs = [torch.randn(2, 3, 64, 64), torch.randn(3, 3, 96, 128)]
     module = agree(nn.Sequential(*blocks), inputs, [torch.randn(1, 3, 64, 64)])
@@ -28,8 +29,8 @@ def test_a_batch_of_1_is_served_however_many_guards_there_are(agree):
         module(torch.randn(1, 3, 8, 64))
 
 
-def test_a_batch_of_1_is_served_where_several_inputs_must_have_it(agree):
-    """Guards on each input alone are violated by runs that eager refuses; one of all inputs together decides."""
+def test_validation_joint_guards_dropped_for_batch_one(agree):
+    """Guards on several inputs are tested by one run with all of them."""
     attention = nn.MultiheadAttention(8, 2, batch_first=True)
     three, five, one = (tuple(torch.randn(3, b, n, 8)) for b, n in ((2, 3), (3, 5), (1, 4)))
     module = agree(attention, [three, five], [one])
@@ -37,7 +38,8 @@ def test_a_batch_of_1_is_served_where_several_inputs_must_have_it(agree):
         module(one[0], three[0], three[0])
 
 
-def test_one_run_tests_all_guards_that_it_violates_and_a_failed_one_is_not_repeated():
+def test_guard_evidence_tests_violated_guards_once():
+    """One run tests all guards that it violates, and a failed run is not repeated."""
     a = make_symbol("a")
     low, two, other = (TracedGuard(Guard(g, ""), is_testable=True) for g in (a > 1, a > 2, sympy.Ne(a, 3)))
     evidence = GuardEvidence([([low, two], True)])
@@ -52,7 +54,9 @@ def test_one_run_tests_all_guards_that_it_violates_and_a_failed_one_is_not_repea
 
 
 @pytest.mark.parametrize("sides", [1, 2], ids=["static", "dynamic"])
-def test_a_graph_that_states_other_types_than_it_computes_is_refused_whatever_the_numbers(monkeypatch, sides):
+def test_validation_wrong_declared_dtype_rejected(monkeypatch, sides):
+    """A graph that declares other types than it computes raises an error, for any input."""
+
     def as_written(_, __, ___, fakes):
         return [f.dtype for f in fakes]
 

@@ -80,7 +80,8 @@ def graph():
     return clika_compile(Net().eval(), tracing_inputs=DATA[:1]).graph.clone()
 
 
-def test_a_layer_that_is_slower_in_integers_is_named_and_those_that_are_alike_are_timed_once():
+def test_find_slow_layers_equal_layers_timed_once():
+    """A layer that is slower in INT8 is named, and equal layers are timed once."""
     target = Slow({"conv2d": -0.5, "linear": 0.5})
     found = LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
     assert {node.origin.scope: reason for node, reason in found.items()} == {
@@ -89,21 +90,24 @@ def test_a_layer_that_is_slower_in_integers_is_named_and_those_that_are_alike_ar
     assert sorted(target.seen) == ["conv2d"] * 3 + ["linear"], "of the convolutions, no two read as large an input"
 
 
-def test_a_layer_is_timed_with_what_the_runtime_computes_along_with_it():
+def test_find_slow_layers_timed_with_fused_nodes():
+    """A layer is timed with the nodes that the runtime fuses into it."""
     target = Slow({"conv2d": 0.0, "linear": 0.0})
     LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
     assert sorted(target.kinds) == [["conv2d", "relu"]] * 6 + [["linear"]] * 2, "each in float and in integers"
 
 
 @pytest.mark.parametrize(("least", "is_along"), [(0.0, True), (-1.0, False)])
-def test_a_layer_is_timed_without_what_the_runtime_computes_by_itself(least, is_along):
+def test_find_slow_layers_hardtanh_timed_only_if_fused(least, is_along):
+    """A layer is timed with a hardtanh only if the runtime fuses it."""
     target, model = Slow({"conv2d": 0.0}), nn.Sequential(nn.Conv2d(3, 8, 3), nn.Hardtanh(least, 6.0)).eval()
     bounded = clika_compile(model, tracing_inputs=DATA[:1]).graph.clone()
     LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(bounded, DATA[:1])
     assert target.kinds == [["conv2d", "hardtanh"] if is_along else ["conv2d"]] * 2
 
 
-def test_little_is_no_reason():
+def test_find_slow_layers_small_slowdown_ignored():
+    """A small slowdown does not keep a layer in float."""
     assert not LayerTimer(Slow({"conv2d": 0.04, "linear": 0.04}), SCHEME, REGISTRY.operators).find_slow_layers(
         graph(), DATA[:1]
     )
@@ -129,7 +133,8 @@ def compiled(monkeypatch, costs, *, only_weights=False, **options):
     return sorted([*plan.weights, *plan.packed_weights]), plan.floats
 
 
-def test_such_a_layer_stays_float_where_latency_is_asked_for_and_only_there(monkeypatch):
+def test_optimize_for_latency_keeps_slow_layer_float(monkeypatch):
+    """A slower layer stays float only with `optimize_for="latency"`."""
     costs = {"conv2d": -0.2, "linear": 0.5}
     assert len(compiled(monkeypatch, costs)[0]) == 4
     weights, floats = compiled(monkeypatch, costs, optimize_for="latency")
@@ -138,21 +143,25 @@ def test_such_a_layer_stays_float_where_latency_is_asked_for_and_only_there(monk
 
 
 @pytest.mark.parametrize(("cost", "is_slow"), [(0.5, True), (-0.2, False)])
-def test_weights_in_few_bits_stay_float_where_they_are_slower(monkeypatch, cost, is_slow):
+def test_optimize_for_latency_slow_weight_only_layer_float(monkeypatch, cost, is_slow):
+    """A weight-only layer stays float if it is slower."""
     weights, floats = compiled(monkeypatch, {"matmul": cost}, only_weights=True, optimize_for="latency")
     assert weights == ([] if is_slow else ["linear"])
     said = "onnxruntime takes 1.50 times as long for it with weights of 8 bits as in float"
     assert floats.get("linear", "") == (said if is_slow else "")
 
 
-def test_all_of_a_model_stays_float_that_is_slower_as_a_whole(monkeypatch):
+def test_optimize_for_latency_slow_model_stays_float(monkeypatch):
+    """A model that is slower as a whole stays float."""
     weights, floats = compiled(monkeypatch, {"conv2d": 0.03, "linear": 0.03}, optimize_for="latency")
     assert not weights
     assert set(floats.values()) == {"the whole model takes 1.12 times as long in integers as in float"}
     assert len(floats) == 4
 
 
-def test_what_the_target_cannot_run_is_named_where_it_is_to_be_timed_and_before_data_is_read():
+def test_optimize_for_latency_unsupported_node_raises_early():
+    """Nodes that the target cannot run raise an error before data is read."""
+
     def never():
         read.append(1)
         yield DATA[0]
@@ -170,6 +179,7 @@ def test_what_the_target_cannot_run_is_named_where_it_is_to_be_timed_and_before_
     assert not read
 
 
-def test_another_goal_is_refused_by_name():
+def test_optimize_for_invalid_value_rejected():
+    """An invalid `optimize_for` raises an error with the accepted values."""
     with pytest.raises(ModelError, match=r"option 'optimize_for' is 'speed'; it takes 'size', 'latency'"):
         ClikaCompileOptions(optimize_for="speed")

@@ -25,7 +25,8 @@ def after_an_interrupt(module, data, stops=5):
 
 
 @pytest.mark.parametrize("smoothing", ["on", "off"])
-def test_other_data_than_that_of_a_pass_that_was_interrupted_is_counted_from_its_first_element(tmp_path, smoothing):
+def test_resumed_calibration_other_data_restarts(tmp_path, smoothing):
+    """Other data than that of the interrupted pass is counted from its first element."""
     options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
     found = after_an_interrupt(traced(logs_dir=tmp_path, **options), iter(batches(7, seed=1)))
     assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
@@ -37,13 +38,16 @@ def test_other_data_than_that_of_a_pass_that_was_interrupted_is_counted_from_its
     assert torch.equal(module.eval()(x), alone.eval()(x))
 
 
-def test_the_same_data_goes_on_where_it_stopped_without_a_warning(tmp_path):
+def test_resumed_calibration_same_data_continues(tmp_path):
+    """The same data continues after the last batch, without a warning."""
     assert after_an_interrupt(traced(logs_dir=tmp_path), batches(6, seed=7)).table.batches == 6
     assert "6 batches, 5 of them from before" in told(tmp_path)
     assert "begins with another batch" not in told(tmp_path)
 
 
-def test_a_compilation_that_is_interrupted_says_how_its_ranges_would_be_kept(tmp_path, capsys):
+def test_clika_compile_interrupted_suggests_ranges_file(tmp_path, capsys):
+    """An interrupted compilation reports lost ranges and suggests `ranges_file`."""
+
     def stopping():
         yield from batches(6, seed=7)[:5]
         raise KeyboardInterrupt
@@ -63,7 +67,8 @@ def test_a_compilation_that_is_interrupted_says_how_its_ranges_would_be_kept(tmp
     assert "6 batches, 5 of them from before" in said
 
 
-def test_an_interrupt_at_the_second_batch_keeps_the_first_where_other_inputs_are_traced(tmp_path):
+def test_ranges_file_interrupt_at_second_batch_keeps_first(tmp_path):
+    """An interrupt at the second batch keeps the first one in the file."""
     data, file = batches(3, seed=7), tmp_path / "ranges.safetensors"
 
     def stopping():
@@ -75,7 +80,8 @@ def test_an_interrupt_at_the_second_batch_keeps_the_first_where_other_inputs_are
     assert RangeTable.load(file).batches == 1
 
 
-def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(tmp_path):
+def test_ranges_file_reordered_data_keeps_file_and_warns(tmp_path):
+    """Reordered data gives a warning, and the file keeps its activation ranges."""
     file = tmp_path / "ranges.safetensors"
     compiled(ranges_file=file)
     before = file.read_bytes()
@@ -87,7 +93,8 @@ def test_ranges_of_a_file_stay_where_data_comes_in_another_order_with_a_warning(
 
 
 @pytest.mark.parametrize("is_in_file", [True, False])
-def test_what_is_smoothed_is_so_once_where_a_pass_goes_on_with_the_ranges_of_a_file(tmp_path, is_in_file):
+def test_smooth_quant_resumed_pass_applied_once(tmp_path, is_in_file):
+    """A resumed pass applies SmoothQuant once, with and without a ranges file."""
     data = batches(6, seed=7, factor=60.0)
     file = tmp_path / "ranges.safetensors" if is_in_file else ""
     module, alone = traced(ranges_file=file, smoothing="on"), traced(smoothing="on")
@@ -105,7 +112,8 @@ def test_what_is_smoothed_is_so_once_where_a_pass_goes_on_with_the_ranges_of_a_f
     assert torch.equal(module.eval()(data[0]), alone.eval()(data[0]))
 
 
-def test_ranges_of_a_file_serve_later_decisions_though_other_data_stood_beside_it(tmp_path):
+def test_ranges_file_other_data_serves_later_decisions(tmp_path):
+    """Later decisions use the ranges file even if other data was passed with it."""
     file = tmp_path / "ranges.safetensors"
     compiled(ranges_file=file)
     module = compiled(ranges_file=file, calibration_inputs=batches()[::-1][:3], logs_dir=tmp_path)
@@ -115,7 +123,8 @@ def test_ranges_of_a_file_serve_later_decisions_though_other_data_stood_beside_i
     assert "the pass that was interrupted" not in told(tmp_path)
 
 
-def test_a_pass_begins_anew_where_weights_were_changed_since_it_was_interrupted(tmp_path):
+def test_resumed_calibration_changed_weights_restarts(tmp_path):
+    """An interrupted pass restarts if weights have changed since."""
     module, data, original = traced(logs_dir=tmp_path), batches(6, seed=7), Net()
 
     def stopping():

@@ -28,7 +28,8 @@ def broken(graph, inputs):
         (TensorType(torch.float64, (make_symbol("of_data"), 4)), False),
     ],
 )
-def test_dtype_and_shape_are_held_against_what_the_graph_states(stated, is_right):
+def test_find_mismatches_other_dtype_or_shape_reported(stated, is_right):
+    """Results of another dtype or shape than declared are reported; unknown symbols match."""
     graph = clika_compile(lambda x: x.exp() * 2, tracing_inputs=[torch.randn(2, 4), torch.randn(3, 4)]).graph.clone()
     next(iter(graph.nodes)).output.type = stated
     found = broken(graph, [torch.randn(3, 4)])
@@ -49,7 +50,8 @@ def test_dtype_and_shape_are_held_against_what_the_graph_states(stated, is_right
     ],
     ids=["layer norm of bfloat16", "layer norm of half", "batch norm of bfloat16"],
 )
-def test_results_that_nothing_reads_are_held_to_no_type(function):
+def test_declared_types_unread_results_not_checked(function):
+    """Results that no node reads are not compared with a declared type."""
     x = torch.randn(5, 4)
     module = clika_compile(function, tracing_inputs=[torch.randn(2, 4), torch.randn(3, 4)])
     assert torch.equal(module(x), function(x))

@@ -11,7 +11,8 @@ def halves(x, *, dim):
     return x.chunk(2, dim)
 
 
-def test_a_constant_follows_from_its_sources_as_they_are_when_it_is_read_without_gradients():
+def test_deferred_constant_follows_changed_source():
+    """A deferred constant is computed from its current sources, without gradients."""
     source = make_source_constant(torch.nn.Parameter(torch.arange(4.0).reshape(2, 2)), "weight")
     constant = Value(
         TensorType(torch.float32, (1, 2)), "half", data=DeferredConstant(halves, (source,), (("dim", 0),), 1)
@@ -23,7 +24,8 @@ def test_a_constant_follows_from_its_sources_as_they_are_when_it_is_read_without
     assert is_deferred(constant)
 
 
-def test_what_is_known_is_not_computed_and_counts_as_there():
+def test_deferred_constant_known_value_not_computed():
+    """A known value is returned without computation and counts as not deferred."""
     constant = Value(
         TensorType(torch.float32, ()), "known", data=DeferredConstant(halves, (None,), known=torch.tensor(3.0))
     )
@@ -32,7 +34,8 @@ def test_what_is_known_is_not_computed_and_counts_as_there():
     assert not is_deferred(make_source_constant(torch.zeros(2), "there"))
 
 
-def test_formulas_of_the_same_sources_are_equal_whether_known_or_not():
+def test_deferred_constant_same_sources_equal():
+    """Deferred constants of equal function and sources are equal, known or not."""
     source, other = make_source_constant(torch.zeros(2), "a"), make_source_constant(torch.zeros(2), "a")
     known = DeferredConstant(halves, (source,), (("dim", 0),), known=torch.zeros(1))
     assert known == DeferredConstant(halves, (source,), (("dim", 0),))

@@ -42,7 +42,8 @@ def both(graph, *inputs):
     return expected
 
 
-def test_nodes_are_computed_in_order(graph):
+def test_interpret_and_fx_nodes_computed_in_order(graph):
+    """Nodes are computed in order, and an input may be an output."""
     x = graph.takes(2)
     graph.returns(graph("add", graph("neg", x), x), x)
     y, same = both(graph, torch.tensor([1.0, 2.0]))
@@ -50,19 +51,22 @@ def test_nodes_are_computed_in_order(graph):
     assert same.tolist() == [1.0, 2.0]
 
 
-def test_several_results_are_told_apart(graph):
+def test_interpret_and_fx_several_results_distinguished(graph):
+    """Several results of one node are distinguished."""
     first, second = graph("halves", graph.takes(5))
     graph.returns(second, first)
     assert [t.tolist() for t in both(graph, torch.arange(5.0))] == [[2, 3, 4], [0, 1]]
 
 
-def test_operands_may_be_numbers_and_size_expressions(graph):
+def test_interpret_and_fx_number_and_size_operands(graph):
+    """Operands may be numbers and size expressions."""
     x = graph.takes("n")
     graph.returns(graph("add", graph("add", x, 0.5), 2 * N + 1))
     assert both(graph, torch.zeros(3))[0].tolist() == [7.5] * 3
 
 
-def test_parts_of_a_complex_operand_may_be_infinite_nan_or_negative_zero(graph):
+def test_to_fx_complex_operand_special_parts_kept(graph):
+    """Infinity, NaN and negative zero in a complex operand are kept."""
     x = graph.takes(1)
     graph.returns(graph("add", x, complex(-0.0, math.inf)), graph("add", x, complex(math.nan, 0)))
     infinite, undefined = fast(graph, [torch.tensor([-0.0])])
@@ -71,14 +75,16 @@ def test_parts_of_a_complex_operand_may_be_infinite_nan_or_negative_zero(graph):
     assert torch.isnan(undefined.real)
 
 
-def test_attributes_may_hold_size_expressions(graph):
+def test_interpret_and_fx_attributes_hold_size_expressions(graph):
+    """Attributes may hold size expressions."""
     x = graph.takes("n", 2)
     graph.returns(graph("reshape", x, shape=(2 * N,)), graph("full", size=(N, 1), value=3.0))
     flat, made = both(graph, torch.ones(4, 2))
     assert (flat.shape, made.shape) == ((8,), (4, 1))
 
 
-def test_constants_are_read_by_place_and_may_bear_any_name(graph):
+def test_to_fx_constants_of_any_name_read_by_index(graph):
+    """Constants are read by index, so that any name is safe."""
     odd = 'w"),print("EXECUTED"),("'
     names = ["head.0.weight", odd, "class", "constant_0"]
     values = [graph.add_constant(torch.tensor([float(i)]), name) for i, name in enumerate(names)]
@@ -89,7 +95,8 @@ def test_constants_are_read_by_place_and_may_bear_any_name(graph):
     assert [t.item() for t in both(graph, torch.tensor([10.0]))] == [16.0, 3.0]
 
 
-def test_no_name_of_the_graph_stands_in_the_source_of_the_fast_form(graph):
+def test_to_fx_source_contains_no_graph_name(graph):
+    """The generated source contains no name of the graph."""
     x = graph.takes("n", name="secret_input")
     y = graph("add", x, graph.add_constant(torch.ones(1), "secret.weight"))
     graph.guards.clear()
@@ -101,7 +108,8 @@ def test_no_name_of_the_graph_stands_in_the_source_of_the_fast_form(graph):
 # Sizes
 
 
-def test_sizes_are_read_from_sides_and_from_numbers(graph):
+def test_read_sizes_reads_dims_and_numbers(graph):
+    """Sizes are read from dims and from integer inputs."""
     graph.takes("n", 3, "m")
     length = graph.add_input(TensorType(torch.int64, ()), "length")
     graph.symbols["length"] = Symbol("length", 0, None, SymbolSource(length.name, None))
@@ -109,21 +117,24 @@ def test_sizes_are_read_from_sides_and_from_numbers(graph):
     assert read_sizes(graph, [torch.zeros(2, 3, 5), torch.tensor(7)]) == {"n": 2, "m": 5, "length": 7}
 
 
-def test_a_number_among_the_inputs_is_a_size(graph):
+def test_interpret_and_fx_integer_input_defines_size(graph):
+    """An integer input defines a size."""
     length = graph.add_input(TensorType(torch.int64, ()), "length")
     symbol = graph.symbols["length"] = Symbol("length", None, None, SymbolSource(length.name, None))
     graph.returns(graph("full", size=(symbol.expr,), value=1.0))
     assert both(graph, torch.tensor(3))[0].shape == (3,)
 
 
-def test_sizes_that_a_node_makes_are_known_behind_it(graph):
+def test_interpret_and_fx_size_made_by_node_used_later(graph):
+    """Later nodes may use a size that a node defines."""
     found = graph("nonzero", graph.takes(4), types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
     graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
     graph.returns(graph("full", size=(make_symbol("u") + 1,), value=2.0))
     assert both(graph, torch.tensor([1.0, 0.0, 1.0, 1.0]))[0].shape == (4,)
 
 
-def test_a_size_may_be_read_from_a_result_that_nothing_else_reads(graph):
+def test_interpret_and_fx_size_read_from_unused_result(graph):
+    """A size may be read from a result that no node reads."""
     first, second = graph("halves", graph.takes(5))
     graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(second.name, 0))
     graph.returns(graph("full", size=(make_symbol("u"),), value=2.0), first)
@@ -133,7 +144,8 @@ def test_a_size_may_be_read_from_a_result_that_nothing_else_reads(graph):
 # State
 
 
-def test_state_comes_back_from_the_interpreter_and_is_written_by_the_fast_form(graph):
+def test_interpret_returns_state_and_fx_writes_it(graph):
+    """The interpreter returns new state; generated code writes it."""
     count = graph.add_constant(torch.tensor([5.0]), "count")
     graph.set_state("count", graph("add", count, 1))
     graph.returns(graph("neg", count))
@@ -145,7 +157,8 @@ def test_state_comes_back_from_the_interpreter_and_is_written_by_the_fast_form(g
     assert count.data.tolist() == [6.0]
 
 
-def test_an_input_may_be_written_too(graph):
+def test_to_fx_state_writes_to_input(graph):
+    """Generated code may write to an input."""
     x = graph.takes(2)
     y = graph("add", x, 1)
     graph.set_state("x", y)
@@ -158,7 +171,8 @@ def test_an_input_may_be_written_too(graph):
 # Devices
 
 
-def test_tensors_from_nothing_are_made_where_the_others_are(graph):
+def test_interpret_and_fx_factory_follows_input_device(graph):
+    """Tensors made without inputs are on the device of the other tensors."""
     graph.takes(2)
     graph.returns(graph("full", size=(2,), value=1.0))
     assert fast(graph, [torch.empty(2, device="meta")])[0].device.type == "meta"
@@ -169,7 +183,8 @@ def test_tensors_from_nothing_are_made_where_the_others_are(graph):
 # Errors and the hook
 
 
-def test_a_node_that_fails_is_named_with_its_module_and_line(graph):
+def test_interpret_failing_node_reports_module_and_line(graph):
+    """An error of a node names the node, its module and its line."""
     y = graph("neg", graph.takes(2))
     bad = graph("reshape", y, shape=(2,))
     bad.producer.attrs["shape"] = (3,)
@@ -184,7 +199,8 @@ def test_a_node_that_fails_is_named_with_its_module_and_line(graph):
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_the_hook_sees_each_node_and_may_change_results(graph):
+def test_interpret_hook_sees_nodes_and_replaces_results(graph):
+    """The hook receives each node and may replace its results."""
     x = graph.takes(1)
     graph.returns(graph("neg", graph("add", x, 1)))
     seen = []
@@ -198,7 +214,8 @@ def test_the_hook_sees_each_node_and_may_change_results(graph):
     assert outputs[0].item() == -10.0
 
 
-def test_results_are_freed_behind_their_last_reader(graph):
+def test_interpret_frees_results_after_last_use(graph):
+    """Results are freed after their last use."""
     import weakref  # noqa: PLC0415 - here only
 
     x = graph.takes(1)
@@ -213,6 +230,7 @@ def test_results_are_freed_behind_their_last_reader(graph):
     assert alive == [[], [True], [False, True]]
 
 
-def test_the_fast_form_is_an_fx_graph(graph):
+def test_to_fx_returns_fx_graph(graph):
+    """`to_fx` returns an `fx.Graph`."""
     graph.returns(graph("neg", graph.takes(1)))
     assert isinstance(to_fx(graph), fx.Graph)

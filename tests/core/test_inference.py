@@ -20,33 +20,39 @@ def floats(*shape) -> TensorType:
     return TensorType(torch.float32, shape)
 
 
-def test_a_static_type_is_that_of_the_result(table):
+def test_infer_types_static_shapes_match_result(table):
+    """Static types are those of the reference's result."""
     assert infer_types(table["add"], [floats(2, 3), floats(3)], {}) == (floats(2, 3),)
     assert infer_types(table["add"], [TensorType(torch.int64, (2,)), 1.5], {}) == (floats(2),)
     assert infer_types(table["halves"], [floats(5, 2)], {}) == (floats(2, 2), floats(3, 2))
 
 
-def test_a_symbolic_type_speaks_of_the_same_symbols(table):
+def test_infer_types_symbolic_shapes_keep_symbols(table):
+    """Symbolic types are expressed in the symbols of the inputs."""
     assert infer_types(table["neg"], [floats(N, 3, N + 1)], {}) == (floats(N, 3, N + 1),)
     first, second = infer_types(table["halves"], [floats(2 * N, M)], {})
     assert first == second == floats(N, M)
 
 
-def test_an_attribute_may_hold_an_expression(table):
+def test_infer_types_attribute_may_hold_expression(table):
+    """An attribute may hold a size expression."""
     assert infer_types(table["full"], [], {"size": (N, 2), "value": 0.0, "device": None}) == (floats(N, 2),)
 
 
-def test_nothing_is_computed(table):
-    """Four terabytes of floats have a type, but no memory."""
+def test_infer_types_large_input_allocates_no_memory(table):
+    """A type of four terabytes is inferred without memory."""
     assert infer_types(table["neg"], [floats(2**20, 2**20)], {}) == (floats(2**20, 2**20),)
 
 
-def test_nothing_is_made_either(table):
+def test_infer_types_large_factory_allocates_no_memory(table):
+    """The type of a huge tensor that a node creates is inferred without memory."""
     wanted = {"size": (2**20, 2**20), "value": 0.0, "device": None}
     assert infer_types(table["full"], [], wanted) == (floats(2**20, 2**20),)
 
 
-def test_a_type_that_needs_a_side_not_to_be_empty_is_refused():
+def test_infer_types_nonempty_dim_required_raises():
+    """A type that holds only for a non-empty dim raises an error."""
+
     @operator()
     def first(x: Tensor) -> Tensor:
         """Take the first element."""
@@ -59,19 +65,23 @@ def test_a_type_that_needs_a_side_not_to_be_empty_is_refused():
         infer_types(first, [floats(N)], {})
 
 
-def test_one_call_leaves_no_assumption_to_the_next(table):
+def test_infer_types_failed_call_keeps_no_assumption(table):
+    """A failed call leaves no assumption about symbols to the next call."""
     with pytest.raises(PassError, match="cannot infer the output type"):
         infer_types(table["add"], [floats(N), floats(M)], {})
     assert infer_types(table["neg"], [floats(N)], {}) == (floats(N),)
     assert infer_types(table["neg"], [floats(M)], {}) == (floats(M),)
 
 
-def test_a_type_that_needs_two_sides_equal_is_refused(table):
+def test_infer_types_equal_dims_required_raises(table):
+    """A type that holds only for equal dims raises an error."""
     with pytest.raises(PassError, match=r"add\(float32\[n\], float32\[m\]\): cannot infer the output type: "):
         infer_types(table["add"], [floats(N), floats(M)], {})
 
 
-def test_a_deferred_assertion_is_found_and_said_in_the_user_s_symbols():
+def test_infer_types_deferred_assertion_names_user_symbols():
+    """An error about a deferred assertion uses the symbols of the graph."""
+
     @operator()
     def checked(x: Tensor) -> Tensor:
         """Hold for even sides only."""
@@ -86,7 +96,9 @@ def test_a_deferred_assertion_is_found_and_said_in_the_user_s_symbols():
         infer_types(checked, [floats(N)], {})
 
 
-def test_a_branch_on_a_size_is_refused_not_guessed():
+def test_infer_types_branch_on_size_raises():
+    """A branch on a symbolic size raises an error."""
+
     @operator()
     def branching(x: Tensor) -> Tensor:
         """Do this or that."""
@@ -98,12 +110,15 @@ def test_a_branch_on_a_size_is_refused_not_guessed():
 
 
 @pytest.mark.parametrize("shape", [(3,), (N,)])
-def test_a_size_that_depends_on_data_is_refused(table, shape):
+def test_infer_types_data_dependent_size_raises(table, shape):
+    """A data-dependent size raises an error."""
     with pytest.raises(PassError, match=r"nonzero\(float32\[\w\]\): cannot infer the output type: "):
         infer_types(table["nonzero"], [floats(*shape)], {})
 
 
-def test_a_declared_rule_comes_first():
+def test_infer_types_declared_rule_precedes_reference():
+    """A declared type rule is used before the reference."""
+
     @operator()
     def ruled(x: Tensor, *, times: int) -> Tensor:
         """Fail if run."""
@@ -116,7 +131,8 @@ def test_a_declared_rule_comes_first():
     assert infer_types(ruled, [floats(N)], {"times": 3}) == (floats(3 * N),)
 
 
-def test_the_error_shows_the_call_and_the_reference_s_own_words(table):
+def test_infer_types_error_shows_call_and_cause(table):
+    """The error shows the call and the message of the reference."""
     message = (
         "reshape(float32[2, 3], shape=(4,)): cannot infer the output type: shape '[4]' is invalid for input of size 6"
     )
@@ -125,7 +141,8 @@ def test_the_error_shows_the_call_and_the_reference_s_own_words(table):
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_numbers_that_are_equal_but_of_another_kind_have_types_of_their_own(table):
+def test_infer_types_equal_int_float_bool_differ(table):
+    """Equal numbers of different Python types give different dtypes."""
     ints = TensorType(torch.int64, (2,))
     assert infer_types(table["add"], [ints, 1], {}) == (ints,)
     assert infer_types(table["add"], [ints, 1.0], {}) == (floats(2),)
@@ -135,7 +152,8 @@ def test_numbers_that_are_equal_but_of_another_kind_have_types_of_their_own(tabl
 # The builder
 
 
-def test_the_builder_adds_typed_nodes_in_place_under_one_origin(graph, table):
+def test_builder_adds_typed_nodes_with_origin(graph, table):
+    """The builder adds typed nodes before a node, with one origin."""
     x = graph.takes("n")
     last = graph("neg", x).producer
     build = Builder(graph, table, last, Origin(("head",)))
@@ -146,28 +164,33 @@ def test_the_builder_adds_typed_nodes_in_place_under_one_origin(graph, table):
     verify(graph)
 
 
-def test_the_builder_returns_as_many_values_as_there_are(graph):
+def test_builder_several_results_returns_all_values(graph):
+    """The builder returns one value for each result."""
     first, second = graph("halves", graph.takes(5))
     assert (first.type, second.type) == (floats(2), floats(3))
     assert (first.index, second.index) == (0, 1)
     assert (first.name, second.name) == ("halves", "halves_1")
 
 
-def test_given_types_are_taken_as_they_are(graph):
+def test_builder_given_types_used_unchanged(graph):
+    """The builder uses given types without inference."""
     assert graph("nonzero", graph.takes(3), types=(TensorType(torch.int64, (N, 1)),)).type.shape == (N, 1)
 
 
-def test_the_builder_takes_operators_themselves_and_fills_in_defaults(graph, table):
+def test_builder_operator_object_fills_in_defaults(graph, table):
+    """The builder accepts an operator object and fills in the defaults of its attributes."""
     node = Builder(graph, {})(table["full"], size=(2,), value=1.0).producer
     assert node.attrs == {"size": (2,), "value": 1.0, "device": None}
 
 
-def test_the_builder_refuses_an_unknown_attribute_and_adds_nothing(graph):
+def test_builder_unknown_attribute_raises_and_adds_no_node(graph):
+    """An unknown attribute raises an error and adds no node."""
     with pytest.raises(PluginError, match="operator neg"):
         graph("neg", graph.takes(2), strength=3)
     assert graph.kinds == []
 
 
-def test_the_builder_registers_constants_under_free_names(graph, table):
+def test_builder_constant_name_taken_gets_number(graph, table):
+    """A constant with a taken name gets a number."""
     build = Builder(graph, table)
     assert [build.constant(torch.ones(1), "clika.one").name for _ in range(2)] == ["clika.one", "clika.one_1"]

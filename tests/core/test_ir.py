@@ -22,7 +22,8 @@ def nodes(graph: Graph) -> list[str]:
 # Reading
 
 
-def test_the_text_of_a_graph_shows_everything(graph):
+def test_graph_str_shows_all_parts(graph):
+    """The text of a graph shows symbols, guards, nodes, state and outputs."""
     x = graph.takes("n", 3)
     graph.guards.append(Guard(sympy.Gt(make_symbol("n"), 4), "model.py:7"))
     bias = graph.add_constant(torch.zeros(3), "head.bias")
@@ -41,7 +42,8 @@ def test_the_text_of_a_graph_shows_everything(graph):
     ]
 
 
-def test_nodes_are_found_by_match(graph):
+def test_node_match_finds_operator_pattern(graph):
+    """A `match` statement finds nodes by operator and inputs."""
     node = graph("add", graph("neg", graph.takes(2)), 1).producer
     match node:
         case Node("add", (Value(producer=Node("neg", (x,))), 1)):
@@ -50,7 +52,8 @@ def test_nodes_are_found_by_match(graph):
             pytest.fail("did not match")
 
 
-def test_nodes_may_be_erased_and_inserted_while_iterating(graph):
+def test_graph_nodes_may_change_during_iteration(graph):
+    """Nodes may be erased and inserted during iteration."""
     x = graph.takes(2)
     for _ in range(3):
         graph("neg", x)
@@ -65,7 +68,8 @@ def test_nodes_may_be_erased_and_inserted_while_iterating(graph):
     assert [n.name for n in graph.nodes_backward()] == ["neg_3", "neg_2", "neg_1"]
 
 
-def test_an_erased_node_and_its_erased_neighbour_do_not_end_an_iteration(graph):
+def test_graph_nodes_erased_neighbours_iteration_continues(graph):
+    """Iteration continues after the current node and its neighbor were erased."""
     x = graph.takes(2)
     for _ in range(4):
         graph("neg", x)
@@ -82,7 +86,8 @@ def test_an_erased_node_and_its_erased_neighbour_do_not_end_an_iteration(graph):
 # Building
 
 
-def test_taken_names_get_a_number(graph):
+def test_graph_taken_name_gets_number(graph):
+    """A taken name gets a number."""
     assert [graph.takes(1).name, graph.takes(1).name, graph.takes(1, name="x_1").name, graph.takes(1).name] == [
         "x",
         "x_1",
@@ -91,7 +96,8 @@ def test_taken_names_get_a_number(graph):
     ]
 
 
-def test_a_constant_keeps_its_tensor_and_its_qualified_name(graph):
+def test_add_constant_keeps_tensor_and_qualified_name(graph):
+    """A constant keeps its tensor and its qualified name."""
     weight = torch.nn.Parameter(torch.ones(2))
     value = graph.add_constant(weight, "head.weight")
     assert value.data is weight
@@ -100,7 +106,8 @@ def test_a_constant_keeps_its_tensor_and_its_qualified_name(graph):
     assert not graph.takes(1).is_constant
 
 
-def test_a_state_entry_can_be_changed(graph):
+def test_set_state_again_replaces_entry(graph):
+    """A second `set_state` replaces the entry and updates its uses."""
     x = graph.takes(2)
     count = graph.add_constant(torch.zeros(2), "count")
     first, second = graph("add", count, x), graph("add", count, 1)
@@ -114,7 +121,8 @@ def test_a_state_entry_can_be_changed(graph):
 # The four mutators
 
 
-def test_insert_puts_a_node_before_another_and_lists_its_uses(graph, table):
+def test_insert_adds_node_before_other_and_its_uses(graph, table):
+    """`insert` adds a node before another one and records its uses."""
     x = graph.takes(2, 3)
     last = graph("neg", x).producer
     made = graph.insert(Node(table["add"], [x, x], {}), [FLOATS], before=last, names=["sum"])
@@ -126,14 +134,16 @@ def test_insert_puts_a_node_before_another_and_lists_its_uses(graph, table):
     verify(graph)
 
 
-def test_erase_forgets_a_node_and_its_uses(graph):
+def test_erase_removes_node_and_its_uses(graph):
+    """`erase` removes a node and its uses."""
     x = graph.takes(2)
     node = graph("add", x, x).producer
     graph.erase(node)
     assert (x.uses, len(graph), node in graph) == ((), 0, False)
 
 
-def test_erase_refuses_what_is_still_read(graph):
+def test_erase_used_node_raises(graph):
+    """A node with remaining uses cannot be erased; the error names a user."""
     y = graph("neg", graph.takes(2))
     z = graph("neg", y)
     graph.returns(z)
@@ -144,7 +154,8 @@ def test_erase_refuses_what_is_still_read(graph):
     assert len(graph) == 2
 
 
-def test_replace_moves_every_reader_at_its_place(graph):
+def test_replace_updates_every_use(graph):
+    """`replace` updates nodes, outputs and state that use the value."""
     x, y = graph.takes(2), graph.takes(2, name="y")
     old = graph("neg", x)
     total = graph("add", old, old)
@@ -165,7 +176,8 @@ def test_replace_moves_every_reader_at_its_place(graph):
     verify(graph)
 
 
-def test_replace_refuses_another_type(graph):
+def test_replace_other_type_raises(graph):
+    """A value of another type cannot replace a value."""
     x, y = graph.takes(2), graph.takes(3, name="y")
     message = (
         "cannot replace %x: float32[2] by %y: float32[3]: their types differ. Replace a value by one of the same type."
@@ -174,7 +186,8 @@ def test_replace_refuses_another_type(graph):
         graph.replace(x, y)
 
 
-def test_replacing_a_value_by_itself_changes_nothing(graph):
+def test_replace_value_by_itself_changes_no_revision(graph):
+    """Replacing a value by itself changes neither uses nor revision."""
     x = graph.takes(2)
     graph("neg", x)
     before = graph.revision
@@ -184,7 +197,8 @@ def test_replacing_a_value_by_itself_changes_nothing(graph):
 
 
 @pytest.mark.parametrize("new", [3, None, make_symbol("n")])
-def test_set_input_takes_values_numbers_expressions_and_none(graph, new):
+def test_set_input_accepts_value_number_expression_none(graph, new):
+    """`set_input` accepts values, numbers, size expressions and None."""
     x, y = graph.takes(2), graph.takes(2, name="y")
     node = graph("add", x, x).producer
     graph.set_input(node, 1, new)
@@ -195,7 +209,8 @@ def test_set_input_takes_values_numbers_expressions_and_none(graph, new):
     verify(graph)
 
 
-def test_every_change_raises_the_revision(graph):
+def test_graph_every_change_raises_revision(graph):
+    """Every change of a graph raises its revision."""
     revisions = [graph.revision]
 
     def note(_=None):
@@ -221,7 +236,8 @@ def test_every_change_raises_the_revision(graph):
 # Whole graphs
 
 
-def test_a_clone_is_independent_and_shares_tensors(graph):
+def test_clone_independent_and_shares_tensors(graph):
+    """A clone is independent of the original and shares its tensors."""
     weight = graph.add_constant(torch.ones(3), "weight")
     graph.aliases["tied"] = "weight"
     graph.guards.append(Guard(sympy.Gt(make_symbol("n"), 4), ""))
@@ -243,7 +259,8 @@ def test_a_clone_is_independent_and_shares_tensors(graph):
     verify(copy)
 
 
-def test_constants_that_nothing_reads_are_dropped(graph):
+def test_drop_unused_constants_keeps_read_and_state(graph):
+    """Constants without uses are dropped, except those with a state entry."""
     used, kept = graph.add_constant(torch.ones(2), "used"), graph.add_constant(torch.ones(2), "written")
     graph.add_constant(torch.ones(2), "unused")
     graph.set_state("written", used)
@@ -266,58 +283,68 @@ def chain(graph):
     return graph.returns(graph("neg", graph("neg", graph.takes(2))))
 
 
-def test_a_whole_graph_passes(chain):
+def test_verify_valid_graph_passes(chain):
+    """A valid graph passes verification."""
     verify(chain)
 
 
-def test_a_node_that_reads_a_later_one_is_found(chain, table):
+def test_verify_input_computed_later_raises(chain, table):
+    """An input that a later node computes raises an error."""
     first, last = chain.nodes
     chain.set_input(first, 0, last.output)
     broken(chain, r"%neg: .* reads %neg_1 before it is computed")
 
 
-def test_a_value_of_another_graph_is_found(chain):
+def test_verify_input_of_other_graph_raises(chain):
+    """An input from another graph raises an error."""
     first, _ = chain.nodes
     chain.set_input(first, 0, Value(FLOATS, "stranger"))
     broken(chain, r"reads %stranger before it is computed")
 
 
-def test_a_use_that_is_not_listed_is_found(chain):
+def test_verify_unlisted_use_raises(chain):
+    """A use that its value does not list raises an error."""
     first, _ = chain.nodes
     del chain.inputs[0]._uses[Use(first, 0)]
     broken(chain, r"the use of %x by %neg: .* is not listed")
 
 
-def test_an_output_whose_use_is_not_listed_is_found(chain):
+def test_verify_unlisted_output_use_raises(chain):
+    """An output that its value does not list as a use raises an error."""
     del chain.outputs[0]._uses[Use(chain, 0)]
     broken(chain, r"the use of %neg_1 by the graph is not listed")
 
 
-def test_a_use_that_does_not_exist_is_found(chain):
+def test_verify_nonexistent_use_raises(chain):
+    """A listed use that does not exist raises an error."""
     _, last = chain.nodes
     chain.inputs[0]._uses[Use(last, 0)] = None
     broken(chain, r"%x lists uses that do not exist")
 
 
-def test_a_value_that_does_not_know_its_node_is_found(chain):
+def test_verify_wrong_producer_raises(chain):
+    """A value with a wrong producer raises an error."""
     first, last = chain.nodes
     first.output.producer = last
     broken(chain, r"%neg: float32\[2\] does not refer to %neg: ")
 
 
-def test_a_value_of_a_wrong_index_is_found(chain):
+def test_verify_wrong_index_raises(chain):
+    """A value with a wrong index raises an error."""
     next(iter(chain.nodes)).output.index = 1
     broken(chain, r"does not refer to")
 
 
-def test_a_name_that_occurs_twice_is_found(chain):
+def test_verify_duplicate_name_raises(chain):
+    """Two values with one name raise an error."""
     _, last = chain.nodes
     last.output.name = "x"
     broken(chain, r"two values have the name 'x'; %x: .* produces one of them")
 
 
 @pytest.mark.parametrize("read", [True, False])
-def test_an_input_that_a_node_makes_is_found(chain, read):
+def test_verify_input_produced_by_node_raises(chain, read):
+    """A graph input that a node produces raises an error."""
     first, last = chain.nodes
     chain.inputs.append((first if read else last).output)
     if not read:
@@ -325,17 +352,20 @@ def test_an_input_that_a_node_makes_is_found(chain, read):
     broken(chain, r"two values have the name 'neg(_1)?'; %neg.* produces one of them")
 
 
-def test_an_input_that_is_listed_twice_is_found(chain):
+def test_verify_input_listed_twice_raises(chain):
+    """A graph input that is listed twice raises an error."""
     chain.inputs.append(chain.inputs[0])
     broken(chain, r"two values have the name 'x'")
 
 
-def test_an_output_that_nothing_computes_is_found(chain):
+def test_verify_output_without_producer_raises(chain):
+    """An output that no node computes raises an error."""
     chain.outputs[0] = Value(FLOATS, "stranger")
     broken(chain, r"the graph returns %stranger, but no node computes it")
 
 
-def test_a_state_that_nothing_computes_is_found(chain):
+def test_verify_state_without_producer_raises(chain):
+    """A state entry that no node computes raises an error."""
     chain.state["x"] = Value(FLOATS, "stranger")
     broken(chain, r"the graph returns %stranger, but no node computes it")
 
@@ -343,7 +373,8 @@ def test_a_state_that_nothing_computes_is_found(chain):
 # Deferred constants
 
 
-def test_a_clone_gives_names_that_nothing_bears_any_more(graph):
+def test_clone_fresh_name_reuses_erased_names(graph):
+    """A clone gives names of erased nodes again."""
     x = graph.takes(2)
     graph.returns(graph("neg", x))
     graph.erase(graph("add", x, 1).producer)
@@ -352,7 +383,8 @@ def test_a_clone_gives_names_that_nothing_bears_any_more(graph):
     assert graph.clone().fresh_name("neg") == "neg_1"
 
 
-def test_data_that_a_function_computes_is_computed_where_it_is_read_and_not_before(graph):
+def test_add_constant_function_computed_on_access(graph):
+    """The data of a deferred constant is computed on access, not before."""
     reads = []
 
     def half():
@@ -370,7 +402,8 @@ def test_data_that_a_function_computes_is_computed_where_it_is_read_and_not_befo
     assert len(reads) == 1
 
 
-def test_the_type_of_computed_data_is_found_where_it_is_not_given(graph):
+def test_add_constant_function_without_type_infers_type(graph):
+    """The type of a deferred constant is inferred if it is not given."""
     value = graph.add_constant(lambda: torch.zeros(2, 3), "zeros")
     assert value.type == FLOATS
     value.data = torch.ones(2, 3)

@@ -36,7 +36,9 @@ def add_(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
     return torch.add(x, y, alpha=alpha)
 
 
-def test_the_signature_is_the_schema():
+def test_operator_signature_defines_operands_and_attributes():
+    """The signature of the reference defines operands and attributes."""
+
     @operator()
     def mixed(
         x: Tensor, y: Tensor | Number, bias: Tensor | None = None, *more: Tensor, size: int, dim: int = 0
@@ -54,7 +56,9 @@ def test_the_signature_is_the_schema():
     assert mixed.required == {"size"}
 
 
-def test_what_is_not_said_is_the_plainest():
+def test_operator_defaults_keep_float_and_compose():
+    """Without options, an operator keeps float, composes its error and has no rules."""
+
     @operator()
     def plain(x: Tensor) -> Tensor:
         """Nothing."""
@@ -64,12 +68,14 @@ def test_what_is_not_said_is_the_plainest():
     assert plain.converters == {}
 
 
-def test_a_name_that_python_has_taken_may_end_in_an_underscore():
+def test_operator_trailing_underscore_dropped_from_name():
+    """A trailing underscore is dropped from the name of an operator."""
     assert add_.name == "add"
     assert repr(add_) == "<operator add>"
 
 
-def test_an_operator_is_its_reference_with_its_manual():
+def test_operator_callable_with_docstring_and_schema():
+    """An operator is callable as its reference and keeps its docstring and schema."""
     x = torch.tensor([1.0, 2.0])
     assert torch.equal(softplus(x, beta=2.0), torch.nn.functional.softplus(x, 2.0))
     assert softplus.__doc__ == "``log(1 + exp(beta * x)) / beta``."
@@ -79,7 +85,9 @@ def test_an_operator_is_its_reference_with_its_manual():
     )
 
 
-def test_results_and_devices_are_read_from_the_signature():
+def test_operator_tuple_and_device_read_from_signature():
+    """Tuple results and device arguments are read from the signature."""
+
     @operator()
     def pair(x: Tensor) -> tuple[Tensor, Tensor]:
         """Two."""
@@ -94,7 +102,8 @@ def test_results_and_devices_are_read_from_the_signature():
     assert not softplus.takes_device
 
 
-def test_an_operator_is_pickled_by_its_name():
+def test_operator_pickle_returns_same_object():
+    """Unpickling an operator returns the same object."""
     from clika_ref_aten.activation import relu  # noqa: PLC0415 - what pickle finds must be a module that is installed
 
     assert pickle.loads(pickle.dumps(relu)) is relu  # noqa: S301 - just written
@@ -103,17 +112,21 @@ def test_an_operator_is_pickled_by_its_name():
 # Calls
 
 
-def test_a_call_spells_out_every_attribute():
+def test_operator_call_fills_in_defaults():
+    """`call` fills in the default of every attribute."""
     assert softplus.call("x", beta=2.0) == Call(("x",), {"beta": 2.0, "threshold": 20.0})
 
 
-def test_an_unknown_attribute_is_named_with_those_that_exist():
+def test_operator_call_unknown_attribute_lists_known():
+    """An unknown attribute raises an error that lists the known ones."""
     message = "operator softplus(beta, threshold) has no attribute ['gamma']; it was called with ['beta', 'gamma']"
     with pytest.raises(PluginError, match=re.escape(message)):
         softplus.call("x", beta=1.0, gamma=2.0)
 
 
-def test_a_missing_attribute_is_named():
+def test_operator_call_missing_attribute_raises():
+    """A missing attribute raises an error that names it."""
+
     @operator()
     def reshape(x: Tensor, *, shape: tuple[int, ...]) -> Tensor:
         """Nothing."""
@@ -124,7 +137,8 @@ def test_a_missing_attribute_is_named():
         reshape.call("x")
 
 
-def test_attributes_that_are_not_spelled_out_are_refused_with_the_signature():
+def test_operator_kwargs_in_signature_rejected():
+    """A signature with `**options` is rejected with the signature."""
     message = r"operator .*loose\(x: torch.Tensor, \*\*options\) -> torch.Tensor: \*\*options is not supported."
     with pytest.raises(PluginError, match=message):
 
@@ -136,13 +150,16 @@ def test_attributes_that_are_not_spelled_out_are_refused_with_the_signature():
 # ATen calls
 
 
-def test_an_aten_call_binds_attributes_by_name_and_tensors_in_order():
+def test_converter_binds_attributes_by_name():
+    """An ATen call binds attributes by name and tensors in order."""
     bind = softplus.converters[aten.softplus.default]
     assert bind("x", 2) == Call(("x",), {"beta": 2, "threshold": 20})
     assert bind("x", threshold=5) == Call(("x",), {"beta": 1, "threshold": 5})
 
 
-def test_a_call_that_a_library_adds_is_claimed_by_name_before_the_library_is_there():
+def test_from_torch_custom_op_claimed_before_library_loads():
+    """A custom op is claimed by name before its library is loaded."""
+
     @operator()
     def halved(x: Tensor) -> Tensor:
         """Half of ``x``."""
@@ -160,15 +177,19 @@ def test_a_call_that_a_library_adds_is_claimed_by_name_before_the_library_is_the
     assert build_registry([Plugin("p", "d", "1", operators=(halved,))]).operator_for(overload) is halved
 
 
-def test_a_call_that_the_operator_does_not_claim_is_taken_as_its_own():
+def test_converted_unclaimed_overload_uses_own_schema():
+    """A call of an unclaimed overload binds to the operator's own signature."""
     assert softplus.converted(aten.relu.default, "x", beta=2) == softplus.call("x", beta=2)
 
 
-def test_a_list_of_tensors_fills_a_variadic_operand():
+def test_converter_tensor_list_fills_variadic_operand():
+    """A list of tensors fills a variadic operand."""
     assert cat.converters[aten.cat.default](("x", "y", "z"), 1) == Call(("x", "y", "z"), {"dim": 1})
 
 
-def test_an_argument_that_the_operator_lacks_is_refused_unless_it_has_its_default():
+def test_converter_unsupported_argument_needs_default():
+    """An unsupported argument is accepted only with its default."""
+
     @operator(aten.gelu.default)
     def gelu(x: Tensor) -> Tensor:
         """Nothing."""
@@ -182,7 +203,9 @@ def test_an_argument_that_the_operator_lacks_is_refused_unless_it_has_its_defaul
         bind("x", approximate="tanh")
 
 
-def test_arguments_that_only_choose_storage_are_dropped():
+def test_converter_memory_format_dropped():
+    """An argument that only selects storage is dropped."""
+
     @operator(aten.clone.default)
     def clone(x: Tensor) -> Tensor:
         """Nothing."""
@@ -190,7 +213,8 @@ def test_arguments_that_only_choose_storage_are_dropped():
     assert clone.converters[aten.clone.default]("x", memory_format=torch.channels_last) == Call(("x",), {})
 
 
-def test_a_signature_that_does_not_fit_is_quoted_with_the_schema_and_the_remedy():
+def test_operator_mismatched_schema_rejected():
+    """A signature that does not match the ATen schema raises an error with both."""
     message = (
         "operator loud(x: torch.Tensor, y: torch.Tensor, *, volume: float) -> torch.Tensor: the signature does not "
         "match "
@@ -204,7 +228,9 @@ def test_a_signature_that_does_not_fit_is_quoted_with_the_schema_and_the_remedy(
             """Nothing."""
 
 
-def test_another_form_of_call_is_converted():
+def test_from_torch_converts_other_overload():
+    """A converter maps another overload to the operator."""
+
     @operator(aten.add.Tensor)
     def plus(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
         """``x + alpha * y``."""
@@ -223,7 +249,9 @@ def test_another_form_of_call_is_converted():
     assert index_by_overload([plus, cat])[aten.rsub.Tensor] is plus
 
 
-def test_each_slot_is_filled_by_its_decorator():
+def test_operator_decorators_fill_each_slot():
+    """Each decorator fills its slot of the operator."""
+
     @operator()
     def thing(x: Tensor) -> Tensor:
         """Nothing."""
@@ -241,7 +269,8 @@ def test_each_slot_is_filled_by_its_decorator():
 # Claims
 
 
-def test_error_classes_and_traits_read_as_they_are_declared():
+def test_error_class_and_trait_str_match_declaration():
+    """The text of error classes and traits matches their declaration."""
     assert str(EXACT) == "exact"
     assert str(ulp(8, 1.0)) == "ulp(8, 1.0)"
     assert str(OWN_QPARAMS) == "own-qparams"

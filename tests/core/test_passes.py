@@ -60,7 +60,8 @@ def chain(graph):
     return graph.returns(graph("neg", graph.takes(3)))
 
 
-def test_a_dataclass_with_the_right_fields_is_a_pass():
+def test_pass_dataclass_with_fields_satisfies_protocol():
+    """A dataclass with the required fields is a pass."""
     assert isinstance(Step("x"), Pass)
 
 
@@ -71,23 +72,27 @@ def names(passes) -> list[str]:
     return [p.name for p in passes]
 
 
-def test_passes_come_after_those_that_they_name_and_else_by_name():
+def test_sort_passes_orders_by_after_then_name():
+    """Passes are sorted by `after`, then by name."""
     passes = [Step("c"), Step("a", after=("b",)), Step("d", after=("a",)), Step("b")]
     assert names(sort_passes(passes)) == ["b", "a", "c", "d"]
     assert sort_passes(passes) == sort_passes(passes[::-1])
 
 
-def test_a_wish_to_follow_a_pass_that_is_not_there_is_granted():
+def test_sort_passes_absent_predecessor_ignored():
+    """A missing pass in `after` is ignored."""
     assert names(sort_passes([Step("a", after=("absent",))])) == ["a"]
 
 
-def test_a_cycle_is_an_error_that_shows_the_wishes():
+def test_sort_passes_cycle_raises_with_constraints():
+    """A cycle raises an error that lists the constraints."""
     message = "cannot order the passes a, b: they form a cycle (a after b; b after a). Remove one `after`."
     with pytest.raises(PassError, match=re.escape(message)):
         sort_passes([Step("a", after=("b",)), Step("b", after=("a",)), Step("c")])
 
 
-def test_a_phase_includes_those_before_it(table):
+def test_pipeline_of_phase_includes_earlier_phases(table):
+    """A phase includes the passes of earlier phases."""
     passes = {p.name: p for p in (Step("clean"), Step("fuse", phase=Phase.FUSE))}
     assert names(Pipeline.of(passes, table, Phase.CLEAN).passes) == ["clean"]
     assert names(Pipeline.of(passes, table, Phase.FUSE).passes) == ["clean", "fuse"]
@@ -96,7 +101,8 @@ def test_a_phase_includes_those_before_it(table):
 # The fixed point
 
 
-def test_passes_run_until_nothing_changes_and_report_each_run(chain, table):
+def test_pipeline_runs_to_fixed_point_and_reports(chain, table):
+    """Passes run until the graph is unchanged, and each run is reported."""
     told = []
     reports = pipeline(table, Step("to-add", applying(to_add)), Step("idle")).run(chain, told.append)
     assert chain.kinds == ["add"]
@@ -107,7 +113,8 @@ def test_passes_run_until_nothing_changes_and_report_each_run(chain, table):
     assert told == reports
 
 
-def test_a_pass_is_run_again_where_another_has_changed_the_graph(graph, table):
+def test_pipeline_changed_graph_runs_pass_again(graph, table):
+    """A pass runs again after another pass has changed the graph."""
     graph.returns(graph("add", graph("neg", graph.takes(2)), 1))
 
     @rule("neg")
@@ -124,13 +131,15 @@ def test_a_pass_is_run_again_where_another_has_changed_the_graph(graph, table):
     assert [node.inputs[1] for node in graph.nodes] == [1.000001] * 2
 
 
-def test_a_pass_is_not_run_again_on_the_graph_that_it_left(chain, table):
+def test_pipeline_unchanged_graph_runs_pass_once(chain, table):
+    """A pass does not run again on an unchanged graph."""
     runs = []
     pipeline(table, Step("a", lambda *_: runs.append("a")), Step("b", lambda *_: runs.append("b"))).run(chain)
     assert runs == ["a", "b"]
 
 
-def test_removed_nodes_are_counted(graph, table):
+def test_pipeline_report_counts_removed_nodes(graph, table):
+    """The report counts the nodes that a pass removed."""
     y = graph("neg", graph.takes(2))
     graph.returns(y)
     graph("neg", y)
@@ -144,7 +153,8 @@ def test_removed_nodes_are_counted(graph, table):
     assert (report.removed, report.removes) == (1, "unread nodes")
 
 
-def test_passes_that_undo_each_other_are_named(chain, table):
+def test_pipeline_oscillating_passes_raise(chain, table):
+    """Passes that undo each other raise an error that names them."""
     passes = (Step("forth", applying(to_add)), Step("back", applying(to_neg)), Step("idle"))
     message = (
         f"the passes ['back', 'forth'] still change the graph after {MAX_ROUNDS} rounds: each reverts changes of "
@@ -157,7 +167,9 @@ def test_passes_that_undo_each_other_are_named(chain, table):
 # Faults
 
 
-def test_a_pass_that_breaks_an_invariant_is_named(chain, table):
+def test_pipeline_broken_invariant_names_pass(chain, table):
+    """An error about a broken invariant names the pass."""
+
     def spoil(graph, _):
         node = next(iter(graph.nodes))
         graph.set_input(node, 0, node.output)
@@ -167,7 +179,8 @@ def test_a_pass_that_breaks_an_invariant_is_named(chain, table):
     assert "after the pass spoil" in caught.value.__notes__
 
 
-def test_a_pass_that_changes_numbers_is_named_with_its_promise(chain, table):
+def test_pipeline_changed_outputs_name_pass_and_error_class(chain, table):
+    """A pass with changed outputs raises an error with its name and its error class."""
     x = torch.tensor([1.0, 2.0, 3.0])
     with pytest.raises(
         PassError,
@@ -176,12 +189,14 @@ def test_a_pass_that_changes_numbers_is_named_with_its_promise(chain, table):
         pipeline(table, Step("fine"), Step("wrong", applying(to_add)), check_inputs=[x]).run(chain)
 
 
-def test_without_inputs_numbers_are_not_looked_at(chain, table):
+def test_pipeline_without_check_inputs_compares_no_outputs(chain, table):
+    """Without check inputs, outputs are not compared."""
     pipeline(table, Step("wrong", applying(to_add))).run(chain)
     assert chain.kinds == ["add"]
 
 
-def test_an_exact_pass_may_not_move_one_bit_and_another_may(graph, table):
+def test_pipeline_exact_pass_rejects_one_ulp(graph, table):
+    """An exact pass may not change an output by one bit; a pass with a ulp bound may."""
     x = torch.tensor([1.0, 2.0])
     for error, fine in ((EXACT, False), (ulp(8), True)):
         copy = graph.clone() if graph.outputs else graph.returns(graph("add", graph.takes(2), 1)).clone()
@@ -193,7 +208,8 @@ def test_an_exact_pass_may_not_move_one_bit_and_another_may(graph, table):
                 run.run(copy)
 
 
-def test_a_changed_state_counts_as_a_changed_number(graph, table):
+def test_pipeline_changed_state_raises(graph, table):
+    """A changed state raises an error as a changed output does."""
     x = graph.takes(2)
     graph.add_constant(torch.zeros(2), "memory")
     graph.set_state("memory", graph("neg", x))
@@ -201,7 +217,8 @@ def test_a_changed_state_counts_as_a_changed_number(graph, table):
         pipeline(table, Step("wrong", applying(to_add)), check_inputs=[torch.ones(2)]).run(graph)
 
 
-def test_random_numbers_are_drawn_alike_before_and_after(graph, table):
+def test_pipeline_check_preserves_random_state(graph, table):
+    """Both runs of a check draw equal random numbers, and the RNG state is restored."""
     x = graph.takes(2)
     y = graph("noise", x)
     graph("neg", y)
@@ -217,7 +234,8 @@ def test_random_numbers_are_drawn_alike_before_and_after(graph, table):
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_special_values_are_numbers_too():
+def test_check_outputs_compares_nan_and_inf():
+    """NaN and infinity are compared too."""
     step = Step("keep", error=ulp(8))
     e = torch.tensor([float("nan"), float("inf"), 1.0])
     check_outputs(step, [e], [e.clone()])

@@ -127,7 +127,8 @@ def failure(*parts: str) -> None:
         assert re.search(part, str(caught.value)), (part, str(caught.value))
 
 
-def test_a_plugin_that_is_installed_is_found(install):
+def test_load_registry_finds_installed_plugins(install):
+    """Installed plugins are found with their operators and targets."""
     install("alpha", OPERATORS.format(call="relu.default", name="relu"), version="2.3")
     install("beta", THINGS.format(kind="targets", name="place"))
     registry = load_registry()
@@ -137,7 +138,8 @@ def test_a_plugin_that_is_installed_is_found(install):
     assert registry.targets["place"].name == "place"
 
 
-def test_without_any_plugin_the_registry_is_empty(install):
+def test_load_registry_without_plugins_empty(install):
+    """Without plugins, the registry is empty."""
     registry = load_registry()
     assert (registry.plugins, dict(registry.operators), dict(registry.passes), dict(registry.targets)) == (
         (),
@@ -150,7 +152,8 @@ def test_without_any_plugin_the_registry_is_empty(install):
 # Plugins that cannot be used
 
 
-def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install):
+def test_load_registry_missing_module_names_distribution(install):
+    """A plugin with a missing module is named with its distribution."""
     install("gone", None)
     failure(
         "cannot load 1 of 1 plugins",
@@ -199,12 +202,14 @@ def test_a_plugin_whose_module_is_missing_is_named_with_its_distribution(install
         ),
     ],
 )
-def test_a_plugin_that_is_broken_is_named_with_the_reason(install, source, reason):
+def test_load_registry_broken_plugin_reports_reason(install, source, reason):
+    """A broken plugin is reported with the reason."""
     install("bad", source)
     failure(r"'bad' = installed_\w+ \(dist-bad 1\.0\): ", reason)
 
 
-def test_all_failures_are_reported_at_once(install):
+def test_load_registry_reports_all_failures_at_once(install):
+    """All failing plugins are reported at once."""
     install("one", "raise ValueError('first')")
     install("fine", OPERATORS.format(call="relu.default", name="relu"))
     install("two", None)
@@ -215,7 +220,8 @@ def test_all_failures_are_reported_at_once(install):
 
 
 @pytest.mark.parametrize(("kind", "what"), [("passes", "pass"), ("targets", "target")])
-def test_two_passes_or_targets_of_one_name_name_both_plugins(install, kind, what):
+def test_load_registry_duplicate_pass_or_target_raises(install, kind, what):
+    """Two passes or targets of one name raise an error that names both plugins."""
     install("a", THINGS.format(kind=kind, name="same"))
     install("b", THINGS.format(kind=kind, name="same"))
     failure(
@@ -224,7 +230,8 @@ def test_two_passes_or_targets_of_one_name_name_both_plugins(install, kind, what
     )
 
 
-def test_two_operators_of_one_name_or_of_one_call_name_both_plugins(install):
+def test_load_registry_duplicate_operator_or_call_raises(install):
+    """Two operators of one name or ATen call raise an error that names both plugins."""
     install("a", OPERATORS.format(call="relu.default", name="same"))
     install("b", OPERATORS.format(call="neg.default", name="same"))
     install("c", OPERATORS.format(call="neg.default", name="other"))
@@ -234,7 +241,7 @@ def test_two_operators_of_one_name_or_of_one_call_name_both_plugins(install):
     )
 
 
-def test_build_registry_two_visualizers_of_one_name_names_both_plugins():
+def test_build_registry_duplicate_visualizer_names_both_plugins():
     plugins = [Plugin(name, f"dist-{name}", "1", visualizers=(NamedVisualizer("same"),)) for name in ("a", "b")]
     with pytest.raises(PluginError, match=r"visualizer 'same' is claimed by 'a' \(dist-a 1\) and by 'b' \(dist-b 1\)"):
         build_registry(plugins)
@@ -245,7 +252,8 @@ def test_build_registry_visualizers_keep_the_order_of_plugins():
     assert [*build_registry(plugins).visualizers] == ["b", "a"]
 
 
-def test_a_plugin_that_clashes_with_itself_is_found(install):
+def test_load_registry_duplicate_in_one_plugin_raises(install):
+    """One plugin that provides a name twice raises an error."""
     source = THINGS.format(kind="passes", name="same").replace('[Thing("same")]', '[Thing("same"), Thing("same")]')
     install("a", source)
     failure(r"pass 'same' is declared by 'a' .* and by 'a'")
@@ -254,7 +262,8 @@ def test_a_plugin_that_clashes_with_itself_is_found(install):
 # Order and limits
 
 
-def test_the_order_of_installation_makes_no_difference(install, tmp_path):
+def test_load_registry_independent_of_install_order(install, tmp_path):
+    """The registry does not depend on the order of installation."""
     plugins = []
     for name in ("b", "c", "a"):
 
@@ -271,7 +280,8 @@ def test_the_order_of_installation_makes_no_difference(install, tmp_path):
     assert [p.name for p in load_registry().plugins] == ["a", "b", "c"]
 
 
-def test_loading_is_limited_by_the_argument_or_the_environment(install, monkeypatch):
+def test_load_registry_limited_by_argument_or_environment(install, monkeypatch):
+    """An argument or `CLIKA_REF_PLUGINS` limits the plugins; the argument takes precedence."""
     for name in ("a", "b", "broken"):
         install(name, "1 +" if name == "broken" else THINGS.format(kind="passes", name=name))
     assert [p.name for p in load_registry("b, a").plugins] == ["a", "b"]
@@ -282,7 +292,8 @@ def test_loading_is_limited_by_the_argument_or_the_environment(install, monkeypa
     assert load_registry().plugins == ()
 
 
-def test_a_limit_that_names_what_is_not_installed_is_an_error(install):
+def test_load_registry_unknown_name_raises(install):
+    """A limit with an unknown plugin raises an error that lists the installed ones."""
     install("a", THINGS.format(kind="passes", name="a"))
     with pytest.raises(
         PluginError,
@@ -293,7 +304,8 @@ def test_a_limit_that_names_what_is_not_installed_is_an_error(install):
         load_registry("a,y,x")
 
 
-def test_a_plugin_that_is_left_out_is_not_even_imported(install):
+def test_load_registry_excluded_plugin_not_imported(install):
+    """An excluded plugin is not imported."""
     install("a", THINGS.format(kind="passes", name="a"))
     install("loud", "raise SystemError('imported')")
     load_registry("a")

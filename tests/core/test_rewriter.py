@@ -42,11 +42,13 @@ def negs(graph, count, value):
     return value
 
 
-def test_a_rule_is_named_after_its_function():
+def test_rule_named_after_function():
+    """A rule is named after its function."""
     assert drop_double_neg == Rule("drop-double-neg", ("neg",), drop_double_neg.rewrite)
 
 
-def test_rules_apply_until_none_applies(graph, table):
+def test_apply_rules_repeats_until_no_match(graph, table):
+    """Rules apply until none matches."""
     x = graph.takes(2)
     graph.returns(graph("add", negs(graph, 9, x), x))
     assert apply_rules(graph, [drop_double_neg], table) == 4
@@ -54,7 +56,8 @@ def test_rules_apply_until_none_applies(graph, table):
     verify(graph)
 
 
-def test_what_a_rule_makes_is_looked_at_again(graph, table):
+def test_apply_rules_new_nodes_matched_again(graph, table):
+    """Nodes that a rule creates are matched again."""
     x = graph.takes(2)
     graph.returns(graph("add", graph("add", graph("neg", x), 1), x))
     assert apply_rules(graph, [drop_double_neg, add_as_neg], table) == 2
@@ -62,7 +65,8 @@ def test_what_a_rule_makes_is_looked_at_again(graph, table):
     verify(graph)
 
 
-def test_a_rule_sees_only_the_kinds_that_it_names(graph, table):
+def test_apply_rules_calls_rule_for_its_op_types_only(graph, table):
+    """A rule is called only for the op types that it names."""
     seen = []
 
     @rule("add")
@@ -75,7 +79,8 @@ def test_a_rule_sees_only_the_kinds_that_it_names(graph, table):
     assert seen == ["add"]
 
 
-def test_new_nodes_stand_in_the_place_of_the_old_with_the_rule_in_their_history(graph, table):
+def test_apply_rules_new_nodes_keep_position_and_origin(graph, table):
+    """New nodes take the position and origin of the old node, with the rule in its history."""
     y = graph("add", graph.takes(2), 1)
     y.producer.origin = Origin(("head",), ("model.py:3",))
     graph.returns(graph("neg", graph("neg", y)))
@@ -85,7 +90,8 @@ def test_new_nodes_stand_in_the_place_of_the_old_with_the_rule_in_their_history(
     assert origins == [Origin(("head",), ("model.py:3",), ("add-as-neg",))] * 3
 
 
-def test_what_nobody_reads_any_more_goes(graph, table):
+def test_apply_rules_erases_unused_nodes(graph, table):
+    """Nodes without remaining uses are erased."""
     x = graph.takes(2)
     y = graph("add", graph("neg", graph("neg", x)), 0)
     graph.returns(graph("neg", y))
@@ -94,7 +100,8 @@ def test_what_nobody_reads_any_more_goes(graph, table):
 
 
 @pytest.mark.parametrize("answer", [None, 3, (), "x"])
-def test_a_rule_that_returns_something_else_is_named_with_the_node(graph, table, answer):
+def test_apply_rules_invalid_return_raises(graph, table, answer):
+    """A rule that returns an invalid object raises an error with the node."""
     graph.returns(graph("neg", graph.takes(2)))
     odd = Rule("odd-rule", ("neg",), lambda node, build: answer)
     returned = re.escape(repr(answer))
@@ -105,7 +112,8 @@ def test_a_rule_that_returns_something_else_is_named_with_the_node(graph, table,
         apply_rules(graph, [odd], table)
 
 
-def test_a_rule_that_returns_another_type_is_refused(graph, table):
+def test_apply_rules_other_type_raises(graph, table):
+    """A rule that returns a value of another type raises an error."""
     x, y = graph.takes(2), graph.takes(3, name="y")
     graph.returns(graph("neg", graph("neg", x)))
     wrong = Rule("wrong", ("neg",), lambda node, build: y if node.inputs[0] is x else Skip("the other"))
@@ -116,7 +124,8 @@ def test_a_rule_that_returns_another_type_is_refused(graph, table):
 # Why a rule did not fire
 
 
-def test_the_closest_miss_of_each_rule_is_kept(graph, table):
+def test_match_stats_keeps_closest_skip(graph, table):
+    """The closest skip of each rule is kept."""
     near = Rule("near", ("add",), lambda node, build: Skip(f"adds {node.inputs[1]}", node.inputs[1]))
     y = graph("add", graph("add", graph("add", graph.takes(2), 1), 5), 3)
     graph.returns(y)
@@ -127,7 +136,8 @@ def test_the_closest_miss_of_each_rule_is_kept(graph, table):
     assert node.startswith("%add_1:")
 
 
-def test_of_equal_misses_the_first_is_kept(graph, table):
+def test_match_stats_equal_skips_keep_first(graph, table):
+    """Of equally close skips, the first one is kept."""
     graph.returns(graph("add", graph("add", graph.takes(2), 1), 2))
     misses = MatchStats()
     apply_rules(graph, [add_zero], table, misses)
@@ -137,7 +147,8 @@ def test_of_equal_misses_the_first_is_kept(graph, table):
 # Names
 
 
-def test_an_output_is_not_replaced_by_an_input(graph, table):
+def test_apply_rules_output_not_replaced_by_input(graph, table):
+    """An output is not replaced by an input."""
     x = graph.takes(2)
     y = graph("add", x, 0)
     graph.returns(y)
@@ -146,14 +157,16 @@ def test_an_output_is_not_replaced_by_an_input(graph, table):
     assert graph.outputs == [y]
 
 
-def test_two_outputs_do_not_become_one(graph, table):
+def test_apply_rules_two_outputs_not_merged(graph, table):
+    """Two outputs are not merged into one value."""
     y = graph("neg", graph.takes(2))
     z = graph("add", y, 0)
     graph.returns(y, z)
     assert apply_rules(graph, [add_zero], table) == 0
 
 
-def test_the_value_that_takes_the_place_of_an_output_takes_its_name(graph, table):
+def test_apply_rules_output_keeps_its_name(graph, table):
+    """A value that replaces an output takes its name."""
     y = graph("neg", graph.takes(2))
     z = graph("add", y, 0)
     z.name = "logits"
@@ -164,7 +177,8 @@ def test_the_value_that_takes_the_place_of_an_output_takes_its_name(graph, table
     verify(graph)
 
 
-def test_a_value_that_a_symbol_is_read_from_keeps_its_name(graph, table):
+def test_apply_rules_symbol_source_keeps_name(graph, table):
+    """A value that defines a symbol keeps its name."""
     x = graph.takes(3)
     found = graph("nonzero", x, types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
     graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
@@ -174,7 +188,8 @@ def test_a_value_that_a_symbol_is_read_from_keeps_its_name(graph, table):
     assert apply_rules(graph, [add_zero], table) == 0
 
 
-def test_a_state_entry_keeps_its_tensor_of_its_own(graph, table):
+def test_apply_rules_state_keeps_own_tensor(graph, table):
+    """A state entry keeps a tensor of its own."""
     x = graph.takes(2)
     graph.add_constant(torch.zeros(2), "memory")
     y = graph("add", x, 0)
@@ -183,7 +198,8 @@ def test_a_state_entry_keeps_its_tensor_of_its_own(graph, table):
     assert graph.state["memory"] is y
 
 
-def test_substitute_moves_readers_and_swaps_names_of_outputs_only(graph):
+def test_substitute_swaps_names_of_outputs_only(graph):
+    """`substitute` moves uses and swaps the names of outputs only."""
     x = graph.takes(2)
     old, new = graph("neg", x), graph("neg", x)
     reader = graph("add", old, 1)
@@ -192,7 +208,9 @@ def test_substitute_moves_readers_and_swaps_names_of_outputs_only(graph):
     assert (old.name, new.name) == ("neg", "neg_1")
 
 
-def test_the_one_reader_that_is_left_of_a_value_is_looked_at_again(graph, table):
+def test_apply_rules_last_remaining_use_matched_again(graph, table):
+    """The last remaining user of a value is matched again."""
+
     @rule("add")
     def add_more(node, build):
         """``x + 1`` becomes ``x + 4`` where nobody else reads ``x``."""
@@ -210,7 +228,8 @@ def test_the_one_reader_that_is_left_of_a_value_is_looked_at_again(graph, table)
 # Dead nodes
 
 
-def test_dead_nodes_go_with_what_only_they_read(graph):
+def test_erase_dead_removes_unused_producers(graph):
+    """A dead node is erased with its unused producers."""
     x = graph.takes(2)
     kept = graph("neg", x)
     last = graph("add", graph("neg", kept), 1)
@@ -219,7 +238,8 @@ def test_dead_nodes_go_with_what_only_they_read(graph):
     assert graph.kinds == ["neg"]
 
 
-def test_a_node_that_a_symbol_is_read_from_is_alive(graph):
+def test_erase_dead_keeps_symbol_source(graph):
+    """A node that defines a symbol is kept."""
     found = graph("nonzero", graph.takes(3), types=(TensorType(torch.int64, (make_symbol("u"), 1)),))
     graph.symbols["u"] = Symbol("u", 0, None, SymbolSource(found.name, 0))
     assert erase_dead(graph, found.producer) == []

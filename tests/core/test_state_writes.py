@@ -42,7 +42,8 @@ class Swap(nn.Module):
 
 
 @pytest.mark.usefixtures("_gradients")
-def test_what_was_read_before_an_update_is_returned_as_it_was():
+def test_clika_module_value_before_update_returned():
+    """A value that was read before an update is returned unchanged."""
     module = clika_compile(Counter(), tracing_inputs=[torch.ones(3)], discard_input_model=False)
     for step in range(3):
         assert torch.equal(module(torch.ones(3)), torch.full((3, 1), float(step)))
@@ -50,7 +51,8 @@ def test_what_was_read_before_an_update_is_returned_as_it_was():
 
 
 @pytest.mark.usefixtures("_gradients")
-def test_two_buffers_change_places():
+def test_clika_module_swaps_two_buffers():
+    """A model can swap two buffers."""
     module = clika_compile(Swap(), tracing_inputs=[torch.zeros(2)], discard_input_model=False)
     assert torch.equal(module(torch.zeros(2)), torch.ones(2))
     assert torch.equal(module.get_buffer("a"), torch.ones(2))
@@ -58,7 +60,9 @@ def test_two_buffers_change_places():
 
 
 @pytest.mark.usefixtures("_gradients")
-def test_an_input_that_is_overwritten_does_not_change_its_earlier_copy():
+def test_clika_module_overwritten_input_keeps_earlier_copy():
+    """Overwriting an input does not change an earlier copy of it."""
+
     def double(x):
         before = x.clone()
         x.mul_(2)
@@ -109,8 +113,8 @@ def writes_an_input(model, x):
 
 
 @pytest.mark.parametrize("call", [assigns_a_buffer, writes_a_buffer, writes_a_weight, writes_an_input])
-def test_what_a_call_overwrites_after_reading_it_can_be_trained(call):
-    """The backward failed: what autograd had saved was overwritten at the end of the call."""
+def test_clika_module_write_after_read_trains(call):
+    """The backward pass works after the call has overwritten tensors that it read."""
     eager = Trained(call)
     module = clika_compile(copy.deepcopy(eager), tracing_inputs=[torch.ones(2, 2)])
     given = torch.randn(2, 2, requires_grad=True)
@@ -121,7 +125,8 @@ def test_what_a_call_overwrites_after_reading_it_can_be_trained(call):
     torch.testing.assert_close(module.scale, eager.scale)
 
 
-def test_state_that_nothing_shares_is_copied_for_gradients_only():
+def test_snapshot_state_unshared_copied_for_gradients_only():
+    """Unshared state is copied only if gradients are recorded."""
     state = torch.ones(2)
     assert snapshot_state(state, is_shared=False) is not state
     with torch.no_grad():

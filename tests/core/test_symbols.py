@@ -76,30 +76,35 @@ CASES = [
 
 
 @pytest.mark.parametrize(("expr", "wanted"), CASES, ids=lambda c: str(c) if isinstance(c, sympy.Basic) else "")
-def test_an_expression_is_computed_as_python_would(expr, wanted):
+def test_evaluate_matches_python(expr, wanted):
+    """An expression has the result of the same Python expression."""
     assert expr.free_symbols, "folded before it was tested"
     for n, m in ((0, 5), (1, 1), (2, 7), (5, 2), (6, 6), (17, 16)):
         result = evaluate(expr, {"n": n, "m": m})
         assert result == wanted(n, m), (n, m)
 
 
-def test_every_function_that_has_a_meaning_is_tested():
+def test_evaluate_cases_cover_every_function():
+    """The cases cover every supported function."""
     seen = {kind for expr, _ in CASES for part in sympy.preorder_traversal(expr) for kind in type(part).__mro__}
     assert set(SYMPY_TO_PYTHON) <= seen
 
 
-def test_integers_stay_exact_and_integers():
+def test_evaluate_integers_stay_exact():
+    """Integers of any size stay exact."""
     result = evaluate((N * M) ** 2 + 1, {"n": 2**40, "m": 3})
     assert result == 9 * 2**80 + 1
     assert type(result) is int
 
 
-def test_a_number_is_itself():
+def test_evaluate_number_returns_itself():
+    """A number evaluates to itself."""
     assert evaluate(5, {}) == 5
     assert evaluate(1.5, {}) == 1.5
 
 
-def test_a_symbol_without_a_value_is_a_key_error():
+def test_evaluate_missing_symbol_raises_key_error():
+    """A symbol without a number raises a KeyError."""
     with pytest.raises(KeyError, match="m"):
         evaluate(N + M, {"n": 1})
 
@@ -117,35 +122,41 @@ def test_a_symbol_without_a_value_is_a_key_error():
         (sympy.pi, math.pi),
     ],
 )
-def test_atoms_become_python_numbers(atom, wanted):
+def test_atom_to_number_returns_python_number(atom, wanted):
+    """Each atom of sympy becomes a Python number of the matching type."""
     assert atom_to_number(atom) == wanted
     assert type(atom_to_number(atom)) is type(wanted)
 
 
-def test_a_function_without_meaning_is_named_with_its_expression():
+def test_expr_to_function_unknown_function_raises():
+    """An unsupported function raises an error with its expression."""
     message = "cannot evaluate the size expression sin(n): sin is not supported"
     with pytest.raises(ModelError, match=re.escape(message)):
         expr_to_function(sympy.sin(N))
 
 
-def test_attributes_are_resolved_inside_tuples():
+def test_resolve_evaluates_inside_tuples():
+    """Expressions inside tuples are evaluated."""
     assert resolve((1, (N + 1, "same"), None, torch.float16), {"n": 4}) == (1, (5, "same"), None, torch.float16)
 
 
-def test_an_attribute_is_symbolic_if_an_expression_is_inside():
+def test_is_symbolic_finds_nested_expression():
+    """An attribute is symbolic if it contains an expression."""
     assert is_symbolic((1, (2, N)))
     assert not is_symbolic((1, (2, "n")))
     assert is_symbolic(N)
     assert not is_symbolic(())
 
 
-def test_one_name_is_one_symbol_which_is_a_length():
+def test_make_symbol_same_name_same_length_symbol():
+    """One name gives one symbol, a non-negative integer."""
     assert make_symbol("n") is N
     assert N.is_integer
     assert N.is_nonnegative
 
 
-def test_symbols_sides_and_guards_read_as_people_say_them():
+def test_symbol_and_guard_str_readable():
+    """The texts of symbols and guards show their bounds and origin."""
     symbol = Symbol("batch", 0, None, SymbolSource("x", 0))
     assert str(symbol) == "batch: 0.. from dim 0 of 'x'"
     assert str(Symbol("length", 2, 512, SymbolSource("length", None))) == "length: 2..512 from length"

@@ -93,7 +93,8 @@ def described(found):
 
 @pytest.mark.parametrize("limit", [1, 700, 1500, 4000, 2**26])
 @pytest.mark.parametrize(("ranks", "count"), [(2, 7), (3, 7), (4, 4), (5, 3)])
-def test_ranks_find_what_one_process_finds(graph, ranks, count, limit):
+def test_merge_calibrations_matches_one_process(graph, ranks, count, limit):
+    """Merged calibrations equal that of one process, for any reservoir limit."""
     batches = data(count, seed=ranks * 100 + limit)
     wanted = described(calibrated(graph, batches, limit))
 
@@ -106,7 +107,8 @@ def test_ranks_find_what_one_process_finds(graph, ranks, count, limit):
         assert found == wanted
 
 
-def test_batches_of_uneven_ranks_are_taken_in_turns_as_far_as_they_go(graph):
+def test_merge_calibrations_uneven_ranks_alternate(graph):
+    """Batches of ranks with uneven counts are merged in turns."""
     batches, counts = data(6), [1, 4, 1]
     turns = interleave_turns(counts)
     assert turns == [(0, 0), (0, 1), (0, 2), (1, 1), (2, 1), (3, 1)]
@@ -121,7 +123,8 @@ def test_batches_of_uneven_ranks_are_taken_in_turns_as_far_as_they_go(graph):
     assert on_ranks(3, work) == [wanted] * 3
 
 
-def test_a_batch_that_a_rank_has_no_room_for_ends_what_is_kept(graph):
+def test_merge_calibrations_full_reservoir_keeps_no_more(graph):
+    """No batch is kept after the first one that exceeds the reservoir of a rank."""
     one, many = [torch.ones(1, 32)], [torch.ones(1, 32), torch.ones(8, 32), torch.ones(1, 32)]
     wanted = described(calibrated(graph, one + many, 1000))
 
@@ -134,8 +137,8 @@ def test_a_batch_that_a_rank_has_no_room_for_ends_what_is_kept(graph):
     assert len(wanted[2][0]) == 2
 
 
-def test_what_only_some_ranks_saw_counts(graph):
-    """A value that is unbounded in the data of one rank has no scale on any."""
+def test_merge_calibrations_unbounded_on_one_rank_counts(graph):
+    """An activation that is unbounded on one rank has no scale on any rank."""
     spoiled = torch.full((2, 32), 1e31)
 
     def work(rank):
@@ -147,7 +150,9 @@ def test_what_only_some_ranks_saw_counts(graph):
     assert one == other != []
 
 
-def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
+def test_gather_batches_failing_rank_raises_on_others():
+    """A failing rank raises an error with its reason on the others."""
+
     def work(rank):
         if rank.rank:
             rank.tell(ValueError("no"))
@@ -160,7 +165,9 @@ def test_a_rank_that_fails_is_heard_by_the_others_wherever_they_are():
     assert told == "told"
 
 
-def test_batches_that_are_dealt_are_taken_in_turns_and_others_are_those_of_the_first():
+def test_gather_batches_dealt_or_from_rank0():
+    """Dealt batches are gathered in turns; others are those of rank 0."""
+
     def work(rank, are_dealt):
         own = [[torch.tensor([10 * rank.rank + i]), torch.tensor([i % 2 == 0])] for i in range(3 - rank.rank)]
         found = gather_batches(rank, own, are_dealt=are_dealt)
@@ -172,7 +179,9 @@ def test_batches_that_are_dealt_are_taken_in_turns_and_others_are_those_of_the_f
     assert work(SINGLE_PROCESS, True) == work(SINGLE_PROCESS, False) == dealt[::2]
 
 
-def test_tensors_hold_what_those_of_the_first_do_unless_these_have_other_sides():
+def test_broadcast_from_rank0_other_shapes_unchanged():
+    """Tensors get the data of rank 0, except those with another shape."""
+
     def work(rank):
         own = torch.full((2,), float(rank.rank)), torch.full((2 + rank.rank,), float(rank.rank))
         broadcast_from_rank0(rank, {"same": own[0], "other": own[1]})
@@ -181,7 +190,8 @@ def test_tensors_hold_what_those_of_the_first_do_unless_these_have_other_sides()
     assert on_ranks(2, work) == [[[0, 0], [0, 0]], [[0, 0], [1, 1, 1]]]
 
 
-def test_one_process_tells_nobody():
+def test_single_process_gathers_own_messages():
+    """A single process gathers its own messages only."""
     with open_ranks(None) as ranks, open_ranks(DistributedTrainingSettings()) as others:
         assert ranks is others is SINGLE_PROCESS
     assert SINGLE_PROCESS.gather_messages(({"a": 1}, {})) == [({"a": 1}, {})]
@@ -192,7 +202,8 @@ def test_open_ranks_with_other_settings_is_rejected():
         pass
 
 
-def test_several_processes_need_a_process_group():
+def test_multi_gpu_without_process_group_raises():
+    """`multi_gpu=True` without a process group raises an error."""
     module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
     message = r"multi_gpu=True needs a process group, and there is none. .*torchrun"
     for work in (
@@ -207,7 +218,8 @@ def test_several_processes_need_a_process_group():
             work()
 
 
-def test_one_process_trains_the_module_itself():
+def test_clika_distribute_single_process_returns_module():
+    """In a single process, `clika_distribute` returns the module itself and rejects others."""
     module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
     assert clika_distribute(module, DistributedTrainingSettings()) is module
     assert module.clika_gather() is module

@@ -73,7 +73,8 @@ def dtypes_of(path):
 
 
 @pytest.mark.parametrize("places", [[0], [2, 0], [-1]])
-def test_only_the_outputs_asked_for_are_written_in_their_order(places, tmp_path):
+def test_keep_outputs_at_idx_selects_outputs_in_order(places, tmp_path):
+    """`keep_outputs_at_idx` selects outputs in order and removes the nodes of others."""
     module = compiled()
     with export_configuration(keep_outputs_at_idx=places):
         artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
@@ -82,7 +83,8 @@ def test_only_the_outputs_asked_for_are_written_in_their_order(places, tmp_path)
     assert ("LayerNormalization" in kinds) == (0 in places), "what only other outputs need is left out"
 
 
-def test_names_are_those_of_the_outputs_that_are_written(tmp_path):
+def test_keep_outputs_at_idx_names_selected_outputs(tmp_path):
+    """`output_names` name the selected outputs."""
     with export_configuration(keep_outputs_at_idx=[1, 0]):
         artifact = compiled().clika_export(tmp_path / "net.onnx", output_names=["wide", "scaled"])
     assert artifact.output_names == ("wide", "scaled")
@@ -104,21 +106,24 @@ def test_names_are_those_of_the_outputs_that_are_written(tmp_path):
         ({"export_int4": True}, r"export_int4=True, but no layer has INT4 weights"),
     ],
 )
-def test_what_cannot_be_written_is_refused_and_nothing_is_written(given, message, tmp_path):
+def test_export_configuration_invalid_rejected(given, message, tmp_path):
+    """An invalid configuration raises an error, and no file is written."""
     module = compiled()
     with pytest.raises(ModelError, match=message), export_configuration(**given):
         module.clika_export(tmp_path / "net.onnx")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_in_half_precision_has_the_same_bytes_twice(tmp_path):
+def test_export_fp16_twice_same_bytes(tmp_path):
+    """Two FP16 exports have the same bytes."""
     module = compiled(DeploymentSettings_TensorRT_ONNX(), WHOLE)
     with export_configuration(export_fp16=True):
         files = [module.clika_export(tmp_path / f"{name}.onnx").path.read_bytes() for name in "ab"]
     assert files[0] == files[1]
 
 
-def test_half_precision_keeps_the_interface_and_halves_the_weights(tmp_path):
+def test_export_fp16_keeps_interface_and_halves_weights(tmp_path):
+    """An FP16 file keeps float32 inputs and outputs and halves the weights."""
     module = compiled()
     whole = module.clika_export(tmp_path / "whole.onnx")
     with export_configuration(export_fp16=True):
@@ -131,7 +136,8 @@ def test_half_precision_keeps_the_interface_and_halves_the_weights(tmp_path):
 
 @pytest.mark.parametrize("form", ["export_fp16", "export_bf16"])
 @pytest.mark.parametrize("deployment", [DeploymentSettings_TensorRT_ONNX(), DeploymentSettings_OpenVINO_ONNX()])
-def test_integers_between_half_precisions_have_scales_of_that_and_no_casts(form, deployment, tmp_path):
+def test_export_fp16_bf16_quantized_scales_without_casts(form, deployment, tmp_path):
+    """Quantized FP16 and BF16 files have scales of that dtype and no extra casts."""
     module = compiled(deployment, WHOLE)
     if deployment.is_OpenVINO_ONNX() and form == "export_bf16" and "avx512_bf16" in cpu.cpu_flags():
         # OpenVINO 2026.4 computes something else at each run there; the comparison keeps such a file from its place.
@@ -151,7 +157,9 @@ def test_integers_between_half_precisions_have_scales_of_that_and_no_casts(form,
         assert find_violations(model) == []
 
 
-def test_positions_and_angles_stay_whole_until_they_meet_what_was_computed(tmp_path):
+def test_export_fp16_positions_stay_float32(tmp_path):
+    """Positions and angles stay float32 until they are combined with activations."""
+
     class Rotary(nn.Module):
         def __init__(self):
             super().__init__()
@@ -170,7 +178,9 @@ def test_positions_and_angles_stay_whole_until_they_meet_what_was_computed(tmp_p
     assert (read["Cos"], read["Gemm" if "Gemm" in read else "MatMul"]) == (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
-def test_what_half_precision_cannot_hold_is_named(tmp_path):
+def test_export_fp16_overflow_names_node(tmp_path):
+    """An FP16 overflow raises an error that names the first node and suggests BF16."""
+
     class Large(nn.Module):
         def __init__(self):
             super().__init__()
@@ -186,7 +196,9 @@ def test_what_half_precision_cannot_hold_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_mask_of_infinities_is_not_what_half_precision_cannot_hold(tmp_path):
+def test_export_fp16_inf_mask_not_named_as_overflow(tmp_path):
+    """A mask of infinities is not reported as the overflowing node."""
+
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -203,7 +215,8 @@ def test_a_mask_of_infinities_is_not_what_half_precision_cannot_hold(tmp_path):
         module.clika_export(tmp_path / "half.onnx")
 
 
-def test_quantizers_that_a_half_export_makes_impossible_are_refused_once_with_what_helps(tmp_path):
+def test_export_fp16_unsupported_quantizers_rejected_once(tmp_path):
+    """Unsupported FP16 quantizers are reported once, with the remedy."""
     module = compiled(DeploymentSettings_ONNXRuntime_ONNX(), WHOLE)
     with pytest.raises(TargetError) as error, export_configuration(export_fp16=True):
         module.clika_export(tmp_path / "half.onnx")
@@ -219,7 +232,8 @@ def test_quantizers_that_a_half_export_makes_impossible_are_refused_once_with_wh
 
 
 @pytest.mark.parametrize("factor", [1e5, 100_000])
-def test_a_number_that_half_precision_cannot_hold_is_multiplied_with_in_float32(factor, tmp_path):
+def test_export_fp16_large_constant_multiplied_in_float32(factor, tmp_path):
+    """A constant beyond the FP16 range is multiplied in float32."""
     module = clika_compile(nn.Sequential(nn.Linear(4, 4), Scaled(factor)).eval(), tracing_inputs=[torch.ones(2, 4)])
     with export_configuration(export_fp16=True):
         artifact = module.clika_export(tmp_path / "half.onnx")
@@ -227,7 +241,9 @@ def test_a_number_that_half_precision_cannot_hold_is_multiplied_with_in_float32(
     assert (read["Gemm"], read["Mul"]) == (TensorProto.FLOAT16, TensorProto.FLOAT)
 
 
-def test_masks_of_the_least_number_stay_finite(tmp_path):
+def test_export_fp16_mask_of_float32_min_stays_finite(tmp_path):
+    """A mask of the float32 minimum stays finite in FP16."""
+
     class Masked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -246,7 +262,8 @@ def test_masks_of_the_least_number_stay_finite(tmp_path):
 @pytest.mark.parametrize(
     ("wish", "kind"), [(None, TensorProto.INT4), (True, TensorProto.INT4), (False, TensorProto.INT8)]
 )
-def test_four_bits_take_half_a_byte_unless_they_are_not_to(wish, kind, tmp_path):
+def test_export_int4_none_true_false_selects_dtype(wish, kind, tmp_path):
+    """`export_int4` selects INT4 or INT8 storage; the default is INT4."""
     module = compiled(DeploymentSettings_OpenVINO_ONNX(), FEW)
     with export_configuration(export_int4=wish):
         artifact = module.clika_export(tmp_path / "few.onnx")
@@ -254,7 +271,8 @@ def test_four_bits_take_half_a_byte_unless_they_are_not_to(wish, kind, tmp_path)
     assert integers == [kind]
 
 
-def test_four_bits_stay_such_where_the_target_takes_no_others(tmp_path):
+def test_export_int4_false_unsupported_by_target_rejected(tmp_path):
+    """`export_int4=False` raises an error for a target without INT8 weights."""
     module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
     message = (
         "export_int4=False stores INT4 weights as INT8, but tensorrt does not support INT8 weight-only layers. "
@@ -266,7 +284,8 @@ def test_four_bits_stay_such_where_the_target_takes_no_others(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_explains_a_module_writes_it_in_the_form_that_exports_have():
+def test_clika_explain_follows_export_configuration():
+    """`clika_explain` uses the export configuration."""
     module = compiled(DeploymentSettings_OpenVINO_ONNX(), FEW)
     with export_configuration(export_int4=False, keep_outputs_at_idx=[0]):
         found = module.clika_explain()
@@ -280,7 +299,8 @@ def test_what_explains_a_module_writes_it_in_the_form_that_exports_have():
         compiled(DeploymentSettings_OpenVINO_ONNX(), WHOLE).clika_explain()
 
 
-def test_targets_are_compared_in_the_form_that_exports_have():
+def test_clika_compare_targets_follows_export_configuration():
+    """`clika_compare_targets` uses the export configuration."""
     module = compiled(DeploymentSettings_TensorRT_ONNX(), FEW)
     rows = [module.clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows[0]]
     with export_configuration(export_fp16=True, export_int4=True):
@@ -290,7 +310,8 @@ def test_targets_are_compared_in_the_form_that_exports_have():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(("bits", "block"), [(8, 0), (8, 32), (4, 64)])
-def test_models_of_half_precision_hold_their_weights_in_few_bits(dtype, bits, block, tmp_path):
+def test_export_fp16_model_weight_only_int8_int4(dtype, bits, block, tmp_path):
+    """FP16 and BF16 models have INT8 and INT4 weights with scales of their dtype."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 64)).eval().to(dtype)
     settings = QuantizationSettings(
@@ -316,6 +337,7 @@ def test_models_of_half_precision_hold_their_weights_in_few_bits(dtype, bits, bl
 
 
 @pytest.mark.parametrize("name", ["DeploymentSettings_TFLite", "DeploymentSettings_QNN"])
-def test_targets_that_retired_say_so(name):
+def test_retired_deployment_settings_raise(name):
+    """The deployment settings of retired targets raise an error with the remedy."""
     with pytest.raises(TargetError, match=r"is not implemented: .* docs/example-plugin.md"):
         getattr(clika_ref, name)()

@@ -32,7 +32,8 @@ def sums(*rows, **options):
     return clika_compile(Sums(), tracing_inputs=inputs, **options)
 
 
-def test_sides_of_one_name_are_one_side(tmp_path):
+def test_dynamic_axes_same_name_one_dim(tmp_path):
+    """Dims with one name become one dim."""
     module = sums((2, 2), (3, 3), (3, 4))
     assert list(module.graph.symbols) == ["batch", "batch_1"]
     path = tmp_path / "m.onnx"
@@ -44,7 +45,8 @@ def test_sides_of_one_name_are_one_side(tmp_path):
         np.testing.assert_allclose(f, e.numpy(), rtol=0, atol=8 * np.finfo(np.float32).eps * 8)  # 7 sums of up to 8
 
 
-def test_the_usual_form_for_a_transformer_is_taken(tmp_path):
+def test_dynamic_axes_transformer_form_accepted(tmp_path):
+    """The usual dynamic axes of a transformer are accepted, outputs included."""
     transformers = pytest.importorskip("transformers")
     config = transformers.DistilBertConfig(vocab_size=50, dim=16, n_layers=1, n_heads=2, hidden_dim=16)
     torch.manual_seed(0)
@@ -63,17 +65,21 @@ def test_the_usual_form_for_a_transformer_is_taken(tmp_path):
     }
 
 
-def test_the_artifact_is_compared_where_the_sides_are_equal(tmp_path, capfd):
+def test_dynamic_axes_comparison_uses_equal_dims(tmp_path, capfd):
+    """The artifact is compared on an example with equal dims for one name."""
     sums((2, 3), (4, 4), (3, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={"a": {0: "n"}, "b": {0: "n"}})
     assert "equal to the module within float rounding on 1 input in" in capfd.readouterr().err
 
 
-def test_outputs_without_an_element_compare_with_nothing(tmp_path, capfd):
+def test_clika_export_empty_outputs_not_compared(tmp_path, capfd):
+    """Outputs without elements are not compared, with a line in the log."""
     clika_compile(torch.nn.Linear(2, 3).eval(), tracing_inputs=[torch.rand(0, 2)]).clika_export(tmp_path / "m.onnx")
     assert "not compared: the outputs for these inputs hold no element" in capfd.readouterr().err
 
 
-def test_other_sides_are_fixed_as_in_the_example_in_which_those_of_one_name_are_equal(tmp_path):
+def test_dynamic_axes_other_dims_fixed_by_example(tmp_path):
+    """Other dims are fixed as in an example with equal dims for one name."""
+
     def model(a, b, c):
         return a.sum() + b.sum() + c.sum()
 
@@ -84,7 +90,8 @@ def test_other_sides_are_fixed_as_in_the_example_in_which_those_of_one_name_are_
     assert sides(path) == {"a": ["n"], "b": ["n"], "c": [6], "output": []}
 
 
-def test_sides_that_differ_in_every_example_cannot_get_one_name(tmp_path):
+def test_dynamic_axes_name_for_unequal_dims_rejected(tmp_path):
+    """One name for dims that differ in every example raises an error."""
     module = clika_compile(nn.Conv2d(3, 4, 3), tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 9, 9)])
     message = (
         r"gives several sides the name 'n', which makes them one, but they differ in every example "
@@ -103,13 +110,16 @@ def test_sides_that_differ_in_every_example_cannot_get_one_name(tmp_path):
         ({"a": [0], "b": {0: "batch"}}, "batch_2", "batch"),
     ],
 )
-def test_a_side_may_get_the_name_that_another_had(tmp_path, axes, a, b):
+def test_dynamic_axes_name_of_other_symbol_accepted(tmp_path, axes, a, b):
+    """A dim may get the name that another dim had."""
     path = tmp_path / "m.onnx"
     sums((2, 3), (4, 5)).clika_export(path, dynamic_axes=axes)
     assert sides(path) == {"a": [a, 2], "b": [b, 2], "output_0": [a, 2], "output_1": [2]}
 
 
-def test_of_several_names_for_one_side_the_first_counts(tmp_path):
+def test_dynamic_axes_several_names_first_used(tmp_path):
+    """The first of several names for one dim is used."""
+
     def model(a, b, c):
         return a + b, c
 
@@ -121,13 +131,15 @@ def test_of_several_names_for_one_side_the_first_counts(tmp_path):
     assert sides(path)["a"] == sides(path)["b"] == ["n"]
 
 
-def test_an_input_without_dynamic_axes_is_fixed(tmp_path):
+def test_dynamic_axes_unlisted_input_fixed(tmp_path):
+    """An input without dynamic axes has fixed dims."""
     path = tmp_path / "m.onnx"
     sums((2, 3), (4, 5)).clika_export(path, dynamic_axes={"a": {}, "b": (0,), "output_1": []})
     assert sides(path) == {"a": [2, 2], "b": ["batch_1", 2], "output_0": [2, 2], "output_1": [2]}
 
 
-def test_integers_stay_inputs_though_no_axis_names_them(tmp_path):
+def test_dynamic_axes_integer_inputs_stay_inputs(tmp_path):
+    """Integer inputs stay inputs without being listed."""
     module = clika_compile(lambda x, n: x * n, tracing_inputs=[(torch.rand(2), 3), (torch.rand(4), 5)])
     path = tmp_path / "m.onnx"
     module.clika_export(path, dynamic_axes={"x": {0: "rows"}})
@@ -139,7 +151,8 @@ def test_integers_stay_inputs_though_no_axis_names_them(tmp_path):
     "axes", [0, "batch", "", None, [0.5], ["0"], [True], {"0": "n"}, {0: 5}, {0: None}, {0: ""}, [[0]], ((0, "n"),)]
 )
 @pytest.mark.parametrize("name", ["a", "output_0"])
-def test_axes_of_another_form_are_refused(tmp_path, name, axes):
+def test_dynamic_axes_wrong_form_rejected(tmp_path, name, axes):
+    """Dynamic axes of a wrong form raise an error with the accepted forms."""
     message = rf"dynamic_axes\['{name}'\] is .*; give \[axis, ...\] or \{{axis: name, ...\}}, such as \[0\] or \{{0: "
     with pytest.raises(ModelError, match=message):
         sums((2, 3), (4, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={name: axes})

@@ -30,7 +30,8 @@ def told(found):
     return [(n.scope, n.operator, n.planned, n.runs) for n in found.nodes if n.is_in_table]
 
 
-def test_each_layer_says_what_it_runs_in_and_what_lies_between_says_why_it_does_not():
+def test_clika_explain_reports_precision_and_reason():
+    """Each layer has its precision, and float nodes between layers have a reason."""
     found = quantized().clika_explain()
     assert told(found) == [
         ("0.0", "conv2d", "int8", "int8"),
@@ -45,14 +46,17 @@ def test_each_layer_says_what_it_runs_in_and_what_lies_between_says_why_it_does_
     assert not found.missed
 
 
-def test_products_are_counted_and_their_share_in_integers():
+def test_explanation_share_counts_macs():
+    """MACs are counted for each layer, with the share in INT8."""
     found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     first, second, third = 4 * 8 * 36 * 27, 4 * 8 * 16 * 72, 4 * 10 * 128
     assert [n.products for n in found.nodes if n.products] == [first, second, third]
     assert found.share() == found.share(planned=True) == (first + third) / (first + second + third)
 
 
-def test_stacks_of_matrices_count_the_products_of_each():
+def test_explanation_batched_matmul_counts_all_macs():
+    """A batched matmul counts the MACs of each matrix."""
+
     class Scores(torch.nn.Module):
         def forward(self, query, key):
             return query @ key
@@ -62,8 +66,8 @@ def test_stacks_of_matrices_count_the_products_of_each():
     assert node.products == 2 * 3 * 4 * 5 * 6
 
 
-def test_a_product_with_a_weight_and_a_bias_is_a_layer_as_linear_is():
-    """GPT-2's layers are such products, which stayed float and were in no table."""
+def test_clika_explain_addmm_with_weight_listed_as_layer():
+    """`addmm` with a weight, as in GPT-2, is quantized and listed as linear."""
 
     class Product(nn.Module):
         def __init__(self):
@@ -86,14 +90,16 @@ def test_a_product_with_a_weight_and_a_bias_is_a_layer_as_linear_is():
     assert [(n.operator, n.planned, n.runs) for n in found.nodes if n.products] == [("linear", "int8", "int8")]
 
 
-def test_a_layer_that_the_user_skips_says_so():
+def test_clika_explain_skipped_layer_gives_setting():
+    """A layer with `skip_quantization` names the setting as the reason."""
     found = quantized({"0.2": Layer(skip_quantization=True)}).clika_explain()
     (layer,) = (n for n in found.nodes if n.scope == "0.2")
     assert (layer.planned, layer.runs) == ("float", "float")
     assert "skip_quantization" in layer.reason
 
 
-def test_reasons_are_saved_with_the_module():
+def test_clika_explain_reasons_saved_with_module():
+    """The reasons are saved with the module."""
     module = quantized({"0.2": Layer(skip_quantization=True)})
     again = ClikaModule()
     again.load_state_dict(module.state_dict())
@@ -101,7 +107,9 @@ def test_reasons_are_saved_with_the_module():
     assert [n.reason for n in after.nodes] == [n.reason for n in before.nodes]
 
 
-def test_a_number_beside_integers_is_no_plan_to_compute_in_them():
+def test_clika_explain_constant_factor_not_planned_int8():
+    """A multiplication by a constant between INT8 layers is planned in float."""
+
     class Tripled(nn.Module):
         def __init__(self):
             super().__init__()
@@ -122,7 +130,8 @@ def test_a_number_beside_integers_is_no_plan_to_compute_in_them():
     assert not found.missed
 
 
-def test_printed_it_is_a_table_with_its_sum_below():
+def test_explanation_str_table_and_summary():
+    """The text is a table with a summary line."""
     lines = str(quantized().clika_explain()).splitlines()
     assert lines[0].split()[:3] == ["layer", "operator", "products"]
     assert lines[1].split() == ["0.0", "conv2d", f"{4 * 8 * 36 * 27:,}", "int8", "int8"]
@@ -130,7 +139,8 @@ def test_printed_it_is_a_table_with_its_sum_below():
 
 
 @pytest.mark.parametrize("is_planned", [True, False])
-def test_what_was_planned_and_is_not_done_is_missed(monkeypatch, is_planned):
+def test_explanation_missed_lists_unexecuted_plan(monkeypatch, is_planned):
+    """Layers planned in INT8 that run in float are listed as missed."""
     module = quantized() if is_planned else clika_compile(network(), tracing_inputs=[X])
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(
@@ -151,7 +161,8 @@ def test_what_was_planned_and_is_not_done_is_missed(monkeypatch, is_planned):
 @pytest.mark.parametrize(
     "said", [{}, {"conv2d": "fused", "conv2d_1": "fused", "linear": "fused"}], ids=["not", "fused"]
 )
-def test_a_layer_that_the_runtime_names_nowhere_counts_as_missed_and_says_so(monkeypatch, said):
+def test_explanation_layer_unknown_to_runtime_missed(monkeypatch, said):
+    """A layer that the runtime does not name is listed as missed."""
     module = quantized()
     target = module.clika_state.registry.targets["onnxruntime"]
     monkeypatch.setattr(type(target), "explain", lambda self, artifact: {"flatten": "fused", **said})
@@ -181,8 +192,8 @@ class Mixed(nn.Module):
         return torch.einsum("btc,cd->btd", self.head(read), self.last)
 
 
-def test_layers_that_no_target_runs_in_integers_are_told_as_float_with_what_they_cost():
-    """What moves their results into integers is moved as bytes, which had been told of the whole layer."""
+def test_clika_explain_unsupported_layers_float_with_macs():
+    """Layers without INT8 kernels are listed as float with their MACs, despite INT8 moves after them."""
     data = [torch.randint(0, 20, (4, n), generator=torch.Generator().manual_seed(n)) for n in (7, 9, 8)]
     module = clika_compile(
         Mixed().eval(),
@@ -202,7 +213,8 @@ def test_layers_that_no_target_runs_in_integers_are_told_as_float_with_what_they
     )
 
 
-def test_a_float_layer_that_the_runtime_joins_with_what_follows_is_told_as_float():
+def test_clika_explain_fused_float_layer_listed_as_float():
+    """A float layer that the runtime fuses is listed as float."""
     net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     module = clika_compile(
         net.eval(), tracing_inputs=[torch.randn(4, 16)], deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()

@@ -53,7 +53,8 @@ def shapes(values):
     return {v.name: v.shape for v in values}
 
 
-def test_names_come_from_the_signature_and_sides_from_the_symbols(module, tmp_path):
+def test_clika_export_names_and_dims_from_signature(module, tmp_path):
+    """Input names come from the signature, dims from the symbols."""
     artifact = module.clika_export(tmp_path / "model.onnx")
     run = session(artifact.path)
     assert shapes(run.get_inputs()) == {"image": ["batch", 3, "image_2", 8], "scale": [1]}
@@ -62,7 +63,8 @@ def test_names_come_from_the_signature_and_sides_from_the_symbols(module, tmp_pa
     assert list(artifact.output_names) == [v.name for v in run.get_outputs()]
 
 
-def test_the_file_computes_what_the_module_computes_at_other_sizes(module, tmp_path):
+def test_clika_export_file_matches_module_at_other_sizes(module, tmp_path):
+    """The file computes the results of the module at other sizes."""
     run = session(module.clika_export(str(tmp_path / "model.onnx")).path)
     image, scale = element(5, 3, 11, 8)
     with torch.no_grad():
@@ -72,7 +74,8 @@ def test_the_file_computes_what_the_module_computes_at_other_sizes(module, tmp_p
     np.testing.assert_allclose(features, expected["features"].numpy(), rtol=1e-4, atol=1e-5)
 
 
-def test_names_can_be_given(module, tmp_path):
+def test_clika_export_given_names_used(module, tmp_path):
+    """Given input and output names are used."""
     artifact = module.clika_export(tmp_path / "m.onnx", input_names=["x", "head"], output_names=["image", "conv2d"])
     run = session(artifact.path)
     assert [v.name for v in run.get_inputs()] == ["x", "head"]
@@ -80,7 +83,8 @@ def test_names_can_be_given(module, tmp_path):
 
 
 @pytest.mark.parametrize("empty", [None, []])
-def test_no_names_mean_those_of_the_signature(module, tmp_path, empty):
+def test_clika_export_empty_names_use_signature(module, tmp_path, empty):
+    """Empty lists of names mean the names of the signature."""
     artifact = module.clika_export(tmp_path / "m.onnx", input_names=empty, output_names=empty)
     assert artifact.input_names == ("image", "scale")
 
@@ -105,44 +109,51 @@ def test_no_names_mean_those_of_the_signature(module, tmp_path, empty):
         ({"file": 3}, "file is 3, a int; give a path such as 'model.onnx'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told_what_fits_and_nothing_is_written(module, tmp_path, arguments, message):
+def test_clika_export_invalid_arguments_write_no_file(module, tmp_path, arguments, message):
+    """Invalid arguments raise an error with valid values, and no file is written."""
     with pytest.raises(ModelError, match=message):
         module.clika_export(**{"file": tmp_path / "model.onnx", **arguments})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_dynamic_axes_keep_and_name_sides_and_fix_the_others(module, tmp_path):
+def test_clika_export_dynamic_axes_name_and_fix_dims(module, tmp_path):
+    """Dynamic axes name dims and fix the others."""
     example = element(2, 3, 10, 8)
     artifact = module.clika_export(tmp_path / "m.onnx", example, dynamic_axes={"image": {0: "items"}})
     assert shapes(session(artifact.path).get_inputs())["image"] == ["items", 3, 10, 8]
 
 
-def test_dynamic_axes_may_be_lists_and_negative(module, tmp_path):
+def test_clika_export_dynamic_axes_lists_and_negative(module, tmp_path):
+    """Dynamic axes may be lists and negative."""
     artifact = module.clika_export(tmp_path / "m.onnx", dynamic_axes={"image": [-2]})
     image = shapes(session(artifact.path).get_inputs())["image"]
     assert isinstance(image[0], int)
     assert image[2] == "image_2"
 
 
-def test_no_dynamic_axes_at_all_make_a_static_file(module, tmp_path):
+def test_clika_export_no_dynamic_axes_static_file(module, tmp_path):
+    """Empty dynamic axes give a static file."""
     artifact = module.clika_export(tmp_path / "m.onnx", element(4, 3, 9, 8), dynamic_axes={})
     assert shapes(session(artifact.path).get_inputs())["image"] == [4, 3, 9, 8]
 
 
-def test_the_stored_graph_is_the_same_after_an_export(module, tmp_path):
+def test_clika_export_keeps_stored_graph(module, tmp_path):
+    """An export does not change the stored graph and weights."""
     before, state = str(module.graph), {k: v.clone() for k, v in module.state_dict().items()}
     module.clika_export(tmp_path / "m.onnx", input_names=["a", "b"], dynamic_axes={"image": [0]})
     assert str(module.graph) == before
     assert all(torch.equal(v, state[k]) for k, v in module.state_dict().items())
 
 
-def test_example_inputs_take_every_form_of_tracing_inputs(module, tmp_path):
+def test_clika_export_example_inputs_any_form(module, tmp_path):
+    """Example inputs have any form of tracing inputs."""
     image, scale = element(2, 3, 8, 8)
     for example in ((image, scale), {"image": image, "scale": scale}, (image, {"scale": scale})):
         module.clika_export(tmp_path / "m.onnx", example)
 
 
-def test_weights_go_beside_the_file_on_request(tmp_path):
+def test_clika_export_external_data_next_to_file(tmp_path):
+    """External data is written next to the file, with a relative location."""
     torch.manual_seed(0)
     module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], external_data=True)
     path = module.clika_export(tmp_path / "model.onnx").path
@@ -153,7 +164,8 @@ def test_weights_go_beside_the_file_on_request(tmp_path):
     session(path)
 
 
-def test_behind_a_link_the_artifact_tells_where_it_and_its_weights_really_are(tmp_path):
+def test_clika_export_symlink_writes_to_its_target(tmp_path):
+    """An export to a symlink writes to its target, and the artifact has that path."""
     real, link = tmp_path / "real" / "m.onnx", tmp_path / "link.onnx"
     real.parent.mkdir()
     link.symlink_to(real)
@@ -165,7 +177,8 @@ def test_behind_a_link_the_artifact_tells_where_it_and_its_weights_really_are(tm
     session(artifact.path)
 
 
-def test_what_a_runtime_says_of_the_artifact_names_its_place(module, target, monkeypatch):
+def test_clika_export_runtime_error_names_final_path(module, target, monkeypatch):
+    """An error of the runtime names the path of the artifact, and the old file is kept."""
     monkeypatch.setattr(writing, "MODEL_GRAPH", 9)  # a field that the format does not have
     with pytest.raises(TargetError, match=rf"ONNX Runtime .* cannot load {target}: ") as caught:
         module.clika_export(target)
@@ -173,7 +186,8 @@ def test_what_a_runtime_says_of_the_artifact_names_its_place(module, target, mon
     assert_old_file_alone(target)
 
 
-def test_the_module_tree_is_kept_in_the_metadata_of_nodes(module, tmp_path):
+def test_clika_export_node_metadata_has_module_and_line(module, tmp_path):
+    """The metadata of nodes has module and source line."""
     model = onnx.load(str(module.clika_export(tmp_path / "m.onnx").path))
     (sigmoid,) = [n for n in model.graph.node if n.op_type == "Sigmoid"]
     assert {p.key: p.value.partition(":")[0] for p in sigmoid.metadata_props} == {
@@ -201,7 +215,8 @@ clika_compile(Net(), tracing_inputs=inputs).clika_export(sys.argv[1])
 
 
 @pytest.mark.slow
-def test_the_same_model_gives_the_same_bytes_in_any_process_and_folder(tmp_path, monkeypatch):
+def test_clika_export_same_bytes_in_any_process(tmp_path, monkeypatch):
+    """The same model gives the same bytes in any process and folder."""
     script = tmp_path / "script.py"
     script.write_text(EXPORTING)
     here, there = tmp_path / "here", tmp_path / "there"
@@ -233,7 +248,9 @@ def assert_old_file_alone(path):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_while_writing_keeps_the_old_file(module, target, monkeypatch, error):
+def test_clika_export_interrupted_write_keeps_old_file(module, target, monkeypatch, error):
+    """An interrupted write keeps the old file."""
+
     def interrupted(*_):
         raise error
 
@@ -243,7 +260,9 @@ def test_an_interrupt_while_writing_keeps_the_old_file(module, target, monkeypat
     assert_old_file_alone(target)
 
 
-def test_a_full_disk_keeps_the_old_file_and_says_how_much_is_free(module, target, monkeypatch):
+def test_clika_export_full_disk_keeps_old_file(module, target, monkeypatch):
+    """A full disk raises an error with the free space and keeps the old file."""
+
     def full(*_):
         raise OSError(28, "No space left on device")
 
@@ -255,7 +274,8 @@ def test_a_full_disk_keeps_the_old_file_and_says_how_much_is_free(module, target
     assert_old_file_alone(target)
 
 
-def test_paths_that_cannot_be_written_are_refused(module, tmp_path):
+def test_clika_export_unwritable_path_rejected(module, tmp_path):
+    """A missing folder or a folder as path raises an error."""
     with pytest.raises(ModelError, match=r"cannot write .*absent' does not exist; create it, or choose another path"):
         module.clika_export(tmp_path / "absent" / "model.onnx")
     with pytest.raises(ModelError, match="it is a folder; add a file name"):
@@ -274,7 +294,8 @@ def test_paths_that_cannot_be_written_are_refused(module, tmp_path):
         ("m.bin", DeploymentSettings_OpenVINO_ONNX(), "files of openvino end in .onnx or .xml$"),
     ],
 )
-def test_files_that_end_as_none_of_the_target_are_refused_before_any_work(name, deployment, message, module, tmp_path):
+def test_clika_export_wrong_suffix_rejected_before_work(name, deployment, message, module, tmp_path):
+    """A suffix of another target raises an error before any work."""
     link = tmp_path / "link.onnx"
     link.symlink_to(tmp_path / name)
     for path in (tmp_path / name, link):
@@ -283,7 +304,8 @@ def test_files_that_end_as_none_of_the_target_are_refused_before_any_work(name, 
     assert [*tmp_path.iterdir()] == [link]
 
 
-def test_a_file_without_a_suffix_is_any_target_s(module, tmp_path):
+def test_clika_export_no_suffix_accepted(module, tmp_path):
+    """A file without a suffix is accepted."""
     assert module.clika_export(tmp_path / "model").path.exists()
 
 
@@ -301,7 +323,8 @@ def broken(op: Operator) -> Operator:
     return made
 
 
-def test_a_mismatch_is_an_error_that_names_the_first_node_at_fault(module, tmp_path):
+def test_clika_export_mismatch_names_first_node(module, tmp_path):
+    """A mismatch raises an error that names the first node that differs."""
     (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     with pytest.raises(TargetError) as caught:
@@ -313,7 +336,9 @@ def test_a_mismatch_is_an_error_that_names_the_first_node_at_fault(module, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_mismatch_is_told_though_the_node_at_fault_cannot_be_found(module, tmp_path, monkeypatch):
+def test_clika_export_mismatch_reported_without_node(module, tmp_path, monkeypatch):
+    """A mismatch is reported even if the node cannot be found."""
+
     def failing(*_):
         msg = "the probe does not load"
         raise TargetError(msg)
@@ -328,15 +353,15 @@ def test_a_mismatch_is_told_though_the_node_at_fault_cannot_be_found(module, tmp
         module.clika_export(tmp_path / "m.onnx")
 
 
-def test_a_copy_without_examples_is_compared_on_elements_that_differ(tmp_path):
-    """All ones tie in ``topk``, whose choice among them is anybody's."""
+def test_clika_export_copy_compared_on_distinct_elements(tmp_path):
+    """A copy without examples is compared on distinct elements, so that topk has no ties."""
     module = clika_compile(lambda x: x.topk(3, -1), tracing_inputs=[torch.rand(4, 5), torch.rand(5, 6)])
     copy.deepcopy(module).clika_export(tmp_path / "topk.onnx")
     assert (tmp_path / "topk.onnx").exists()
 
 
-def test_a_graph_with_casts_to_half_precision_is_computed_in_float64_too():
-    """A mismatch of such a model was an error of the comparison itself: float16 operands met a float64 bias."""
+def test_compute_in_float64_graph_with_fp16_casts():
+    """A graph with casts to float16 is computed in float64 with its bias."""
 
     class Half(nn.Module):
         def __init__(self):
@@ -354,14 +379,16 @@ def test_a_graph_with_casts_to_half_precision_is_computed_in_float64_too():
     torch.testing.assert_close(exact, wide)
 
 
-def test_the_comparison_can_be_switched_off(tmp_path):
+def test_clika_export_comparison_disabled(tmp_path):
+    """The comparison can be disabled with `compare_after_export=False`."""
     module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], compare_after_export=False)
     (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     assert module.clika_export(tmp_path / "m.onnx").path.exists()
 
 
-def test_nodes_without_a_lowering_are_refused_all_at_once(module, tmp_path):
+def test_clika_export_missing_lowerings_listed_together(module, tmp_path):
+    """All nodes without a lowering are reported in one error."""
     for node in module.graph.nodes:
         if node.op.name in {"sigmoid", "mean"}:
             node.op = broken(node.op)
@@ -373,14 +400,17 @@ def test_nodes_without_a_lowering_are_refused_all_at_once(module, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_exports_are_logged_beside_the_compilation(tmp_path):
+def test_clika_export_logged_in_logs_dir(tmp_path):
+    """An export is logged in `logs_dir`."""
     module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], logs_dir=tmp_path / "logs")
     module.clika_export(tmp_path / "m.onnx")
     text = "".join(p.read_text() for p in sorted((tmp_path / "logs").iterdir()))
     assert f"Saved final model: {tmp_path / 'm.onnx'}" in text
 
 
-def test_integers_that_differ_are_inputs_of_the_file(tmp_path):
+def test_clika_export_varying_integer_becomes_input(tmp_path):
+    """An integer that differs between the tracing inputs is an input of the file."""
+
     def repeated(x, n):
         return x * n
 
@@ -391,7 +421,9 @@ def test_integers_that_differ_are_inputs_of_the_file(tmp_path):
     np.testing.assert_array_equal(run.run(None, {"x": x, "n": np.array(7)})[0], x * 7)
 
 
-def test_outputs_that_are_inputs_constants_or_repeated_are_in_the_file(tmp_path):
+def test_clika_export_input_constant_repeated_outputs(tmp_path):
+    """Outputs that are inputs, constants or repeated are in the file."""
+
     class Passing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -410,12 +442,14 @@ def test_outputs_that_are_inputs_constants_or_repeated_are_in_the_file(tmp_path)
         np.testing.assert_array_equal(a, b)
 
 
-def test_an_operator_can_be_found_again_by_name(module):
+def test_find_operator_finds_each_by_name(module):
+    """Each operator of a graph is found by its name."""
     for node in module.graph.nodes:
         assert find_operator(node.op.name, {node.op.name: node.op}, torchlib_operator) is node.op
 
 
-def test_a_path_may_be_relative_and_a_string(module, tmp_path, monkeypatch):
+def test_clika_export_relative_string_path_accepted(module, tmp_path, monkeypatch):
+    """A relative path as a string is accepted."""
     monkeypatch.chdir(tmp_path)
     module.clika_export("here.onnx")
     assert Path("here.onnx").exists()
@@ -425,7 +459,8 @@ def relu():
     return clika_compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), tracing_inputs=[torch.rand(2, 3), torch.rand(4, 3)])
 
 
-def test_dynamic_axes_speak_of_the_names_in_the_file_outputs_included(tmp_path):
+def test_clika_export_dynamic_axes_use_given_names(tmp_path):
+    """Dynamic axes refer to the given names, outputs included."""
     axes = {"img": {0: "n"}, "out": {0: "n"}}
     relu().clika_export(tmp_path / "a.onnx", input_names=["img"], output_names=["out"], dynamic_axes=axes)
     relu().clika_export(tmp_path / "b.onnx", dynamic_axes={"input": [0], "output": [0]})
@@ -442,12 +477,14 @@ def test_dynamic_axes_speak_of_the_names_in_the_file_outputs_included(tmp_path):
         ({"dynamic_axes": {"x": [0]}}, r"names 'x'; the inputs are \['input'\], the outputs \['output'\]"),
     ],
 )
-def test_names_and_axes_that_do_not_fit_are_refused(tmp_path, options, message):
+def test_clika_export_mismatched_names_and_axes_rejected(tmp_path, options, message):
+    """Names and axes that do not match the graph raise an error."""
     with pytest.raises(ModelError, match=message):
         relu().clika_export(tmp_path / "m.onnx", **options)
 
 
-def test_an_artifact_that_is_rejected_leaves_the_old_one(module, tmp_path):
+def test_clika_export_rejected_artifact_keeps_old_file(module, tmp_path):
+    """A rejected artifact leaves the old file."""
     path = tmp_path / "m.onnx"
     path.write_bytes(b"old")
     (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
@@ -458,17 +495,21 @@ def test_an_artifact_that_is_rejected_leaves_the_old_one(module, tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
-def test_weights_that_were_cast_later_are_not_written_under_old_types(tmp_path):
+def test_clika_export_weights_cast_after_compile_rejected(tmp_path):
+    """Weights that were cast after the compilation raise an error."""
     with pytest.raises(ModelError, match=r"cast after the module was compiled \(.*is torch\.float16 now\)"):
         relu().half().clika_export(tmp_path / "m.onnx")
 
 
-def test_a_model_without_tensors_has_nothing_to_export(tmp_path):
+def test_clika_export_model_without_tensors_rejected(tmp_path):
+    """A model that returns no tensor raises an error."""
     with pytest.raises(ModelError, match="returns no tensor, so there is nothing to export"):
         clika_compile(lambda x: 5, tracing_inputs=[torch.rand(2)]).clika_export(tmp_path / "m.onnx")
 
 
-def test_a_weight_keeps_its_name_whatever_constants_the_lowerings_add(tmp_path):
+def test_clika_export_weight_keeps_name(tmp_path):
+    """A weight keeps its name if lowerings add constants."""
+
     class Named(nn.Module):
         def __init__(self):
             super().__init__()
@@ -481,7 +522,8 @@ def test_a_weight_keeps_its_name_whatever_constants_the_lowerings_add(tmp_path):
     assert "constant_0" in {t.name for t in onnx.load(tmp_path / "m.onnx").graph.initializer}
 
 
-def test_checked_passes_include_those_that_fold_weights(tmp_path, monkeypatch):
+def test_clika_export_check_passes_covers_fuse_passes(tmp_path, monkeypatch):
+    """`check_passes` also checks passes that fold weights."""
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     module = clika_compile(model, tracing_inputs=[torch.rand(1, 3, 8, 8)], check_passes=True)
     module.clika_export(tmp_path / "m.onnx")

@@ -41,7 +41,7 @@ def test_clika_module_without_visualizer_says_what_to_install(no_visualizer, mon
         getattr(module, method)(tmp_path / "file.html")
 
 
-def test_notebook_html_without_visualizer_shows_tables_and_says_what_to_install(no_visualizer):
+def test_notebook_html_without_visualizer_says_how_to_install(no_visualizer):
     shown = compiled()._repr_html_()
     assert f"<p>To draw it, run {INSTALL}.</p>" in shown
     assert "<svg" not in shown
@@ -98,7 +98,7 @@ def test_clika_visualize_gives_the_visualizer_the_quantized_graph(module, visual
     assert facts.subtitle.startswith("as for onnxruntime")
 
 
-def test_clika_report_gives_the_visualizer_the_facts_and_writes_its_file(module, visualizer, tmp_path):
+def test_clika_report_passes_facts_to_visualizer(module, visualizer, tmp_path):
     deployment = DeploymentSettings_ONNXRuntime_ONNX()
     assert module.clika_report(tmp_path / "report.html", [deployment]).read_bytes() == b"report"
     (facts,) = visualizer.facts

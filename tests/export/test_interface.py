@@ -32,7 +32,8 @@ def session(path):
 
 @pytest.mark.parametrize("compare", [True, False])
 @pytest.mark.parametrize("names", [["b", "c"], ["b", "a"], ["c", "a"]])
-def test_an_input_may_get_the_name_of_another(tmp_path, names, compare):
+def test_clika_export_input_takes_name_of_other_input(tmp_path, names, compare):
+    """An input may get the name of another input."""
     artifact = rows(compare_after_export=compare).clika_export(tmp_path / "m.onnx", input_names=names)
     assert list(artifact.input_names) == names
     feed = dict(zip(names, (np.zeros((2, 1), np.float32), np.zeros((9, 1), np.float32)), strict=True))
@@ -48,7 +49,8 @@ class Weighted(nn.Module):
         return (x * self.scale).exp()
 
 
-def test_what_bears_the_users_names_inside_gets_names_that_nobody_has(tmp_path):
+def test_clika_export_inner_names_avoid_given_names(tmp_path):
+    """Inner values with a given name are renamed."""
     module = clika_compile(Weighted(), tracing_inputs=[torch.ones(2)])
     artifact = module.clika_export(tmp_path / "m.onnx", input_names=["scale"], output_names=["scale_1"])
     (found,) = session(artifact.path).run(None, {"scale": np.ones(2, np.float32)})
@@ -56,7 +58,9 @@ def test_what_bears_the_users_names_inside_gets_names_that_nobody_has(tmp_path):
     assert [t.name for t in onnx.load(artifact.path).graph.initializer] == ["scale_2"]
 
 
-def test_outputs_without_names_of_the_users_never_share_one(tmp_path):
+def test_clika_export_default_output_names_unique(tmp_path):
+    """Default output names are unique."""
+
     def model(x):
         return {"a_b": x + 1, "a": {"b": x + 2}, "x": x + 3, 0: x + 4}
 
@@ -65,7 +69,8 @@ def test_outputs_without_names_of_the_users_never_share_one(tmp_path):
     assert [r[0] for r in session(artifact.path).run(None, {"x": np.zeros(1, np.float32)})] == [1, 2, 3, 4]
 
 
-def test_an_input_may_take_the_name_that_an_output_would_have_had(tmp_path):
+def test_clika_export_input_takes_default_output_name(tmp_path):
+    """An input may take the default name of an output."""
     module = clika_compile(nn.ReLU(), tracing_inputs=[torch.ones(2)])
     artifact = module.clika_export(tmp_path / "m.onnx", input_names=["output"])
     assert (artifact.input_names, artifact.output_names) == (("output",), ("output_output",))
@@ -87,19 +92,22 @@ class Checking(nn.Module):
         return Checked(x + 1, x + 2)
 
 
-def test_outputs_are_named_without_making_what_the_model_returns_of_anything_else(tmp_path):
+def test_clika_export_outputs_named_without_dataclass_init(tmp_path):
+    """Outputs are named without constructing the model's result from other objects."""
     module = clika_compile(Checking(), tracing_inputs=[torch.ones(2, 2)])
     assert module.clika_export(tmp_path / "m.onnx").output_names == ("a", "b")
 
 
 @pytest.mark.parametrize("names", [[1, "b"], ["", "b"], "ab", 7, ["a"], ["a", "a"], {"a": 0, "b": 1}])
-def test_what_is_no_list_of_names_is_refused(tmp_path, names):
+def test_clika_export_names_of_wrong_form_rejected(tmp_path, names):
+    """Names of a wrong form raise an error with the default names."""
     with pytest.raises(ModelError, match=r"input_names=.* must be 2 different names; by default they are \['a', 'b'\]"):
         rows().clika_export(tmp_path / "m.onnx", input_names=names)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["input_names", "output_names"])
-def test_names_like_those_inside_the_artifact_are_refused(what):
+def test_resolve_names_leading_slash_rejected(what):
+    """Names that start with a slash raise an error."""
     with pytest.raises(ModelError, match=rf"{what} \['/constant_0'\] start with '/', as do the names of what is"):
         resolve_names(what, ["/constant_0"], ["x"])

@@ -53,7 +53,8 @@ def quantized(deployment):
 
 
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)
-def test_each_layer_runs_alone_whatever_its_bias_is_and_computes_what_it_should(deployment):
+def test_first_broken_layer_each_layer_matches(deployment):
+    """Each layer runs alone and matches, with any dtype of its bias."""
     graph, target = quantized(deployment)
     found = {region.node.origin.scope for region in find_regions(graph)}
     assert {"stem", "body", "head"} <= found, "a bias is float in OpenVINO and TensorRT"
@@ -63,7 +64,8 @@ def test_each_layer_runs_alone_whatever_its_bias_is_and_computes_what_it_should(
 
 
 @pytest.mark.parametrize("deployment", TARGETS, ids=str)
-def test_the_layer_that_a_target_computes_otherwise_is_named(deployment):
+def test_first_broken_layer_names_layer_that_differs(deployment):
+    """The layer that the target computes differently is named."""
     graph, target = quantized(deployment)
 
     class Wrong(type(target)):

@@ -15,7 +15,8 @@ def returning(*results):
     return lambda _: list(results)
 
 
-def test_what_is_equal_agrees_and_has_no_noise():
+def test_measure_agreement_equal_outputs_infinite_sqnr():
+    """Equal outputs agree within rounding and have infinite SQNR."""
     found = measure_agreement(returning(X), returning(X.clone()), [None, None], ["logits"])
     (output,) = found.outputs
     assert (found.inputs, output.name, output.elements) == (2, "logits", 12)
@@ -24,7 +25,8 @@ def test_what_is_equal_agrees_and_has_no_noise():
     assert str(found).splitlines()[1].split() == ["logits", "12", "3", "0", "equal", "100.00%", "yes"]
 
 
-def test_what_differs_is_counted_over_all_inputs():
+def test_measure_agreement_differences_counted_over_inputs():
+    """Error, SQNR and decisions are measured over all inputs."""
     far = X + torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 3.0]])  # turns the second decision
     found = measure_agreement(returning(X), lambda call: [X if call else far], [True, False])
     (output,) = found.outputs
@@ -34,26 +36,30 @@ def test_what_differs_is_counted_over_all_inputs():
     assert not found.is_within_rounding
 
 
-def test_the_worst_of_several_outputs_counts():
+def test_measure_agreement_several_outputs_reports_worst():
+    """The SQNR of several outputs is that of the worst one."""
     found = measure_agreement(returning(X, X), returning(X, X * 1.1), [None])
     assert [output.name for output in found.outputs] == ["0", "1"]
     assert found.sqnr == pytest.approx(20, abs=0.01)
 
 
-def test_a_rounding_is_no_difference():
+def test_measure_agreement_rounding_error_accepted():
+    """A difference of one rounding is within rounding, with finite SQNR."""
     found = measure_agreement(returning(X), returning(X * (1 + 1e-6)), [None])
     assert found.is_within_rounding
     assert found.sqnr < math.inf
 
 
-def test_integers_are_counted_and_decide_nothing():
+def test_measure_agreement_integer_outputs_no_decisions():
+    """Integer outputs are compared element by element and have no decisions."""
     numbers = torch.tensor([1, 2, 3])
     found = measure_agreement(returning(numbers), returning(numbers + torch.tensor([0, 0, 1])), [None])
     (output,) = found.outputs
     assert (output.worst, output.decisions, output.beyond_rounding) == (1.0, None, "1 of 3 elements differ")
 
 
-def test_infinities_that_both_have_are_no_noise_and_nothing_has_no_elements():
+def test_measure_agreement_inf_and_empty_outputs_agree():
+    """Infinities in both outputs add no error, and an empty output has no elements."""
     masked = torch.tensor([1.0, -math.inf])
     found = measure_agreement(returning(masked, torch.ones(0, 3)), returning(masked, torch.ones(0, 3)), [None])
     first, second = found.outputs
@@ -61,7 +67,8 @@ def test_infinities_that_both_have_are_no_noise_and_nothing_has_no_elements():
     assert (second.elements, second.decisions, second.sqnr) == (0, None, math.inf)
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_measure_agreement_incomparable_outputs_raise():
+    """Other output counts, other shapes and missing inputs raise errors."""
     with pytest.raises(ModelError, match="the first returns 1 tensors and the second 2; compare what returns the same"):
         measure_agreement(returning(X), returning(X, X), [None])
     with pytest.raises(ModelError, match=r"output 0 is of shape \[2, 3\] in the first and \[2\] in the second"):

@@ -50,17 +50,20 @@ def compared(compiled, shares):
     return compare_quantized(None, target, graph, [[X]], lambda _: [wanted])
 
 
-def test_more_noise_by_the_chance_of_few_samples_is_none_of_the_artifact(compiled):
+def test_compare_quantized_sampling_noise_accepted(compiled):
+    """Additional error within sampling noise is accepted."""
     said = compared(compiled, [2.4, 0.3] * 8)
     assert "dB over 16 samples in onnxruntime, simulated" in said
 
 
-def test_the_same_loss_on_each_sample_is_refused(compiled):
+def test_compare_quantized_error_on_each_sample_rejected(compiled):
+    """The same additional error on each sample raises an error."""
     with pytest.raises(TargetError, match=r"runs the artifact at [\d.]+ dB where its graph has [\d.]+ dB, over 16"):
         compared(compiled, [1.35] * 16)
 
 
-def test_a_single_sample_that_is_far_off_is_refused(compiled):
+def test_compare_quantized_single_outlier_rejected(compiled):
+    """One sample with a large error raises an error."""
     with pytest.raises(TargetError, match=r"runs the artifact at"):
         compared(compiled, [1.0] * 15 + [40.0])
 
@@ -77,7 +80,8 @@ class Read(nn.Module):
         return self.head(read), last
 
 
-def test_an_output_in_float_beside_integers_may_differ_by_roundings(tmp_path):
+def test_compare_quantized_float_output_within_rounding(tmp_path):
+    """A float output of a quantized model may differ by roundings."""
     torch.manual_seed(0)
     module = clika_compile(
         Read().eval(),

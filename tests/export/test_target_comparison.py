@@ -51,7 +51,8 @@ def of_weights(bits, blocks=0):
         ),
     ],
 )
-def test_a_target_that_lacks_the_width_or_the_block_says_so_in_its_row_and_the_others_are_told(bits, blocks, said):
+def test_compare_targets_missing_width_or_block_in_row(bits, blocks, said):
+    """A target without the width or block size reports it in its row; other rows stay."""
     found = of_weights(bits, blocks).clika_compare_targets(HERE, TENSORRT, OPENVINO)
     here, tensorrt, openvino = found.rows
     assert (here.layers, here.refusal, openvino.layers, openvino.refusal) == (2, "", 2, "")
@@ -64,7 +65,8 @@ def test_a_target_that_lacks_the_width_or_the_block_says_so_in_its_row_and_the_o
     assert table[4] == f"{tensorrt.target}: {tensorrt.refusal}"
 
 
-def test_a_target_that_takes_no_weights_alone_or_no_integers_says_what_to_do():
+def test_compare_targets_weight_only_or_int8_unsupported():
+    """Targets without weight-only or INT8 support report the setting to change."""
     rows = of_weights(8).clika_compare_targets(*map(deployment_settings_named, ("onnx-reference", "interpreter"))).rows
     message = "the target onnx-reference does not support weight-only quantization. Quantize activations as well: "
     assert [row.refusal for row in rows] == [
@@ -76,7 +78,8 @@ def test_a_target_that_takes_no_weights_alone_or_no_integers_says_what_to_do():
     ]
 
 
-def test_a_target_that_refuses_a_node_says_so_in_its_row():
+def test_compare_targets_unsupported_node_in_row():
+    """A target that cannot run a node reports the node in its row."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.RReLU(0.1, 0.9)).train()
     module = clika_compile(
@@ -92,7 +95,8 @@ def test_a_target_that_refuses_a_node_says_so_in_its_row():
     assert "draws random numbers" in other.refusal
 
 
-def test_what_no_target_could_serve_is_raised():
+def test_compare_targets_error_of_all_targets_raises():
+    """An error of the request itself or an unknown target raises."""
     module = of_weights(8)
     with (
         pytest.raises(ModelError, match="keep_outputs_at_idx names 3, but the module returns 1 tensors"),
@@ -103,7 +107,8 @@ def test_what_no_target_could_serve_is_raised():
         module.clika_compare_targets(HERE, deployment_settings_named("toaster"))
 
 
-def test_an_export_for_a_target_that_lacks_the_width_names_it_and_what_to_do(tmp_path):
+def test_clika_export_unsupported_width_reports_width(tmp_path):
+    """Export to a target without the width raises an error that names the supported width."""
     with pytest.raises(
         ModelError,
         match=r"for tensorrt, weights_num_bits: 8 bits .* the target supports 4. Add one of these to weights_num",

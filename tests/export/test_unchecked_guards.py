@@ -25,7 +25,8 @@ def exported(function, inputs, tmp_path, **options):
     return "".join(path.read_text() for path in logs.iterdir())
 
 
-def test_a_branch_is_named_once_with_its_line(tmp_path, capsys):
+def test_clika_export_unchecked_branch_warned_once(tmp_path, capsys):
+    """A branch on a size is reported once, with its line."""
     text = exported(branching, SIZES, tmp_path)
     warning = (
         "Warning: the artifact does not check, as the module does, that batch > 4 (from test_unchecked_guards.py:17): "
@@ -45,7 +46,8 @@ def test_a_branch_is_named_once_with_its_line(tmp_path, capsys):
     ],
     ids=["static", "fixed", "no branch", "no empty side"],
 )
-def test_nothing_is_said_where_nothing_but_empty_calls_is_unchecked(function, inputs, options, tmp_path):
+def test_clika_export_checked_guards_give_no_warning(function, inputs, options, tmp_path):
+    """Static files, models without branches and empty calls give no warning."""
     assert "does not check" not in exported(function, inputs, tmp_path, **options)
 
 
@@ -62,12 +64,14 @@ def test_nothing_is_said_where_nothing_but_empty_calls_is_unchecked(function, in
     ],
     ids=["topk", "slice of a table", "chunk"],
 )
-def test_what_operators_need_is_named_with_the_line_that_calls_them(function, inputs, limit, tmp_path):
-    """Beyond it the artifact fails where the model does, or is wrong: of a shorter side `chunk` makes fewer parts."""
+def test_clika_export_operator_guard_warned_with_line(function, inputs, limit, tmp_path):
+    """A size limit of an operator is reported with its line; beyond it, the artifact is wrong."""
     assert f"{limit} (from test_unchecked_guards.py:" in exported(function, inputs, tmp_path)
 
 
-def test_of_many_the_first_are_named_and_all_stand_in_the_file(tmp_path, capsys):
+def test_clika_export_many_guards_shortened_on_console(tmp_path, capsys):
+    """The console shows the first guards, and the log file shows all."""
+
     def branching_often(x):
         return sum(x * n for n in range(12) if x.shape[0] > n)
 
@@ -103,7 +107,8 @@ PACKAGE, OWN = "torch/_refs/__init__.py:3194", "model.py:3"
     ],
     ids=["always", "not always", "sides", "ratio", "one", "sides alike", "at most", "package", "typed code"],
 )
-def test_guards_that_do_not_hold_for_all_sides_are_unchecked(guards, unchecked):
+def test_find_unchecked_guards_keeps_those_not_always_true(guards, unchecked):
+    """Guards that hold for all sizes are omitted."""
     graph = Graph("g")
     graph.symbols = {name: Symbol(name, None, None, SymbolSource("x", dim)) for dim, name in enumerate("nm")}
     graph.guards = guards

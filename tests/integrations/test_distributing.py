@@ -12,11 +12,13 @@ def module():
 
 
 @pytest.mark.parametrize("settings", [None, DistributedTrainingSettings()])
-def test_one_process_trains_the_module_itself(module, settings):
+def test_clika_distribute_one_process_returns_module(module, settings):
+    """In one process, `clika_distribute` returns the module itself."""
     assert clika_distribute(module, settings) is module
 
 
 @pytest.mark.parametrize("settings", [True, {"multi_gpu": True}])
-def test_settings_of_another_kind_are_refused(module, settings):
+def test_clika_distribute_settings_wrong_type_rejected(module, settings):
+    """Settings of a wrong type raise an error with the accepted type."""
     with pytest.raises(ModelError, match=r"distributed_training_settings is .*\. Pass a DistributedTrainingSettings"):
         clika_distribute(module, settings)

@@ -33,7 +33,8 @@ def _fresh_dynamo():
 
 
 @pytest.mark.slow
-def test_pytorch_finds_the_backend_without_importing_clika_ref():
+def test_backend_found_without_importing_clika_ref():
+    """torch.compile finds the backend by name before `clika_ref` is imported."""
     script = (
         "import sys, torch, torch._dynamo\n"
         "assert 'clika_ref' not in sys.modules\n"
@@ -45,7 +46,8 @@ def test_pytorch_finds_the_backend_without_importing_clika_ref():
     assert done.stdout.strip().endswith("(1, 2)"), done.stderr
 
 
-def test_one_graph_serves_every_batch_size():
+def test_backend_dynamic_true_compiles_one_graph():
+    """With `dynamic=True`, one graph serves every batch size."""
     model = Block().eval()
     compiled = torch.compile(model, backend="clika", dynamic=True)
     for batch in (4, 5, 9, 2, 33):
@@ -54,7 +56,8 @@ def test_one_graph_serves_every_batch_size():
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_automatic_dynamic_compiles_twice_and_then_no_more():
+def test_backend_automatic_dynamic_compiles_two_graphs():
+    """Automatic dynamic shapes compile two graphs and no more."""
     model = Block().eval()
     compiled = torch.compile(model, backend="clika")
     for batch in (4, 5, 9, 3, 33):
@@ -63,7 +66,8 @@ def test_automatic_dynamic_compiles_twice_and_then_no_more():
     assert counters["stats"]["unique_graphs"] == 2
 
 
-def test_an_integer_argument_needs_no_graph_of_its_own_for_each_value():
+def test_backend_integer_argument_compiles_one_graph():
+    """One graph serves all values of an integer argument."""
     model = Block().eval()
     compiled = torch.compile(model, backend="clika", dynamic=True)
     x = torch.randn(4, 3)
@@ -72,7 +76,8 @@ def test_an_integer_argument_needs_no_graph_of_its_own_for_each_value():
     assert counters["stats"]["unique_graphs"] == 1
 
 
-def test_weights_that_change_later_are_the_ones_that_compute():
+def test_backend_changed_weights_used_by_next_call():
+    """The next call uses weights that were changed or replaced."""
     model = Block().eval()
     compiled = torch.compile(model, backend="clika", dynamic=True)
     x = torch.randn(4, 3)
@@ -142,13 +147,15 @@ HOLDERS = [in_closure, as_arguments, in_plain_object, in_containers_of_a_module,
 
 
 @pytest.mark.parametrize("make", HOLDERS)
-def test_modules_that_hold_weights_of_one_name_are_not_confused(make):
+def test_backend_equal_weight_names_not_confused(make):
+    """Weights with equal names in several holders are not confused."""
     torch.manual_seed(0)
     model, x = make(), torch.randn(4, 3)
     torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x))
 
 
-def test_every_source_of_a_weight_gets_a_name_of_its_own():
+def test_weight_names_each_source_gets_unique_name():
+    """Each source of a weight gets a unique and valid name."""
     sources = ["L['self'].d[1]._parameters['w']", "L['self'].d['1']._parameters['w']", "L['self']._buffers['mean']"]
     assert list(weight_names(sources).values()) == ["d.1.w", "d.1.w_1", "mean"]
     sources = ["G['half']._parameters['weight']", "L['p'].b._modules['0']._parameters['weight']"]
@@ -157,12 +164,14 @@ def test_every_source_of_a_weight_gets_a_name_of_its_own():
     assert list(weight_names(sources).values()) == ["training_.weight", "b.weight"]
 
 
-def test_no_weight_gets_a_name_under_that_of_another():
+def test_weight_names_no_name_nested_in_another():
+    """No weight gets a name below that of another weight."""
     held = [f"L['self']._parameters['{key}']" for key in ("x", "x-y", "x-y-z", "w-v", "w")]
     assert list(weight_names(held).values()) == ["x", "x_1.y", "x_1.y_1.z", "w.v", "w_1"]
 
 
-def test_a_float_of_a_module_that_changes_is_not_frozen_in_the_graph():
+def test_backend_changed_module_float_not_constant():
+    """A float attribute that changes is not a constant of the graph."""
     model = Block().eval()
     compiled = torch.compile(model, backend="clika", dynamic=True)
     x = torch.randn(4, 3)
@@ -171,7 +180,8 @@ def test_a_float_of_a_module_that_changes_is_not_frozen_in_the_graph():
     assert torch.equal(compiled(x)["y"], model(x)["y"])
 
 
-def test_gradients_reach_the_original_parameters():
+def test_backend_gradients_reach_original_parameters():
+    """The backward pass writes gradients to the original parameters."""
     model = Block().eval()
     x = torch.randn(4, 3)
     model(x)["y"].sum().backward()
@@ -182,7 +192,8 @@ def test_gradients_reach_the_original_parameters():
         torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=1e-5)  # two orders of one float32 sum
 
 
-def test_training_mode_updates_the_running_statistics_of_the_original():
+def test_backend_train_mode_updates_running_stats():
+    """Training mode updates the running statistics of the original."""
     torch.manual_seed(0)
     model, reference = Block().train(), Block().train()
     reference.load_state_dict(model.state_dict())
@@ -193,7 +204,9 @@ def test_training_mode_updates_the_running_statistics_of_the_original():
     assert torch.equal(model.rest[0].running_var, reference.rest[0].running_var)
 
 
-def test_a_graph_break_is_an_error_with_its_line_and_reason():
+def test_backend_graph_break_raises_with_line_and_reason():
+    """A graph break raises an error with its line and reason."""
+
     def breaks(x):
         y = x + 1
         print("here")  # noqa: T201 - the cause of the break
@@ -220,13 +233,16 @@ def selects(x):
 
 
 @pytest.mark.parametrize("asks", [branches, loops, selects], ids=lambda f: f.__name__)
-def test_a_break_for_the_value_of_a_tensor_is_told_what_to_write_instead(asks):
+def test_backend_data_dependent_break_gives_advice(asks):
+    """A break on a tensor's data raises an error with advice for rewriting."""
     with pytest.raises(Exception, match=r"several graphs at .*One graph is needed") as caught:
         torch.compile(asks, backend="clika")(torch.ones(3))
     assert DATA_DEPENDENT_ADVICE in str(caught.value)
 
 
-def test_tracing_inputs_are_example_inputs_and_a_dataloader_is_calibration_inputs(tmp_path):
+def test_translate_options_maps_inputs_and_dataloader(tmp_path):
+    """Tracing inputs become example inputs, and a dataloader becomes calibration inputs."""
+
     def never():
         pytest.fail("the calibration inputs were read")
         yield
@@ -241,7 +257,8 @@ def test_tracing_inputs_are_example_inputs_and_a_dataloader_is_calibration_input
     assert "Dynamic: " in log.read_text(), "the batch is 4 in the call and 5 in the tracing inputs"
 
 
-def test_options_reach_the_compilation(tmp_path):
+def test_backend_options_reach_compilation(tmp_path):
+    """Options of torch.compile reach the compilation."""
     options = {
         "settings": DeploymentSettings_ONNXRuntime_ONNX(),
         "example_inputs": [torch.zeros(4, 3)],
@@ -273,7 +290,8 @@ def test_options_reach_the_compilation(tmp_path):
         ({"is_dry_run": True}, r"'is_dry_run': .*; use clika_compile\(model, \.\.\., is_dry_run=True\)"),
     ],
 )
-def test_options_that_cannot_be_served_are_refused_by_name(options, message):
+def test_translate_options_unsupported_option_rejected(options, message):
+    """An unsupported option or value raises an error that names it."""
     with pytest.raises(ModelError, match=message):
         translate_options(options)
 
@@ -289,13 +307,15 @@ class OwnRegion(nn.Module):
         return self.layer(y.float())
 
 
-def test_a_model_with_an_autocast_region_is_compiled():
-    """Dynamo's calls that enter it were noted, and what is within traced outside."""
+def test_backend_autocast_region_matches_eager():
+    """The calls in an autocast region of a Dynamo graph are compiled with its casts."""
     model, x = OwnRegion(), torch.randn(2, 4)
     torch.testing.assert_close(torch.compile(model, backend="clika")(x), model(x), rtol=0, atol=0)
 
 
-def test_a_region_without_gradients_within_one_of_autocast_is_one():
+def test_backend_no_grad_inside_autocast_blocks_gradients():
+    """A no_grad region inside an autocast region stops gradients."""
+
     class Distilled(OwnRegion):
         def forward(self, x):
             with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
@@ -308,7 +328,9 @@ def test_a_region_without_gradients_within_one_of_autocast_is_one():
     assert model.layer.weight.grad is None
 
 
-def test_an_inference_mode_region_has_no_gradients():
+def test_backend_inference_mode_region_blocks_gradients():
+    """An inference mode region stops gradients."""
+
     class Frozen(OwnRegion):
         def forward(self, x):
             with torch.inference_mode():
@@ -324,8 +346,8 @@ def test_an_inference_mode_region_has_no_gradients():
     assert model.head.weight.grad is not None
 
 
-def test_a_part_that_is_recomputed_in_backward_is_compiled():
-    """Dynamo's call that holds it was refused without a word that a user knows."""
+def test_backend_checkpoint_region_compiled():
+    """A checkpointed region is compiled and differentiated."""
     model, x = OwnRegion(), torch.randn(2, 4)
 
     def recomputing(x):
@@ -337,7 +359,8 @@ def test_a_part_that_is_recomputed_in_backward_is_compiled():
     assert model.layer.weight.grad is not None
 
 
-def test_a_region_is_left_where_what_is_within_is_refused():
+def test_backend_failed_region_restores_autocast():
+    """An unsupported call in an autocast region raises and leaves autocast disabled."""
     model = OwnRegion(torch.special.bessel_j0)
     with pytest.raises(ModelError, match="bessel_j0"):
         torch.compile(model, backend="clika")(torch.randn(2, 4))

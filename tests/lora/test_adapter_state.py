@@ -20,7 +20,8 @@ def of_other_tools(state):
 
 @pytest.mark.parametrize(("kind", "settings"), [(Images, None), (Images, INT8), (Tokens, INT4)], ids=str)
 @pytest.mark.parametrize("renamed", [dict, of_other_tools])
-def test_adapters_alone_make_of_another_copy_of_the_base_what_they_made_of_the_first(kind, settings, renamed, tmp_path):
+def test_clika_load_lora_state_dict_reproduces_adapted_outputs(kind, settings, renamed, tmp_path):
+    """Adapters loaded into another copy of the base model give the same outputs, with PEFT's names too."""
     module, x = trained(compiled(kind, settings, lora()), kind), batches(kind, 1, seed=3)[0]
     safetensors.torch.save_file(module.clika_lora_state_dict(), tmp_path / "adapter_model.safetensors")
     other = compiled(kind, settings, lora())
@@ -29,7 +30,8 @@ def test_adapters_alone_make_of_another_copy_of_the_base_what_they_made_of_the_f
     assert torch.equal(other(x), module(x))
 
 
-def test_they_are_called_as_other_tools_call_them_and_are_small():
+def test_clika_lora_state_dict_peft_names_and_small_size():
+    """The adapters have PEFT's names, shapes and configuration, and are small."""
     module = compiled(Tokens, lora=lora(target_layers=["query", "value"]))
     state = module.clika_lora_state_dict()
     layers = [f"base_model.model.{path}" for path in ("query", "value")]
@@ -50,7 +52,8 @@ def test_they_are_called_as_other_tools_call_them_and_are_small():
     }
 
 
-def test_what_does_not_fit_is_told_at_once_and_nothing_is_taken_over():
+def test_clika_load_lora_state_dict_mismatch_lists_all_errors():
+    """A mismatched state dict raises one error that lists every problem, and the module stays unchanged."""
     module, x = compiled(Tokens, lora=lora(target_layers=["query", "value"])), batches(Tokens, 1)[0]
     state, before = module.clika_lora_state_dict(), module(x)
     state = {key: torch.ones_like(tensor) for key, tensor in state.items()}
@@ -67,7 +70,8 @@ def test_what_does_not_fit_is_told_at_once_and_nothing_is_taken_over():
     assert torch.equal(module(x), before)
 
 
-def test_what_is_no_matrix_of_floats_or_there_twice_is_refused():
+def test_clika_load_lora_state_dict_invalid_matrix_raises():
+    """Duplicate matrices, complex tensors, lists and unknown keys raise an error."""
     module = compiled(Tokens, lora=lora(target_layers=["query"]))
     state = module.clika_lora_state_dict()
     down, up = state
@@ -86,7 +90,8 @@ def test_what_is_no_matrix_of_floats_or_there_twice_is_refused():
 
 
 @pytest.mark.parametrize("kind", [Images, Tokens])
-def test_merged_for_good_nothing_is_left_of_them_but_what_they_do(kind):
+def test_clika_merge_lora_leaves_original_keys_and_outputs(kind):
+    """After merging, the state dict has the original keys, and the outputs stay those of the adapters."""
     module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=3)[0]
     adapted = module(x)
     module.clika_merge_lora()
@@ -100,7 +105,8 @@ def test_merged_for_good_nothing_is_left_of_them_but_what_they_do(kind):
 @pytest.mark.parametrize(
     "function", ["clika_merge_lora", "clika_lora_state_dict", "clika_lora_config", "clika_load_lora_state_dict"]
 )
-def test_a_module_without_adapters_says_how_to_attach_them(function):
+def test_lora_functions_without_adapters_raise_with_remedy(function):
+    """Each function of adapters raises an error that suggests `clika_attach_lora`."""
     arguments = [{}] if "load" in function else []
     with pytest.raises(ModelError, match="the module has no adapters; attach them with clika_attach_lora"):
         getattr(compiled(Tokens), function)(*arguments)

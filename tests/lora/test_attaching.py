@@ -26,7 +26,8 @@ def paths(module):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_first_nothing_changes_in_either_mode(kind):
+def test_clika_attach_lora_initially_keeps_outputs(kind):
+    """New adapters change no output, in train and eval mode."""
     x, module = batches(kind, 1, seed=5)[0], compiled(kind)
     before = module(x)
     found = module.clika_attach_lora(LoraSettings(rank=2, dropout_rate=0.5))
@@ -38,7 +39,8 @@ def test_at_first_nothing_changes_in_either_mode(kind):
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (2, 3, 5, 8), (8,)])
-def test_linear_layers_that_read_any_number_of_sides_are_adapted(shape):
+def test_global_lora_settings_linear_any_rank_of_input(shape):
+    """Linear layers are adapted for inputs of one to four dims."""
     torch.manual_seed(0)
     model, x = nn.Linear(8, 8).eval(), torch.randn(shape)
     module = clika_compile(model, tracing_inputs=[x], global_lora_settings=lora(rank=3))
@@ -61,7 +63,8 @@ def test_linear_layers_that_read_any_number_of_sides_are_adapted(shape):
     ],
     ids=str,
 )
-def test_convolutions_of_all_kinds_are_adapted(layer):
+def test_global_lora_settings_convolutions_match_merged_weight(layer):
+    """Adapters of 1d to 3d, strided, grouped and padded convolutions equal an added low-rank weight."""
     torch.manual_seed(0)
     x = torch.randn(2, 8, *[7] * (layer.weight.ndim - 2))
     module = clika_compile(copy.deepcopy(layer).eval(), tracing_inputs=[x], global_lora_settings=lora())
@@ -81,7 +84,8 @@ def test_convolutions_of_all_kinds_are_adapted(layer):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_train_and_nothing_else_does(kind):
+def test_adapters_training_updates_adapters_only(kind):
+    """Training updates the adapters and no other parameter, and reduces the loss."""
     module = compiled(kind, lora=lora())
     held = {name: p.clone() for name, p in module.named_parameters()}
     assert {name for name, p in module.named_parameters() if p.requires_grad} == adapters(module).keys()
@@ -94,7 +98,8 @@ def test_adapters_train_and_nothing_else_does(kind):
     assert (module(x) - goal).square().mean() < 0.95 * (before - goal).square().mean()
 
 
-def test_gradients_are_those_of_the_method_written_by_hand():
+def test_adapters_gradients_match_manual_lora():
+    """The gradients equal those of LoRA written by hand."""
     torch.manual_seed(0)
     model, x = nn.Linear(16, 12).double().eval(), torch.randn(5, 16).double()
     module = clika_compile(copy.deepcopy(model), tracing_inputs=[x], global_lora_settings=lora(rank=2, alpha=6))
@@ -106,7 +111,8 @@ def test_gradients_are_those_of_the_method_written_by_hand():
     torch.testing.assert_close([down.grad, up.grad], [m.grad for m in own])
 
 
-def test_only_in_training_elements_are_dropped():
+def test_lora_dropout_active_in_train_mode_only():
+    """Dropout acts in train mode only, and keeps the expected output."""
     torch.manual_seed(0)
     x, settings = torch.randn(4, 16), LoraSettings(rank=4, dropout_rate=0.5)
     module = clika_compile(nn.Linear(16, 16).eval(), tracing_inputs=[x], global_lora_settings=settings)
@@ -118,7 +124,8 @@ def test_only_in_training_elements_are_dropped():
     assert (found - module(x)).norm() < 0.1 * added.norm(), "what is kept is larger by as much"
 
 
-def test_the_original_that_stays_is_trained_as_before():
+def test_global_lora_settings_kept_original_requires_grad():
+    """An original that is not discarded keeps its trainable parameters."""
     model, x = made(Tokens), batches(Tokens, 1)
     clika_compile(model, tracing_inputs=x, discard_input_model=False, global_lora_settings=lora())
     clika_compile(model, tracing_inputs=x, is_dry_run=True, global_lora_settings=lora())
@@ -137,7 +144,8 @@ def test_the_original_that_stays_is_trained_as_before():
         (["*"], ["query", "value", "wide", "narrow"]),
     ],
 )
-def test_layers_are_named_by_paths_their_ends_nodes_and_wildcards(names, wanted):
+def test_lora_target_layers_match_paths_suffixes_nodes_wildcards(names, wanted):
+    """Layers are selected by paths, suffixes, node names and wildcards."""
     module = compiled(Tokens, lora=lora(target_layers=names))
     assert paths(module) == wanted
     nested = clika_compile(
@@ -148,7 +156,8 @@ def test_layers_are_named_by_paths_their_ends_nodes_and_wildcards(names, wanted)
     assert paths(nested) == ["0.query", "0.narrow", "1.query"]
 
 
-def test_what_is_attached_is_told(tmp_path):
+def test_clika_attach_lora_reports_layers_and_log(tmp_path):
+    """The log and the report list the attached adapters and their size."""
     module = compiled(Tokens, logs_dir=tmp_path, lora=lora(target_layers=["query", "wide"]))
     (log,) = tmp_path.glob("*.log")
     text = log.read_text()
@@ -172,12 +181,14 @@ def test_what_is_attached_is_told(tmp_path):
         ({"rank": 40}, r"'\*': rank=40 is too large: an adapter of 'query.weight' \(32x32\) would have 2,560"),
     ],
 )
-def test_a_name_that_matches_nothing_is_refused_with_near_ones(fields, message):
+def test_lora_target_layers_unmatched_name_suggests_near(fields, message):
+    """A name without a match raises an error with similar names."""
     with pytest.raises(ModelError, match=message):
         compiled(Tokens, lora=lora(**fields))
 
 
-def test_layers_for_which_the_rank_is_too_large_are_left_out_unless_they_are_meant():
+def test_lora_rank_too_large_skips_unless_named():
+    """A wildcard skips layers that are too small for the rank; naming one raises an error."""
     module = compiled(Images, lora=lora(rank=6))
     assert "head" in paths(module)
     assert "head" not in paths(compiled(Images, lora=lora(rank=8)))
@@ -187,7 +198,8 @@ def test_layers_for_which_the_rank_is_too_large_are_left_out_unless_they_are_mea
         clika_compile(nn.ReLU(), tracing_inputs=[torch.randn(2)], global_lora_settings=lora())
 
 
-def test_adapters_are_attached_once():
+def test_clika_attach_lora_twice_raises():
+    """A second call raises an error that suggests merging; other settings types are rejected."""
     module = compiled(Tokens, lora=lora())
     with pytest.raises(ModelError, match=r"already has adapters of 4 weights, .*'query.weight'. Merge them with"):
         module.clika_attach_lora(lora())
@@ -212,7 +224,8 @@ def shared(**options):
     return clika_compile(Shared().eval(), tracing_inputs=[torch.arange(40)], **options)
 
 
-def test_layers_that_share_a_weight_share_an_adapter_and_tables_have_none(tmp_path):
+def test_clika_attach_lora_shared_weight_shares_adapter(tmp_path):
+    """Layers with a shared weight share an adapter; embeddings have none."""
     module, x = shared(global_lora_settings=lora()), torch.arange(40)
     assert paths(module) == ["twice", "head"]
     for name, matrix in adapters(module).items():
@@ -235,7 +248,8 @@ def test_layers_that_share_a_weight_share_an_adapter_and_tables_have_none(tmp_pa
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [None, INT8], ids=["float", "int8"])
-def test_copies_pickles_and_state_dicts_have_them(kind, settings):
+def test_adapters_copied_pickled_and_loaded(kind, settings):
+    """Copies, pickles and loaded modules have the adapters, with the same outputs and trainable parameters."""
     module, x, loaded = trained(compiled(kind, settings, lora()), kind), batches(kind, 1, seed=7)[0], ClikaModule()
     loaded.load_state_dict(module.state_dict())
     pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
@@ -245,7 +259,8 @@ def test_copies_pickles_and_state_dicts_have_them(kind, settings):
         torch.testing.assert_close(other.train()(x), copy.deepcopy(module).train()(x))
 
 
-def test_a_state_dict_of_the_original_loads_and_leaves_adapters():
+def test_load_state_dict_of_original_keeps_adapters():
+    """A state dict of the original loads and keeps the adapters."""
     module, model, x = trained(compiled(Tokens, lora=lora()), Tokens), made(Tokens), batches(Tokens, 1)[0]
     before = module(x)
     assert module.state_dict().keys() - model.state_dict().keys() == adapters(module).keys() | {"_extra_state"}
@@ -255,7 +270,8 @@ def test_a_state_dict_of_the_original_loads_and_leaves_adapters():
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 @pytest.mark.parametrize("settings", [None, INT8], ids=["float", "int8"])
-def test_torch_compile_makes_one_graph_of_it_in_either_mode(settings):
+def test_torch_compile_adapters_single_graph(settings):
+    """`torch.compile` traces a module with adapters as one graph, in both modes."""
     torch._dynamo.reset()  # which counts how often it compiled a function for any module
     module, x = trained(compiled(Tokens, settings, lora()), Tokens), batches(Tokens, 1)[0]
     for training in (True, False):
@@ -265,7 +281,8 @@ def test_torch_compile_makes_one_graph_of_it_in_either_mode(settings):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_a_module_with_adapters_is_not_pruned_but_a_pruned_one_is_adapted():
+def test_clika_prune_after_adapters_raises_before_adapts():
+    """A module with adapters is not pruned; a pruned module is adapted."""
     module, data = compiled(Images, lora=lora()), batches(Images)
     with pytest.raises(ModelError, match=r"cannot prune: the module has adapters.*Prune before"):
         module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)
@@ -274,7 +291,8 @@ def test_a_module_with_adapters_is_not_pruned_but_a_pruned_one_is_adapted():
     assert adapters(both)[f"{ADAPTERS}pointwise.lora_B.weight"].shape[0] == 12
 
 
-def test_live_norms_go_with_no_adapters():
+def test_clika_attach_lora_live_batch_norm_raises():
+    """Adapters require frozen batch norm."""
     module = clika_compile(made(Images), tracing_inputs=batches(Images, 1), batch_norm="live", deployment_settings=HERE)
     with pytest.raises(ModelError, match="compile with batch_norm='frozen'"):
         module.clika_attach_lora(lora())

@@ -48,7 +48,8 @@ def run(artifact, x):
 
 
 @pytest.mark.parametrize("kind", [Images, Tokens])
-def test_adapters_are_merged_into_float_weights(kind, tmp_path):
+def test_clika_export_float_merges_adapters(kind, tmp_path):
+    """A float export merges the adapters into the weights."""
     module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=5)[0]
     artifact = module.clika_export(tmp_path / "merged.onnx")
     plain = compiled(kind).clika_export(tmp_path / "plain.onnx")
@@ -58,7 +59,8 @@ def test_adapters_are_merged_into_float_weights(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Images, Tokens])
-def test_beside_float_layers_they_are_products_of_their_own_and_norms_are_folded_all_the_same(kind, tmp_path):
+def test_clika_export_merging_off_keeps_adapter_matmuls(kind, tmp_path):
+    """With `merging='off'`, adapters are separate layers, and batch norm is still folded."""
     module, x = trained(compiled(kind, lora=lora(merging="off")), kind), batches(kind, 1, seed=5)[0]
     artifact = module.clika_export(tmp_path / "beside.onnx")
     found, plain = operators_in(artifact), operators_in(compiled(kind).clika_export(tmp_path / "plain.onnx"))
@@ -69,7 +71,8 @@ def test_beside_float_layers_they_are_products_of_their_own_and_norms_are_folded
     torch.testing.assert_close(run(artifact, x), module(x), atol=1e-4, rtol=1e-4)
 
 
-def test_layers_with_equal_weights_keep_their_own_adapters(tmp_path):
+def test_clika_export_equal_weights_keep_own_adapters(tmp_path):
+    """Layers with equal weights keep their own adapters."""
     torch.manual_seed(0)
     one = nn.Linear(16, 16)
     model, x = (
@@ -88,7 +91,8 @@ def test_layers_with_equal_weights_keep_their_own_adapters(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
-def test_attached_to_integers_they_leave_them_and_all_that_was_decided(kind, settings, tmp_path):
+def test_clika_attach_lora_quantized_module_keeps_plan(kind, settings, tmp_path):
+    """Adapters attached to a quantized module keep its outputs, INT8 weights and plan."""
     module, x = compiled(kind, settings), batches(kind, 1, seed=5)[0]
     before, integers, plan = (
         module(x),
@@ -110,14 +114,16 @@ def test_attached_to_integers_they_leave_them_and_all_that_was_decided(kind, set
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
-def test_training_computes_what_integers_and_adapters_do(kind, settings):
+def test_adapters_quantized_train_matches_eval(kind, settings):
+    """The training graph of a quantized module with adapters equals its eval mode."""
     module, x = trained(compiled(kind, settings, lora()), kind), batches(kind, 1, seed=5)[0]
     found = module.train()(x)
     assert (found - module.eval()(x)).abs().max() <= 1e-5 * found.abs().max()  # as of training without adapters
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
-def test_beside_integers_they_add_what_they_add_in_float(kind, settings):
+def test_adapters_quantized_add_same_as_float(kind, settings):
+    """Adapters add nearly the same to a quantized module, with SmoothQuant, as to the float module."""
     module, x = compiled(kind, settings, smoothing="on", equalization="on"), batches(kind, 1, seed=5)[0]
     assert module.clika_state.quantized.plan.smoothing, "factors are followed, too"
     module.clika_attach_lora(lora())
@@ -134,7 +140,8 @@ def test_beside_integers_they_add_what_they_add_in_float(kind, settings):
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
-def test_what_is_quantized_with_adapters_has_ranges_of_what_they_return(kind, settings, tmp_path):
+def test_quantize_with_adapters_observes_adapted_outputs(kind, settings, tmp_path):
+    """Quantization after attaching covers the adapted outputs and keeps adapters in float."""
     module, x = trained(compiled(kind, lora=lora()), kind), batches(kind, 1, seed=5)[0]
     wanted = module(x)
     module.clika_initialize_algorithms(settings, calibration_inputs=batches(kind), deployment_settings=HERE)
@@ -151,7 +158,8 @@ def test_what_is_quantized_with_adapters_has_ranges_of_what_they_return(kind, se
 
 
 @pytest.mark.parametrize(("kind", "settings"), CASES, ids=IDS)
-def test_merged_into_integers_they_are_rounded_with_the_weights(kind, settings, tmp_path):
+def test_clika_export_merging_on_quantizes_merged_weights(kind, settings, tmp_path):
+    """With `merging='on'`, adapters are rounded together with the quantized weights."""
     module, x = compiled(kind, settings), batches(kind, 1, seed=5)[0]
     plain = module.clika_export(tmp_path / "plain.onnx")
     module.clika_attach_lora(lora(merging="on"))
@@ -169,7 +177,8 @@ def test_merged_into_integers_they_are_rounded_with_the_weights(kind, settings, 
     assert not any(name.startswith("clika.adapters") for name in module.state_dict())
 
 
-def test_a_loaded_module_is_adapted_without_data():
+def test_clika_attach_lora_loaded_module_needs_no_data():
+    """A loaded quantized module is adapted without calibration data."""
     module, loaded = compiled(Tokens, INT4), ClikaModule()
     loaded.load_state_dict(module.state_dict())
     x = batches(Tokens, 1)[0]
@@ -179,7 +188,8 @@ def test_a_loaded_module_is_adapted_without_data():
     assert noise(before, trained(loaded, Tokens)(x)) < 30
 
 
-def test_learned_scales_stay_learned():
+def test_clika_attach_lora_keeps_learned_scales():
+    """Attaching adapters keeps learned scales."""
     module, x = compiled(Images, INT8), batches(Images, 1)[0]
     for log in log_scales_of(module).values():
         log.data.fill_(0.2)
@@ -188,7 +198,8 @@ def test_learned_scales_stay_learned():
     assert torch.equal(module(x), before)
 
 
-def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
+def test_clika_attach_lora_updates_scale_sources():
+    """A scale source that the plan takes from a layer moves to the adapted layer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3)).eval()
     data = [torch.randn(4, 3, 12, 12) for _ in range(3)]
@@ -202,7 +213,8 @@ def test_what_a_plan_moves_from_a_layer_it_moves_from_the_adapter():
     assert torch.equal(module.train()(data[0]), before)
 
 
-def test_masked_weights_stay_masked_with_adapters_beside_them(tmp_path):
+def test_clika_attach_lora_masked_weights_stay_masked(tmp_path):
+    """Masked weights stay masked with adapters; merging into them raises an error."""
     module, x = compiled(Tokens, pruning_settings=PruningSettings("2:4", None)), batches(Tokens, 1)[0]
     with pytest.raises(ModelError, match=r"merging='on' would overwrite the masked elements of 'query.weight'"):
         module.clika_attach_lora(lora(merging="on"))
@@ -219,7 +231,9 @@ def test_masked_weights_stay_masked_with_adapters_beside_them(tmp_path):
     assert noise(module(x), run(artifact, x)) > 30
 
 
-def test_a_pass_that_an_adapter_cannot_follow_is_told(monkeypatch, tmp_path):
+def test_clika_export_untraceable_weight_change_raises(monkeypatch, tmp_path):
+    """A pass with a weight change that an adapter cannot follow raises an error."""
+
     def squared(weight, gamma, var, **_):
         return weight
 
@@ -234,15 +248,16 @@ def test_a_pass_that_an_adapter_cannot_follow_is_told(monkeypatch, tmp_path):
 )
 @pytest.mark.parametrize("settings", [None, QuantizationSettings()], ids=["float", "integers"])
 @pytest.mark.parametrize("kind", [Images, Tokens])
-def test_other_targets_run_them(kind, settings, deployment, tmp_path):
-    """Each export compares with the module."""
+def test_clika_export_other_targets_run_adapters(kind, settings, deployment, tmp_path):
+    """OpenVINO and TensorRT run adapters; each export is compared with the module."""
     module = compiled(kind, settings, lora(merging="auto" if settings else "off"), deployment_settings=deployment)
     trained(module, kind).clika_export(tmp_path / "model.onnx", deployment_settings=deployment)
 
 
 @pytest.mark.parametrize("settings", [INT8, INT4], ids=["int8", "int4"])
 @pytest.mark.parametrize("is_loaded", [False, True], ids=["trained", "loaded"])
-def test_adapters_that_a_loss_of_nan_has_spoiled_are_named_and_not_written(settings, is_loaded, tmp_path):
+def test_clika_export_nan_adapters_named_and_not_written(settings, is_loaded, tmp_path):
+    """Adapters with NaN are named in the error, and no file is written."""
     module = compiled(Tokens, settings, lora()).train()
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1)
     (module(batches(Tokens, 1)[0]).sum() * torch.nan).backward()

@@ -72,7 +72,8 @@ def data(count=4):
 
 @pytest.mark.parametrize("build", PREFIXES)
 @pytest.mark.parametrize("settings", [None, INT8, INT4], ids=["float", "int8", "int4"])
-def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_path):
+def test_clika_compile_transformers_adapters_train_and_export(build, settings, tmp_path):
+    """Adapters of transformers models train and export in float, INT8 and INT4."""
     torch.manual_seed(0)
     model, names = build()
     options = {"global_lora_settings": lora(rank=2, target_layers=names)}
@@ -104,8 +105,8 @@ def test_query_and_value_are_adapted_trained_and_exported(build, settings, tmp_p
 
 
 @pytest.mark.parametrize("merging", ["auto", "off"])
-def test_weights_with_columns_are_adapted_as_those_with_rows(merging, tmp_path):
-    """A Conv1D of `transformers` computes as a linear layer of the transposed weight, and so do its adapters."""
+def test_lora_transformers_conv1d_matches_linear(merging, tmp_path):
+    """Adapters of a Conv1D of transformers equal those of a linear layer with the transposed weight."""
     torch.manual_seed(0)
     columns, rows = transformers.pytorch_utils.Conv1D(48, 32), nn.Linear(32, 48)
     with torch.no_grad():
@@ -139,7 +140,8 @@ class Classifier(nn.Module):
         return {"loss": self.inner(input_ids=input_ids, labels=labels).loss}
 
 
-def test_the_trainer_of_transformers_trains_adapters_alone(tmp_path):
+def test_transformers_trainer_updates_adapters_only(tmp_path):
+    """The Trainer of transformers updates adapters only."""
     torch.manual_seed(0)
     model, names = Classifier(), ["query", "value"]
     given = [{**batch, "labels": torch.zeros(len(batch["input_ids"]), dtype=torch.long)} for batch in data()]

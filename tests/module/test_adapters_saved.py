@@ -8,7 +8,8 @@ from clika_ref import ClikaModule, LoraSettings
 
 
 @pytest.mark.parametrize(("kind", "settings"), [(Images, INT8), (Tokens, INT8), (Tokens, INT4), (Images, None)])
-def test_adapters_are_saved_with_what_they_stand_beside(kind, settings, tmp_path):
+def test_clika_save_and_load_restore_adapters(kind, settings, tmp_path):
+    """A loaded module has the same outputs, adapters and trainable parameters, in float, INT8 and INT4."""
     module, x = trained(compiled(kind, settings, LoraSettings()), kind), batches(kind, 1, seed=5)[0]
     module.clika_save(tmp_path / "saved")
     again = ClikaModule.clika_load(tmp_path / "saved")

@@ -61,21 +61,24 @@ def with_header(serialized, change):
 # Paths
 
 
-def test_the_path_is_taken_as_it_is(module, tmp_path):
+def test_clika_save_uses_path_without_adding_suffix(module, tmp_path):
+    """The path is used unchanged, with or without a suffix."""
     for name in ("without", "with.suffix", "with.two.suffixes"):
         module.clika_save(tmp_path / name)
         ClikaModule.clika_load(str(tmp_path / name))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["with.suffix", "with.two.suffixes", "without"]
 
 
-def test_a_folder_is_refused(module, tmp_path):
+def test_clika_save_and_load_folder_raises(module, tmp_path):
+    """A folder as the path raises an error."""
     with pytest.raises(ModelError, match=r"cannot write '.*': it is a folder; add a file name"):
         module.clika_save(tmp_path)
     with pytest.raises(ModelError, match=r"cannot load '.*': it is a folder. Pass the path of a file in it"):
         ClikaModule.clika_load(tmp_path)
 
 
-def test_a_file_that_is_not_there_is_refused(module, tmp_path):
+def test_clika_save_and_load_missing_path_raises(module, tmp_path):
+    """A missing file, a missing folder and a null byte raise an error."""
     with pytest.raises(ModelError, match=r"cannot load '.*missing': No such file or directory"):
         ClikaModule.clika_load(tmp_path / "missing")
     with pytest.raises(ModelError, match=r"cannot write '.*': '.*none' does not exist; create it, or choose another"):
@@ -84,7 +87,8 @@ def test_a_file_that_is_not_there_is_refused(module, tmp_path):
         ClikaModule.clika_load("a\0b")
 
 
-def test_what_is_no_path_and_no_bytes_is_refused(module):
+def test_clika_save_and_load_wrong_argument_types_raise(module):
+    """Values that are no path and no bytes raise an error."""
     with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'saved/model'"):
         module.clika_save(3)
     with pytest.raises(ModelError, match=r"path is None, a NoneType; give a path"):
@@ -94,7 +98,8 @@ def test_what_is_no_path_and_no_bytes_is_refused(module):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
-def test_an_interrupt_while_saving_leaves_the_old_file_whole(module, tmp_path, monkeypatch, error):
+def test_clika_save_interrupt_keeps_old_file(module, tmp_path, monkeypatch, error):
+    """An interrupt or a memory error during saving keeps the old file."""
     path = tmp_path / "saved"
     module.clika_save(path)
     before = path.read_bytes()
@@ -114,13 +119,15 @@ def test_an_interrupt_while_saving_leaves_the_old_file_whole(module, tmp_path, m
 # Files
 
 
-def test_what_torch_save_writes_is_not_read(module, tmp_path):
+def test_clika_load_torch_save_file_rejected(module, tmp_path):
+    """A file of `torch.save` is rejected, as pickles may run code."""
     torch.save(module.state_dict(), tmp_path / "state.pt")
     with pytest.raises(ModelError, match=r"it is a zip file from torch.save: a pickle, which can run code and"):
         ClikaModule.clika_load(tmp_path / "state.pt")
 
 
-def test_other_files_are_refused_with_what_they_are(tmp_path):
+def test_clika_load_other_files_report_content(tmp_path):
+    """Other files raise an error with their content."""
     with pytest.raises(ModelError, match=r"cannot load 0 bytes: it is not a safetensors file \(0 bytes\)"):
         load(b"")
     with pytest.raises(ModelError, match=r"it is not a safetensors file \(900 bytes\). Give a file from clika_save."):
@@ -133,7 +140,8 @@ def test_other_files_are_refused_with_what_they_are(tmp_path):
         load(bytes(compiled(Tokens).get_extra_state().numpy()))
 
 
-def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(serialized):
+def test_clika_load_truncated_file_raises(serialized):
+    """A file that is truncated or extended anywhere raises an error."""
     header = int.from_bytes(serialized[:8], "little")
     with pytest.raises(
         ModelError, match=rf"it is truncated: its header has {header:,} bytes, but only 92 are there. Copy it again."
@@ -150,7 +158,8 @@ def test_a_file_that_is_cut_off_is_refused_wherever_it_ends(serialized):
             load(serialized[:end])
 
 
-def test_a_file_with_another_byte_is_refused_wherever_it_is(serialized):
+def test_clika_load_any_changed_byte_raises(serialized):
+    """A file with any changed byte raises an error."""
     header = 8 + int.from_bytes(serialized[:8], "little")
     draw = random.Random(0)
     for place in [*draw.sample(range(header), 60), *draw.sample(range(header, len(serialized)), 60)]:
@@ -171,26 +180,30 @@ def test_a_file_with_another_byte_is_refused_wherever_it_is(serialized):
         (f'{{"format":{container.FILE_FORMAT},"x":"\ud800"}}', "its digest does not match"),
     ],
 )
-def test_metadata_that_json_reads_and_no_module_has_is_refused(serialized, head, reason):
+def test_clika_load_invalid_metadata_raises(serialized, head, reason):
+    """Metadata that JSON reads but no module has raises an error."""
     with pytest.raises(ModelError, match=reason):
         load(with_header(serialized, lambda header: header["__metadata__"].update(clika=head)))
 
 
-def test_places_of_tensors_without_an_end_are_refused(serialized):
+def test_clika_load_infinite_tensor_offsets_raise(serialized):
+    """Infinite offsets of a tensor raise an error."""
     endless = {"data_offsets": [0, float("inf")]}
     with pytest.raises(ModelError, match="its header is damaged: OverflowError"):
         load(with_header(serialized, lambda header: header["clika/document"].update(endless)))
 
 
 @pytest.mark.parametrize("other", [rb"\"format\":0", rb"\"format\":2", rb"\"fprmat\":%d" % container.FILE_FORMAT])
-def test_a_file_whose_format_is_altered_does_not_pass_for_one_without_a_digest(serialized, other):
+def test_clika_load_changed_format_number_rejected(serialized, other):
+    """A changed format number does not disable the check of the digest."""
     own = rb"\"format\":%d" % container.FILE_FORMAT
     assert serialized.count(own) == 1
     with pytest.raises(ModelError, match="it was saved by a development version; compile again"):
         load(serialized.replace(own, other))
 
 
-def test_a_newer_format_is_refused_with_what_to_do(serialized, monkeypatch):
+def test_clika_load_newer_format_raises_with_remedy(serialized, monkeypatch):
+    """A newer format raises an error that suggests an update."""
     newer = of_format(99, serialized, monkeypatch)
     with pytest.raises(
         ModelError,
@@ -211,7 +224,8 @@ def test_a_newer_format_is_refused_with_what_to_do(serialized, monkeypatch):
         torch.zeros(3, dtype=torch.uint8).to_sparse(),
     ],
 )
-def test_a_state_dict_whose_graph_is_no_bytes_is_refused(module, state):
+def test_load_state_dict_extra_state_not_bytes_raises(module, state):
+    """An `_extra_state` that is no uint8 tensor raises an error."""
     for loading in (ClikaModule(), module):
         with pytest.raises(
             ModelError, match=r"cannot load _extra_state \(the graph\): it is .*. Give the uint8\[bytes\]"
@@ -219,7 +233,8 @@ def test_a_state_dict_whose_graph_is_no_bytes_is_refused(module, state):
             loading.load_state_dict({**module.state_dict(), "_extra_state": state})
 
 
-def test_what_is_no_tensor_in_a_state_dict_is_named(module):
+def test_load_state_dict_non_tensor_named(module):
+    """State dict entries that are no tensors are named."""
     one, other, *_ = (name for name in module.state_dict() if name.endswith(".weight"))
     with pytest.raises(ModelError, match=rf"holds '{one}' \(a int\), '{other}' \(a ndarray\) where its graph needs"):
         ClikaModule().load_state_dict({**module.state_dict(), one: 3, other: np.zeros(3)})
@@ -227,7 +242,8 @@ def test_what_is_no_tensor_in_a_state_dict_is_named(module):
         ClikaModule().load_state_dict({**module.state_dict(), one: None})
 
 
-def test_what_is_no_tensor_among_learned_scales_is_named(module):
+def test_load_state_dict_non_tensor_scale_named(module):
+    """A learned scale that is no tensor is named."""
     name = next(name for name in module.state_dict() if name.startswith("clika.log_scales."))
     for loading in (ClikaModule(), module):
         with pytest.raises(RuntimeError, match=f'"{name}", expected torch.Tensor'):
@@ -235,14 +251,17 @@ def test_what_is_no_tensor_among_learned_scales_is_named(module):
 
 
 @pytest.mark.parametrize("form", range(container.FILE_FORMAT))
-def test_load_file_of_development_version_is_rejected(serialized, monkeypatch, form):
+def test_clika_load_development_format_rejected(serialized, monkeypatch, form):
+    """Each format of a development version is rejected."""
     older = of_format(form, serialized, monkeypatch)
     with pytest.raises(ModelError, match=r"cannot load .*: it was saved by a development version; compile again"):
         load(older)
 
 
 @pytest.mark.slow
-def test_documents_that_are_no_such_are_refused_and_never_run(serialized):
+def test_clika_load_damaged_documents_raise_model_error(serialized):
+    """Randomly damaged documents load or raise a ModelError, and no other error."""
+
     def changed(item, draw):
         """Put something else into a random place of a document."""
         while isinstance(item, dict | list) and item:
@@ -265,7 +284,9 @@ def test_documents_that_are_no_such_are_refused_and_never_run(serialized):
     assert 100 < refused < 300
 
 
-def test_steps_of_other_sizes_than_their_integers_are_refused_before_they_take_memory(serialized):
+def test_clika_load_steps_of_other_sizes_rejected(serialized):
+    """Steps with other sizes than their INT8 weights are rejected before memory is allocated."""
+
     def changed(document):
         held = next(iter(document["integers"].values()))
         held["steps"].append(["moved", [10**6, 10**6], [1, 1]])
@@ -279,7 +300,8 @@ def test_steps_of_other_sizes_than_their_integers_are_refused_before_they_take_m
 # What is not there
 
 
-def test_plugins_that_are_not_there_are_named(serialized, monkeypatch):
+def test_clika_load_missing_plugin_named(serialized, monkeypatch):
+    """A missing plugin is named with its version."""
     whole = load_registry()
     few = build_registry(p for p in whole.plugins if p.name != "aten")
     monkeypatch.setattr(clika_module, "load_registry", lambda: few)
@@ -292,7 +314,8 @@ def test_plugins_that_are_not_there_are_named(serialized, monkeypatch):
         load(serialized)
 
 
-def test_a_target_that_is_not_there_is_missed_by_what_needs_it_only(serialized, module, monkeypatch):
+def test_clika_load_missing_target_still_loads(serialized, module, monkeypatch):
+    """A module loads without its target; only functions that need the target fail."""
     whole = load_registry()
     monkeypatch.setattr(
         clika_module, "load_registry", lambda: build_registry(p for p in whole.plugins if not p.targets)
@@ -306,7 +329,8 @@ class OurDeployment(BaseDeploymentSettings):
     target = "onnxruntime"
 
 
-def test_deployment_settings_of_ones_own_are_found_by_their_names():
+def test_clika_load_finds_own_deployment_settings():
+    """Deployment settings of the user are found by name; unknown and local classes raise an error."""
     x = torch.ones(2, 3)
     own = clika_compile(nn.Linear(3, 2), tracing_inputs=[x], deployment_settings=OurDeployment())
     assert isinstance(load(own.clika_serialize()).clika_state.deployment, OurDeployment)
@@ -326,7 +350,8 @@ def test_deployment_settings_of_ones_own_are_found_by_their_names():
         module.clika_serialize()
 
 
-def test_settings_that_this_version_does_not_know_are_named(serialized):
+def test_clika_load_unknown_setting_named(serialized):
+    """Settings that this version does not have are named."""
     newer = altered(serialized, lambda document: document["options"].update(telepathy=True))
     with pytest.raises(
         ModelError, match=r"saved ClikaCompileOptions has 'telepathy', which this clika-ref does not know"
@@ -334,12 +359,14 @@ def test_settings_that_this_version_does_not_know_are_named(serialized):
         load(newer)
 
 
-def test_a_file_written_before_a_setting_was_there_is_read(serialized):
+def test_clika_load_missing_setting_uses_default(serialized):
+    """A file without a newer setting loads with the default."""
     older = altered(serialized, lambda document: document["options"].pop("sparing"))
     assert load(older).clika_state.options.sparing == "auto"
 
 
-def test_a_name_that_is_code_stays_a_name(tmp_path):
+def test_clika_load_code_in_names_not_run(tmp_path):
+    """Code in names is not executed."""
     name = f"x'); open({str(tmp_path / 'ran')!r}, 'w'); ('"
     model = nn.Module()
     model.add_module(name.replace(".", ""), nn.Linear(3, 2))
@@ -353,7 +380,8 @@ def test_a_name_that_is_code_stays_a_name(tmp_path):
 # What cannot be saved
 
 
-def test_an_empty_module_and_strange_parameters_are_refused():
+def test_clika_serialize_empty_or_extended_module_raises():
+    """An empty module, and one with parameters outside of its graph, raise an error."""
     with pytest.raises(ModelError, match="this ClikaModule is empty"):
         ClikaModule().clika_serialize()
     module = compiled(Tokens)
@@ -362,7 +390,8 @@ def test_an_empty_module_and_strange_parameters_are_refused():
         module.clika_serialize()
 
 
-def test_a_module_that_was_compiled_in_float_holds_no_more_than_its_graph():
+def test_clika_serialize_float_module_contains_graph_only():
+    """A float module stores its graph and no quantization."""
     document, tensors = unpack_file(compiled(settings=None).clika_serialize())
     assert tensors.keys() == {*document["graph"]["constants"]}
     assert document["calibration"] is document["wanted"] is document["quantization"] is None

@@ -80,7 +80,8 @@ def stored(serialized):
 # What is loaded
 
 
-def test_what_is_loaded_computes_the_same_bit_for_bit(case, tmp_path):
+def test_clika_load_outputs_bit_identical(case, tmp_path):
+    """A loaded module has bit-identical outputs and the same graph."""
     kind, module = case
     module.clika_save(tmp_path / "saved")
     loaded = ClikaModule.clika_load(tmp_path / "saved")
@@ -89,7 +90,8 @@ def test_what_is_loaded_computes_the_same_bit_for_bit(case, tmp_path):
     assert str(loaded.graph) == str(module.graph)
 
 
-def test_what_is_loaded_exports_the_same_bytes(case, tmp_path):
+def test_clika_load_exports_same_bytes(case, tmp_path):
+    """A loaded module exports the same bytes."""
     kind, module = case
     inputs = batches(kind, 1)[0]
     for name, exported in (("before", module), ("after", again(module))):
@@ -109,7 +111,8 @@ class Positions(nn.Module):
         return torch.relu(self.one(x)) * (torch.arange(32) + 1)
 
 
-def test_names_that_nothing_bears_any_more_make_no_difference_to_what_is_written(tmp_path):
+def test_clika_load_removed_names_do_not_change_export(tmp_path):
+    """Names of removed nodes do not change the exported file of a loaded module."""
     module = clika_compile(
         Positions().eval(),
         calibration_inputs=[torch.randn(16, 32)],
@@ -122,13 +125,15 @@ def test_names_that_nothing_bears_any_more_make_no_difference_to_what_is_written
     assert (tmp_path / "before/model.onnx").read_bytes() == (tmp_path / "after/model.onnx").read_bytes()
 
 
-def test_what_is_loaded_is_saved_as_it_was(case):
+def test_clika_load_and_serialize_same_bytes(case):
+    """A loaded module is serialized as the same bytes."""
     _, module = case
     serialized = module.clika_serialize()
     assert ClikaModule.clika_from_serialized(serialized).clika_serialize() == serialized
 
 
-def test_weights_that_become_integers_are_stored_as_these(case):
+def test_clika_serialize_stores_quantized_weights_as_int8(case):
+    """Quantized weights are stored in INT8 or INT4, others in float."""
     _, module = case
     plan = module.clika_state.quantized and module.clika_state.quantized.plan
     kinds, document = stored(module.clika_serialize())
@@ -142,7 +147,8 @@ def test_weights_that_become_integers_are_stored_as_these(case):
     assert {kinds[name] for name in ("table.weight", "head.weight", "scale") if name in kinds} == {"F32"}
 
 
-def test_loaded_weights_are_what_their_integers_stand_for(quantized):
+def test_clika_load_weights_equal_dequantized_ones(quantized):
+    """Loaded weights are the dequantized ones, within half a step of the originals."""
     loaded, plan = again(quantized), quantized.clika_state.quantized.plan
     norm = quantized.get_parameter("stem.1.weight") / (quantized.get_buffer("stem.1.running_var") + 1e-5).sqrt()
     (scales,) = [
@@ -155,7 +161,8 @@ def test_loaded_weights_are_what_their_integers_stand_for(quantized):
     assert missed.any()
 
 
-def test_all_weights_stay_as_they_are_where_that_is_asked_for(quantized):
+def test_clika_serialize_keep_float_weights_restores_state(quantized):
+    """With `keep_float_weights`, all weights are restored as float."""
     loaded = again(quantized, keep_float_weights=True)
     state, found = quantized.state_dict(), loaded.state_dict()
     assert found.keys() == state.keys()
@@ -164,7 +171,8 @@ def test_all_weights_stay_as_they_are_where_that_is_asked_for(quantized):
     assert quantized.clika_state.quantized.plan.moved.keys() == loaded.clika_state.quantized.plan.moved.keys() != set()
 
 
-def test_tied_weights_are_stored_once_and_tied_again():
+def test_clika_serialize_tied_weights_stored_once():
+    """Tied weights are stored once and are tied after loading."""
     module = compiled(Tokens)
     kinds, document = stored(module.clika_serialize())
     (pair,) = document["graph"]["aliases"].items()
@@ -174,7 +182,8 @@ def test_tied_weights_are_stored_once_and_tied_again():
     assert loaded.get_parameter("table.weight") is loaded.get_parameter("last.weight")
 
 
-def test_masks_stay_and_take_an_eighth_of_a_byte():
+def test_clika_serialize_masks_take_one_bit_per_element():
+    """Pruning masks are restored and take one bit per element."""
     module = compiled(settings=None, weight_rounding="on")
     module.clika_prune(PruningSettings("2:4", None), calibration_inputs=batches(Convolutions))
     module.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions), deployment_settings=HERE)
@@ -189,7 +198,8 @@ def test_masks_stay_and_take_an_eighth_of_a_byte():
     assert same([module.get_buffer(name) for name in masks], [loaded.get_buffer(name) for name in masks])
 
 
-def test_what_does_not_come_back_bit_for_bit_stays_float():
+def test_clika_serialize_lossy_int8_weight_stays_float():
+    """A weight that INT8 would not restore exactly is stored in float."""
     module = compiled(settings=None)
     module.clika_prune(PruningSettings("2:4", None), calibration_inputs=batches(Convolutions))
     module.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions), deployment_settings=HERE)
@@ -200,7 +210,8 @@ def test_what_does_not_come_back_bit_for_bit_stays_float():
     assert same(results(module, Convolutions), results(again(module), Convolutions))
 
 
-def test_a_channel_that_its_norm_multiplies_by_zero_keeps_its_weights(own):
+def test_clika_serialize_zero_batch_norm_channel_keeps_weights(own):
+    """A layer with a channel that batch norm multiplies by zero keeps its float weights."""
     with torch.no_grad():
         own.get_parameter("stem.1.weight")[2] = 0
     own.eval()
@@ -210,13 +221,15 @@ def test_a_channel_that_its_norm_multiplies_by_zero_keeps_its_weights(own):
     assert same(results(own, Convolutions), results(loaded, Convolutions))
 
 
-def test_numbers_that_training_has_spoiled_stay_what_they_are(own):
+def test_clika_serialize_nan_weight_kept(own):
+    """NaN in a weight is kept."""
     with torch.no_grad():
         own.get_parameter("last.weight")[0, 0] = torch.nan
     assert bool(again(own).get_parameter("last.weight").isnan().any())
 
 
-def test_a_file_is_hardly_larger_than_its_weights():
+def test_clika_serialize_size_close_to_weights():
+    """A file is at most 2 % and 200 kB larger than its weights, in INT8 and INT4."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512)).eval()
     sizes = {}
@@ -234,7 +247,8 @@ def test_a_file_is_hardly_larger_than_its_weights():
     assert sizes[False] <= 1.02 * (elements / 2 + elements / 16 * 4 + floats) + 200e3
 
 
-def test_a_deep_model_of_few_weights_takes_hardly_more_than_these():
+def test_clika_serialize_deep_model_size_close_to_weights():
+    """A deep model with few weights has little overhead."""
     torch.manual_seed(0)
     module = clika_compile(
         torchvision.models.mobilenet_v3_small().eval(),
@@ -254,7 +268,8 @@ def test_a_deep_model_of_few_weights_takes_hardly_more_than_these():
 
 
 @pytest.mark.parametrize("options", [{}, {"batch_norm": "live"}], ids=["frozen", "live"])
-def test_what_was_learned_of_scales_is_saved(options):
+def test_clika_serialize_learned_scales_restored(options):
+    """Learned scales are restored, with frozen and live batch norm."""
     module = trained(compiled(**options), Convolutions)
     for loaded in (again(module), again(module, keep_float_weights=True)):
         assert same(results(module, Convolutions), results(loaded, Convolutions))
@@ -262,12 +277,14 @@ def test_what_was_learned_of_scales_is_saved(options):
         assert trained(loaded, Convolutions, 1).clika_state.options.batch_norm == options.get("batch_norm", "frozen")
 
 
-def test_few_bits_that_were_trained_are_saved():
+def test_clika_serialize_trained_int4_restored():
+    """A trained INT4 module is restored."""
     module = trained(compiled(Tokens, FEW_BITS), Tokens)
     assert same(results(module, Tokens), results(again(module), Tokens))
 
 
-def test_training_goes_on_from_float_weights_as_it_would_have(own):
+def test_clika_load_float_weights_continue_training_equally(own):
+    """Training continues from float weights as without saving."""
     own = trained(own, Convolutions)
     loaded = again(own, keep_float_weights=True)
     ours, theirs = (trained(m, Convolutions).state_dict() for m in (own, loaded))
@@ -281,21 +298,24 @@ def from_state_dict(module):
 
 
 @pytest.mark.parametrize("load", [again, from_state_dict])
-def test_what_is_loaded_in_inference_mode_can_be_trained(quantized, load):
+def test_clika_load_in_inference_mode_trains(quantized, load):
+    """A module that is loaded in inference mode can be trained."""
     with torch.inference_mode():
         loaded = load(quantized)
     trained(loaded, Convolutions, 1)
 
 
 @pytest.mark.parametrize("load", [again, from_state_dict])
-def test_what_is_loaded_beside_another_default_device_is_on_the_cpu(quantized, load):
+def test_clika_load_with_other_default_device_uses_cpu(quantized, load):
+    """A module is loaded to the CPU with any default device."""
     with torch.device("meta"):
         loaded = load(quantized)
         loaded.load_state_dict(quantized.state_dict())
     assert same(results(quantized, Convolutions), results(loaded.eval(), Convolutions))
 
 
-def test_what_is_frozen_and_the_mode_stay(own):
+def test_clika_load_keeps_requires_grad_and_mode(own):
+    """Frozen parameters and the mode are restored."""
     own.get_parameter("stem.0.weight").requires_grad_(False)
     name = next(iter(log_scales_of(own)))
     own.get_parameter(name).requires_grad_(False)
@@ -310,7 +330,8 @@ def test_what_is_frozen_and_the_mode_stay(own):
 # Ranges and settings
 
 
-def test_another_target_is_decided_for_as_before_with_the_inputs_that_were_kept(quantized, tmp_path):
+def test_clika_load_kept_inputs_quantize_other_targets(quantized, tmp_path):
+    """With kept inputs, a loaded module exports the same bytes for other targets."""
     loaded = again(quantized, keep_float_weights=True, keep_calibration_inputs=True)
     for other in (DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()):
         for name, exported in (("before.onnx", quantized), ("after.onnx", loaded)):
@@ -319,7 +340,8 @@ def test_another_target_is_decided_for_as_before_with_the_inputs_that_were_kept(
     again(quantized, keep_calibration_inputs=True).clika_export(tmp_path / "third.onnx", deployment_settings=other)
 
 
-def test_without_inputs_ranges_wait_for_the_same_data_which_is_not_run_again(quantized, tmp_path):
+def test_clika_load_without_inputs_reuses_ranges_of_same_data(quantized, tmp_path):
+    """Without inputs, the saved ranges are used once the same data is given, without running it again."""
     data = batches(Convolutions)
     loaded = again(quantized)
     with pytest.raises(ModelError, match=r"saved with the ranges of 5 batches, but without inputs. Pass the same cal"):
@@ -333,7 +355,8 @@ def test_without_inputs_ranges_wait_for_the_same_data_which_is_not_run_again(qua
     loaded.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
 
 
-def test_a_strict_load_names_the_scale_that_is_missing_but_takes_the_original(own):
+def test_load_state_dict_strict_missing_scale_named(own):
+    """A strict load names a missing scale, but accepts a state dict of the original."""
     state = own.state_dict()
     name = next(n for n in state if n.startswith("clika.log_weight_scales"))
     del state[name]
@@ -346,7 +369,8 @@ def test_a_strict_load_names_the_scale_that_is_missing_but_takes_the_original(ow
     assert torch.equal(own.state_dict()[name], weights[name]), "of what is given nothing keeps its value"
 
 
-def test_ranges_of_weights_that_were_trained_since_are_known_as_such(own, tmp_path):
+def test_clika_load_detects_weights_trained_after_calibration(own, tmp_path):
+    """Ranges of weights that were trained later are recognized, and the data runs again."""
     with torch.no_grad():
         own.get_parameter("last.weight").mul_(1.5)
     loaded = again(own)
@@ -357,7 +381,8 @@ def test_ranges_of_weights_that_were_trained_since_are_known_as_such(own, tmp_pa
     assert "its 5 batches are run again" in told(tmp_path)
 
 
-def test_settings_are_those_that_were_chosen(tmp_path):
+def test_clika_load_restores_settings(tmp_path):
+    """The settings are restored, without local paths."""
     deployment = DeploymentSettings_TensorRT_ONNX(shapes={"n": (1, 4, 16)})
     settings = QuantizationSettings(weights_num_bits=[8], quantization_sensitivity_threshold=0.5)
     layers = {"stem.0": LayerQuantizationSettings(skip_quantization=True)}
@@ -391,7 +416,8 @@ print(hashlib.sha256(compiled(weight_rounding="on").clika_serialize(keep_calibra
 
 
 @pytest.mark.slow
-def test_the_same_model_gives_the_same_bytes_in_every_process(tmp_path, request):
+def test_clika_serialize_same_bytes_in_every_process(tmp_path, request):
+    """The same model gives the same bytes in every process."""
     script = SCRIPT.format(tests=str(request.path.parents[1]))
     found = set()
     for seed in ("1", "2"):
@@ -423,7 +449,8 @@ print(loaded(torch.ones(3, 8))["out"].double().sum().item(), "hidden" in sys.mod
 
 
 @pytest.mark.slow
-def test_a_module_is_loaded_without_the_source_of_the_original(tmp_path):
+def test_clika_load_without_source_of_model(tmp_path):
+    """A module is loaded without the source of the original model."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source/hidden.py").write_text(SOURCE)
     saving = """
@@ -456,7 +483,8 @@ def run(code, folder, also=None, **environment):
     return done.stdout
 
 
-def test_safetensors_reads_the_file_by_itself(quantized, tmp_path):
+def test_clika_save_file_readable_by_safetensors(quantized, tmp_path):
+    """safetensors reads the file."""
     quantized.clika_save(tmp_path / "saved")
     with safetensors.safe_open(tmp_path / "saved", framework="pt") as file:
         assert "stem.0.weight" in file.keys()  # noqa: SIM118 - no mapping

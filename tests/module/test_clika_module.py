@@ -47,12 +47,15 @@ def x():
     return torch.randn(4, 3, 7, 8)
 
 
-def test_the_call_signature_is_the_originals(original, module):
+def test_forward_signature_equals_original(original, module):
+    """The signature of forward equals that of the original."""
     assert inspect.signature(module.forward) == inspect.signature(original.forward)
     assert isinstance(module, nn.Module)
 
 
-def test_keywords_that_only_kwargs_take_are_shown_as_those_that_were_given():
+def test_forward_kwargs_shown_as_traced_keywords():
+    """Keywords of `**kwargs` are shown as traced, and others raise an error."""
+
     class Sum(nn.Module):
         def forward(self, x, **others):
             return x + sum(others.values())
@@ -65,7 +68,8 @@ def test_keywords_that_only_kwargs_take_are_shown_as_those_that_were_given():
         module(x, y=x, z=x, w=x)
 
 
-def test_the_state_dict_has_the_originals_keys_and_the_graph(original, module):
+def test_state_dict_has_original_keys_and_graph(original, module):
+    """The state dict has the original's keys and values, and the graph."""
     assert set(module.state_dict()) == {*original.state_dict(), "_extra_state"}
     for name, value in original.state_dict().items():
         assert torch.equal(module.state_dict()[name], value)
@@ -73,7 +77,8 @@ def test_the_state_dict_has_the_originals_keys_and_the_graph(original, module):
     assert dict(module.named_buffers()).keys() == dict(original.named_buffers()).keys()
 
 
-def test_it_loads_a_state_dict_of_the_original(module, x):
+def test_load_state_dict_accepts_original(module, x):
+    """A state dict of the original loads."""
     torch.manual_seed(1)
     other = Net().eval()
     other.offset.copy_(module.offset)  # not saved, so not loaded
@@ -83,12 +88,14 @@ def test_it_loads_a_state_dict_of_the_original(module, x):
     torch.testing.assert_close(module(x), other(x))
 
 
-def test_the_original_loads_its_state_dict_but_for_the_graph(original, module):
+def test_state_dict_loads_into_original(original, module):
+    """The original loads the state dict without the graph."""
     state = {k: v for k, v in module.state_dict().items() if k != "_extra_state" and not k.startswith("clika.")}
     original.load_state_dict(state)
 
 
-def test_an_empty_module_rebuilds_itself_from_a_state_dict(module, x):
+def test_load_state_dict_into_empty_module_rebuilds_graph(module, x):
+    """An empty module is rebuilt from a state dict, with its own weights."""
     empty = ClikaModule()
     empty.load_state_dict(module.state_dict())
     assert torch.equal(empty(x), module(x))
@@ -98,7 +105,8 @@ def test_an_empty_module_rebuilds_itself_from_a_state_dict(module, x):
     assert module.head.weight.any(), "the new module must have weights of its own"
 
 
-def test_a_rebuilt_module_trains_what_the_saved_one_trained():
+def test_load_state_dict_rebuilds_requires_grad():
+    """A rebuilt module trains the same parameters."""
     original = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
     original[2].weight = nn.Parameter(original[2].weight.detach(), requires_grad=False)
     saved = clika_compile(original, tracing_inputs=[torch.ones(2, 2)])
@@ -112,14 +120,16 @@ def test_a_rebuilt_module_trains_what_the_saved_one_trained():
     assert again.get_parameter("0.weight").grad is not None
 
 
-def test_an_empty_module_says_what_to_do(x):
+def test_clika_module_empty_raises_with_remedy(x):
+    """Using an empty module raises an error with the remedy."""
     for use in (lambda m: m(x), lambda m: m.graph, lambda m: m.clika_export("a.onnx")):
         with pytest.raises(ModelError, match="this ClikaModule is empty; compile a model, or load a state_dict that a"):
             use(ClikaModule())
     assert "empty" in repr(ClikaModule())
 
 
-def test_a_state_dict_passes_through_torch_save_and_a_safe_load(module, x):
+def test_state_dict_torch_save_weights_only_round_trip(module, x):
+    """The state dict is restored by `torch.save` and `torch.load(weights_only=True)`."""
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
     file.seek(0)
@@ -128,7 +138,8 @@ def test_a_state_dict_passes_through_torch_save_and_a_safe_load(module, x):
     assert torch.equal(again(x), module(x))
 
 
-def test_a_strict_load_names_missing_and_unexpected_keys(module):
+def test_load_state_dict_strict_names_keys(module):
+    """A strict load names missing and unexpected keys."""
     state = module.state_dict()
     del state["head.bias"]
     with pytest.raises(RuntimeError, match=r'Missing key.*"head.bias"'):
@@ -137,7 +148,8 @@ def test_a_strict_load_names_missing_and_unexpected_keys(module):
         module.load_state_dict({**module.state_dict(), "other": torch.ones(1)})
 
 
-def test_gradients_are_those_of_the_original(original, module, x):
+def test_backward_weight_gradients_match_original(original, module, x):
+    """The gradients of weights equal those of the original."""
     for net in (original, module):
         net(x, bias=0.5).square().sum().backward()
     for name, weight in original.named_parameters():
@@ -148,7 +160,8 @@ def test_gradients_are_those_of_the_original(original, module, x):
             torch.testing.assert_close(gradient, weight.grad)
 
 
-def test_gradients_reach_the_input(original, module, x):
+def test_backward_input_gradients_match_original(original, module, x):
+    """The gradients of inputs equal those of the original."""
     gradients = []
     for net in (original, module):
         inputs = x.clone().requires_grad_()
@@ -157,7 +170,8 @@ def test_gradients_reach_the_input(original, module, x):
     torch.testing.assert_close(*gradients)
 
 
-def test_training_follows_the_original_in_train_mode():
+def test_train_mode_steps_match_original():
+    """Training steps in train mode follow the original."""
     torch.manual_seed(0)
     original = Net().train()
     inputs = [torch.randn(s) for s in SHAPES]
@@ -174,13 +188,16 @@ def test_training_follows_the_original_in_train_mode():
         torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_it_moves_to_another_device(module, x):
+def test_to_moves_parameters_and_buffers(module, x):
+    """The module moves to another device."""
     moved = copy.deepcopy(module).to("meta")
     assert moved(x.to("meta")).shape == (4, 2)
     assert all(t.device.type == "meta" for t in [*moved.parameters(), *moved.buffers()])
 
 
-def test_constants_made_in_forward_move_as_well():
+def test_to_moves_constants_of_forward():
+    """Constants that forward creates move with the module."""
+
     def shifted(x):
         return x + torch.arange(x.shape[1], device=x.device) + torch.tensor([0.5], device=x.device)
 
@@ -188,7 +205,8 @@ def test_constants_made_in_forward_move_as_well():
     assert module.to("meta")(torch.randn(2, 5, device="meta")).device.type == "meta"
 
 
-def test_copies_are_independent_and_equal(module, x):
+def test_copies_equal_and_independent(module, x):
+    """Copies and pickles have equal outputs and independent weights."""
     expected = module(x)
     for made in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
         assert torch.equal(made(x), expected)
@@ -199,13 +217,16 @@ def test_copies_are_independent_and_equal(module, x):
         assert set(made.state_dict()) == set(module.state_dict())
 
 
-def test_copies_export(module, tmp_path):
+def test_copies_export_same_bytes(module, tmp_path):
+    """Copies and pickles export the same bytes."""
     for number, made in enumerate((copy.deepcopy(module), pickle.loads(pickle.dumps(module)))):  # noqa: S301 - our own
         made.clika_export(tmp_path / f"{number}.onnx")
     assert (tmp_path / "0.onnx").read_bytes() == (tmp_path / "1.onnx").read_bytes()
 
 
-def test_a_copy_keeps_tied_weights_tied():
+def test_copies_keep_tied_weights():
+    """Copies, pickles and loaded modules keep tied weights."""
+
     class Tied(nn.Module):
         def __init__(self):
             super().__init__()
@@ -222,7 +243,8 @@ def test_a_copy_keeps_tied_weights_tied():
         assert made.head.weight is made.embed.weight
 
 
-def test_functional_calls_and_other_weights(module, x):
+def test_functional_call_uses_given_weights(module, x):
+    """`torch.func.functional_call` uses the given weights."""
     state = {n: p * 2 for n, p in module.named_parameters()}
     result = torch.func.functional_call(module, state, (x,))
     with torch.no_grad():
@@ -231,12 +253,14 @@ def test_functional_calls_and_other_weights(module, x):
     torch.testing.assert_close(result, module(x))
 
 
-def test_torch_export_takes_it(original, module, x):
+def test_torch_export_accepts_module(original, module, x):
+    """`torch.export` exports the module."""
     program = torch.export.export(module, (x,))
     torch.testing.assert_close(program.module()(x), original(x))
 
 
-def test_torch_compile_takes_it_with_other_sizes(original, module):
+def test_torch_compile_accepts_other_sizes(original, module):
+    """`torch.compile` compiles the module for several sizes."""
     torch._dynamo.reset()
     compiled = torch.compile(module, backend="eager")
     for rows in (2, 5, 7):
@@ -244,12 +268,14 @@ def test_torch_compile_takes_it_with_other_sizes(original, module):
         torch.testing.assert_close(compiled(x), original(x))
 
 
-def test_the_class_can_be_called_for_the_method_of_a_module(module, x):
+def test_type_forward_called_with_module(module, x):
+    """`type(module).forward(module, x)` equals `module(x)`."""
     assert torch.equal(type(module).forward(module, x), module(x))
     assert "args" in inspect.signature(type(module).forward).parameters
 
 
-def test_it_is_a_part_of_another_module(original, module, x):
+def test_clika_module_as_submodule_saves_and_loads(original, module, x):
+    """The module can be a submodule that saves and loads its state."""
     whole = nn.Sequential(module, nn.Linear(2, 2))
     assert {"0.conv.weight", "0._extra_state", "1.weight"} <= set(whole.state_dict())
     state = whole.state_dict()
@@ -259,7 +285,8 @@ def test_it_is_a_part_of_another_module(original, module, x):
     torch.testing.assert_close(whole(x), whole[1](original(x)))
 
 
-def test_a_part_of_another_module_loads_the_state_of_the_original(original, module, x):
+def test_submodule_loads_state_of_original(original, module, x):
+    """As a submodule, the module loads the state of the original."""
     whole = nn.Sequential(nn.Identity(), module)
     other = copy.deepcopy(original)
     with torch.no_grad():
@@ -283,7 +310,8 @@ def test_a_part_of_another_module_loads_the_state_of_the_original(original, modu
     ],
     ids=["by DistributedDataParallel", "of the original"],
 )
-def test_a_state_dict_without_a_graph_says_where_it_is(module, renamed, hint):
+def test_load_state_dict_without_graph_explains_key(module, renamed, hint):
+    """A state dict without a graph raises an error that explains the keys."""
     state = {renamed(name): tensor for name, tensor in module.state_dict().items()}
     with pytest.raises(
         ModelError, match=rf"empty ClikaModule: it has no '_extra_state', which holds the graph. {hint}"
@@ -291,13 +319,15 @@ def test_a_state_dict_without_a_graph_says_where_it_is(module, renamed, hint):
         ClikaModule().load_state_dict(state)
 
 
-def test_an_empty_part_of_another_module_takes_its_graph_from_the_state(module, x):
+def test_empty_submodule_rebuilt_from_state(module, x):
+    """An empty submodule is rebuilt from the state."""
     whole = nn.Sequential(nn.Identity(), ClikaModule())
     whole.load_state_dict(nn.Sequential(nn.Identity(), module).state_dict())
     assert torch.equal(whole(x), module(x))
 
 
-def test_a_part_of_another_module_refuses_the_state_of_another_graph(module):
+def test_submodule_state_of_other_graph_raises(module):
+    """As a submodule, the module rejects the state of another graph."""
     other = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3)])
     with pytest.raises(ModelError, match="cannot load the state dict: it holds another graph than this module"):
         nn.Sequential(module).load_state_dict(nn.Sequential(other).state_dict())
@@ -310,7 +340,8 @@ class Odd(nn.Module):
         return act(x) + z if flag and kind.name == "A" else x
 
 
-def test_defaults_that_have_no_saved_form_survive_copies():
+def test_copies_keep_defaults_without_saved_form():
+    """Defaults without a saved form work in copies, and other values raise an error."""
     x = torch.randn(2, 3)
     module = clika_compile(Odd(), tracing_inputs=[x])
     for twin in (copy.deepcopy(module), copy.deepcopy(copy.deepcopy(module)), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
@@ -320,7 +351,8 @@ def test_defaults_that_have_no_saved_form_survive_copies():
             twin(x, act=torch.tanh)
 
 
-def test_an_argument_whose_default_was_not_copied_has_to_be_given():
+def test_copy_without_saved_default_requires_argument():
+    """An argument whose default was not copied is required."""
     x, z = torch.randn(2, 3), torch.full((3,), 2.0)
     twin = copy.deepcopy(clika_compile(Odd(), tracing_inputs=[(x, {"z": z})]))
     assert torch.equal(twin(x, z=z), torch.relu(x) + 2)
@@ -354,24 +386,29 @@ def test_an_argument_whose_default_was_not_copied_has_to_be_given():
         ),
     ],
 )
-def test_calls_that_the_graph_was_not_made_for_are_refused(module, call, message):
+def test_forward_unsupported_call_raises(module, call, message):
+    """A call that the graph does not support raises an error that names the argument."""
     with pytest.raises(ModelError, match=message):
         call(module)
 
 
-def test_a_size_below_what_the_model_takes_is_an_error_and_no_number(module):
+def test_forward_size_below_minimum_raises(module):
+    """A size below the minimum raises an error."""
     with pytest.raises(Exception, match=r"violates|Kernel size|smaller"):
         module(torch.randn(2, 3, 2, 8))
 
 
-def test_dummy_inputs_are_a_call(module):
+def test_clika_generate_dummy_inputs_fit_forward(module):
+    """The dummy inputs fit forward."""
     inputs = module.clika_generate_dummy_inputs()
     assert inputs.keys() == {"x"}
     assert inputs["x"].shape[1] == 3
     assert module(**inputs).shape[1] == 2
 
 
-def test_dummy_inputs_repeat_constants_and_nesting():
+def test_clika_generate_dummy_inputs_keep_constants_and_nesting():
+    """The dummy inputs have the traced constants and nesting."""
+
     def nested(items, flag, n):
         return items["a"] * n if flag else items["a"]
 
@@ -384,7 +421,8 @@ def test_dummy_inputs_repeat_constants_and_nesting():
     module(**made)
 
 
-def test_the_graph_prints_one_line_for_each_node_with_type_scope_and_line(module):
+def test_graph_str_has_line_per_node(module):
+    """The printed graph has a line for each node, with type, scope and source line."""
     text = str(module.graph)
     lines = text.splitlines()
     assert lines[0] == "graph Net(%x: float32[batch, 3, x_2, 8])"
@@ -394,36 +432,42 @@ def test_the_graph_prints_one_line_for_each_node_with_type_scope_and_line(module
     assert lines[-1].startswith("  return %")
 
 
-def test_the_graph_is_bound_to_the_current_weights(module):
+def test_graph_constants_follow_current_weights(module):
+    """The constants of the graph are the current weights."""
     module.double()
     assert module.graph.constants["head.weight"].data is module.head.weight
     assert module.graph.constants["head.weight"].data.dtype == torch.float64
 
 
-def test_its_representation_says_how_much_is_inside(module):
+def test_repr_shows_node_and_constant_counts(module):
+    """The representation shows the number of nodes and constants."""
     assert f"Net: {len(module.graph)} nodes, {len(module.graph.constants)} constants" in repr(module)
 
 
-def test_the_parts_of_a_module_hold_weights_and_refuse_to_compute(module, x):
+def test_submodule_call_raises(module, x):
+    """Submodules hold weights only; calling them raises an error."""
     with pytest.raises(NotImplementedError, match="only holds weights; call the ClikaModule itself"):
         module.conv(x)
 
 
-def test_hooks_on_the_module_run(module, x):
+def test_forward_hook_runs(module, x):
+    """Forward hooks of the module run."""
     seen = []
     module.register_forward_hook(lambda m, args, result: seen.append(result.shape))
     module(x)
     assert seen == [(4, 2)]
 
 
-def test_a_scalar_tensor_may_hold_any_number():
+def test_scalar_tensor_input_accepts_any_number():
+    """A scalar tensor input may have any value, also inf and NaN."""
     module = clika_compile(lambda x, t: x * t, tracing_inputs=[(torch.ones(2), torch.tensor(0.5))])
     for number in (2.0, float("inf"), float("nan")):
         expected = torch.ones(2) * number
         torch.testing.assert_close(module(torch.ones(2), torch.tensor(number)), expected, equal_nan=True)
 
 
-def test_a_state_dict_of_another_graph_is_refused():
+def test_load_state_dict_other_graph_raises():
+    """A state dict of another graph raises an error."""
     inputs = [torch.rand(2, 3), torch.rand(4, 3)]
     one, same, other = (
         clika_compile(nn.Sequential(nn.Linear(3, 3), last), tracing_inputs=inputs)
@@ -434,7 +478,8 @@ def test_a_state_dict_of_another_graph_is_refused():
         one.load_state_dict(other.state_dict())
 
 
-def test_weights_of_another_shape_do_not_fit_a_saved_graph():
+def test_load_state_dict_wrong_shape_raises():
+    """A weight of another shape than in the saved graph raises an error."""
     state = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.rand(2, 3)]).state_dict()
     state["weight"] = torch.zeros(2, 5)
     with pytest.raises(ModelError, match=r"weight: float32\[2, 5\] does not match float32\[3, 3\] of the saved graph"):

@@ -29,7 +29,8 @@ def module():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_a_module_that_was_converted_says_to_convert_the_model(module, dtype):
+def test_forward_after_dtype_cast_raises_with_remedy(module, dtype):
+    """A module that was cast after compiling raises an error with the remedy; casting back works."""
     message = rf"cast after the module was compiled \('weight' is {dtype} now\).*Convert .*model, model.to\({dtype}\)"
     x = torch.full((2, 4), 1e-4)  # its square is 0 in float16
     module.to(dtype)
@@ -49,7 +50,8 @@ COPIES = [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module)), load
 
 
 @pytest.mark.parametrize("copied", COPIES, ids=["deepcopy", "pickle", "state_dict"])
-def test_a_copy_of_a_module_that_was_converted_is_refused_in_the_same_words(module, copied):
+def test_copy_of_cast_module_raises_same_error(module, copied):
+    """A copy of a cast module raises the same error."""
     x = torch.full((2, 4), 1e-4)
     copy_of = copied(module.half())
     with pytest.raises(ModelError, match=r"\('weight' is torch.float16 now\).*Convert .*model, model.to"):
@@ -57,14 +59,16 @@ def test_a_copy_of_a_module_that_was_converted_is_refused_in_the_same_words(modu
     assert torch.equal(copy_of.float()(x), module.float()(x))
 
 
-def test_a_part_that_was_converted_is_found_too():
+def test_forward_after_submodule_cast_raises():
+    """A cast submodule is detected."""
     module = clika_compile(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), tracing_inputs=[torch.ones(2, 3)])
     module.get_submodule("0").double()
     with pytest.raises(ModelError, match=r"'0\.weight' is torch.float64 now"):
         module(torch.ones(2, 3))
 
 
-def test_an_input_of_another_float_dtype_is_refused(module):
+def test_forward_input_of_other_float_dtype_raises(module):
+    """An input of another float dtype raises an error."""
     with pytest.raises(
         ModelError, match=r"float16\[2, 4\] does not match float32\[2, 4\] .\* A graph computes in the dtypes .*traced"
     ):
@@ -72,12 +76,14 @@ def test_an_input_of_another_float_dtype_is_refused(module):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
-def test_a_model_that_is_converted_before_computes_as_eager_does(dtype):
+def test_clika_compile_after_cast_matches_eager(dtype):
+    """A model that is cast before compiling matches eager."""
     x = torch.full((2, 4), 1e-4, dtype=dtype)
     original = Norm().to(dtype)
     module = clika_compile(original, tracing_inputs=[x], discard_input_model=False)
     assert torch.equal(module(x), original(x))
 
 
-def test_moving_between_devices_is_no_conversion(module):
+def test_to_device_keeps_dtype(module):
+    """Moving to another device is no cast."""
     assert module.to("meta")(torch.ones(2, 4, device="meta")).dtype == torch.float32

@@ -15,7 +15,8 @@ def default(request):
     torch.set_default_dtype(before)
 
 
-def test_learned_scales_are_loaded_as_they_were_saved(default):
+def test_load_with_other_default_dtype_keeps_learned_scales(default):
+    """Learned scales load as saved with another default dtype."""
     module = trained(compiled(), Convolutions)
     kept, state, x = module.clika_serialize(), module.state_dict(), batches(Convolutions, 1)[0]
     torch.set_default_dtype(default)
@@ -26,7 +27,8 @@ def test_learned_scales_are_loaded_as_they_were_saved(default):
         assert torch.equal(again(x), module(x))
 
 
-def test_what_is_decided_is_what_it_was_before(default):
+def test_quantize_with_other_default_dtype_gives_same_plan(default):
+    """Quantization gives the same plan with another default dtype."""
     module = compiled()
     before = module.clika_state.quantized.plan
     torch.set_default_dtype(default)

@@ -47,7 +47,8 @@ def device():
 @pytest.mark.slow
 @pytest.mark.skipif(IS_EMULATED, reason="this is the emulated device")
 @pytest.mark.skipif(shutil.which("c++") is None, reason="an emulated device is compiled, and there is no c++")
-def test_all_of_this_holds_on_an_emulated_device(tmp_path):
+def test_device_tests_pass_on_emulated_device(tmp_path):
+    """All tests of this file pass on an emulated device."""
     tests = Path(__file__).parents[1]
     options = ["-p", "emulated_device", "-p", "no:cacheprovider", "-n", "0"]
     options += ["-W", "ignore::UserWarning"]  # by PyTorch, of kernels of the CPU in place of others
@@ -90,7 +91,8 @@ class Maker(nn.Module):
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["traced there", "moved there"])
-def test_a_module_computes_what_the_original_does(device, moved):
+def test_forward_on_device_matches_original(device, moved):
+    """A module that is traced on the device, or moved there, matches the original."""
     original = Maker().eval()
     data = [torch.randn(2, n, 8) for n in (5, 9)]
     if not moved:
@@ -104,7 +106,8 @@ def test_a_module_computes_what_the_original_does(device, moved):
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
-def test_what_is_decided_is_what_a_cpu_decides(device, kind):
+def test_quantize_on_device_matches_cpu(device, kind):
+    """Quantization on the device makes the same decisions as on the CPU."""
     there, here = quantized_on(device, kind), quantized_on("cpu", kind)
     plans = [m.clika_state.quantized.plan for m in (there, here)]
     assert plans[0].activations.keys() == plans[1].activations.keys()
@@ -116,7 +119,8 @@ def test_what_is_decided_is_what_a_cpu_decides(device, kind):
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
-def test_a_quantized_module_moves_there_and_back(device, kind):
+def test_quantized_module_moves_to_device_and_back(device, kind):
+    """A quantized module moves to the device and back."""
     module, x = quantized_on("cpu", kind), batches(kind, 1)[0]
     here = module(x).detach()
     there = module.to(device)(x.to(device)).detach()
@@ -127,7 +131,8 @@ def test_a_quantized_module_moves_there_and_back(device, kind):
 
 
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
-def test_what_is_exported_there_computes_the_same(device, kind, tmp_path):
+def test_clika_export_on_device_matches_module(device, kind, tmp_path):
+    """An export on the device matches the module."""
     module, x = quantized_on(device, kind), batches(kind, 1)[0]
     path = tmp_path / "module.onnx"
     module.clika_export(path)
@@ -137,7 +142,8 @@ def test_what_is_exported_there_computes_the_same(device, kind, tmp_path):
     assert noise(module(x.to(device)).detach().cpu(), torch.from_numpy(found)) > 35
 
 
-def test_a_module_that_was_moved_there_is_written_explained_and_drawn(device, tmp_path):
+def test_moved_module_exports_explains_and_draws(device, tmp_path):
+    """A module that was moved to the device is exported, explained, reported and drawn."""
     module, x = quantized_on("cpu", batch_norm="live"), batches(Convolutions, 1)[0]
     here = module(x).detach()
     module.to(device).clika_export(tmp_path / "module.onnx")
@@ -151,7 +157,8 @@ def test_a_module_that_was_moved_there_is_written_explained_and_drawn(device, tm
 
 @pytest.mark.parametrize("norms", ["frozen", "live"])
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
-def test_training_there_learns(device, kind, norms):
+def test_train_on_device_reduces_loss(device, kind, norms):
+    """Training on the device reduces the loss, with frozen and live batch norm."""
     module, original = quantized_on(device, kind, batch_norm=norms), made(kind).to(device)
     x = batches(kind, 1)[0].to(device)
     wanted = original(x).detach() * 1.1
@@ -173,7 +180,8 @@ def test_training_there_learns(device, kind, norms):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_training_under_autocast_takes_scaled_gradients(device, dtype):
+def test_train_under_autocast_accepts_scaled_gradients(device, dtype):
+    """Training under autocast accepts scaled gradients."""
     module, x = quantized_on(device).train(), batches(Convolutions, 1)[0].to(device)
     scaler = torch.amp.GradScaler(device.type)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-2)
@@ -188,14 +196,16 @@ def test_training_under_autocast_takes_scaled_gradients(device, dtype):
     assert any(not torch.equal(p, before[n]) for n, p in module.named_parameters())
 
 
-def test_a_model_in_half_precision_computes_there(device):
+def test_bfloat16_model_on_device_matches_original(device):
+    """A BF16 model on the device matches the original."""
     original = made(Convolutions).to(device, torch.bfloat16)
     data = [x.bfloat16() for x in data_on(device)]
     module = clika_compile(copy.deepcopy(original), tracing_inputs=data)
     assert noise(original(data[0]).detach().float(), module(data[0]).detach().float()) > 30
 
 
-def test_what_was_saved_there_is_loaded_anywhere(device, tmp_path):
+def test_clika_save_on_device_loads_on_cpu(device, tmp_path):
+    """A module that was saved on the device loads on the CPU and moves back."""
     module, x = quantized_on(device), batches(Convolutions, 1)[0]
     module.clika_save(tmp_path / "saved.clika")
     loaded = ClikaModule.clika_load(tmp_path / "saved.clika")
@@ -209,7 +219,8 @@ def test_what_was_saved_there_is_loaded_anywhere(device, tmp_path):
 
 
 @pytest.mark.parametrize("settings", [ALL, INT4], ids=["int8", "int4"])
-def test_adapters_train_there_and_are_merged(device, settings, tmp_path):
+def test_adapters_on_device_train_and_export(device, settings, tmp_path):
+    """Adapters train on the device and are exported."""
     options = ClikaCompileOptions(global_lora_settings=lora())
     data = data_on(device, Tokens)[:-1]
     module = quantized_on(device, Tokens, settings, clika_compile_options=options, calibration_inputs=data).train()
@@ -228,7 +239,8 @@ def test_adapters_train_there_and_are_merged(device, settings, tmp_path):
 
 
 @pytest.mark.parametrize("mask", ["structured", "unstructured", "2:4"])
-def test_pruned_there_it_goes_on(device, mask):
+def test_pruned_module_on_device_trains_and_quantizes(device, mask):
+    """A module that was pruned on the device trains and is quantized."""
     pruning = PruningSettings(mask, 1e9) if mask == "2:4" else PruningSettings(mask, None, 0.5)
     module = clika_compile(made(Convolutions).to(device), calibration_inputs=data_on(device), pruning_settings=pruning)
     assert devices_of(module) == {device}
@@ -242,7 +254,8 @@ def test_pruned_there_it_goes_on(device, mask):
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # by dynamo and inductor of their own calls
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_torch_compile_makes_one_graph_of_it_there(device, mode):
+def test_torch_compile_on_device_single_graph(device, mode):
+    """`torch.compile` traces the module on the device as one graph, in both modes."""
     module = quantized_on(device).train(mode == "train")
     x = batches(Convolutions, 1)[0].to(device)
     torch._dynamo.reset()  # which counts how often it compiled a function for any module
@@ -255,7 +268,8 @@ def test_torch_compile_makes_one_graph_of_it_there(device, mode):
 
 
 @pytest.mark.parametrize("moved", [False, True], ids=["traced there", "moved there"])
-def test_another_target_is_decided_for_with_inputs_that_lie_there(device, moved, tmp_path):
+def test_clika_export_other_target_with_device_inputs(device, moved, tmp_path):
+    """A module on the device is quantized for another target with its kept inputs."""
     module = quantized_on("cpu" if moved else device).to(device)
     module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
     quantizers = [n for n in onnx.load(tmp_path / "other.onnx").graph.node if n.op_type == "QuantizeLinear"]
@@ -264,7 +278,8 @@ def test_another_target_is_decided_for_with_inputs_that_lie_there(device, moved,
 
 @pytest.mark.skipif(IS_EMULATED, reason="no backend of torch.distributed knows the emulated device")
 @pytest.mark.parametrize("sharded", [False, True], ids=["replicated", "divided"])
-def test_a_process_of_its_own_trains_there(device, sharded, tmp_path):
+def test_clika_distribute_single_process_on_device_trains(device, sharded, tmp_path):
+    """DDP and FSDP with one process train on the device."""
     store = dist.FileStore(str(tmp_path / "store"), 1)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
     try:

@@ -36,23 +36,27 @@ def result(request, module):
     return request.param(module)
 
 
-def test_each_result_prints_its_table_first(result):
+def test_result_str_starts_with_table(result):
+    """The text of each result starts with its table."""
     assert str(result).startswith(str(result.table))
     assert len(result.table) > 0
 
 
-def test_each_result_shows_its_table_in_notebooks(result):
+def test_result_repr_html_contains_table(result):
+    """The HTML of each result contains its table."""
     assert result.table._repr_html_() in result._repr_html_()
 
 
-def test_each_result_gives_records_of_plain_values_with_the_same_names_in_each(result):
+def test_result_records_plain_and_uniform(result):
+    """The records of each result have the same names and plain JSON values."""
     records = result.table.to_dict()
     assert len(records) == len(result.table)
     assert len({tuple(record) for record in records}) == 1
     json.dumps(records)  # which knows numbers, texts, lists and None only
 
 
-def test_what_another_threshold_would_give_is_a_table_as_well(module):
+def test_prediction_table_lists_thresholds(module):
+    """The predictions for other thresholds are a table."""
     table = module.clika_summary().prediction_table
     assert isinstance(table, Table)
     records = table.to_dict()
@@ -60,20 +64,23 @@ def test_what_another_threshold_would_give_is_a_table_as_well(module):
     assert math.isfinite(records[0]["sqnr"])
 
 
-def test_the_records_of_layers_say_what_their_table_does(module):
+def test_summary_records_match_table(module):
+    """The records of layers equal the cells of their table."""
     found = module.clika_summary()
     (first, *_), (cells, *_) = found.table.to_dict(), found.table.cells()
     assert [first["scope"], first["operator"], *first["bits"]] == [*cells[:4]]
     assert [first["sensitivity"], first["bytes_before"], first["bytes_after"]] == [*cells[4:7]]
 
 
-def test_records_of_an_explanation_are_of_all_nodes_also_of_those_that_are_not_printed(module):
+def test_explanation_records_cover_all_nodes(module):
+    """The records of an explanation cover all nodes, also those that are not printed."""
     found = module.clika_explain()
     assert [record["name"] for record in found.table.to_dict()] == [node.name for node in found.nodes]
     assert torch.tensor([record["products"] for record in found.table.to_dict()]).sum() > 0
 
 
-def test_a_module_in_integers_shows_the_parameters_of_the_model_and_not_its_scales(module):
+def test_repr_html_quantized_counts_model_parameters_only(module):
+    """A quantized module shows the parameters of the model, without its scales."""
     model = traced()
     own = sum(parameter.numel() for parameter in model.parameters())
     assert sum(parameter.numel() for parameter in module.parameters()) > own

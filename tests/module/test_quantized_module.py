@@ -69,13 +69,15 @@ def module():
     return compiled()
 
 
-def test_it_computes_nearly_what_the_model_does_and_not_quite(module):
+def test_forward_quantized_close_to_model(module):
+    """The outputs are close to those of the model, but not equal."""
     x = batches(1, seed=5)[0]
     found = noise(net()(x), module(x))
     assert 20 < found < 60
 
 
-def test_the_artifact_has_int8_weights_and_computes_what_the_module_does(module, tmp_path):
+def test_clika_export_int8_weights_match_module(module, tmp_path):
+    """The artifact has INT8 weights only and matches the module."""
     artifact = module.clika_export(tmp_path / "net.onnx")
     weights = [i.data_type for i in onnx.load(artifact.path).graph.initializer if len(i.dims) > 1]
     assert weights == [onnx.TensorProto.INT8] * 3, "and no float ones, which nothing reads"
@@ -84,7 +86,8 @@ def test_the_artifact_has_int8_weights_and_computes_what_the_module_does(module,
     assert noise(module(x), found) > 30
 
 
-def test_an_artifact_that_is_worse_than_its_graph_is_refused(module, tmp_path, monkeypatch):
+def test_clika_export_artifact_worse_than_graph_raises(module, tmp_path, monkeypatch):
+    """An artifact that is worse than its graph raises an error, and no file is kept."""
     monkeypatch.setattr(quantized_check, "MARGIN_DB", -0.5)
     said = r"runs the artifact at [\d.]+ dB where its graph has [\d.]+ dB, over 16 samples.* Each layer computes what"
     with pytest.raises(TargetError, match=said):
@@ -103,7 +106,8 @@ class Faulty(OnnxRuntime):
         return super().compile(graph, path, **options)
 
 
-def test_the_first_layer_that_a_runtime_computes_otherwise_is_named(tmp_path):
+def test_clika_export_names_first_wrong_layer(tmp_path):
+    """The first layer that a runtime computes differently is named."""
     twin = compiled()
     registry = load_registry()
     twin.clika_state.registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
@@ -112,14 +116,16 @@ def test_the_first_layer_that_a_runtime_computes_otherwise_is_named(tmp_path):
         twin.clika_export(tmp_path / "net.onnx")
 
 
-def test_in_training_mode_it_computes_the_same_with_gradients(module):
+def test_train_mode_matches_eval_with_gradients(module):
+    """Train mode has the same outputs as eval mode, and gradients for all parameters."""
     x, twin = batches(1)[0], copy.deepcopy(module)
     assert torch.equal(twin.train()(x), module(x))
     twin(x).square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in twin.parameters())
 
 
-def test_weights_that_change_change_what_it_computes(module):
+def test_forward_follows_changed_weights(module):
+    """Changed and loaded weights change the outputs."""
     x, twin = batches(1)[0], copy.deepcopy(module)
     before = twin(x)
     assert torch.equal(twin(x), before)
@@ -131,7 +137,8 @@ def test_weights_that_change_change_what_it_computes(module):
 
 
 @pytest.mark.parametrize("renews", ["eval", "export"])
-def test_what_is_written_to_data_which_raises_no_version_is_seen_by_eval_and_by_an_export(module, tmp_path, renews):
+def test_eval_and_export_see_weights_written_to_data(module, tmp_path, renews):
+    """Weights that are written to `.data` are seen by `eval` and by an export."""
     x, twin = batches(1)[0], copy.deepcopy(module).eval()
     before = twin(x)
     twin.get_parameter("head.weight").data.mul_(0.5)
@@ -140,7 +147,8 @@ def test_what_is_written_to_data_which_raises_no_version_is_seen_by_eval_and_by_
     assert noise(before - net().head.bias, 2 * (twin(x) - net().head.bias)) > 25
 
 
-def test_what_pytorch_itself_exports_runs_in_integers_and_computes_what_the_module_does(module, tmp_path):
+def test_torch_onnx_export_runs_in_int8(module, tmp_path):
+    """`torch.onnx.export` gives an INT8 model that matches the module."""
     x, twin = batches(1, seed=5)[0], copy.deepcopy(module).eval()
     sides = ({0: torch.export.Dim.DYNAMIC},)
     program = torch.onnx.export(twin, (x,), dynamo=True, verbose=False, dynamic_shapes=sides)
@@ -156,7 +164,8 @@ def test_what_pytorch_itself_exports_runs_in_integers_and_computes_what_the_modu
     assert noise(module(x), torch.from_numpy(found)) > 30
 
 
-def test_integers_of_weights_that_changed_are_not_exported(module):
+def test_torch_export_changed_weights_require_eval(module):
+    """`torch.export` after a weight change requires another call of `eval`."""
     x, twin = batches(1)[0], copy.deepcopy(module).eval()
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
@@ -172,7 +181,8 @@ def test_integers_of_weights_that_changed_are_not_exported(module):
     assert not torch.equal(renewed, before)
 
 
-def test_copies_pickles_and_state_dicts_keep_the_quantization(module):
+def test_copies_keep_quantization(module):
+    """Copies, pickles and loaded modules keep the quantization."""
     x = batches(1)[0]
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
@@ -180,14 +190,16 @@ def test_copies_pickles_and_state_dicts_keep_the_quantization(module):
         assert torch.equal(twin(x), module(x))
 
 
-def test_an_older_state_dict_without_quantization_loads_as_float(module):
+def test_load_state_dict_without_quantization_loads_float(module):
+    """A float state dict loads into a quantized module as float."""
     plain = clika_compile(net(), tracing_inputs=batches(1))
     twin = copy.deepcopy(module)
     twin.load_state_dict(plain.state_dict())
     assert torch.allclose(twin(batches(1)[0]), plain(batches(1)[0]))
 
 
-def test_a_layer_is_known_by_the_name_it_has_in_the_model_though_batch_norm_is_folded_into_it():
+def test_layer_settings_original_name_of_folded_layer():
+    """A layer keeps its name in the model although batch norm is folded into it."""
     module = compiled(layer_quantization_settings={"stem.0": LayerQuantizationSettings(skip_quantization=True)})
     found = module.clika_initialize_algorithms()
     assert [(row[0], row[-1]) for row in found.table.cells()] == [
@@ -200,8 +212,8 @@ def test_a_layer_is_known_by_the_name_it_has_in_the_model_though_batch_norm_is_f
     assert [layer.scope for layer in found.layers if layer.reason] == ["stem.0"]
 
 
-def test_a_batch_norm_whose_mean_equals_its_bias_is_weighed_without_gradients_of_either():
-    """Equal constants are one where the graph is written; a mean must not get the gradient of a bias."""
+def test_clika_compile_batch_norm_mean_equal_to_bias():
+    """A mean that equals the bias does not get its gradient, although equal constants are stored once."""
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3)).eval()
     found = clika_compile(
         model, calibration_inputs=batches(), quantization_settings=QuantizationSettings(), deployment_settings=HERE
@@ -209,7 +221,8 @@ def test_a_batch_norm_whose_mean_equals_its_bias_is_weighed_without_gradients_of
     assert found.clika_state.quantized.plan.weights
 
 
-def test_data_is_read_once_whatever_it_is_and_another_threshold_reads_none():
+def test_calibration_data_read_once_and_reused():
+    """Data is read once, and another threshold reads none."""
     read = []
 
     def reading():
@@ -226,7 +239,8 @@ def test_data_is_read_once_whatever_it_is_and_another_threshold_reads_none():
     assert torch.allclose(module(x), net()(x), atol=1e-6)
 
 
-def test_a_float_module_is_quantized_later():
+def test_clika_initialize_algorithms_on_float_module():
+    """A float module is quantized later."""
     module = clika_compile(net(), tracing_inputs=batches(1))
     x = batches(1)[0]
     before = module(x)
@@ -253,7 +267,9 @@ def test_a_float_module_is_quantized_later():
         ),
     ],
 )
-def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(arguments, said):
+def test_layer_settings_invalid_key_raises_before_data(arguments, said):
+    """Invalid keys and bit widths raise an error before data is read."""
+
     def read_once():
         for x in batches(6):
             read.append(1)
@@ -277,7 +293,8 @@ def test_keys_and_widths_that_there_are_not_are_refused_before_data_is_read(argu
 
 
 @pytest.mark.parametrize("transform", [None, torch.neg])
-def test_data_that_compilation_did_not_read_is_read_later(tmp_path, transform):
+def test_clika_initialize_algorithms_reads_unread_data(tmp_path, transform):
+    """Data that compiling did not read is read later."""
     data = iter([x.neg() if transform else x for x in batches()])
     module = clika_compile(
         net(), tracing_inputs=batches(1, seed=9), calibration_inputs=data, data_transform_fn=transform
@@ -289,7 +306,9 @@ def test_data_that_compilation_did_not_read_is_read_later(tmp_path, transform):
     assert torch.equal(module(batches(1)[0]), compiled()(batches(1)[0]))
 
 
-def test_data_that_was_kept_is_asked_for_again_where_reading_it_was_interrupted():
+def test_calibration_interrupted_asks_for_data_again():
+    """After an interrupted calibration, the kept data must be given again."""
+
     def data():
         yield from batches(6)[:5]
         raise KeyboardInterrupt
@@ -304,7 +323,8 @@ def test_data_that_was_kept_is_asked_for_again_where_reading_it_was_interrupted(
 
 
 @pytest.mark.parametrize("traced", ["tracing_inputs", "calibration_inputs"])
-def test_inputs_that_were_only_traced_with_are_calibrated_on_with_a_warning(tmp_path, traced):
+def test_tracing_inputs_used_for_calibration_warn(tmp_path, traced):
+    """Calibrating on tracing inputs warns."""
     module = clika_compile(net(), **{traced: batches()}, logs_dir=tmp_path)
     module.clika_initialize_algorithms()
     warned = "those of the 4 tracing inputs, whose values may differ" in "".join(
@@ -313,13 +333,15 @@ def test_inputs_that_were_only_traced_with_are_calibrated_on_with_a_warning(tmp_
     assert warned is (traced == "tracing_inputs")
 
 
-def test_a_copy_which_keeps_no_inputs_asks_for_data():
+def test_copy_without_inputs_asks_for_data():
+    """A copy keeps no inputs and asks for data."""
     copied = copy.deepcopy(clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=batches()))
     with pytest.raises(ModelError, match=r"no calibration data: the module is a copy or was loaded, .* Pass cal"):
         copied.clika_initialize_algorithms()
 
 
-def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped():
+def test_calibration_interrupt_keeps_module_and_resumes():
+    """After an interrupt, the module is unchanged and the calibration resumes."""
     module = clika_compile(net(), tracing_inputs=batches(1))
     x = batches(1)[0]
     before = module(x)
@@ -339,7 +361,9 @@ def test_after_an_interrupt_the_module_is_as_before_and_goes_on_where_it_stopped
 
 
 @pytest.mark.parametrize("broken", [NAN, None], ids=["NaN", "an interrupt"])
-def test_a_calibration_that_fails_leaves_the_ranges_that_were_there(tmp_path, broken):
+def test_calibration_failure_keeps_previous_ranges(tmp_path, broken):
+    """A failed calibration keeps the previous ranges."""
+
     def failing():
         yield from batches(5, seed=7)
         if broken is None:
@@ -362,7 +386,8 @@ def test_a_calibration_that_fails_leaves_the_ranges_that_were_there(tmp_path, br
     assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
 
 
-def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_path):
+def test_ranges_file_saved_on_interrupt_and_resumed(tmp_path):
+    """Ranges are saved on an interrupt and used later; those of another model raise an error."""
     file = str(tmp_path / "ranges.safetensors")
 
     def data(fails):
@@ -391,7 +416,8 @@ def test_ranges_are_saved_when_compilation_is_interrupted_and_begun_with(tmp_pat
             )
 
 
-def test_an_export_warns_of_weights_that_were_trained_since_their_scales_were_found(tmp_path):
+def test_clika_export_warns_of_weights_trained_after_calibration(tmp_path):
+    """An export warns if weights were trained after their scales were computed."""
     module = compiled(logs_dir=tmp_path)
 
     def warnings():
@@ -406,14 +432,16 @@ def test_an_export_warns_of_weights_that_were_trained_since_their_scales_were_fo
     assert warnings() == 1
 
 
-def test_ranges_are_saved_where_quantization_comes_later_too(tmp_path):
+def test_ranges_file_saved_by_later_quantization(tmp_path):
+    """Ranges are also saved if quantization comes later."""
     file = tmp_path / "ranges.safetensors"
     module = clika_compile(net(), tracing_inputs=batches(1), ranges_file=file).eval()
     module.clika_initialize_algorithms(calibration_inputs=batches(), deployment_settings=HERE)
     assert file.exists()
 
 
-def test_a_layer_is_named_as_the_printed_graph_names_it_also_where_batch_norm_is_folded_into_it():
+def test_layer_settings_accept_node_name_of_folded_layer():
+    """A layer can be named as in the printed graph although batch norm is folded into it."""
     names = [node.name for node in clika_compile(net(), tracing_inputs=batches(1)).graph.nodes]
     assert names[:2] == ["conv2d", "batch_norm"]
     layers = {"conv2d": LayerQuantizationSettings(skip_quantization=True)}
@@ -421,7 +449,8 @@ def test_a_layer_is_named_as_the_printed_graph_names_it_also_where_batch_norm_is
     assert {x.scope: x.reason for x in found.layers if x.reason} == {"stem.0": "skip_quantization of 'conv2d'"}
 
 
-def test_what_a_goal_left_float_stays_float_for_other_targets_and_an_evaluation_may_train():
+def test_clika_quantize_to_goal_float_layers_kept_for_targets():
+    """Layers that the goal leaves in float stay float for other targets, and the evaluation may train."""
     module = compiled()
     scores = iter([1.0, 0.0, *[0.0] * 20])
 
@@ -436,7 +465,8 @@ def test_what_a_goal_left_float_stays_float_for_other_targets_and_an_evaluation_
     assert row.layers == 0
 
 
-def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path):
+def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
+    """A smaller last batch is left out, with a warning."""
     data = [*batches(5), batches(1, 2)[0]]
     compiled(data=iter(data), logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
@@ -454,14 +484,16 @@ def test_a_last_batch_that_is_merely_smaller_is_left_out_with_a_warning(tmp_path
         ([*batches(2), INFINITE], r"batch 3: the input 'x' contains infinity"),
     ],
 )
-def test_bad_data_is_an_error_that_names_the_batch(data, said):
+def test_calibration_bad_data_names_batch(data, said):
+    """Bad data raises an error that names the batch."""
     settings = {"quantization_settings": QuantizationSettings(), "deployment_settings": HERE}
     with pytest.raises(ModelError, match=said):
         clika_compile(net(), calibration_inputs=data, **settings)
 
 
 @pytest.mark.parametrize("is_trained", [True, False])
-def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_path, is_trained):
+def test_is_model_pretrained_false_warns(tmp_path, is_trained):
+    """`is_model_pretrained=False` warns that it does not change the decisions."""
     compiled(is_model_pretrained=is_trained, logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert ("is_model_pretrained=False changes nothing: what is quantized is decided by" in log) is not is_trained
@@ -478,7 +510,9 @@ def test_weights_that_are_not_trained_decide_all_the_same_with_a_warning(tmp_pat
         ("stem.1.weight", float("inf"), r"infinity in 'stem.1.weight'. Fix"),
     ],
 )
-def test_weights_that_no_integers_stand_for_are_named(name, number, said, only_weights):
+def test_quantize_nan_or_inf_weights_named(name, number, said, only_weights):
+    """Weights with NaN or inf are named in the error."""
+
     def spoil(module):
         with torch.no_grad():
             module.state_dict(keep_vars=True)[name].view(-1)[0] = number
@@ -493,7 +527,8 @@ def test_weights_that_no_integers_stand_for_are_named(name, number, said, only_w
         spoil(compiled(settings)).clika_initialize_algorithms(settings)
 
 
-def test_a_bias_of_minus_infinity_takes_a_class_out_and_may_be_quantized():
+def test_quantize_bias_of_minus_infinity_accepted():
+    """A bias of minus infinity is accepted."""
     model = net()
     model.head.bias.data[0] = -torch.inf
     module = clika_compile(
@@ -502,7 +537,8 @@ def test_a_bias_of_minus_infinity_takes_a_class_out_and_may_be_quantized():
     assert set(module.clika_state.quantized.plan.weights) >= {"conv2d", "conv2d_1"}
 
 
-def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
+def test_clika_compile_dry_run_prints_summary(capsys):
+    """A dry run prints the summary and returns the model."""
     model = net()
     same = clika_compile(
         model,
@@ -518,7 +554,8 @@ def test_a_dry_run_prints_the_summary_and_returns_the_model(capsys):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_table_of_thresholds_tells_what_the_file_takes(tmp_path, dtype):
+def test_prediction_table_bytes_match_file(tmp_path, dtype):
+    """The predicted bytes match the exported file."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512)).to(dtype).eval()
     module = clika_compile(model, tracing_inputs=[torch.randn(16, 512, dtype=dtype)]).eval()
@@ -550,7 +587,8 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("embeds", [False, True])
-def test_a_weight_that_several_layers_read_is_counted_as_the_file_holds_it(tmp_path, embeds):
+def test_prediction_table_shared_weight_counted_once(tmp_path, embeds):
+    """A weight that several layers read is counted as in the file."""
     data = [torch.randn(16, 256, generator=torch.Generator().manual_seed(i)) for i in range(3)]
     module = clika_compile(Tied(embeds=embeds).eval(), tracing_inputs=data[:1], smoothing="off").eval()
     found = module.clika_initialize_algorithms(
@@ -567,7 +605,8 @@ def test_a_weight_that_several_layers_read_is_counted_as_the_file_holds_it(tmp_p
     assert goal.best.bytes == found.what_if[-1].bytes
 
 
-def test_the_log_has_the_lines_of_the_record(tmp_path):
+def test_log_contains_lines_of_reference(tmp_path):
+    """The log contains the lines of clika-ace."""
     compiled(logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     for line in (
@@ -582,7 +621,8 @@ def test_the_log_has_the_lines_of_the_record(tmp_path):
         assert line in log
 
 
-def test_a_model_of_which_nothing_becomes_integers_warns_once_and_says_why(capsys):
+def test_clika_compile_no_quantized_layer_warns_once(capsys):
+    """A model without any quantized layer warns once, with the reason."""
     half = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).half().eval()
     data = [torch.randn(4, 8).half() for _ in range(3)]
     settings = QuantizationSettings()
@@ -594,7 +634,8 @@ def test_a_model_of_which_nothing_becomes_integers_warns_once_and_says_why(capsy
     assert "No layer is quantized" not in capsys.readouterr().err
 
 
-def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_path, capsys):
+def test_clika_summary_shown_on_request_without_log(tmp_path, capsys):
+    """Without a log, the console names `clika_summary`, and its text lists the decisions."""
     module = compiled()
     assert "print(module.clika_summary()) shows what was decided of each layer" in capsys.readouterr().err
     lines = str(module.clika_summary()).splitlines()
@@ -610,7 +651,8 @@ def test_without_a_log_the_module_shows_its_tables_and_the_console_says_how(tmp_
     assert "clika_summary" not in capsys.readouterr().err
 
 
-def test_a_module_that_knows_no_decisions_says_so(module):
+def test_clika_summary_without_decisions_raises(module):
+    """A module without known decisions raises an error."""
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
     for one in (loaded, clika_compile(net(), tracing_inputs=batches(1))):
@@ -618,7 +660,9 @@ def test_a_module_that_knows_no_decisions_says_so(module):
             one.clika_summary()
 
 
-def test_what_there_is_not_is_said_before_data_is_read():
+def test_quantization_missing_arguments_raise_before_data():
+    """Missing settings, data or schemes raise an error before data is read."""
+
     def never():
         raise AssertionError
         yield
@@ -631,7 +675,8 @@ def test_what_there_is_not_is_said_before_data_is_read():
         clika_compile(net(), deployment_settings=HERE, quantization_settings=QuantizationSettings())
 
 
-def test_a_module_whose_target_is_not_installed_says_what_to_install(module):
+def test_simulation_missing_target_names_distribution(module):
+    """A target that is not installed raises an error that names its distribution."""
     nothing = replace(load_registry(), targets={})
     message = (
         r"for the target 'tensorrt-llm', which no .*; pip install clika-ref-tensorrt \(in a clone: pip install "

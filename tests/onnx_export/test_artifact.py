@@ -10,7 +10,7 @@ from clika_ref.onnx_export import artifact
 from clika_ref.onnx_export.artifact import cache_per_call
 
 
-def test_calls_of_one_lowering_type_and_attributes_are_asked_of_once(monkeypatch):
+def test_cache_per_call_equal_calls_asks_once(monkeypatch):
     graph, operators = Graph("calls"), load_registry().operators
     build = Builder(graph, operators)
     wide, narrow = (graph.add_input(TensorType(torch.float32, (side, 3)), "x") for side in (4, 2))

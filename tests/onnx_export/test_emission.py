@@ -30,14 +30,16 @@ def graph_of(*kinds):
     return g
 
 
-def test_values_keep_their_names_and_nodes_their_scope_and_line():
+def test_emit_keeps_value_names_scope_and_source_line():
+    """Values keep their names; nodes keep their scope and source line."""
     proto = ir.to_proto(emit(graph_of("relu", "sigmoid")))
     assert [n.output[0] for n in proto.graph.node] == ["relu", "sigmoid"]
     properties = {p.key: p.value for p in proto.graph.node[0].metadata_props}
     assert properties == {SCOPE_KEY: "encoder.act", SOURCE_KEY: "model.py:7"}
 
 
-def test_a_node_is_emitted_alone_with_its_sizes_as_those_of_an_input():
+def test_emit_node_sizes_become_inputs():
+    """A single node is emitted with its sizes as an input, and the graph stays unchanged."""
     g = Graph("two")
     n, m = make_symbol("n"), make_symbol("m")
     x = g.add_input(TensorType(torch.float32, (n, m)), "x")
@@ -53,14 +55,16 @@ def test_a_node_is_emitted_alone_with_its_sizes_as_those_of_an_input():
     assert str(g) == before
 
 
-def test_symbolic_sides_are_named_in_inputs_and_outputs():
+def test_emit_symbolic_dims_named_in_inputs_and_outputs():
+    """Symbolic dims have their names in the inputs and outputs."""
     proto = ir.to_proto(emit(graph_of("relu")))
     for value in (proto.graph.input[0], proto.graph.output[0]):
         first, second = value.type.tensor_type.shape.dim
         assert (first.dim_param, second.dim_value) == ("n", 4)
 
 
-def test_the_file_records_the_guards_outside_which_it_does_not_hold():
+def test_emit_records_guards_in_metadata():
+    """The metadata records the guards, with their source lines."""
     g = graph_of("relu")
     assert not ir.to_proto(emit(g)).metadata_props
     g.guards = [Guard(make_symbol("n") <= 8, "model.py:3"), Guard(make_symbol("n") > 1, "")]
@@ -68,13 +72,15 @@ def test_the_file_records_the_guards_outside_which_it_does_not_hold():
     assert (recorded.key, recorded.value) == (GUARDS_KEY, "n <= 8 (from model.py:3)\nn > 1")
 
 
-def test_a_lowering_that_returns_its_operand_still_gives_an_output_of_its_own():
+def test_emit_lowering_returning_operand_adds_identity():
+    """A lowering that returns its operand gets an Identity node."""
     proto = ir.to_proto(emit(graph_of("identity")))
     onnx.checker.check_model(proto)
     assert [(n.op_type, list(n.input), list(n.output)) for n in proto.graph.node] == [("Identity", ["x"], ["identity"])]
 
 
-def test_equal_constants_are_stored_once():
+def test_emit_equal_constants_stored_once():
+    """Equal constants are stored once."""
     g = Graph("twice")
     x = g.add_input(TensorType(torch.float32, (2,)), "x")
     build = Builder(g, OPERATORS)
@@ -82,7 +88,9 @@ def test_equal_constants_are_stored_once():
     assert len(emit(g).graph.initializers) == 1
 
 
-def test_nodes_without_a_lowering_are_named_all_at_once():
+def test_emit_missing_lowerings_listed_together():
+    """All nodes without a lowering are listed in one error."""
+
     @operator()
     def mystery(x: Tensor) -> Tensor:
         """Return x."""
@@ -109,7 +117,9 @@ def test_nodes_without_a_lowering_are_named_all_at_once():
         (lambda op, x: 1 / 0, r"the ONNX lowering of broken failed on .*ZeroDivisionError"),
     ],
 )
-def test_a_broken_lowering_is_blamed_with_its_node(lowering, message):
+def test_emit_broken_lowering_names_operator_and_node(lowering, message):
+    """A broken lowering raises an error that names its node."""
+
     @operator()
     def broken(x: Tensor) -> Tensor:
         """Return x."""
@@ -122,7 +132,8 @@ def test_a_broken_lowering_is_blamed_with_its_node(lowering, message):
         emit(g)
 
 
-def test_complex_numbers_have_no_onnx_operators_and_odd_dtypes_no_element_type():
+def test_emit_complex32_raises():
+    """A dtype without an ONNX element type raises an error."""
     with pytest.raises(ModelError, match=r"ONNX has no element type for torch\.complex32"):
         emit(graph_of_dtype(torch.complex32))
 
@@ -143,7 +154,8 @@ def graph_of_dtype(dtype):
         (torch.float16, ("hardswish", "sin"), 18),
     ],
 )
-def test_a_newer_opset_is_written_where_only_its_operators_take_bfloat16(dtype, kinds, opset):
+def test_emit_bfloat16_selects_newer_opset_if_needed(dtype, kinds, opset):
+    """A newer opset is used only if operators need it for bfloat16."""
     g = Graph("chain")
     value = g.add_input(TensorType(dtype, (2, 4)), "x")
     for kind in kinds:
@@ -154,7 +166,8 @@ def test_a_newer_opset_is_written_where_only_its_operators_take_bfloat16(dtype, 
     assert proto.opset_import[0].version == opset
 
 
-def test_scales_of_half_precision_ask_for_one_opset_and_what_reads_bfloat16_for_another():
+def test_emit_bfloat16_scales_and_operators_use_opset_22():
+    """BF16 scales and BF16 operators together select the newest required opset."""
     g = Graph("scaled")
     build = Builder(g, OPERATORS)
     x = g.add_input(TensorType(torch.bfloat16, (2, 4)), "x")
@@ -166,7 +179,8 @@ def test_scales_of_half_precision_ask_for_one_opset_and_what_reads_bfloat16_for_
     assert proto.opset_import[0].version == 22
 
 
-def test_nodes_that_another_tape_recorded_ask_for_it_as_well():
+def test_adopt_bfloat16_node_requires_newer_opset():
+    """Adopted nodes that need a newer opset for bfloat16 raise NewerOpsetError."""
     op = OnnxBuilder()
     op.results = (TensorType(torch.bfloat16, (2,)),)
     x = op.declare(ir.Value(name="x"), op.result)

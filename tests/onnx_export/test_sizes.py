@@ -68,29 +68,34 @@ def emitted(*sides):
 
 
 @pytest.mark.parametrize("expr", EXPRESSIONS, ids=str)
-def test_an_expression_has_the_same_value_in_onnx_and_in_python(expr):
+def test_onnx_builder_size_expression_matches_python(expr):
+    """A size expression has the same value in ONNX and in Python."""
     _, run = emitted(expr)
     for a, b in [(1, 1), (2, 7), (7, 2), (8, 5), (13, 3)]:
         assert run(a, b) == [int(evaluate(expr, {"a": a, "b": b}))]
 
 
-def test_numbers_and_expressions_stand_in_one_vector():
+def test_onnx_builder_ints_mix_numbers_and_expressions():
+    """Numbers and expressions are combined in one vector."""
     _, run = emitted(2, A, 3, 4, A * B, B)
     assert run(5, 6) == [2, 5, 3, 4, 30, 6]
 
 
-def test_each_expression_is_computed_once():
+def test_onnx_builder_equal_size_expressions_computed_once():
+    """Equal size expressions share their nodes."""
     op, _ = emitted(A * B, A * B + 1, A * B)
     assert [n.op_type for n in op.nodes].count("Mul") == 1
     assert [n.op_type for n in op.nodes].count("Shape") == 2
 
 
-def test_a_symbol_without_a_source_is_an_error_that_names_it():
+def test_onnx_builder_symbol_without_source_raises():
+    """A symbol without a source raises an error that names it."""
     with pytest.raises(ModelError, match="symbol c: it is used before"):
         emitted(make_symbol("c") + 1)
 
 
-def test_a_size_may_be_zero_where_the_ranges_of_its_symbols_do_not_tell_otherwise():
+def test_may_be_zero_follows_symbol_ranges():
+    """A size may be zero only if the ranges of its symbols allow it."""
     op = OnnxBuilder()
     x = ir.Value(name="x")
     op.sizes.bind(Symbol("a", 0, None, SymbolSource("x", 0)), x)

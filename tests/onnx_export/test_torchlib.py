@@ -29,7 +29,8 @@ class ByNobody(nn.Module):
 
 
 @pytest.mark.parametrize("static", [True, False])
-def test_torchlib_serves_what_no_plugin_declares(static, tmp_path):
+def test_clika_compile_undeclared_calls_use_torchlib(static, tmp_path):
+    """Calls that no plugin declares are lowered by torchlib."""
     inputs = [torch.randn(3, 4)] if static else [torch.randn(2, 3, 4), torch.randn(5, 3, 4)]
     module = clika_compile(ByTorchlib(), tracing_inputs=inputs)
     assert {n.op.name for n in module.graph.nodes if isinstance(n.op, GenericOperator)} >= {
@@ -38,7 +39,8 @@ def test_torchlib_serves_what_no_plugin_declares(static, tmp_path):
     module.clika_export(tmp_path / "m.onnx")  # compares with the module in ONNX Runtime
 
 
-def test_a_module_with_generic_operators_is_copied_pickled_and_exported(tmp_path):
+def test_generic_operators_copied_pickled_and_exported(tmp_path):
+    """A module with generic operators is copied, pickled and exported."""
     x = torch.randn(3, 4)
     module = clika_compile(ByTorchlib(), tracing_inputs=[x])
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):  # noqa: S301 - our own bytes
@@ -47,12 +49,14 @@ def test_a_module_with_generic_operators_is_copied_pickled_and_exported(tmp_path
 
 
 @pytest.mark.parametrize("name", ["aten.from_file.default", "aten.no_such.default", "os.system.default", "relu"])
-def test_a_saved_graph_names_only_calls_that_torchlib_lowers(name):
+def test_find_operator_accepts_only_torchlib_calls(name):
+    """A saved graph may name only calls that torchlib lowers."""
     assert find_operator("aten.special_erfcx.default", {}, torchlib_operator) is not None
     assert find_operator(name, {}, torchlib_operator) is None
 
 
-def test_pytorch_decomposes_what_torchlib_lacks(tmp_path):
+def test_clika_compile_decomposes_calls_torchlib_lacks(tmp_path):
+    """PyTorch decomposes calls that torchlib does not have."""
     inputs = [torch.randn(3, 4), torch.randn(5, 4)]
     module = clika_compile(ByDecomposition(), tracing_inputs=inputs)
     x = torch.randn(7, 4)
@@ -60,7 +64,8 @@ def test_pytorch_decomposes_what_torchlib_lacks(tmp_path):
     module.clika_export(tmp_path / "m.onnx")
 
 
-def test_what_nobody_serves_is_reported_all_at_once():
+def test_clika_compile_unsupported_calls_listed_together():
+    """All unsupported calls are listed in one error."""
     with pytest.raises(ModelError) as caught:
         clika_compile(ByNobody(), tracing_inputs=[torch.randn(3, 3)])
     text = str(caught.value)

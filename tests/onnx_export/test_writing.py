@@ -40,7 +40,8 @@ def contents(path):
     return {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
 
 
-def test_weights_come_back_bit_for_bit(graph, tmp_path):
+def test_write_model_weights_bit_identical(graph, tmp_path):
+    """The written weights are bit-identical to those of the graph, for every dtype."""
     size = writing.write_model(emit(graph), tmp_path / "m.onnx")
     found = contents(tmp_path / "m.onnx")
     assert size == (tmp_path / "m.onnx").stat().st_size
@@ -50,7 +51,8 @@ def test_weights_come_back_bit_for_bit(graph, tmp_path):
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_weights_that_are_computed_exist_one_at_a_time(tmp_path, apart):
+def test_write_model_deferred_weights_one_at_a_time(tmp_path, apart):
+    """At most one deferred weight exists at a time."""
     alive, most = set(), []
 
     def made(number):
@@ -74,7 +76,8 @@ def test_weights_that_are_computed_exist_one_at_a_time(tmp_path, apart):
     }
 
 
-def test_large_weights_go_to_a_file_beside_on_page_boundaries(graph, tmp_path):
+def test_write_model_external_data_page_aligned(graph, tmp_path):
+    """Large weights go to a second file, at page boundaries."""
     size = writing.write_model(emit(graph), tmp_path / "m.onnx", external_data=True)
     model = onnx.load(str(tmp_path / "m.onnx"), load_external_data=False)
     outside = [t for t in model.graph.initializer if t.data_location == onnx.TensorProto.EXTERNAL]
@@ -88,20 +91,23 @@ def test_large_weights_go_to_a_file_beside_on_page_boundaries(graph, tmp_path):
     assert size == sum(f.stat().st_size for f in tmp_path.iterdir())
 
 
-def test_a_model_too_large_for_one_file_is_split_unasked(graph, tmp_path, monkeypatch):
+def test_write_model_above_size_limit_uses_external_data(graph, tmp_path, monkeypatch):
+    """A model above the size limit is split into two files without the option."""
     monkeypatch.setattr(writing, "MAX_FILE_BYTES", 1000)
     writing.write_model(emit(graph), tmp_path / "m.onnx")
     assert (tmp_path / "m.onnx.data").exists()
 
 
-def test_the_model_that_was_written_is_left_as_it_was(graph, tmp_path):
+def test_write_model_keeps_given_model(graph, tmp_path):
+    """The given model stays unchanged."""
     model = emit(graph)
     names = list(model.graph.initializers)
     writing.write_model(model, tmp_path / "m.onnx")
     assert list(model.graph.initializers) == names
 
 
-def test_what_the_checker_rejects_is_not_written(graph, tmp_path):
+def test_write_model_rejected_by_checker_writes_no_file(graph, tmp_path):
+    """A model that the ONNX checker rejects raises an error, and no file is written."""
     model = emit(graph)
     next(iter(model.graph)).op_type = "NoSuchOperator"
     with pytest.raises(TargetError, match=r"the ONNX checker rejects the model for m\.onnx: .*NoSuchOperator"):
@@ -109,13 +115,15 @@ def test_what_the_checker_rejects_is_not_written(graph, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_folder_is_named(graph, tmp_path):
+def test_write_model_missing_folder_raises(graph, tmp_path):
+    """A missing folder is named in the error."""
     with pytest.raises(ModelError, match="nowhere"):
         writing.write_model(emit(graph), tmp_path / "nowhere" / "m.onnx")
 
 
 @pytest.mark.parametrize("apart", [False, True])
-def test_a_single_element_of_a_strided_weight_is_written(tmp_path, apart):
+def test_write_model_strided_single_element_weight(tmp_path, apart):
+    """A strided weight with a single element is written correctly."""
     g = Graph("strided")
     weight = g.add_constant(torch.tensor([2.5, 7.0, 1.0])[::3], "w")  # contiguous, with a stride of 3
     g.add_output(Builder(g, OPERATORS)("add", g.add_input(TensorType(torch.float32, (1,)), "x"), weight))
@@ -123,7 +131,8 @@ def test_a_single_element_of_a_strided_weight_is_written(tmp_path, apart):
     assert contents(tmp_path / "m.onnx")["w"].tolist() == [2.5]
 
 
-def test_bytes_are_those_of_the_elements_in_order():
+def test_bytes_of_strided_tensors_in_element_order():
+    """The bytes follow the order of the elements, for strided and empty tensors."""
     assert bytes_of(torch.tensor([2.5, 7.0])[::2]).view("float32").tolist() == [2.5]
     assert bytes_of(torch.arange(6, dtype=torch.int16).reshape(2, 3).T).view("int16").tolist() == [0, 3, 1, 4, 2, 5]
     assert bytes_of(torch.empty(0)).tolist() == []

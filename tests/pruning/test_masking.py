@@ -53,16 +53,19 @@ def written(path):
     return torch.from_numpy(weight.copy())
 
 
-def test_the_least_go_and_of_equal_ones_the_first():
+def test_magnitude_mask_drops_smallest_first_of_equal():
+    """The smallest weights are masked, and the first of equal ones."""
     assert magnitude_mask(torch.tensor([1.0, -1.0, 1.0, 3.0]), 0.5).tolist() == [False, False, True, True]
 
 
-def test_a_pattern_lies_along_the_side_that_is_multiplied():
+def test_pattern_mask_follows_input_dim():
+    """The pattern is applied along the input dim."""
     mask = pattern_mask(torch.randn(6, 8, 3, 3), 1, 1, 4)
     assert (mask.movedim(1, -1).unflatten(-1, (-1, 4)).sum(-1) == 1).all()
 
 
-def test_masked_weights_stay_zero_in_training_and_in_the_state_dict_of_the_original_keys():
+def test_clika_compile_masked_weights_stay_zero_in_training():
+    """Masked weights stay zero in training, and the state dict keeps the original keys."""
     module, data = compiled(PruningSettings("2:4", ANY))
     assert fits(module.conv.weight)
     assert fits(module.head.weight)
@@ -79,7 +82,8 @@ def test_masked_weights_stay_zero_in_training_and_in_the_state_dict_of_the_origi
     torch.testing.assert_close(again.eval()(data[1]), module.eval()(data[1]))
 
 
-def test_what_is_written_to_a_masked_weight_counts_as_zero():
+def test_masked_weight_written_values_ignored():
+    """Values written to masked elements count as zero."""
     module, data = compiled(PruningSettings("2:4", ANY))
     before = module(data[0])
     with torch.no_grad():
@@ -87,7 +91,8 @@ def test_what_is_written_to_a_masked_weight_counts_as_zero():
     torch.testing.assert_close(module(data[0]), before)
 
 
-def test_a_masked_model_is_exported_with_zeros_and_quantized_with_them(tmp_path):
+def test_clika_export_masked_model_keeps_zeros(tmp_path):
+    """A masked model is exported with zeros, in float and INT8."""
     module, data = compiled(PruningSettings("2:4", ANY))
     for name, is_quantized in (("float", False), ("integers", True)):
         if is_quantized:
@@ -101,7 +106,8 @@ def test_a_masked_model_is_exported_with_zeros_and_quantized_with_them(tmp_path)
         assert fits(written(path)), name
 
 
-def test_a_masked_model_is_trained_in_integers_and_keeps_its_zeros(tmp_path):
+def test_masked_model_qat_keeps_zeros(tmp_path):
+    """QAT of a masked model keeps its zeros."""
     module, data = compiled(PruningSettings("2:4", ANY))
     module.clika_initialize_algorithms(
         QuantizationSettings(automatic_skip_quantization=False),
@@ -123,14 +129,16 @@ def test_a_masked_model_is_trained_in_integers_and_keeps_its_zeros(tmp_path):
     assert ((module.conv.weight != before) & kept.bool()).any()
 
 
-def test_a_threshold_decides_how_much_of_each_weight_goes():
+def test_pruning_threshold_controls_number_of_zeros():
+    """A higher threshold masks more weights."""
     little, _ = compiled(PruningSettings(pruning_sensitivity_threshold=1e-6))
     much, _ = compiled(PruningSettings(pruning_sensitivity_threshold=0.05))
     zeros = [sum(int((p == 0).sum()) for p in module.parameters() if p.ndim > 1) for module in (little, much)]
     assert zeros[0] < zeros[1]
 
 
-def test_a_size_that_does_not_divide_is_left_out_and_refused_where_it_is_named():
+def test_mask_pattern_indivisible_layer_skipped_or_raises():
+    """A layer whose size the pattern does not divide is skipped; naming it raises an error."""
     module, _ = compiled(PruningSettings("2:4", ANY))
     assert not (module.stem.weight == 0).any()
     with pytest.raises(
@@ -139,7 +147,8 @@ def test_a_size_that_does_not_divide_is_left_out_and_refused_where_it_is_named()
         compiled(PruningSettings("2:4", ANY), {"stem": LayerPruningSettings(mask_type="2:4")})
 
 
-def test_a_layer_may_be_skipped_and_a_mask_be_made_denser_and_sparser():
+def test_clika_prune_skipped_layer_and_new_mask():
+    """A layer can be skipped, and a mask can be replaced by another pattern."""
     module, data = compiled(PruningSettings("2:4", ANY), {"head": LayerPruningSettings(skip_pruning=True)})
     assert not (module.head.weight == 0).any()
     module.clika_prune(PruningSettings("1:4", ANY), calibration_inputs=data)
@@ -147,7 +156,8 @@ def test_a_layer_may_be_skipped_and_a_mask_be_made_denser_and_sparser():
     assert len([name for name in module.state_dict() if name.startswith("clika.masks.")]) == 2
 
 
-def test_channels_are_not_removed_from_masked_weights():
+def test_clika_prune_structured_on_masked_weights_raises():
+    """Removing channels from masked weights raises an error."""
     module, data = compiled(PruningSettings("2:4", ANY))
     with pytest.raises(ModelError, match=r"cannot remove channels: the weights are masked.*First remove"):
         module.clika_prune(PruningSettings("structured", None, 0.5), calibration_inputs=data)

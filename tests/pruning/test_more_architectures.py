@@ -99,7 +99,8 @@ def drawn(shape, tokens):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_goes_of_a_model_is_exported_and_what_stays_says_why(name, tmp_path):
+def test_clika_prune_architecture_reports_unpruned_layers(name, tmp_path):
+    """Further architectures are pruned and exported, and each unpruned layer has its reason."""
     torch.manual_seed(0)
     build, sample, most, reasons = MODELS[name]
     data = drawn(*sample)

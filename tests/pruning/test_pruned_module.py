@@ -24,7 +24,8 @@ from clika_ref.pruning.unit_selection import choose_removal
 HALF = PruningSettings("structured", None, 0.5)
 
 
-def test_half_of_the_channels_go_and_the_rest_trains_saves_exports_and_quantizes(made, tmp_path):
+def test_clika_prune_half_then_train_save_export_quantize(made, tmp_path):
+    """A module with half of its channels trains, saves, exports and quantizes; pruning later raises an error."""
     module, inputs = made("Residual")
     before = module.clika_export(tmp_path / "before.onnx").facts["bytes"]
     found = module.clika_prune(HALF, calibration_inputs=inputs)
@@ -47,7 +48,8 @@ def test_half_of_the_channels_go_and_the_rest_trains_saves_exports_and_quantizes
         module.clika_prune(HALF, calibration_inputs=inputs)
 
 
-def test_both_are_asked_for_at_once_and_data_that_is_not_given_is_missed_in_a_warning(made, tmp_path):
+def test_clika_compile_prunes_and_quantizes_warns_without_data(made, tmp_path):
+    """Compiling prunes and quantizes at once, and warns if calibration data is missing."""
     torch.manual_seed(0)
     data = [torch.randn(8, 3, 8, 8)]
     module, _ = made(
@@ -67,7 +69,8 @@ def test_both_are_asked_for_at_once_and_data_that_is_not_given_is_missed_in_a_wa
     assert other.inner.weight.shape == (6, 4, 3, 3)
 
 
-def test_a_threshold_lets_go_what_the_outputs_do_not_miss(made):
+def test_clika_prune_threshold_removes_unused_channels(made):
+    """A threshold removes channels without an effect, up to a multiple of 8."""
     module, inputs = made("Residual")
     with torch.no_grad():
         module.outer.weight[:, :5] = 0.0
@@ -88,7 +91,8 @@ def test_a_threshold_lets_go_what_the_outputs_do_not_miss(made):
         ("stem", LayerPruningSettings(mask_type="1:1", sparsity=0.5), None),
     ],
 )
-def test_a_key_that_names_nothing_to_prune_is_refused(made, key, settings, message):
+def test_clika_prune_invalid_layer_key_raises(made, key, settings, message):
+    """A key of a layer that cannot be pruned raises an error; a mask type for one layer works."""
     module, inputs = made("Residual")
     if message is None:
         module.clika_prune(HALF, layer_pruning_settings={key: settings}, calibration_inputs=inputs)
@@ -99,7 +103,8 @@ def test_a_key_that_names_nothing_to_prune_is_refused(made, key, settings, messa
         module.clika_prune(HALF, layer_pruning_settings={key: settings}, calibration_inputs=inputs)
 
 
-def test_a_layer_whose_partner_keeps_its_channels_is_refused_by_name(made):
+def test_clika_prune_coupled_layer_with_skip_raises(made):
+    """A layer that is coupled to a skipped one raises an error that names it."""
     module, inputs = made("Residual")
     layers = {"outer": LayerPruningSettings(sparsity=0.5), "stem": LayerPruningSettings(skip_pruning=True)}
     with pytest.raises(
@@ -108,7 +113,8 @@ def test_a_layer_whose_partner_keeps_its_channels_is_refused_by_name(made):
         module.clika_prune(HALF, layer_pruning_settings=layers, calibration_inputs=inputs)
 
 
-def test_a_skipped_layer_keeps_what_it_returns_and_loses_what_it_read(made):
+def test_clika_prune_skipped_layer_loses_input_channels(made):
+    """A skipped layer keeps its output channels and loses input channels."""
     module, inputs = made("Residual")
     weight = module.outer.weight.detach().clone()
     layers = {"outer": LayerPruningSettings(skip_pruning=True)}
@@ -120,7 +126,9 @@ def test_a_skipped_layer_keeps_what_it_returns_and_loses_what_it_read(made):
     assert outer.decision == "skip_pruning of 'outer'"
 
 
-def test_the_table_tells_all_that_went_of_a_layer_whose_channels_are_in_two_groups():
+def test_pruning_report_sums_groups_of_one_layer():
+    """The table combines the groups of a layer."""
+
     class Halves(nn.Module):
         def __init__(self):
             super().__init__()
@@ -140,7 +148,8 @@ def test_the_table_tells_all_that_went_of_a_layer_whose_channels_are_in_two_grou
     assert wide.bytes_saved == 6 * 3 * 4
 
 
-def test_nodes_are_run_on_the_smallest_batch_that_guards_let_pass(made, monkeypatch):
+def test_clika_prune_traces_smallest_valid_batch(made, monkeypatch):
+    """Dependencies are traced with the smallest batch that the guards allow."""
     seen = []
 
     def noted(graph, sizes):
@@ -169,13 +178,15 @@ def test_nodes_are_run_on_the_smallest_batch_that_guards_let_pass(made, monkeypa
     ("places", "fixed", "count", "kept"),
     [(1, 0, 20, 8), (1, 3, 20, 5), (2, 4, 20, 2), (8, 3, 4, 1), (1, 0, 6, 1), (1, 3, 4, 1), (1, 3, 8, 5)],
 )
-def test_what_stays_is_a_multiple_of_eight_channels_with_those_that_are_fixed(places, fixed, count, kept):
+def test_choose_removal_keeps_multiple_of_eight(places, fixed, count, kept):
+    """The kept channels are a multiple of eight, including the fixed ones."""
     group = UnitGroup(places, fixed, list(range(count)))
     harmless = UnitEffects(torch.zeros(1, count, dtype=torch.float64), {i: i for i in range(count)})
     assert count - len(choose_removal(group, PruningChoice("structured", 0.0, None), harmless).units) == kept
 
 
-def test_weights_whose_channels_lie_last_stay_so(made):
+def test_clika_prune_keeps_channels_last_layout(made):
+    """Weights in channels_last keep their memory format."""
     module, inputs = made("Residual")
     module.to(memory_format=torch.channels_last)
     module.clika_prune(HALF, calibration_inputs=inputs)
@@ -184,7 +195,8 @@ def test_weights_whose_channels_lie_last_stay_so(made):
     assert module.head.weight.is_contiguous()
 
 
-def test_harmless_channels_too_few_for_whole_lanes_stay_and_the_table_says_so():
+def test_choose_removal_too_few_channels_reports_reason():
+    """If too few channels are removable for a multiple of 8, none is removed, with the reason."""
     group = UnitGroup(1, 0, list(range(16)))
     effects = UnitEffects(torch.tensor([[0.0] * 6 + [1.0] * 10], dtype=torch.float64), {i: i for i in range(16)})
     found = choose_removal(group, PruningChoice("structured", 0.1, None), effects)
@@ -193,7 +205,8 @@ def test_harmless_channels_too_few_for_whole_lanes_stay_and_the_table_says_so():
 
 
 @pytest.mark.parametrize("settings", [HALF, PruningSettings("2:4", 1e9)])
-def test_what_is_pruned_in_inference_mode_trains_afterwards(made, settings):
+def test_clika_prune_in_inference_mode_trains_afterwards(made, settings):
+    """A module that is pruned in inference mode can be trained."""
     module, inputs = made("Residual")
     with torch.inference_mode():
         module.clika_prune(settings, calibration_inputs=[torch.randn(4, 3, 8, 8)])
@@ -223,7 +236,8 @@ class Stepped(nn.Module):
 
 
 @pytest.mark.parametrize("settings", [HALF, PruningSettings("structured", 0.5)])
-def test_heads_of_which_one_is_all_that_a_layer_returns_stay_and_channels_within_them_go(settings):
+def test_clika_prune_whole_layer_head_keeps_head(settings):
+    """A head that is the whole output of a layer stays, and channels inside heads are removed."""
     torch.manual_seed(0)
     data = [torch.randn(16, 3, 6, 6)]
     module = clika_compile(Joined().eval(), calibration_inputs=data)
@@ -231,7 +245,8 @@ def test_heads_of_which_one_is_all_that_a_layer_returns_stay_and_channels_within
     assert module.first.weight.shape == module.second.weight.shape == (8, 3, 1, 1)
 
 
-def test_channels_without_which_a_node_computes_something_else_stay_and_the_table_names_it():
+def test_clika_prune_strided_slice_reports_reason():
+    """Channels whose removal changes a node stay, and the table names the node."""
     torch.manual_seed(0)
     data = [torch.randn(16, 3, 6, 6)]
     module = clika_compile(Stepped().eval(), calibration_inputs=data)

@@ -48,7 +48,8 @@ def compiled(model, data):
     return clika_compile(model().eval(), calibration_inputs=data)
 
 
-def test_a_weight_that_is_used_twice_has_one_mask_which_both_uses_allow():
+def test_clika_prune_shared_weight_gets_one_mask():
+    """A weight that is used twice gets one mask, based on both uses."""
     torch.manual_seed(0)
     data = [torch.randn(32, 8), torch.randn(16, 8)]
     module = compiled(Twice, data)
@@ -64,7 +65,8 @@ def test_a_weight_that_is_used_twice_has_one_mask_which_both_uses_allow():
     )  # weighed to first order
 
 
-def test_an_embedding_that_is_tied_to_a_layer_is_not_masked_with_it():
+def test_clika_prune_tied_embedding_not_masked():
+    """An embedding that is tied to a layer is not masked, and naming the layer raises an error."""
     data = [torch.randint(0, 16, (4, 5)), torch.randint(0, 16, (3, 6))]
     module = compiled(Tied, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
@@ -79,7 +81,8 @@ def test_an_embedding_that_is_tied_to_a_layer_is_not_masked_with_it():
         )
 
 
-def test_uses_of_one_weight_agree_or_leave_it():
+def test_clika_prune_shared_weight_settings_must_agree():
+    """Uses of a weight with one skipped stay unmasked; contradicting mask types raise an error."""
     data = [torch.randn(32, 8), torch.randn(16, 8)]
     module = compiled(Twice, data)
     second = [node.name for node in module.graph.nodes if node.origin.scope == "shared"][1]
@@ -93,7 +96,8 @@ def test_uses_of_one_weight_agree_or_leave_it():
         module.clika_prune(PruningSettings("2:4", 1e9), layer_pruning_settings=own, calibration_inputs=data)
 
 
-def test_a_pattern_does_not_lie_along_two_sides_of_one_weight():
+def test_clika_prune_pattern_on_two_input_dims_skipped():
+    """A weight with two different input dims gets no pattern."""
     data = [torch.randn(4, 4, 5, 5), torch.randn(3, 4, 5, 5)]
     module = compiled(BothWays, data)
     found = module.clika_prune(PruningSettings("2:4", 1e9), calibration_inputs=data)
@@ -108,7 +112,8 @@ def test_a_pattern_does_not_lie_along_two_sides_of_one_weight():
         (lambda: nn.Sequential(nn.ConvTranspose2d(12, 8, 2, groups=2), nn.Conv2d(8, 4, 1)), "0", (12, 5, 5)),
     ],
 )
-def test_a_size_that_does_not_divide_is_refused_by_the_name_of_one_layer(model, key, shape):
+def test_mask_pattern_indivisible_named_layer_raises(model, key, shape):
+    """A named layer whose size the pattern does not divide raises an error."""
     data = [torch.randn(4, *shape), torch.randn(3, *shape)]
     module = compiled(model, data)
     with pytest.raises(ModelError, match=f"'{key}': mask_type='2:4' needs a multiple of 4 inputs .* the layer has 6"):

@@ -5,7 +5,8 @@ import torch
 from clika_ref.pruning.units import Units
 
 
-def test_merged_units_go_together_and_keep_both_families():
+def test_units_merged_units_removed_together():
+    """Merged units are removed together and keep both families."""
     units = Units()
     a, b = units.fresh(3), units.fresh(3)
     units.merge_all(a, b)
@@ -15,7 +16,8 @@ def test_merged_units_go_together_and_keep_both_families():
     assert units.kept(a, gone).tolist() == [0, 2]
 
 
-def test_a_crossing_goes_where_either_goes():
+def test_units_crossing_removed_with_either_unit():
+    """A crossing is removed with either of its units."""
     units = Units()
     heads, inner = units.fresh(2).tolist(), units.fresh(3).tolist()
     places = torch.tensor([units.cross([h, i]) for h in heads for i in inner])
@@ -24,7 +26,8 @@ def test_a_crossing_goes_where_either_goes():
     assert units.cross([heads[0], inner[0]]) == int(places[0])
 
 
-def test_a_fixed_unit_stays_with_all_that_it_is_merged_with_and_crosses():
+def test_units_fixed_unit_fixes_merged_and_crossed():
+    """A fixed unit fixes all units that are merged or crossed with it."""
     units = Units()
     heads, inner = units.fresh(2).tolist(), units.fresh(2).tolist()
     place, other = units.cross([heads[0], inner[0]]), int(units.fresh(1))
@@ -34,14 +37,16 @@ def test_a_fixed_unit_stays_with_all_that_it_is_merged_with_and_crosses():
     assert units.free([heads[1], inner[1]]) == [heads[1], inner[1]]
 
 
-def test_crossings_of_different_units_stay_where_they_would_go_together():
+def test_units_merged_crossings_of_different_units_fixed():
+    """Merged crossings of different units stay."""
     units = Units()
     a, b, c, d = units.fresh(4).tolist()
     units.merge(units.cross([a, b]), units.cross([c, d]))
     assert not units.free([a, b, c, d])
 
 
-def test_a_unit_that_is_merged_with_a_crossing_of_its_own_lets_the_other_stay():
+def test_units_merged_with_own_crossing_fixed():
+    """A unit that is merged with its own crossing stays, with the other unit."""
     units = Units()
     a, b = units.fresh(2).tolist()
     units.merge(units.cross([a, b]), a)

@@ -15,7 +15,8 @@ def graph_of(net, *inputs):
 
 
 @torch.no_grad()
-def test_what_convolutions_return_lies_channels_last_and_is_what_it_was():
+def test_run_graph_convolutions_keep_channels_last():
+    """Convolutions return channels_last tensors with the same values."""
     torch.manual_seed(0)
     x = torch.randn(2, 3, 8, 8)
     graph = graph_of(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten()), x)
@@ -27,7 +28,8 @@ def test_what_convolutions_return_lies_channels_last_and_is_what_it_was():
 
 
 @torch.no_grad()
-def test_volumes_lie_so_too_and_integers_and_matrices_as_they_did():
+def test_run_graph_volumes_channels_last_others_unchanged():
+    """Volumes are channels_last_3d; integer tensors keep their layout."""
     volume = torch.randn(1, 2, 4, 4, 4)
     seen = []
     run_graph(graph_of(nn.ReLU(), volume), [volume], lambda _, results: seen.append(results[0]))
@@ -44,7 +46,9 @@ def test_volumes_lie_so_too_and_integers_and_matrices_as_they_did():
 
 
 @torch.no_grad()
-def test_products_are_counted_with_the_sizes_of_the_inputs():
+def test_mac_counter_uses_input_sizes():
+    """MACs are counted with the sizes of the inputs."""
+
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -65,7 +69,8 @@ def test_products_are_counted_with_the_sizes_of_the_inputs():
 
 
 @torch.no_grad()
-def test_a_transposed_layer_multiplies_each_element_that_it_reads_by_all_of_its_channel():
+def test_mac_counter_transposed_convolution():
+    """A transposed convolution multiplies each input element by all weights of its channel."""
     x = torch.randn(2, 4, 6, 6)
     graph = graph_of(nn.ConvTranspose2d(4, 8, 3, stride=2, groups=2), x)
     counter = MacCounter(graph, [x])
@@ -96,7 +101,8 @@ class Named(nn.Module):
     ],
 )
 @torch.no_grad()
-def test_layers_that_stay_float_on_any_target_count_their_products_as_well(layer, shapes, products):
+def test_mac_counter_layers_without_int8_counted(layer, shapes, products):
+    """The MACs of layers that stay in float on every target are counted."""
     inputs = tuple(torch.randn(shape) for shape in shapes)
     graph = graph_of(layer, *inputs)
     counter = MacCounter(graph, inputs)

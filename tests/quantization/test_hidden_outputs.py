@@ -45,7 +45,8 @@ def decided(model, **settings):
 
 
 @pytest.mark.parametrize("fill", [-torch.inf, LEAST])
-def test_what_a_mask_puts_into_outputs_weighs_nothing(fill):
+def test_sensitivity_ignores_masked_outputs(fill):
+    """Masked outputs do not change sensitivities and predictions."""
     plain = decided(Scores(masked(0.0)))
     found = decided(Scores(masked(fill)))
     for with_mask, without in zip(found.layers, plain.layers, strict=True):
@@ -54,13 +55,15 @@ def test_what_a_mask_puts_into_outputs_weighs_nothing(fill):
 
 
 @pytest.mark.parametrize("end", [lambda y: y.argmax(-1), lambda y: y > 0], ids=["argmax", "above"])
-def test_layers_from_which_no_slope_leads_to_the_outputs_stay_float_and_say_so(end):
+def test_sensitivity_without_gradient_keeps_float_with_reason(end):
+    """Layers without a gradient to the outputs stay in float, with the reason."""
     found = decided(Scores(end))
     assert {layer.reason.partition(":")[0] for layer in found.layers} == {"its sensitivity cannot be estimated"}
     assert not any(layer.reason for layer in decided(Scores(end), automatic_skip_quantization=False).layers)
 
 
-def test_what_is_picked_of_a_table_has_a_range():
+def test_embedding_output_has_range_and_runs_in_int8():
+    """The output of an embedding has a range, and its reader runs in INT8."""
     model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 8))
     data = [torch.randint(0, 50, (4, 6), generator=torch.Generator().manual_seed(n)) for n in range(4)]
     module = compiled(model, data, automatic_skip_quantization=False)
@@ -68,7 +71,8 @@ def test_what_is_picked_of_a_table_has_a_range():
     assert (layer.planned, layer.runs) == ("int8", "int8")
 
 
-def test_layers_between_reshapes_of_the_runtimes_own_are_told():
+def test_clika_explain_int8_between_reshapes_of_runtime():
+    """INT8 layers between reshapes of the runtime are explained."""
     model = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 8))
     data = [torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(n)) for n in range(4)]
     found = compiled(model, data, automatic_skip_quantization=False).clika_explain()
@@ -78,18 +82,21 @@ def test_layers_between_reshapes_of_the_runtimes_own_are_told():
 @pytest.mark.parametrize(
     "last", ["hello", None, {"nonsense": 1}, torch.randn(4, 15), torch.randn(4, 16, dtype=torch.float64)]
 )
-def test_a_last_batch_of_another_kind_is_refused(last):
+def test_calibration_last_batch_of_other_type_raises(last):
+    """A last batch of another type raises an error."""
     data = [torch.randn(8, 16), torch.randn(8, 16)]
     with pytest.raises(ModelError, match="calibration batch 3"):
         compiled(Scores(torch.relu), [*data, last])
 
 
-def test_a_last_batch_of_fewer_samples_is_left_out_where_the_batch_is_fixed():
+def test_calibration_smaller_last_batch_dropped():
+    """A smaller last batch is left out if the batch dim is fixed."""
     data = [torch.randn(8, 16), torch.randn(8, 16), torch.randn(3, 16)]
     assert compiled(Scores(torch.relu), data)(data[0]).shape == (8, 8)
 
 
-def test_a_batch_without_samples_is_refused():
+def test_calibration_empty_batch_raises():
+    """A batch without samples raises an error."""
     data = [torch.randn(8, 16), torch.randn(4, 16), torch.randn(0, 16)]
     with pytest.raises(ModelError, match=r"calibration batch 3 has no samples. Remove it."):
         clika_compile(
@@ -101,7 +108,8 @@ def test_a_batch_without_samples_is_refused():
         )
 
 
-def test_energies_leave_out_what_is_masked_and_count_what_only_one_of_two_masks():
+def test_sum_squares_and_squared_error_skip_masked():
+    """Squared norms leave out masked elements; an element that only one tensor masks counts as inf."""
     x = torch.tensor([3.0, -torch.inf, LEAST, torch.nan])
     assert sum_squares(x) == 9.0
     assert sum_squared_error(torch.tensor([2.0, -torch.inf, -torch.inf, torch.nan]), x) == 1.0

@@ -39,27 +39,31 @@ def scopes_skipped(graph, layers):
     return {node.origin.scope for node, choice in found.items() if choice.skipped}
 
 
-def test_a_node_has_the_settings_of_the_model_where_no_key_names_it(graph):
+def test_resolve_node_settings_default_without_key(graph):
+    """A node without a key has the settings of the model."""
     found = resolve_node_settings(graph, QuantizationSettings(weights_num_bits=[8, 4], activations_num_bits=16), {})
     assert [*found] == [*graph.nodes]
     assert {(c.weights_num_bits, c.activations_num_bits, c.skipped) for c in found.values()} == {((8, 4), 16, "")}
 
 
-def test_a_path_stands_for_all_within_and_a_wildcard_for_each_that_it_matches(graph):
+def test_resolve_node_settings_path_and_wildcard(graph):
+    """A path matches all nodes below it, and a wildcard each match."""
     skip = Layer(skip_quantization=True)
     assert scopes_skipped(graph, {"blocks.0": skip}) == {"blocks.0", "blocks.0.first", "blocks.0.second"}
     assert scopes_skipped(graph, {"blocks.*.first": skip}) == {"blocks.0.first", "blocks.1.first"}
     assert scopes_skipped(graph, {"blocks.?": skip}) == scopes_skipped(graph, {"blocks": skip})
 
 
-def test_a_node_is_named_by_what_the_graph_calls_it(graph):
+def test_resolve_node_settings_node_name(graph):
+    """A node is selected by its name in the graph."""
     (add, *_) = [node for node in graph.nodes if node.op_type == "add"]
     found = resolve_node_settings(graph, QuantizationSettings(), {add.name: Layer(skip_quantization=True)})
     assert [node for node, choice in found.items() if choice.skipped] == [add]
     assert found[add].skipped == f"skip_quantization of {add.name!r}"
 
 
-def test_the_most_specific_number_of_bits_wins_in_whatever_order_they_are_given(graph):
+def test_resolve_node_settings_most_specific_bits_win(graph):
+    """The most specific bit width wins in any order."""
     linear = next(node for node in graph.nodes if node.origin.scope == "blocks.0.first")
     settings = {
         linear.name: Layer(weights_num_bits=2),
@@ -78,7 +82,8 @@ def test_the_most_specific_number_of_bits_wins_in_whatever_order_they_are_given(
         assert found.activations_num_bits == (16 if "blocks.0" in names else 8)
 
 
-def test_downstream_goes_to_the_end_and_until_stops_before_the_layers_named(graph):
+def test_resolve_node_settings_downstream_and_until(graph):
+    """Downstream skips to the outputs, and until stops before the named layers."""
     skipped = scopes_skipped(graph, {"blocks.1": Layer(skip_quantization_downstream=True)})
     assert skipped == {"blocks.1", "blocks.1.first", "blocks.1.second", "head"}
     until = Layer(skip_quantization_until=["blocks.1.second"])
@@ -96,13 +101,16 @@ def test_downstream_goes_to_the_end_and_until_stops_before_the_layers_named(grap
         ({"head": Layer(skip_quantization_until=["stem"])}, "'stem' does not depend on 'head'. Name a later layer."),
     ],
 )
-def test_a_key_that_names_nothing_is_refused_with_names_near_it(graph, layers, what):
+def test_resolve_node_settings_unknown_key_suggests_near(graph, layers, what):
+    """An unknown key raises an error with similar names."""
     with pytest.raises(ModelError) as caught:
         resolve_node_settings(graph, QuantizationSettings(), layers)
     assert what in str(caught.value)
 
 
-def test_what_was_folded_or_removed_says_so():
+def test_resolve_node_settings_folded_or_removed_layer_raises():
+    """A folded or removed layer raises an error with the reason."""
+
     class Normalized(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -124,6 +132,7 @@ def test_what_was_folded_or_removed_says_so():
 
 
 @pytest.mark.parametrize("name", ["weights_num_bits", "activations_num_bits"])
-def test_a_number_of_bits_of_what_has_no_weights_is_refused(graph, name):
+def test_resolve_node_settings_bits_without_weights_raise(graph, name):
+    """A bit width for a node without weights raises an error."""
     with pytest.raises(ModelError, match=f"'relu' has no quantized multiplication, so {name} cannot apply. Name"):
         resolve_node_settings(graph, QuantizationSettings(), {"relu": Layer(**{name: 8})})

@@ -52,7 +52,8 @@ def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **o
     return calibration, stages.decided()
 
 
-def test_all_layers_are_quantized_at_the_threshold_to_begin_with_and_weigh_a_quarter():
+def test_pipeline_default_quantizes_all_layers():
+    """All layers are quantized by default, with a quarter of the bytes."""
     _, found = quantized()
     assert [(layer.scope, layer.operator, layer.reason) for layer in found.layers] == [
         ("stem.0", "conv2d", ""),
@@ -66,7 +67,8 @@ def test_all_layers_are_quantized_at_the_threshold_to_begin_with_and_weigh_a_qua
     assert found.plan.corrections.keys() == found.plan.weights.keys()
 
 
-def test_a_threshold_of_zero_leaves_the_numbers_as_they_are():
+def test_pipeline_threshold_zero_keeps_graph():
+    """A threshold of zero keeps the graph."""
     calibration, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=0))
     before = str(calibration.graph)
     quantize_graph(calibration.graph, found.plan, OPERATORS)
@@ -74,7 +76,8 @@ def test_a_threshold_of_zero_leaves_the_numbers_as_they_are():
     assert {layer.reason.partition(":")[0] for layer in found.layers} == {"quantization_sensitivity_threshold=0"}
 
 
-def test_a_threshold_leaves_float_what_is_more_sensitive_and_says_how_much():
+def test_pipeline_threshold_keeps_sensitive_layers_float():
+    """Layers above the threshold stay in float, with their sensitivity."""
     _, whole = quantized()
     ranked = sorted(layer.sensitivity for layer in whole.layers)
     limit = math.sqrt(ranked[2] * ranked[3])
@@ -88,7 +91,8 @@ def test_a_threshold_leaves_float_what_is_more_sensitive_and_says_how_much():
     assert not any(layer.reason for layer in forced.layers)
 
 
-def test_the_tail_is_what_lies_before_the_outputs():
+def test_tail_layers_precede_outputs():
+    """The tail consists of the last layers before the outputs."""
     assert [node.origin.scope for node in tail_layers(calibrated().graph)] == ["head", "side"]
     _, found = quantized(QuantizationSettings(skip_tail_quantization=True))
     assert {layer.scope: layer.reason for layer in found.layers if layer.reason} == {
@@ -97,7 +101,8 @@ def test_the_tail_is_what_lies_before_the_outputs():
     }
 
 
-def test_the_tail_is_quantized_however_sensitive_it_is_where_the_user_wants_it_and_0_does_not_forbid_it():
+def test_pipeline_skip_tail_false_quantizes_sensitive_tail():
+    """`skip_tail_quantization=False` quantizes the tail at any sensitivity, except with threshold 0."""
     strict = QuantizationSettings(quantization_sensitivity_threshold=1e-9, skip_tail_quantization=False)
     _, found = quantized(strict)
     assert [layer.scope for layer in found.layers if not layer.reason] == ["head", "side"]
@@ -111,7 +116,8 @@ def test_the_tail_is_quantized_however_sensitive_it_is_where_the_user_wants_it_a
     assert all(layer.reason for layer in stages.decided(1e-9).layers), "a search for thresholds searches all of them"
 
 
-def test_what_the_user_skips_is_not_weighed():
+def test_pipeline_skipped_layer_has_no_sensitivity():
+    """The sensitivity of skipped layers is not estimated."""
     _, found = quantized(layers={"stem": Layer(skip_quantization=True)})
     skipped = [layer for layer in found.layers if layer.reason]
     assert [(layer.scope, layer.sensitivity, layer.reason) for layer in skipped] == [
@@ -121,7 +127,8 @@ def test_what_the_user_skips_is_not_weighed():
 
 
 @pytest.mark.parametrize("settings", [{"weights_num_bits": [4, 5]}, {"activations_num_bits": 16}])
-def test_a_width_that_the_target_lacks_is_named_with_what_it_has(settings):
+def test_pipeline_unsupported_bits_raise(settings):
+    """A bit width that the target does not support raises an error."""
     bits = {4, 16} & {n for v in settings.values() for n in (v if isinstance(v, list) else [v])}
     message = (
         re.escape(f"{next(iter(settings))}: {bits.pop()} bits are requested for ")
@@ -131,19 +138,22 @@ def test_a_width_that_the_target_lacks_is_named_with_what_it_has(settings):
         quantized(QuantizationSettings(**settings))
 
 
-def test_a_width_that_fewer_bits_of_a_byte_are_used_of_is_still_8():
+def test_pipeline_reduced_range_still_counts_as_8_bits():
+    """A target that uses 7 of 8 bits still has a bit width of 8."""
     scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=7))
     with pytest.raises(ModelError, match=r"the target supports 8 \(of which it uses 7 here\)"):
         quantized(QuantizationSettings(weights_num_bits=4), scheme=scheme)
 
 
-def test_of_several_widths_those_that_the_target_has_are_taken():
+def test_pipeline_several_bits_select_supported():
+    """Of several bit widths, a supported one is selected."""
     _, found = quantized(QuantizationSettings(weights_num_bits=[8, 4], automatic_skip_quantization=False))
     assert {layer.bits[0] for layer in found.layers} == {8}
 
 
 @pytest.mark.parametrize("bits", [8, 6])
-def test_what_a_threshold_would_give_is_what_it_gives(bits):
+def test_pipeline_predictions_match_result(bits):
+    """The predictions for thresholds match the quantized graph."""
     scheme = replace(SCHEME, weights=replace(SCHEME.weights, bits=bits))
     calibration, found = quantized(QuantizationSettings(automatic_skip_quantization=False), scheme=scheme)
     thresholds = [row.threshold for row in found.what_if]
@@ -162,7 +172,8 @@ def test_what_a_threshold_would_give_is_what_it_gives(bits):
     assert found.what_if[-1].sqnr == pytest.approx(ratio_in_decibels(signal, noise), abs=1.0)
 
 
-def test_decibels_of_nothing():
+def test_ratio_in_decibels_of_zero():
+    """A ratio to zero is infinite, and a ratio of zero is minus infinite."""
     assert ratio_in_decibels(1.0, 0.0) == math.inf
     assert ratio_in_decibels(0.0, 1.0) == -math.inf
     assert ratio_in_decibels(100.0, 1.0) == pytest.approx(20.0)
@@ -179,7 +190,8 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.parametrize("only_weights", [False, True])
-def test_a_recurrent_layer_stands_in_the_table_and_says_that_it_stays_float(only_weights):
+def test_pipeline_recurrent_layer_stays_float_with_reason(only_weights):
+    """A recurrent layer is in the report and stays in float, with the reason."""
     settings = QuantizationSettings(prefer_weights_only_quantization=only_weights)
     scheme = replace(SCHEME, weights_only=WeightOnlyScheme(frozenset({"linear"})))
     _, found = quantized(settings, scheme=scheme, net=Tagger(), shape=(5, 8))

@@ -45,14 +45,16 @@ def texts(log: CompilationLog) -> list[str]:
     return [LINE.sub("", line) for line in lines]
 
 
-def test_the_file_is_named_after_the_time_without_colons_and_its_folder_is_made(tmp_path):
+def test_compilation_log_open_creates_folder_and_file_name(tmp_path):
+    """The file is named after the time without colons, and its folder is created."""
     with CompilationLog.open(tmp_path / "a" / "b", console=False) as log:
         pass
     assert log.path.parent == tmp_path / "a" / "b"
     assert re.fullmatch(r"clika_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.\d{6}\.log", log.path.name)
 
 
-def test_every_line_bears_the_time_of_the_system_clock(tmp_path, monkeypatch):
+def test_compilation_log_lines_start_with_system_time(tmp_path, monkeypatch):
+    """Every line starts with the system time."""
     monkeypatch.setattr(time, "time", lambda: 86400.0 * 365)
     with CompilationLog.open(str(tmp_path), console=False) as log:
         log.detail("one\ntwo")
@@ -60,7 +62,8 @@ def test_every_line_bears_the_time_of_the_system_clock(tmp_path, monkeypatch):
     assert log.path.read_text() == f"{stamp} one\n{stamp} two\n"
 
 
-def test_two_logs_of_one_microsecond_are_two_files(tmp_path, monkeypatch):
+def test_compilation_log_same_microsecond_gets_other_file(tmp_path, monkeypatch):
+    """Two logs of the same microsecond get two files."""
     with CompilationLog.open(tmp_path, console=False) as first:
         pass
     names = iter([first.path.name, first.path.name, "another.log"])
@@ -82,7 +85,8 @@ def test_two_logs_of_one_microsecond_are_two_files(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", ["file", "file/below"])
-def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path, folder):
+def test_compilation_log_unwritable_folder_raises(tmp_path, folder):
+    """A folder that cannot be written is named in the error, with the remedy."""
     (tmp_path / "file").write_text("")
     with pytest.raises(
         ModelError, match=r"cannot write a log into logs_dir '.*file.*': .+; give a folder .*=None for no"
@@ -90,7 +94,8 @@ def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(tmp_path, fold
         CompilationLog.open(tmp_path / folder)
 
 
-def test_without_a_folder_there_is_no_file_and_everything_else_works(capsys):
+def test_compilation_log_without_folder_prints_only(capsys):
+    """Without a folder, no file is written and the console output works."""
     with CompilationLog.open(None) as log, log.stage("capture") as stage:
         log.detail("nobody reads this")
         stage.done("1,018 calls")
@@ -99,7 +104,8 @@ def test_without_a_folder_there_is_no_file_and_everything_else_works(capsys):
     assert re.fullmatch(r"capture +(< 1|\d+) ms  1,018 calls\n", err), err
 
 
-def test_what_is_said_goes_to_both_what_is_detail_to_the_file_only(tmp_path, capsys):
+def test_compilation_log_messages_to_both_details_to_file(tmp_path, capsys):
+    """Messages go to the console and the file; details go to the file only."""
     with CompilationLog.open(tmp_path) as log:
         log.detail("detail")
         log.say("said of float32[b, 3] and [bold]")
@@ -110,14 +116,16 @@ def test_what_is_said_goes_to_both_what_is_detail_to_the_file_only(tmp_path, cap
     assert texts(log) == ["detail", "said of float32[b, 3] and [bold]", "Warning: odd"]
 
 
-def test_a_warning_is_yellow_on_a_terminal():
+def test_compilation_log_warning_yellow_on_terminal():
+    """A warning is yellow on a terminal."""
     console, stream = terminal()
     CompilationLog(console=console).warning("odd")
     assert stream.getvalue() == "\x1b[33mWarning: odd\x1b[0m\n"
 
 
 @pytest.mark.parametrize(("value", "quiet"), [("1", True), ("0", False), ("", False)])
-def test_the_environment_silences_the_console_but_not_the_file(tmp_path, capsys, monkeypatch, value, quiet):
+def test_compilation_log_quiet_variable_silences_console(tmp_path, capsys, monkeypatch, value, quiet):
+    """`CLIKA_REF_QUIET` silences the console, but not the file."""
     monkeypatch.setenv("CLIKA_REF_QUIET", value)
     with CompilationLog.open(tmp_path) as log:
         log.say("said")
@@ -125,13 +133,15 @@ def test_the_environment_silences_the_console_but_not_the_file(tmp_path, capsys,
     assert texts(log) == ["said"]
 
 
-def test_console_false_silences_it_too(tmp_path, capsys):
+def test_compilation_log_console_false_silences_console(tmp_path, capsys):
+    """`console=False` silences the console."""
     with CompilationLog.open(tmp_path, console=False) as log, log.stage("capture"):
         log.warning("odd")
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_header_has_the_versions_and_the_settings_in_the_form_of_the_record(tmp_path):
+def test_write_header_lists_versions_and_settings(tmp_path):
+    """The header lists versions and settings in the format of clika-ace."""
     with CompilationLog.open(tmp_path, console=False) as log:
         log.write_header(
             {"Deployment Settings": {"target_framework": "ONNX Runtime", "opset": None}, "Run": {"seed": 3}}
@@ -152,7 +162,8 @@ def test_the_header_has_the_versions_and_the_settings_in_the_form_of_the_record(
     ]
 
 
-def test_stages_are_timed_in_the_order_in_which_they_began_and_summed(tmp_path, monkeypatch):
+def test_compilation_log_stage_timings_ordered_and_summed(tmp_path, monkeypatch):
+    """Stages are timed in their order, and repeated stages are summed."""
     clock = iter([0.0, 1.0, 3.5, 4.0, 10.0, 12.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     with CompilationLog.open(tmp_path, console=False) as log:
@@ -173,7 +184,8 @@ def test_stages_are_timed_in_the_order_in_which_they_began_and_summed(tmp_path, 
     ]
 
 
-def test_warnings_are_kept_in_order_with_a_file_or_without():
+def test_compilation_log_warnings_kept_in_order():
+    """Warnings are kept in order, also without a file."""
     log = CompilationLog()
     log.warning("the first")
     log.say("no warning")
@@ -181,7 +193,8 @@ def test_warnings_are_kept_in_order_with_a_file_or_without():
     assert log.warnings == ["the first", "the second"]
 
 
-def test_the_file_is_on_disk_when_a_stage_ends(tmp_path):
+def test_compilation_log_flushed_at_end_of_stage(tmp_path):
+    """The file is flushed at the end of a stage."""
     log = CompilationLog.open(tmp_path, console=False)
     with log.stage("capture"):
         log.detail("detail")
@@ -190,7 +203,8 @@ def test_the_file_is_on_disk_when_a_stage_ends(tmp_path):
     log.close()
 
 
-def test_a_failure_is_written_once_with_its_traceback_and_passes_on(tmp_path, capsys):
+def test_compilation_log_failure_written_once_and_raised(tmp_path, capsys):
+    """A failure is written once, with its traceback, and raised again."""
     message = "the fault"
     with (
         pytest.raises(ZeroDivisionError, match=message),
@@ -207,7 +221,8 @@ def test_a_failure_is_written_once_with_its_traceback_and_passes_on(tmp_path, ca
     assert re.search(r"capture +.* m?s  failed\n", capsys.readouterr().err)
 
 
-def test_a_second_failure_is_written_even_if_the_first_was_survived(tmp_path):
+def test_compilation_log_second_failure_written_too(tmp_path):
+    """A second failure is written even if the first one was caught."""
     with CompilationLog.open(tmp_path, console=False) as log:
         for number in (1, 2):
             with pytest.raises(ValueError, match="fault"), log.stage("trace"):
@@ -218,13 +233,15 @@ def test_a_second_failure_is_written_even_if_the_first_was_survived(tmp_path):
     ]
 
 
-def test_a_failure_between_stages_is_written_as_well(tmp_path):
+def test_compilation_log_failure_between_stages_written(tmp_path):
+    """A failure outside of a stage is written."""
     with pytest.raises(ValueError, match="between"), CompilationLog.open(tmp_path, console=False) as log:
         raise ValueError("between")
     assert texts(log)[-1] == "ValueError: between"
 
 
-def test_an_interrupt_leaves_a_clean_terminal_and_a_line(tmp_path):
+def test_compilation_log_interrupt_restores_terminal(tmp_path):
+    """An interrupt restores the cursor and leaves one line."""
     console, stream = terminal()
     log = CompilationLog(console=console)
     with pytest.raises(KeyboardInterrupt), log.stage("capture"):
@@ -234,7 +251,8 @@ def test_an_interrupt_leaves_a_clean_terminal_and_a_line(tmp_path):
     assert re.search(r"capture +.* m?s  interrupted", shown)
 
 
-def test_a_terminal_shows_a_spinner_with_the_latest_text_and_keeps_one_line():
+def test_compilation_log_terminal_shows_spinner_and_one_line():
+    """A terminal shows a spinner with the latest text, and one line remains."""
     console, stream = terminal()
     log = CompilationLog(console=console)
     with log.stage("capture") as stage:
@@ -251,7 +269,8 @@ def test_a_terminal_shows_a_spinner_with_the_latest_text_and_keeps_one_line():
     assert "layer 3" not in kept
 
 
-def test_print_inside_a_stage_reaches_a_stdout_that_is_no_terminal(capsys):
+def test_compilation_log_print_in_stage_reaches_stdout(capsys):
+    """`print` inside a stage reaches a stdout that is no terminal."""
     console, stream = terminal()
     with CompilationLog(console=console).stage("capture"):
         print("from forward")  # noqa: T201 - as a user's forward does
@@ -259,7 +278,8 @@ def test_print_inside_a_stage_reaches_a_stdout_that_is_no_terminal(capsys):
     assert "from forward" not in stream.getvalue()
 
 
-def test_a_line_aligns_stage_time_and_text():
+def test_format_stage_line_aligns_columns():
+    """A line aligns stage, time and text."""
     lines = [
         format_stage_line("Capturing", "1,018 calls", 2.41),
         format_stage_line("Comparing", "", 0.01),
@@ -272,7 +292,8 @@ def test_a_line_aligns_stage_time_and_text():
     ]
 
 
-def test_removals_are_one_line_for_each_run_in_the_file_and_one_in_all_on_the_console(tmp_path, capsys):
+def test_compilation_log_removals_per_pass_in_file(tmp_path, capsys):
+    """The file has one line for each run of a pass; the console has one line in total."""
     nodes, dropout = "unnecessary nodes", "Dropout layers"
     reports = [
         PassReport("remove-dead-nodes", 1072, nodes, 0.1, changed=True),
@@ -293,7 +314,8 @@ def test_removals_are_one_line_for_each_run_in_the_file_and_one_in_all_on_the_co
     assert removed == ["Removed               1,073 unnecessary nodes, 37 Dropout layers"]
 
 
-def test_a_log_that_runs_full_ends_with_a_warning_and_the_work_goes_on(capsys):
+def test_compilation_log_full_disk_ends_log_with_warning(capsys):
+    """A log on a full disk ends with a warning, and the compilation continues."""
     full = Path("/dev/full")
     if not full.exists():
         pytest.skip("no /dev/full on this system")
@@ -308,13 +330,15 @@ def test_a_log_that_runs_full_ends_with_a_warning_and_the_work_goes_on(capsys):
     assert err.count("ends here") == 1
 
 
-def test_a_name_that_no_encoding_knows_does_not_end_the_compilation(tmp_path):
+def test_compilation_log_unencodable_name_escaped(tmp_path):
+    """A name that cannot be encoded is escaped."""
     with CompilationLog.open(tmp_path, console=False) as log:
         log.detail("layer \ud800")
     assert texts(log) == ["layer \\ud800"]
 
 
-def test_a_detail_costs_one_write_into_a_buffer(tmp_path, monkeypatch):
+def test_compilation_log_detail_buffered(tmp_path, monkeypatch):
+    """A detail is only buffered, and the time is formatted once per second."""
     formatted = []
     strftime = time.strftime
     monkeypatch.setattr(time, "strftime", lambda *args: formatted.append(1) or strftime(*args))
@@ -326,7 +350,8 @@ def test_a_detail_costs_one_write_into_a_buffer(tmp_path, monkeypatch):
         assert len(formatted) <= time.time() - started + 2  # once a second
 
 
-def test_the_live_thread_ends_with_the_last_stage():
+def test_compilation_log_live_thread_ends_with_stage():
+    """The refresh thread ends with the last stage."""
     console, _ = terminal()
     log = CompilationLog(console=console)
     before = set(threading.enumerate())
@@ -337,7 +362,8 @@ def test_the_live_thread_ends_with_the_last_stage():
 
 
 @pytest.mark.slow
-def test_a_real_interrupt_during_a_stage_ends_the_program_with_the_log_closed(tmp_path):
+def test_compilation_log_real_interrupt_closes_file(tmp_path):
+    """An interrupt signal during a stage ends the program with a complete log."""
     code = (
         "import os, signal, sys, time\n"
         "from clika_ref.reporting.log import CompilationLog\n"

@@ -25,7 +25,8 @@ def records(caplog, monkeypatch):
     return [record for record in caplog.records if record.name.startswith("clika_ref")]
 
 
-def test_each_message_bears_the_name_of_the_module_that_tells_it(records):
+def test_logging_records_named_after_calling_module(records):
+    """Each log record has the name of the module that logs it."""
     assert records
     for record in records:
         package = Path(clika_ref.__file__).parents[1]
@@ -35,7 +36,8 @@ def test_each_message_bears_the_name_of_the_module_that_tells_it(records):
     assert len({record.name for record in records}) > 1
 
 
-def test_stages_are_told_as_information_and_details_for_who_looks_for_faults(records):
+def test_logging_stages_at_info_details_at_debug(records):
+    """Stages are logged at INFO, details at DEBUG."""
     told = [record.getMessage().split()[0] for record in records if record.levelno == logging.INFO]
     assert [word for word in told if word in ("Capturing", "Cleaning", "Wrapping")] == [
         "Capturing",
@@ -45,7 +47,8 @@ def test_stages_are_told_as_information_and_details_for_who_looks_for_faults(rec
     assert any(record.levelno == logging.DEBUG for record in records)
 
 
-def test_a_warning_of_the_log_is_one_of_logging(caplog, monkeypatch):
+def test_logging_warning_has_level_and_caller(caplog, monkeypatch):
+    """A warning of the log is a WARNING record with the caller's file."""
     monkeypatch.setenv("CLIKA_REF_QUIET", "1")
     with CompilationLog.open(None) as log, caplog.at_level(logging.DEBUG, logger=__name__):
         log.warning("100% of them")
@@ -54,7 +57,8 @@ def test_a_warning_of_the_log_is_one_of_logging(caplog, monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_nobody_listens_to_is_printed_once():
+def test_logging_without_handler_printed_once():
+    """A message without a handler is printed once."""
     code = (
         "from clika_ref.reporting.log import CompilationLog\n"
         "__name__ = 'clika_ref.pipeline'  # the module that tells it\n"
@@ -64,7 +68,8 @@ def test_what_nobody_listens_to_is_printed_once():
     assert (done.stdout + done.stderr).count("odd weights") == 1
 
 
-def test_the_file_has_each_line_once(tmp_path):
+def test_compilation_log_file_contains_each_line_once(tmp_path):
+    """The file contains each line once."""
     with CompilationLog.open(tmp_path, console=False) as log:
         log.say("said")
         log.warning("warned")

@@ -31,7 +31,8 @@ def clock(monkeypatch):
     return clock
 
 
-def test_it_yields_the_elements_and_leaves_one_line_off_a_terminal(capsys, clock):
+def test_simple_progress_bar_yields_elements_and_prints_line(capsys, clock):
+    """The bar yields the elements, and prints one line if stderr is no terminal."""
     seen = []
     for element in SimpleProgressBar([3, 1, 2], desc="Calibrating [b, 3]"):
         clock.now += 2
@@ -40,7 +41,8 @@ def test_it_yields_the_elements_and_leaves_one_line_off_a_terminal(capsys, clock
     assert capsys.readouterr() == ("", "Calibrating [b, 3]  3/3  6.0 s  0.50 it/s\n")
 
 
-def test_a_generator_has_no_total(capsys, clock):
+def test_simple_progress_bar_generator_has_no_total(capsys, clock):
+    """A generator has no total, and `len` raises an error."""
     bar = SimpleProgressBar((i for i in range(2000)), unit="image")
     for _ in bar:
         clock.now += 0.001
@@ -49,7 +51,9 @@ def test_a_generator_has_no_total(capsys, clock):
         len(bar)
 
 
-def test_a_length_that_refuses_counts_as_unknown():
+def test_simple_progress_bar_raising_len_counts_as_unknown():
+    """A length that raises TypeError counts as unknown."""
+
     class Stream:
         def __iter__(self):
             return iter("ab")
@@ -61,7 +65,8 @@ def test_a_length_that_refuses_counts_as_unknown():
     assert list(SimpleProgressBar(Stream(), disable=True)) == ["a", "b"]
 
 
-def test_it_is_moved_by_hand(capsys, clock):
+def test_simple_progress_bar_manual_update(capsys, clock):
+    """The bar is updated by hand."""
     with SimpleProgressBar(total=1000, desc="Downloading") as bar:
         clock.now += 1
         bar.update(600)
@@ -70,7 +75,8 @@ def test_it_is_moved_by_hand(capsys, clock):
     assert capsys.readouterr().err == "Downloading  601/1,000  1.0 s  601.00 it/s\n"
 
 
-def test_update_starts_a_bar_that_nobody_started(capsys):
+def test_simple_progress_bar_update_starts_bar(capsys):
+    """`update` starts a bar, and `close` may be called twice."""
     bar = SimpleProgressBar(total=2)
     bar.update(2)
     bar.close()
@@ -78,7 +84,8 @@ def test_update_starts_a_bar_that_nobody_started(capsys):
     assert re.fullmatch(r"2/2  .* it/s\n", capsys.readouterr().err)
 
 
-def test_leaving_the_loop_early_or_by_an_error_ends_the_bar(capsys):
+def test_simple_progress_bar_break_or_error_ends_bar(capsys):
+    """A break or an error ends the bar."""
     message = "the loop's own"
     for _ in SimpleProgressBar([1, 2, 3], desc="broken off"):
         break
@@ -88,21 +95,24 @@ def test_leaving_the_loop_early_or_by_an_error_ends_the_bar(capsys):
     assert [line[: line.index("/3")] for line in lines] == ["broken off  0", "failed  0"]
 
 
-def test_it_can_be_iterated_twice(capsys):
+def test_simple_progress_bar_iterated_twice(capsys):
+    """The bar can be iterated twice."""
     bar = SimpleProgressBar([1, 2])
     assert list(bar) == list(bar) == [1, 2]
     assert capsys.readouterr().err.count("2/2") == 2
 
 
 @pytest.mark.parametrize("how", ["disable", "environment"])
-def test_it_can_be_silenced(capsys, monkeypatch, how):
+def test_simple_progress_bar_disabled_prints_no_line(capsys, monkeypatch, how):
+    """`disable` and `CLIKA_REF_QUIET` silence the bar."""
     monkeypatch.setenv("CLIKA_REF_QUIET", "1" if how == "environment" else "0")
     assert list(SimpleProgressBar([1], disable=how == "disable")) == [1]
     assert capsys.readouterr() == ("", "")
 
 
 @pytest.mark.parametrize("total", [4, None])
-def test_a_terminal_shows_bar_count_time_and_rate(monkeypatch, total):
+def test_simple_progress_bar_terminal_shows_count_time_rate(monkeypatch, total):
+    """A terminal shows the bar, count, time and rate."""
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100, color_system=None)
     monkeypatch.setattr(progress, "progress_console", lambda: console)
@@ -114,7 +124,8 @@ def test_a_terminal_shows_bar_count_time_and_rate(monkeypatch, total):
     assert stream.getvalue().endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_a_number_is_no_iterable_and_the_message_says_what_to_write():
+def test_simple_progress_bar_number_raises_with_remedy():
+    """A number raises an error that suggests `total=`."""
     with pytest.raises(
         ModelError, match=r"SimpleProgressBar\(20\): a int cannot be iterated over; for a bar .* write total=20"
     ):
@@ -123,11 +134,13 @@ def test_a_number_is_no_iterable_and_the_message_says_what_to_write():
         SimpleProgressBar(2.5)
 
 
-def test_a_total_below_zero_is_refused():
+def test_simple_progress_bar_negative_total_raises():
+    """A negative total raises an error."""
     with pytest.raises(ModelError, match=r"SimpleProgressBar\(total=-1\): give the number of elements, or None"):
         SimpleProgressBar(total=-1)
 
 
-def test_iterating_without_an_iterable_says_what_to_do():
+def test_simple_progress_bar_without_iterable_raises():
+    """Iteration without an iterable raises an error with the remedy."""
     with pytest.raises(ModelError, match=r"without an iterable: pass one, or call update\(\)"):
         list(SimpleProgressBar(total=3))

@@ -21,14 +21,16 @@ from clika_ref.quantization.decision import Quantization
 from clika_ref.reporting.tables import HasTables, Table, print_table
 
 
-def test_numbers_stand_to_the_right_and_text_to_the_left(capsys):
+def test_print_table_aligns_numbers_right_text_left(capsys):
+    """Numbers are aligned to the right, text to the left."""
     print_table(["name", "nodes", "time"], [["a", 7, "34 ms"], ["bcd", 1234567, "2.4 s"], ["e", None, "x"]])
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert lines[0] == "  name       nodes   time"
     assert lines[2:] == ["  a              7   34 ms", "  bcd    1,234,567   2.4 s", "  e                  x"]
 
 
-def test_a_pipe_gets_cells_of_any_length_whole_and_brackets_as_they_are(capsys):
+def test_print_table_pipe_keeps_long_cells_and_brackets(capsys):
+    """A pipe gets whole cells, and brackets are not markup."""
     cell = "float32[b, 3] [bold] " * 20
     print_table(["type"], [[cell]], title="Types [red]")
     out = capsys.readouterr().out
@@ -36,7 +38,8 @@ def test_a_pipe_gets_cells_of_any_length_whole_and_brackets_as_they_are(capsys):
     assert "Types [red]" in out
 
 
-def test_a_table_without_rows_shows_its_columns():
+def test_print_table_without_rows_shows_columns():
+    """A table without rows shows its columns."""
     stream = io.StringIO()
     print_table(["a", "b"], [], console=Console(file=stream))
     assert "a" in stream.getvalue()
@@ -65,7 +68,8 @@ def table():
     return Table(FACTS, columns, lambda fact: fact.bytes > 7)
 
 
-def test_a_table_is_a_sequence_of_its_facts(table):
+def test_table_behaves_as_sequence_of_facts(table):
+    """A table is a sequence of its facts."""
     assert len(table) == 3
     assert table[1] is FACTS[1]
     assert [*table] == FACTS
@@ -73,18 +77,21 @@ def test_a_table_is_a_sequence_of_its_facts(table):
     assert table[1:] == FACTS[1:]
 
 
-def test_a_table_prints_what_is_to_be_shown(table):
+def test_table_str_shows_selected_facts(table):
+    """The text of a table shows the selected facts only."""
     assert str(table) == repr(table) == "name  bytes\na     1,500\n<d>      20"
 
 
-def test_records_are_of_all_facts_with_what_follows_from_them_and_without_facts_of_their_own(table):
+def test_table_to_dict_lists_all_facts_with_properties(table):
+    """Records contain all facts with their properties, without nested facts."""
     records = table.to_dict()
     assert records[0] == {"name": "a", "bytes": 1500, "inner": None, "kilobytes": 1.5}
     assert records[1] == {"name": "b", "bytes": 7, "kilobytes": 0.007}
     assert len(records) == 3
 
 
-def test_a_notebook_gets_headings_cells_and_numbers_to_the_right(table):
+def test_table_repr_html_has_headings_and_aligned_numbers(table):
+    """HTML has headings, escaped cells, and numbers aligned to the right."""
     shown = table._repr_html_()
     document = ET.fromstring(shown)  # noqa: S314 - written by ourselves
     assert [cell.text for cell in document.iter("th")] == ["name", "bytes"]
@@ -92,7 +99,9 @@ def test_a_notebook_gets_headings_cells_and_numbers_to_the_right(table):
     assert ["right" in cell.get("style") for cell in document.iter("td")] == [False, True, False, True]
 
 
-def test_tables_and_lines_stand_below_each_other_in_print_at_a_prompt_and_in_a_notebook(table):
+def test_has_tables_joins_tables_and_lines(table):
+    """Tables and lines are joined in text, at a prompt and in HTML."""
+
     class Found(HasTables):
         def parts(self):
             return "a < b", table, "", table
@@ -104,11 +113,13 @@ def test_tables_and_lines_stand_below_each_other_in_print_at_a_prompt_and_in_a_n
 @pytest.mark.parametrize(
     "kind", [AdapterReport, Explanation, AccuracySearch, PruningReport, Quantization, TargetComparison]
 )
-def test_whatever_is_told_in_tables_is_so_at_a_prompt_too(kind):
+def test_has_tables_subclasses_share_repr(kind):
+    """Every result class with tables uses the repr of HasTables."""
     assert kind.__repr__ is HasTables.__repr__
 
 
-def test_a_notebook_shows_the_first_lines_of_a_graph(monkeypatch):
+def test_graph_repr_html_shows_first_lines(monkeypatch):
+    """A notebook shows the first lines of a graph."""
     graph = Graph("Small")
     value = graph.add_input(TensorType(torch.float32, (2,)), "x")
     relu = load_registry().operators["relu"]

@@ -38,13 +38,15 @@ def report(before, after):
     return "\n".join(show_differences(compare_records(before, after)))
 
 
-def test_record_network_twice_is_equal(recorded):
+def test_record_network_twice_gives_equal_records(recorded):
+    """Two records of the same network are equal."""
     again = record_one()
     assert "model.onnx" in recorded["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
     assert compare_records(recorded, again) == []
 
 
-def test_compare_other_graph_is_reported(recorded, changed):
+def test_compare_records_other_file_or_graph_reported(recorded, changed):
+    """A changed file is reported, with a changed or an equal graph."""
     files = changed["parts"][PART]["variants"]["float"]["onnxruntime"]["files"]
     digest, graph = files["model.onnx"].split()
     files["model.onnx"] = f"{digest[::-1]} {graph}"
@@ -57,7 +59,8 @@ def test_compare_other_graph_is_reported(recorded, changed):
     assert "networks, removed: 1\n  files / model.onnx" in report(recorded, changed)
 
 
-def test_compare_other_state_dict_is_reported(recorded, changed):
+def test_compare_records_other_state_dict_reported(recorded, changed):
+    """A changed, added or removed state dict entry is reported."""
     tensors = changed["parts"][PART]["tensors"]
     index = tensors.index("head.weight: float32[4, 16]")
     tensors[index] = "head.weight: float32[4, 8]"
@@ -68,17 +71,20 @@ def test_compare_other_state_dict_is_reported(recorded, changed):
     assert "networks, removed: 1\n  state_dict / head.weight" in found
 
 
-def test_compare_variant_that_fails_is_reported(recorded, changed):
+def test_compare_records_failing_variant_reported(recorded, changed):
+    """A variant that fails is reported with its error."""
     changed["parts"][PART]["variants"]["float"]["onnxruntime"] = {"error": "ModelError: no"}
     assert "error: ModelError: no" in report(recorded, changed)
 
 
-def test_compare_missing_part_is_reported(recorded, changed):
+def test_compare_records_missing_part_reported(recorded, changed):
+    """A missing part is reported."""
     del changed["parts"][PART]
     assert f"networks, removed: 1\n  not in the other record\n      in {PART}" in report(recorded, changed)
 
 
-def test_compare_renamed_signature_is_equal_with_renames(recorded, changed):
+def test_compare_records_renamed_signature_equal_with_map(recorded, changed):
+    """A renamed signature is equal if the map of renames has it."""
     changed["parts"]["signatures"]["top level"] = {"first": "(x)", "g": "(y)"}
     found = report(recorded, changed)
     assert "signatures, added: 1\n  first: (x)" in found
@@ -86,13 +92,15 @@ def test_compare_renamed_signature_is_equal_with_renames(recorded, changed):
     assert compare_records(rename(recorded, {"f": "first"}), changed) == []
 
 
-def test_environment_other_version_is_a_warning(recorded, changed):
+def test_environment_warnings_other_version(recorded, changed):
+    """Another version in the environment gives a warning."""
     assert environment_warnings(recorded, changed) == []
     changed["header"] |= {"torch": "2.14", "commit": "1" * 40}
     assert environment_warnings(recorded, changed) == ["torch: recorded with 2.13, now 2.14"]
 
 
-def test_compare_command_ends_with_1_where_records_differ(recorded, changed, tmp_path):
+def test_compare_command_differences_exit_1(recorded, changed, tmp_path):
+    """The command exits with 1 if the records differ."""
     before, after = tmp_path / "before.json", tmp_path / "after.json"
     write_record(recorded, before)
     write_record(changed, after)
@@ -123,13 +131,15 @@ def test_digest_graph_ignores_metadata_only():
     assert digest_graph(model.SerializeToString()) != digest
 
 
-def test_normalize_json_keeps_all_but_times():
+def test_normalize_json_removes_times_only():
+    """Times are removed and floats are rounded; all else is kept."""
     given = {"seconds": {"Writing": 0.1, "Fusing": 0.2}, "ratio": None, "sqnr": 12.3456789, "rows": [{"seconds": 2.0}]}
     wanted = {"seconds": ["Fusing", "Writing"], "ratio": None, "sqnr": 12.3457, "rows": [{"seconds": "<time>"}]}
     assert normalize_json(given) == wanted
 
 
-def test_networks_are_thirty_and_selected_by_pattern():
+def test_part_names_thirty_networks_by_pattern():
+    """There are 30 networks, and patterns select their parts."""
     assert len(NETWORKS) == 30
     assert set(QUICK_NETWORKS) < set(NETWORKS)
     assert part_names("lstm") == ["networks/lstm"]
@@ -137,5 +147,6 @@ def test_networks_are_thirty_and_selected_by_pattern():
     assert len(part_names(is_quick=True)) == len(QUICK_NETWORKS) + 2
 
 
-def test_starting_commit_has_every_part():
+def test_read_record_starting_commit_has_every_part():
+    """The record of the starting commit has every part."""
     assert set(read_record(STARTING_COMMIT)["parts"]) == set(part_names())

@@ -19,14 +19,16 @@ def data_of(project: Path) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
-def test_each_distribution_says_that_it_is_typed(project):
+def test_distribution_contains_py_typed(project):
+    """Each distribution contains py.typed."""
     ((package, patterns),) = data_of(project).items()
     assert "py.typed" in patterns
     assert (project.parent / package / "py.typed").read_bytes() == b""
 
 
 @pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.parent.name)
-def test_each_distribution_takes_along_what_is_no_code(project):
+def test_distribution_package_data_complete(project):
+    """Each distribution contains all files that are no code."""
     ((package, patterns),) = data_of(project).items()
     folder = project.parent / package
     taken = {path for pattern in patterns for path in folder.glob(pattern)}

@@ -20,7 +20,7 @@ from clika_ref_cli.exit_status import STATUS_MEANINGS
 from clika_ref_visualize.pictures.drawing import Role
 from fenced_blocks import PAGES as DOCUMENTS
 from fenced_blocks import ROOT, blocks_of
-from test_house import CORE_LINES
+from test_code_rules import CORE_LINES
 from typer.testing import CliRunner
 
 import clika_ref
@@ -55,12 +55,14 @@ def below(document: Path, heading: str) -> str:
     return re.split(r"^#+ ", text, maxsplit=1, flags=re.MULTILINE)[0]
 
 
-def test_the_quickstart_takes_ten_lines():
+def test_readme_quickstart_at_most_ten_lines():
+    """The quickstart has at most ten lines."""
     code, *_ = blocks(ROOT / "README.md", "python")
     assert len([line for line in code.splitlines() if line]) <= 10
 
 
-def test_the_commands_of_the_documents_exist_in_the_makefile():
+def test_documents_make_commands_exist():
+    """The make commands in the documents exist in the Makefile."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {
         word
@@ -72,14 +74,16 @@ def test_the_commands_of_the_documents_exist_in_the_makefile():
     assert named <= targets
 
 
-def test_the_core_has_as_many_files_and_lines_as_its_reader_is_told():
+def test_reading_guide_lists_core_files_and_budget():
+    """The reading guide lists every core file, their number and the line budget."""
     text = (ROOT / "docs/reading-guide.md").read_text(encoding="utf-8")
     files = [path for path in (ROOT / "clika_ref/core").glob("*.py") if path.name != "__init__.py"]
     assert f"The core is {len(files)} files with at most {CORE_LINES:,} lines of code." in text
     assert all(f"core/{path.name})" in text for path in files), "a file of the core is in none of the hours"
 
 
-def test_the_help_of_the_makefile_names_every_target():
+def test_makefile_help_lists_every_target():
+    """`make help` lists every target."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     (phony,) = re.findall(r"^\.PHONY: help (.*)$", text, re.MULTILINE)
     assert re.findall(r'echo "make ([\w-]+) ', text) == phony.split()
@@ -115,7 +119,8 @@ def broken_links(document: Path) -> list[str]:
     return broken
 
 
-def test_every_link_of_the_documents_leads_somewhere(capsys):
+def test_documents_links_resolve(capsys):
+    """Every link of the documents resolves."""
     count = sum(len(links_of(document)) for document in DOCUMENTS)
     broken = [link for document in DOCUMENTS for link in broken_links(document)]
     with capsys.disabled():
@@ -146,7 +151,8 @@ def test_papers_are_linked_and_cited_in_a_file_of_their_row():
         assert any(author in place.read_text(encoding="utf-8") for place in places), f"no file cites {author}"
 
 
-def test_every_page_stands_in_the_navigation_of_the_site():
+def test_mkdocs_navigation_lists_every_page():
+    """Every page is in the navigation of the site."""
     text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- ([\w/-]+\.md)$", text.partition("\nnav:\n")[2], re.MULTILINE)
     pages = [path.relative_to(ROOT / "docs").as_posix() for path in sorted((ROOT / "docs").rglob("*.md"))]
@@ -154,7 +160,8 @@ def test_every_page_stands_in_the_navigation_of_the_site():
     assert sorted(named) == sorted([*pages, *told]), "a page that is in no menu is found by nobody"
 
 
-def test_every_method_that_documents_name_exists():
+def test_documents_methods_exist():
+    """Every method that the documents name exists."""
     text = "".join(document.read_text(encoding="utf-8") for document in DOCUMENTS if document.parent != ROOT)
     named = set(re.findall(r"`(?:module\.|ClikaModule\.)?(clika_(?!ref)\w+)", text))
     known = {*dir(ClikaModule), *clika_ref.__all__}
@@ -169,11 +176,13 @@ def words_of(name: str) -> set[str]:
     return set(re.findall(r"\w+", (ROOT / "docs" / name).read_text(encoding="utf-8")))
 
 
-def test_who_comes_from_torch_onnx_export_is_told_of_each_of_its_arguments():
+def test_torch_onnx_export_page_names_every_argument():
+    """The page for users of `torch.onnx.export` names each of its arguments."""
     assert inspect.signature(torch.onnx.export).parameters.keys() - words_of("from-torch-onnx-export.md") == set()
 
 
-def test_who_comes_from_clika_ace_is_told_of_each_name():
+def test_clika_ace_page_names_every_public_name():
+    """The page for users of clika-ace names each public name."""
     words = words_of("from-clika-ace.md")
     stages = {"clika_quantization"}  # of the pipeline
     names = {*clika_ref.__all__, *inspect.signature(clika_ref.clika_compile).parameters}
@@ -202,7 +211,8 @@ def test_example_plugin_page_quotes_onnx_target_whole():
 
 
 @pytest.mark.parametrize("kind", [QuantizationScheme, QuantizedType, FusedSums, WeightOnlyScheme])
-def test_every_field_of_a_scheme_is_explained(kind):
+def test_targets_page_explains_every_scheme_field(kind):
+    """The page on targets explains every field of a scheme."""
     assert "(targets.md#the-scheme-field-by-field)" in EXAMPLE_PAGE.read_text(encoding="utf-8")
     table = below(ROOT / "docs/targets.md", "### The scheme, field by field")
     (rows,) = re.findall(rf"^\| field of `{kind.__name__}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", table, re.MULTILINE)
@@ -210,7 +220,7 @@ def test_every_field_of_a_scheme_is_explained(kind):
     assert [name for name, _ in told] == [field.name for field in dataclasses.fields(kind)]
 
 
-def test_core_layers_of_reading_guide_are_those_of_import_linter():
+def test_reading_guide_core_layers_match_import_linter():
     """The table lists each file of the core with the number of its layer in ``pyproject.toml``, from the lowest up."""
     text = (ROOT / "docs/reading-guide.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (\d+) \| \[(\w+)\.py\]\(\.\./clika_ref/core/\2\.py\) \|", text, re.MULTILINE)
@@ -224,7 +234,8 @@ def test_core_layers_of_reading_guide_are_those_of_import_linter():
     assert [int(number) for number, _ in listed] == sorted(int(number) for number, _ in listed)
 
 
-def test_the_glossary_is_in_order_and_has_one_entry_for_each_word():
+def test_glossary_sorted_and_unique():
+    """The glossary is sorted and has one entry for each term."""
     words = re.findall(r"^\| \*\*(.+?)\*\* \|", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert words == sorted(set(words))
     assert len(words) > 30
@@ -243,7 +254,8 @@ def sentences() -> list[str]:
     return found
 
 
-def test_every_error_that_dynamic_shapes_quotes_is_one_that_the_code_raises():
+def test_dynamic_shapes_page_quotes_existing_errors():
+    """The errors that the page on dynamic shapes quotes are in the code."""
     text = (ROOT / "docs/dynamic-shapes.md").read_text(encoding="utf-8")
     quotations = re.findall(r"^> (.+)$", text, re.MULTILINE)
     assert len(quotations) > 15
@@ -254,7 +266,8 @@ def test_every_error_that_dynamic_shapes_quotes_is_one_that_the_code_raises():
         assert any(all(part in sentence for part in parts) for sentence in known), quotation
 
 
-def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
+def test_numerics_page_bounds_match_code():
+    """The bounds of the page on numerics equal those of the code."""
     text = (ROOT / "docs/numerics.md").read_text(encoding="utf-8")
     places = re.findall(r"`((?:clika_ref|plugins)/[\w/]+\.py)`", text)
     assert all((ROOT / place).exists() for place in places)
@@ -267,12 +280,14 @@ def test_the_bounds_of_the_numerics_page_are_those_of_the_code():
     assert "MAX_REASSOCIATION_ROUNDINGS = 256" in (ROOT / "clika_ref/core/passes.py").read_text(encoding="utf-8")
 
 
-def test_the_colours_of_pictures_are_all_explained():
+def test_pictures_page_explains_every_color():
+    """The page on pictures explains every color."""
     shown = below(ROOT / "docs/pictures.md", "## Pictures")
     assert len(re.findall(r"^\| (?:green|grey|violet|brown|red|teal|blue) \|", shown, re.MULTILINE)) == len(Role)
 
 
-def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):
+def test_settings_page_example_loads(tmp_path):
+    """The settings file of the document loads."""
     _, text = blocks(ROOT / "docs/settings.md", "yaml")
     (tmp_path / "clika.yaml").write_text(text, encoding="utf-8")
     settings = Settings.load_from_path(tmp_path / "clika.yaml")
@@ -282,7 +297,8 @@ def test_the_settings_of_the_document_are_read_as_they_stand(tmp_path):
     assert settings.layer_settings["encoder.layers.0.*"].pruning_settings.skip_pruning
 
 
-def test_the_loop_of_the_document_on_several_processes_names_what_there_is():
+def test_distributed_page_loop_uses_existing_methods():
+    """The training loop of the page on several processes calls existing methods."""
     (code,) = blocks(ROOT / "docs/distributed.md", "python")
     calls = {
         node.func.attr
@@ -293,7 +309,8 @@ def test_the_loop_of_the_document_on_several_processes_names_what_there_is():
     assert all(hasattr(ClikaModule, name) for name in calls if name.startswith("clika_"))
 
 
-def test_the_command_lines_of_the_manual_run_as_they_stand_and_end_as_it_says(tmp_path, monkeypatch):
+def test_command_line_page_commands_run(tmp_path, monkeypatch):
+    """The command lines of the manual run and exit with the stated status."""
     document = ROOT / "docs/command-line.md"
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -309,7 +326,8 @@ def test_the_command_lines_of_the_manual_run_as_they_stand_and_end_as_it_says(tm
         assert result.exit_code == int(status or 0), f"{command}\n{result.output}"
 
 
-def test_the_manual_of_the_command_line_names_every_command_and_exit_status():
+def test_command_line_page_lists_commands_and_statuses():
+    """The manual lists every command and exit status."""
     text = (ROOT / "docs/command-line.md").read_text(encoding="utf-8")
     table = re.findall(r"^\| (\d+) \| (.+) \|$", below(ROOT / "docs/command-line.md", "## Exit status"), re.MULTILINE)
     assert table == [(str(int(status)), meaning) for status, meaning in STATUS_MEANINGS.items()]

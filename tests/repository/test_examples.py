@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 import pytest
 import torch
-from test_house import code_lines
+from test_code_rules import code_lines
 from torch import nn
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -78,7 +78,8 @@ def test_demo_int8_keeps_accuracy_in_a_third_of_the_bytes(example, tmp_path, cap
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*without its dropouts")
-def test_training_in_integers_leaves_an_artifact_that_tells_the_digits_apart(example, tmp_path, capsys):
+def test_qat_example_artifact_keeps_accuracy(example, tmp_path, capsys):
+    """The QAT example exports an INT8 artifact with an accuracy above 90 %."""
     path = tmp_path / "build" / "trained.onnx"
     example("digits").EPOCHS, example("train_in_integers").EPOCHS = 3, 1
     example("train_in_integers").main(path)
@@ -92,7 +93,8 @@ def test_training_in_integers_leaves_an_artifact_that_tells_the_digits_apart(exa
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*without its dropouts")
-def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, capsys):
+def test_prune_then_quantize_example_shrinks_twice(example, tmp_path, capsys):
+    """Pruning and quantization each reduce the size."""
     path = tmp_path / "build" / "pruned.onnx"
     example("prune_then_quantize").main(path)
     out = capsys.readouterr().out
@@ -104,7 +106,8 @@ def test_what_is_pruned_and_then_quantized_is_smaller_twice(example, tmp_path, c
     assert float(rows[-1][1]) > 85, out
 
 
-def test_two_tasks_are_learned_by_adapters_beside_weights_of_four_bits(example, tmp_path, capsys):
+def test_lora_example_learns_two_tasks_on_int4_weights(example, tmp_path, capsys):
+    """Adapters on INT4 weights learn two tasks."""
     lora = example("lora")
     lora.EPOCHS, lora.ADAPTER_EPOCHS = 4, 15
     lora.main(tmp_path / "build")
@@ -123,8 +126,8 @@ def test_two_tasks_are_learned_by_adapters_beside_weights_of_four_bits(example, 
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_one_model(tmp_path):
-    """As a user runs it: it starts torchrun by itself, which starts two processes."""
+def test_ddp_example_ranks_end_with_equal_model(tmp_path):
+    """The example starts torchrun with two processes, and both end with the same model."""
     place, environment = tmp_path / "build" / "two.onnx", {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "two_processes.py"), str(place)],
@@ -144,7 +147,8 @@ def test_two_processes_end_with_one_model(tmp_path):
     assert place.stat().st_size > 5_000  # 24,000 weights of one byte, and less
 
 
-def test_a_pass_of_ones_own_is_put_between_two_stages_in_forty_lines(example, capsys):
+def test_insert_a_pass_example_replaces_node_in_forty_lines(example, capsys):
+    """A custom pass runs between two stages, in at most 40 lines."""
     torch.manual_seed(0)
     inserting = example("insert_a_pass")
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 2)).eval()

@@ -54,7 +54,8 @@ MARKED_PAGES = [pytest.param(p, marks=pytest.mark.slow) if page_name(p) in SLOW_
 
 
 @pytest.mark.parametrize("page", MARKED_PAGES, ids=page_name)
-def test_the_blocks_of_a_page_run_in_order(page, tmp_path, warm_commands):
+def test_page_blocks_run_in_order(page, tmp_path, warm_commands):
+    """The blocks of a page run in order."""
     blocks = [block for block in blocks_of(page) if runs(block)]
     if not {block.language for block in blocks} - {"text"}:
         return
@@ -64,7 +65,8 @@ def test_the_blocks_of_a_page_run_in_order(page, tmp_path, warm_commands):
         assert {tensor.data_type for tensor in written.graph.initializer} >= {onnx.TensorProto.INT8}
 
 
-def test_every_block_is_one_that_runs_is_read_is_quoted_or_is_listed(capsys):
+def test_page_blocks_all_tested_or_listed(capsys):
+    """Every block runs, is parsed, is quoted or is listed with a reason."""
     blocks = [block for page in PAGES for block in blocks_of(page)]
     languages = Counter(block.language for block in blocks)
     assert not languages.keys() - {*RUNNING, *WRITTEN, *SHOWN}, "no test knows what to do with one of these languages"
@@ -79,7 +81,8 @@ def test_every_block_is_one_that_runs_is_read_is_quoted_or_is_listed(capsys):
             print(f"  {block.place} {block.first!r}: {NOT_RUN[block.page, block.first]}")
 
 
-def test_a_block_whose_output_is_another_one_is_told_with_its_line(tmp_path):
+def test_run_wrong_output_fails_with_line(tmp_path):
+    """A wrong output fails with the line of its block."""
     run = Run.begin(tmp_path)
     run.take(Block("page.md", 3, "python", "", "print(1 + 1)\n"))
     run.take(Block("page.md", 7, "output", "", "2\n"))
@@ -87,7 +90,8 @@ def test_a_block_whose_output_is_another_one_is_told_with_its_line(tmp_path):
         run.take(Block("page.md", 11, "output", "", "3\n"))
 
 
-def test_a_command_that_fails_fails_the_page_and_one_after_it_does_not_hide_that(tmp_path):
+def test_run_failing_command_fails_page(tmp_path):
+    """A failing command fails the page, also if another command follows."""
     run = Run.begin(tmp_path)
     run.take(Block("page.md", 3, "console", "", 'false; echo "exit status $?"\n'))
     assert run.printed == "exit status 1\n"
@@ -95,7 +99,8 @@ def test_a_command_that_fails_fails_the_page_and_one_after_it_does_not_hide_that
         run.take(Block("page.md", 7, "console", "", "false\ntrue\n"))
 
 
-def test_a_session_shares_the_names_of_the_blocks_around_it(tmp_path):
+def test_run_session_shares_names_with_blocks(tmp_path):
+    """A session shares the names of the blocks around it."""
     run = Run.begin(tmp_path)
     run.take(Block("page.md", 3, "python", "", "x = 2\n"))
     run.take(Block("page.md", 7, "python", "", ">>> y = x + 1\n>>> y\n3\n"))

@@ -85,7 +85,7 @@ def test_imports_inside_functions_and_by_name_are_counted(imports):
     assert "clika_ref.onnx_export.torchlib" in imports["clika_ref.onnx_export.generic_operators"]
 
 
-def test_find_cycles_returns_components_of_several_modules_and_self_imports():
+def test_find_cycles_returns_components_and_self_imports():
     chain = {"a": {"b"}, "b": {"c", "d"}, "c": {"a"}, "d": set(), "e": {"e"}, "f": {"a"}}
     assert find_cycles(chain) == [["a", "b", "c"], ["e"]]
     assert find_cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

@@ -45,19 +45,22 @@ def package_of(folder):
 
 
 @pytest.mark.parametrize("field", ["version", "requires-python", "license", "license-files", "classifiers", "readme"])
-def test_all_of_them_state_the_same(field):
+def test_distributions_state_same_metadata(field):
+    """All distributions have the same version, license and other metadata."""
     stated = {name: PROJECTS[folder][field] for name, folder in NAMES.items()}
     assert [name for name, value in stated.items() if value != PROJECTS[ROOT][field]] == []
 
 
-def test_all_of_them_are_built_alike():
+def test_distributions_use_same_build_system():
+    """All distributions have the same build system, and the pinned version fits."""
     assert {str(stated["build-system"]) for stated in STATED.values()} == {str(STATED[ROOT]["build-system"])}
     needed = Requirement(STATED[ROOT]["build-system"]["requires"][0])
     assert needed.specifier.contains(pins()[needed.name]), "constraints.txt pins what cannot build them"
 
 
 @EACH
-def test_each_carries_the_license_and_says_what_it_is(folder):
+def test_distribution_has_license_and_description(folder):
+    """Each distribution has the license, a README title and a description."""
     assert (folder / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
     name, first = PROJECTS[folder]["name"], (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0]
     assert first == f"# {name}"
@@ -65,7 +68,8 @@ def test_each_carries_the_license_and_says_what_it_is(folder):
 
 
 @EACH
-def test_each_takes_the_others_of_its_own_version(folder):
+def test_distribution_requires_siblings_of_own_version(folder):
+    """Each distribution requires the others in its own version."""
     version = Version(PROJECTS[ROOT]["version"])
     wanted = {f">={version.major}.{version.minor}", f"<{version.major}.{version.minor + 1}"}
     for found in asked(PROJECTS[folder]):
@@ -74,13 +78,15 @@ def test_each_takes_the_others_of_its_own_version(folder):
             assert {str(part) for part in found.specifier} == wanted
 
 
-def test_every_distribution_but_the_example_comes_with_an_extra():
+def test_distributions_except_example_have_extra():
+    """Every distribution except the example is installed by an extra."""
     brought = [found.name for found in asked(PROJECTS[ROOT]) if found.name in NAMES]
     assert len(brought) == len(set(brought))
     assert set(brought) == NAMES.keys() - {"clika-ref", "clika-ref-example"}
 
 
-def test_a_package_has_one_range_whoever_asks_for_it_and_the_pinned_version_is_in_it():
+def test_requirements_have_one_range_with_pinned_version():
+    """A package has the same range in every distribution, and the pinned version is in it."""
     ranges = {}
     for project in PROJECTS.values():
         for found in asked(project):
@@ -93,7 +99,8 @@ def test_a_package_has_one_range_whoever_asks_for_it_and_the_pinned_version_is_i
 
 
 @EACH
-def test_each_asks_for_what_it_imports_and_for_nothing_else(folder):
+def test_distribution_requires_imported_packages_only(folder):
+    """Each distribution requires the packages that it imports, and no others."""
     package = package_of(folder)
     packed = [path for path in package.rglob("*.py") if path.parent.name != "mutants"]  # wheels have no mutants
     imported = {name for path in packed for name in imports_of(path)} - {package.name} - sys.stdlib_module_names
@@ -109,7 +116,8 @@ def test_each_asks_for_what_it_imports_and_for_nothing_else(folder):
 
 
 @EACH
-def test_none_carries_tests_of_itself(folder):
+def test_distribution_contains_no_tests(folder):
+    """No distribution contains its own tests."""
     found = {path.relative_to(folder).as_posix() for pattern in TESTS for path in package_of(folder).rglob(pattern)}
     assert found - THE_SUITE == set(), "move them to a folder tests beside the package: wheels would hold them"
 
@@ -125,7 +133,8 @@ def imports_of(path):
             yield from (arg.value.partition(".")[0] for arg in node.args[:1] if isinstance(arg, ast.Constant))
 
 
-def test_the_versions_that_are_allowed_are_those_of_the_document_and_the_lowest_is_the_one_that_is_tried():
+def test_installing_page_versions_match_requirements():
+    """The versions in the document equal the requirements, and the lowest one is tested."""
     text = (ROOT / "docs/installing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\w+) \| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE)
     table = {name: rest for name, *rest in rows}
@@ -138,7 +147,8 @@ def test_the_versions_that_are_allowed_are_those_of_the_document_and_the_lowest_
         assert usual == pins()[name]
 
 
-def test_the_distributions_of_the_document_are_those_that_there_are():
+def test_installing_page_lists_every_distribution():
+    """The document lists every distribution with its extra."""
     text = (ROOT / "docs/installing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (?:`clika-ref\[(\w+)\]`)? ?\|$", text, re.MULTILINE)
     assert [name for name, _ in rows if name not in NAMES] == []
@@ -166,7 +176,7 @@ def pip_commands(path):
         yield [word for word in words if word != "-e"]
 
 
-def test_pip_commands_of_documents_name_what_a_clone_or_wheels_have():
+def test_pip_commands_in_documents_name_existing_distributions():
     """Each word is a folder with a distribution, one of ours with its extras, or a package that we ask for."""
     extras = {f"{name}[{extra}]" for name, folder in NAMES.items() for extra in optional(folder)}
     packages = {canonicalize_name(found.name) for folder in FOLDERS for found in asked(PROJECTS[folder])}
@@ -199,7 +209,7 @@ def test_clone_command_of_document_installs_the_standard_extra(path):
     assert installed == standard | {"clika-ref"}
 
 
-def test_clone_command_of_the_scaffold_installs_standard_and_conformance():
+def test_scaffold_clone_command_installs_standard_and_suite():
     (command,) = [words for words in pip_commands(INSTRUCTIONS[-1]) if "." in words]
     extras = PROJECTS[ROOT]["optional-dependencies"]
     wanted = {Requirement(text).name for extra in ("standard", "conformance") for text in extras[extra]}
@@ -207,7 +217,7 @@ def test_clone_command_of_the_scaffold_installs_standard_and_conformance():
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "clika-ref"])
-def test_install_command_of_errors_names_a_distribution_and_its_folder(name):
+def test_install_command_in_errors_names_distribution_and_folder(name):
     command = re.fullmatch(
         r"pip install ([\w-]+) \(in a clone: pip install ([\w/]+); .*\)", format_install_command(name)
     )

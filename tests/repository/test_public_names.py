@@ -126,24 +126,28 @@ def told(what: str, count: int, wrong: list[str], capsys: pytest.CaptureFixture[
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_name_of_the_package_stands_on_a_page_of_the_reference_once():
+def test_api_pages_show_every_public_name_once():
+    """Every public name is on one page of the API reference."""
     shown = named_on_pages()
     assert len(shown) == len(set(shown)), "shown twice, so that links to it lead to either"
     expected = {f"clika_ref.{home}.{name}" for name, home in clika_ref.MODULE_BY_PUBLIC_NAME.items()}
     assert expected - set(shown) == set()
 
 
-def test_every_module_of_the_core_stands_on_a_page_of_the_reference():
+def test_api_pages_show_every_core_module():
+    """Every core module is on a page of the API reference."""
     shown = {name.rpartition(".")[0] if ".errors." in name else name for name in named_on_pages()}
     assert {f"clika_ref.core.{module.name}" for module in pkgutil.iter_modules(core.__path__)} - shown == set()
 
 
-def test_every_public_name_is_documented(public, capsys):
+def test_public_names_have_docstring(public, capsys):
+    """Every public name has a docstring."""
     wrong = [p.name for p in public if not p.doc.strip()]
     told("public names with a docstring", len(public), wrong, capsys)
 
 
-def test_every_field_of_a_public_dataclass_is_documented(public, capsys):
+def test_public_dataclass_fields_documented(public, capsys):
+    """Every field of a public data class is documented."""
     fields = [
         (p, f"{p.name}.{field.name}", field.name)
         for p in public
@@ -177,7 +181,8 @@ def functions(public: list[Public]) -> list[Public]:
     return [p for p in public if not inspect.isclass(p.found) and source_of(p.code) is not None]
 
 
-def test_every_error_that_a_public_function_raises_is_told(public, capsys):
+def test_public_functions_list_raised_errors(public, capsys):
+    """Every public function lists the errors that it raises."""
     raising = [(p, errors_of(p.code, p.owner)) for p in functions(public)]
     raising = [(p, errors - EXCUSED.get(p.name, set())) for p, errors in raising]
     raising = [(p, errors) for p, errors in raising if errors]
@@ -190,12 +195,14 @@ def is_told(error: str, text: str) -> bool:
     return f"{error}:" in text or (error != "ValueError" and "ClikaError:" in text)
 
 
-def test_the_errors_of_plugins_are_told_once_for_all():
+def test_api_index_documents_plugin_errors():
+    """The index of the API documents the errors of plugins."""
     text = (ROOT / "docs/api/index.md").read_text("utf-8")
     assert "Functions that need plugins load them on the first call. They raise a\n  [`PluginError`]" in text
 
 
-def test_every_parameter_of_a_public_function_is_named(public, capsys):
+def test_public_functions_name_parameters(public, capsys):
+    """The docstring of a public function names its parameters."""
     taking = [(p, name) for p in public for name in parameters(p)]
     wrong = [f"{p.name}: {name}" for p, name in taking if ELSEWHERE not in p.doc and not is_named(name, p.doc)]
     told("parameters that are named in what is said of their function", len(taking), wrong, capsys)
@@ -221,7 +228,8 @@ def is_exception_or_enum(found: Any) -> bool:
     return inspect.isclass(found) and issubclass(found, Exception | enum.Enum | Protocol)
 
 
-def test_every_tensor_of_a_public_function_has_its_shape_told(public, capsys):
+def test_public_functions_state_tensor_shapes(public, capsys):
+    """The docstring of a function of tensors states their shapes."""
     taking = [p for p in functions(public) if "Tensor" in annotations(p)]
     wrong = [p.name for p in taking if not SHAPE.search(p.doc)]
     told("functions of tensors that say of which sides", len(taking), wrong, capsys)
@@ -237,7 +245,8 @@ def annotations(p: Public) -> str:
     )
 
 
-def test_every_quantity_has_its_unit_told(public, capsys):
+def test_public_quantities_state_unit(public, capsys):
+    """The docstring of a quantity states its unit."""
     quantities = [
         (p, name, unit) for p in public for name in names_in(p) for of, unit in UNITS.items() if re.search(of, name)
     ]

@@ -10,7 +10,8 @@ from releasing.distributions import distributions, lowest_versions, pinned
 from releasing.trying import LINES, readme_lines
 
 
-def test_a_first_artifact_in_integers_takes_twelve_lines_of_the_readme():
+def test_readme_first_int8_artifact_in_twelve_lines():
+    """The README takes at most twelve lines to the first INT8 artifact."""
     lines = readme_lines()
     assert len(lines) <= LINES == 12
     assert "from own import model" in lines, "the model of the README is not the one line that a newcomer changes"
@@ -40,18 +41,21 @@ DESCRIBED = [f"clika_ref_example-0.1.0.dist-info/{name}" for name in ("METADATA"
 FILES = [f"clika_ref_example/{name}" for name in ("__init__.py", "plugin.py", "py.typed", "reference.py")]
 
 
-def test_a_wheel_with_each_file_passes(example, wheel):
+def test_differences_complete_wheel_empty(example, wheel):
+    """A complete wheel has no differences."""
     assert list(differences(example, wheel([*FILES, *DESCRIBED]))) == []
 
 
 @pytest.mark.parametrize("name", [*FILES[:3], DESCRIBED[1]])
-def test_a_file_that_a_wheel_lacks_is_told(example, wheel, name):
+def test_differences_missing_file_reported(example, wheel, name):
+    """A missing file of a wheel is reported."""
     names = [other for other in (*FILES, *DESCRIBED) if other != name]
     (told,) = differences(example, wheel(names))
     assert f"{name} is missing" in told
 
 
-def test_a_file_that_is_in_no_folder_of_git_is_told(example, wheel):
+def test_differences_untracked_file_reported(example, wheel):
+    """A file in a wheel that is not in git is reported."""
     (told,) = differences(example, wheel([*FILES, *DESCRIBED, "clika_ref_example/old.py"]))
     assert "clika_ref_example/old.py is in there, and in no folder of git" in told
 
@@ -63,7 +67,9 @@ def test_wheel_of_the_conformance_suite_has_no_mutants():
     assert not [path for path in suite.files() if "mutants" in path]
 
 
-def test_the_lowest_versions_are_allowed_and_are_no_newer_than_those_of_development():
+def test_lowest_versions_not_above_pinned():
+    """The lowest versions are not newer than the pinned ones."""
+
     def parts(version):
         return [int(part) for part in version.split(".")]
 

@@ -64,7 +64,8 @@ class FullFile:
             self.refuse()
 
 
-def test_the_file_appears_when_the_block_ends_and_not_before(tmp_path):
+def test_write_atomically_file_appears_at_end_of_block(tmp_path):
+    """The file appears at the end of the block, not before."""
     path = tmp_path / "model.onnx"
     with write_atomically(str(path)) as file:
         file.write(NEW)
@@ -74,7 +75,8 @@ def test_the_file_appears_when_the_block_ends_and_not_before(tmp_path):
     assert names(tmp_path) == ["model.onnx"]
 
 
-def test_an_old_file_is_replaced_and_keeps_its_mode(old):
+def test_write_atomically_replaces_file_and_keeps_mode(old):
+    """An existing file is replaced and keeps its mode."""
     old.chmod(0o640)
     with write_atomically(old) as file:
         file.write(NEW)
@@ -83,7 +85,8 @@ def test_an_old_file_is_replaced_and_keeps_its_mode(old):
     assert stat.S_IMODE(old.stat().st_mode) == 0o640
 
 
-def test_a_new_file_has_the_mode_that_the_umask_asks_for(tmp_path):
+def test_write_atomically_new_file_follows_umask(tmp_path):
+    """A new file has the mode of the umask."""
     before = os.umask(0o027)
     try:
         with write_atomically(tmp_path / "model.onnx"):
@@ -93,7 +96,8 @@ def test_a_new_file_has_the_mode_that_the_umask_asks_for(tmp_path):
     assert stat.S_IMODE((tmp_path / "model.onnx").stat().st_mode) == 0o640
 
 
-def test_the_bytes_are_on_disk_before_the_name_is(old, monkeypatch):
+def test_write_atomically_syncs_before_rename(old, monkeypatch):
+    """The bytes are synced before the rename, and the folder after it."""
     events = []
     fsync, replace = os.fsync, Path.replace
     monkeypatch.setattr(os, "fsync", lambda fd: events.append("sync") or fsync(fd))
@@ -104,7 +108,8 @@ def test_the_bytes_are_on_disk_before_the_name_is(old, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("ours"), KeyboardInterrupt(), SystemExit(1), OSError(errno.EIO, "odd")])
-def test_any_failure_passes_on_and_leaves_the_old_file_alone(old, error):
+def test_write_atomically_failure_keeps_old_file(old, error):
+    """Any failure is raised unchanged and keeps the old file."""
     with pytest.raises(type(error)) as caught:
         write(old, NEW, error=error)
     assert caught.value is error
@@ -113,7 +118,8 @@ def test_any_failure_passes_on_and_leaves_the_old_file_alone(old, error):
 
 
 @pytest.mark.parametrize("moment", ["write", "close", "fsync"])
-def test_a_full_disk_is_named_with_the_remedy_and_the_old_file_stays(old, monkeypatch, moment):
+def test_write_atomically_full_disk_raises_keeps_old_file(old, monkeypatch, moment):
+    """A full disk raises an error with the remedy, and the old file stays."""
     real_open = Path.open
 
     def fail(_):
@@ -136,7 +142,8 @@ def test_a_full_disk_is_named_with_the_remedy_and_the_old_file_stays(old, monkey
 
 
 @pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="needs limits on the size of files")
-def test_a_real_limit_of_the_system_is_the_same(old):
+def test_write_atomically_file_size_limit_raises(old):
+    """A file size limit of the system raises the same error."""
     code = (
         "import resource, signal, sys\n"
         "from clika_ref.serialization.atomic_files import write_atomically\n"
@@ -152,7 +159,8 @@ def test_a_real_limit_of_the_system_is_the_same(old):
     assert names(old.parent) == ["model.onnx"]
 
 
-def test_a_real_interrupt_while_writing_leaves_the_old_file_alone(old):
+def test_write_atomically_interrupt_keeps_old_file(old):
+    """An interrupt signal during writing keeps the old file."""
     code = (
         "import os, signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell in the background ignores it
@@ -181,7 +189,8 @@ def test_a_real_interrupt_while_writing_leaves_the_old_file_alone(old):
         ("n" * 300, r"cannot write '.*n': File name too long; choose a path that you may write to"),
     ],
 )
-def test_a_place_for_no_file_is_refused_with_the_remedy(tmp_path, place, message):
+def test_write_atomically_invalid_path_raises_with_remedy(tmp_path, place, message):
+    """A path that cannot be a file raises an error with the remedy."""
     (tmp_path / "file").write_bytes(OLD)
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -191,7 +200,9 @@ def test_a_place_for_no_file_is_refused_with_the_remedy(tmp_path, place, message
     assert names(tmp_path) == before
 
 
-def test_a_folder_that_refuses_new_files_is_named(tmp_path, monkeypatch):
+def test_write_atomically_permission_denied_raises(tmp_path, monkeypatch):
+    """A folder without write permission is named in the error."""
+
     def refuse(**_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -203,7 +214,8 @@ def test_a_folder_that_refuses_new_files_is_named(tmp_path, monkeypatch):
         pass
 
 
-def test_behind_a_link_the_file_is_replaced_and_the_link_stays(old, tmp_path):
+def test_write_atomically_symlink_target_replaced(old, tmp_path):
+    """The target of a symbolic link is replaced, and the link stays."""
     link = tmp_path / "link.onnx"
     link.symlink_to(old)
     with write_atomically(link) as file:
@@ -212,7 +224,8 @@ def test_behind_a_link_the_file_is_replaced_and_the_link_stays(old, tmp_path):
     assert old.read_bytes() == NEW
 
 
-def test_the_longest_name_is_no_longer_on_its_way(tmp_path):
+def test_write_atomically_accepts_longest_name(tmp_path):
+    """A name of the maximal length is written."""
     path = tmp_path / ("n" * 255)
     with write_atomically(path) as file:
         file.write(NEW)
@@ -236,7 +249,8 @@ def write_both(main: Path, data: Path) -> None:
         place.with_name(data.name).write_bytes(NEW * 2)
 
 
-def test_several_files_appear_together_and_the_main_one_last(both, monkeypatch):
+def test_atomic_files_appear_together_main_last(both, monkeypatch):
+    """Several files appear together, the main file last."""
     order = []
     replace = Path.replace
     monkeypatch.setattr(Path, "replace", lambda self, to: order.append(to.name) or replace(self, to))
@@ -246,13 +260,15 @@ def test_several_files_appear_together_and_the_main_one_last(both, monkeypatch):
     assert names(both[0].parent) == ["model.onnx", "model.onnx.data"]
 
 
-def test_a_new_companion_of_a_new_main_needs_nothing_before_it(tmp_path):
+def test_atomic_files_new_files_written(tmp_path):
+    """A new main file and a new companion are written."""
     write_both(tmp_path / "a.onnx", tmp_path / "a.data")
     assert names(tmp_path) == ["a.data", "a.onnx"]
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
-def test_if_the_main_file_cannot_take_its_place_the_old_companion_returns(both, monkeypatch, error):
+def test_atomic_files_failed_rename_restores_old_companion(both, monkeypatch, error):
+    """If the main file cannot be renamed, the old companion is restored."""
     replace = Path.replace
 
     def stop_at_main(self, to):
@@ -268,7 +284,8 @@ def test_if_the_main_file_cannot_take_its_place_the_old_companion_returns(both, 
     assert names(both[0].parent) == ["model.onnx", "model.onnx.data"]
 
 
-def test_if_the_main_file_cannot_take_its_place_a_new_companion_goes_again(old, monkeypatch):
+def test_atomic_files_failed_rename_removes_new_companion(old, monkeypatch):
+    """If the main file cannot be renamed, the new companion is removed."""
     replace = Path.replace
 
     def stop_at_main(self, to):
@@ -296,7 +313,8 @@ def test_stage_file_companion_is_a_folder_raises(old):
 
 
 @pytest.mark.parametrize("kind", [ModelError, TargetError])
-def test_what_is_said_of_a_staged_file_names_its_place(old, kind):
+def test_stage_file_error_names_final_path(old, kind):
+    """Errors about a staged file name its final path."""
     with pytest.raises(kind) as caught, stage_file(old) as place:
         raise kind(f"{place} is no model, nor is {str(place)!r}")
     assert str(caught.value) == f"{old} is no model, nor is {str(old)!r}"
@@ -304,7 +322,9 @@ def test_what_is_said_of_a_staged_file_names_its_place(old, kind):
     assert old.read_bytes() == OLD
 
 
-def test_a_full_disk_is_named_with_the_place_of_a_staged_file(old, monkeypatch):
+def test_stage_file_full_disk_names_final_path(old, monkeypatch):
+    """A full disk is reported with the final path of a staged file."""
+
     def full(_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -315,18 +335,22 @@ def test_a_full_disk_is_named_with_the_place_of_a_staged_file(old, monkeypatch):
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_is_full_while_a_file_is_staged_by_others_is_a_full_disk_too(old, code):
+def test_stage_file_full_disk_of_other_writer_reported(old, code):
+    """A full disk that another writer meets is reported in the same way."""
     with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), stage_file(old):
         raise OSError(code, os.strerror(code))
 
 
-def test_other_failures_around_a_staged_file_pass_on(old):
+def test_stage_file_other_errors_raised_unchanged(old):
+    """Other errors around a staged file are raised unchanged."""
     with pytest.raises(ConnectionError), stage_file(old):
         raise ConnectionError
     assert names(old.parent) == ["model.onnx"]
 
 
-def test_a_staged_file_that_cannot_take_its_place_is_explained(old, monkeypatch):
+def test_stage_file_failed_rename_explained(old, monkeypatch):
+    """A staged file that cannot be renamed raises an error, and the old file stays."""
+
     def refuse(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
@@ -338,7 +362,8 @@ def test_a_staged_file_that_cannot_take_its_place_is_explained(old, monkeypatch)
     assert names(old.parent) == ["model.onnx"]
 
 
-def test_a_path_with_a_null_byte_is_refused():
+def test_write_atomically_null_byte_raises():
+    """A path with a null byte raises an error."""
     message = r"cannot write 'a\\x00b': embedded null byte; choose a path without it"
     with pytest.raises(ModelError, match=message), write_atomically("a\0b"):
         pytest.fail("there is no such place")

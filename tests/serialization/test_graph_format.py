@@ -47,7 +47,8 @@ ITEMS = [
 
 
 @pytest.mark.parametrize("item", ITEMS, ids=str)
-def test_attributes_survive_as_the_types_that_they_are(item):
+def test_encode_decode_attributes_keep_types(item):
+    """Attributes keep their values and types."""
     text = json.dumps(encode(item))
     found = decode(json.loads(text))
     assert found == item
@@ -55,17 +56,20 @@ def test_attributes_survive_as_the_types_that_they_are(item):
     assert isinstance(found, bool) == isinstance(item, bool)
 
 
-def test_nan_survives():
+def test_encode_decode_nan():
+    """NaN is encoded and decoded."""
     assert math.isnan(decode(json.loads(json.dumps(encode(math.nan)))))
 
 
-def test_what_has_no_form_says_what_to_pass_instead():
+def test_encode_unsupported_value_raises_with_alternatives():
+    """A value without an encoding raises an error with alternatives."""
     with pytest.raises(ModelError, match=r"cannot save \{1\}, a set. Pass a number, a string, a dtype or a tensor"):
         encode({1})
 
 
 @pytest.mark.parametrize("item", [{"code": "1"}, {"a": 1, "b": 2}, {}])
-def test_unknown_forms_are_refused(item):
+def test_decode_unknown_form_raises(item):
+    """An unknown encoding raises an error."""
     with pytest.raises(
         ModelError,
         match=(
@@ -77,20 +81,23 @@ def test_unknown_forms_are_refused(item):
 
 
 @pytest.mark.parametrize("power", [["Pow", 10, ["Pow", 10, 10]], ["Pow", "n", 10**9]], ids=["numbers", "a size"])
-def test_powers_that_would_take_forever_are_refused(power):
+def test_decode_huge_power_raises(power):
+    """A power that would take too long to compute raises an error."""
     with pytest.raises(ModelError, match=r"a saved size expression: the power 10.* of (10|n) is not supported"):
         decode({"expr": power})
 
 
 @pytest.mark.parametrize("text", ["__import__('os').system('true')", "eval", "S"])
-def test_names_in_expressions_are_symbols_and_never_code(text):
+def test_decode_expression_names_never_run_as_code(text):
+    """Names in expressions are symbols and never executed."""
     expr = decode({"expr": ["Add", text, 1]})
     assert expr.free_symbols == {make_symbol(text)}
     with pytest.raises(ModelError, match=r"a saved size expression: the function .* is not one of"):
         decode({"expr": [text, 1]})
 
 
-def test_unknown_dtypes_are_refused():
+def test_decode_unknown_dtype_raises():
+    """An unknown dtype raises an error."""
     with pytest.raises(ModelError, match="a saved graph: this PyTorch has no dtype 'float3'"):
         decode({"dtype": "float3"})
 
@@ -113,13 +120,15 @@ def expressions():
 
 
 @pytest.mark.parametrize(("expr", "value"), list(expressions()))
-def test_expressions_over_every_function_mean_the_same_after_reading(expr, value):
+def test_encode_decode_every_sympy_function(expr, value):
+    """Expressions of every function have the same value after decoding."""
     found = decode(json.loads(json.dumps(encode(expr))))
     assert found == expr
     assert evaluate(found, NUMBERS) == value
 
 
-def test_most_functions_are_covered():
+def test_expressions_cover_most_functions():
+    """The examples cover most of the functions."""
     assert len(list(expressions())) > len(SYMPY_TO_PYTHON) * 0.7
 
 
@@ -141,7 +150,8 @@ def compiled():
     return clika_compile(Net().train(), tracing_inputs=inputs, skip_eval_set_mode=True)
 
 
-def test_a_graph_survives_with_types_symbols_guards_origins_state_and_aliases():
+def test_graph_from_json_restores_whole_graph():
+    """A graph is restored with types, symbols, guards, origins, state and aliases."""
     graph = compiled().graph
     document = json.loads(json.dumps(graph_to_json(graph)))
     tensors = {n: v.data for n, v in graph.constants.items()}
@@ -156,20 +166,23 @@ def test_a_graph_survives_with_types_symbols_guards_origins_state_and_aliases():
     assert [n.origin for n in again.nodes] == [n.origin for n in graph.nodes]
 
 
-def test_a_signature_survives():
+def test_signature_from_json_restores_signature():
+    """A signature is restored."""
     module = compiled()
     signature = module.clika_state.signature
     again = signature_from_json(json.loads(json.dumps(signature_to_json(signature))))
     assert again == signature
 
 
-def test_the_document_is_the_same_in_every_copy():
+def test_graph_to_json_equal_for_copies():
+    """The document is the same for each copy of a module."""
     module = compiled()
     assert graph_to_json(copy.deepcopy(module).graph) == graph_to_json(module.graph)
     assert torch.equal(pickle.loads(pickle.dumps(module)).get_extra_state(), module.get_extra_state())  # noqa: S301
 
 
-def test_a_newer_format_and_unknown_operators_are_refused_with_what_to_do():
+def test_graph_from_json_unknown_version_or_operator_raises():
+    """A newer or older format and unknown operators raise an error with the remedy."""
     document = graph_to_json(compiled().graph)
     with pytest.raises(
         ModelError,
@@ -208,7 +221,8 @@ STRUCTURES = [
 @pytest.mark.parametrize(
     "function", STRUCTURES, ids=["namedtuple", "ordered", "dataclass", "output", "nested", "torch"]
 )
-def test_structures_of_results_survive_saving(function):
+def test_load_state_dict_restores_output_structures(function):
+    """Structures of outputs are restored by saving, copying and pickling."""
     x = torch.randn(2, 3)
     module = clika_compile(function, tracing_inputs=[x])
     again = ClikaModule()
@@ -243,7 +257,8 @@ def copies_of(module):
 
 
 @pytest.mark.parametrize("traced", [(), (Mode.DOUBLE, Level.LOW, Kind.PLAIN)], ids=["defaults", "given"])
-def test_members_of_enumerations_survive_as_defaults_and_as_constants(traced):
+def test_load_state_dict_restores_enum_arguments(traced):
+    """Enum members are restored as defaults and as constants."""
     x = torch.ones(2)
     for made in copies_of(clika_compile(moded, tracing_inputs=[(x, *traced)])):
         assert torch.equal(made(x), x * 2)
@@ -252,7 +267,9 @@ def test_members_of_enumerations_survive_as_defaults_and_as_constants(traced):
             made(x, Mode.TRIPLE)
 
 
-def test_members_that_nothing_would_find_say_so():
+def test_encode_local_enum_raises_and_default_dropped():
+    """A local enum member cannot be saved; a copied module drops it as a default."""
+
     class Local(enum.Enum):
         A = 1
 
@@ -272,7 +289,8 @@ def test_members_that_nothing_would_find_say_so():
         decode({"enum": ["os:path", "B"]})
 
 
-def test_a_default_that_this_process_does_not_know_is_missed_only_by_calls_that_give_it():
+def test_signature_from_json_unknown_default_raises_if_given():
+    """An unknown default raises an error only in calls that pass the argument."""
     module = clika_compile(moded, tracing_inputs=[torch.ones(2)])
     document = json.dumps(signature_to_json(module.clika_state.signature)).replace(
         "test_graph_format:Mode", "absent:Mode"
@@ -294,7 +312,8 @@ except ClikaError as error:
 
 
 @pytest.mark.slow
-def test_a_class_that_this_process_does_not_know_is_named(tmp_path):
+def test_load_state_dict_unknown_class_named(tmp_path):
+    """A class that the process does not know is named, with the remedy."""
     module = clika_compile(STRUCTURES[2], tracing_inputs=[torch.randn(2, 3)])
     torch.save(module.state_dict(), tmp_path / "state.pt")
     run = subprocess.run(
@@ -304,14 +323,16 @@ def test_a_class_that_this_process_does_not_know_is_named(tmp_path):
     assert "has no such class. Import the module that defines it first" in run.stdout
 
 
-def test_a_damaged_extra_state_is_refused():
+def test_load_state_dict_damaged_extra_state_raises():
+    """A damaged `_extra_state` raises an error."""
     state = compiled().state_dict()
     for damaged in (state["_extra_state"][:50], torch.zeros(8, dtype=torch.uint8), torch.zeros(0, dtype=torch.uint8)):
         with pytest.raises(ModelError, match=r"cannot load _extra_state \(the graph\) of .* bytes: it"):
             ClikaModule().load_state_dict({**state, "_extra_state": damaged})
 
 
-def test_a_state_dict_that_lacks_a_weight_is_refused_by_an_empty_module():
+def test_load_state_dict_missing_weight_raises():
+    """A state dict without a weight raises an error in an empty module."""
     state = compiled().state_dict()
     del state["norm.weight"]
     with pytest.raises(ModelError, match=r"lacks 'norm.weight'"):

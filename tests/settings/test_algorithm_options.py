@@ -25,7 +25,8 @@ from clika_ref.quantization.qdq import planning
         ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0; it takes a number of seconds"),
     ],
 )
-def test_a_switch_takes_three_words_and_a_time_is_none_below_0(options, message):
+def test_clika_compile_options_invalid_switch_or_time_raises(options, message):
+    """An algorithm option takes 'auto', 'on' or 'off'; a time is not negative."""
     with pytest.raises(ModelError, match=message):
         ClikaCompileOptions(**options)
 
@@ -39,7 +40,8 @@ def test_a_switch_takes_three_words_and_a_time_is_none_below_0(options, message)
         ({"ranges_file": 1}, "int; it takes a str"),
     ],
 )
-def test_an_option_of_another_type_says_which_it_takes(options, kind):
+def test_clika_compile_options_wrong_type_names_expected(options, kind):
+    """An option of a wrong type raises an error with the expected type."""
     with pytest.raises(ModelError, match=kind):
         ClikaCompileOptions(**options)
 
@@ -57,12 +59,14 @@ def quantized(**options):
     ).clika_state.quantized.plan
 
 
-def test_an_observer_that_there_is_not_is_refused_before_data_is_read():
+def test_clika_compile_unknown_observer_raises():
+    """An unknown observer raises an error."""
     with pytest.raises(ModelError, match=r"option 'observer' is 'median'; it takes 'auto', 'every', 'min-max'"):
         quantized(observer="median")
 
 
-def test_what_is_off_is_left_out_and_what_is_on_is_used():
+def test_clika_compile_options_off_and_on_control_algorithms():
+    """Algorithms that are off are not used, and those that are on are used."""
     every = ("weight_rounding", "bias_correction")
     off, on = (quantized(**dict.fromkeys(every, switch)) for switch in ("off", "on"))
     assert not off.moved
@@ -72,14 +76,16 @@ def test_what_is_off_is_left_out_and_what_is_on_is_used():
     assert wide.activations["input"].scale > quantized(observer="99.99 %").activations["input"].scale
 
 
-def test_scales_of_weights_cover_all_where_clipping_is_off(monkeypatch):
+def test_weight_clipping_off_covers_whole_weight(monkeypatch):
+    """Without clipping, scales cover the whole weight."""
     monkeypatch.setattr(planning, "find_clipped_scales", lambda weight, *_: torch.ones(len(weight)))
     whole, clipped = (quantized(weight_clipping=switch, weight_rounding="off") for switch in ("off", "auto"))
     assert all((scales < 1).all() for scales in whole.weights.values())
     assert all((scales == 1).all() for scales in clipped.weights.values())
 
 
-def test_an_algorithm_on_auto_is_kept_only_where_it_helps(monkeypatch):
+def test_weight_rounding_auto_kept_only_if_error_falls(monkeypatch):
+    """An algorithm on 'auto' is kept only if it reduces the error."""
     found = quantized().moved
     assert found
     worse = {name: RoundedWeight(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
@@ -88,7 +94,8 @@ def test_an_algorithm_on_auto_is_kept_only_where_it_helps(monkeypatch):
     assert quantized(weight_rounding="on").moved
 
 
-def test_what_is_on_auto_is_not_tried_once_the_time_is_over():
+def test_algorithm_seconds_expired_skips_auto():
+    """Algorithms on 'auto' are skipped after the time limit; those that are on are used."""
     late = quantized(algorithm_seconds=1e-9)
     assert not late.moved
     assert not late.corrections

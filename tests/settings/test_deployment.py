@@ -40,7 +40,8 @@ def kinds():
         kind.target = ""  # something may hold the class, and it would be found
 
 
-def test_settings_are_found_behind_intermediate_bases_and_bases_first(kinds):
+def test_deployment_settings_named_finds_derived_classes(kinds):
+    """Settings classes are found through intermediate base classes, base classes first."""
     assert type(deployment_settings_named("derived")) is kinds["Derived"]
     assert type(deployment_settings_named("trt")) is DeploymentSettings_TensorRT_ONNX
     assert str(deployment_settings_named("toaster")) == "toaster"
@@ -50,7 +51,8 @@ def test_settings_are_found_behind_intermediate_bases_and_bases_first(kinds):
 @pytest.mark.parametrize(
     ("call", "kind"), [(deployment_settings_named, TargetError), (deployment_settings_for, MisuseError)]
 )
-def test_a_field_without_a_default_is_told_with_its_class_and_what_to_do(call, kind):
+def test_deployment_settings_required_field_raises(call, kind):
+    """A field without a default raises an error with its class and the remedy."""
     message = (
         r"interpreter needs settings, and its name alone does not tell cores of .*\.Chip: give them as deployment_s"
     )
@@ -58,7 +60,8 @@ def test_a_field_without_a_default_is_told_with_its_class_and_what_to_do(call, k
         call("interpreter")
 
 
-def test_a_settings_file_gives_what_has_no_default(kinds, tmp_path):
+def test_settings_load_from_path_sets_required_field(kinds, tmp_path):
+    """A settings file sets the fields without a default."""
     path = tmp_path / "settings.yaml"
     path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n  cores: 8\n")
     assert clika_ref.Settings.load_from_path(path).deployment_settings == kinds["Chip"](8, 2.0)

@@ -6,7 +6,8 @@ from clika_ref import ClikaCompileOptions, LoraSettings, ModelError
 from clika_ref.integrations.dynamo_backend import translate_options
 
 
-def test_the_default_is_that_of_the_record():
+def test_lora_settings_defaults_match_reference():
+    """The defaults equal those of clika-ace."""
     settings = LoraSettings()
     assert (settings.rank, settings.alpha, settings.dropout_rate) == (2, 1, 0.05)
     assert (settings.target_layers, settings.merging) == (["*"], "auto")
@@ -29,12 +30,14 @@ def test_the_default_is_that_of_the_record():
         ({"merging": True}, "it takes 'auto', 'on', 'off'"),
     ],
 )
-def test_a_wrong_value_is_told_what_the_field_takes(fields, message):
+def test_lora_settings_invalid_value_raises(fields, message):
+    """An invalid value raises an error with the expected one."""
     with pytest.raises(ModelError, match=message):
         LoraSettings(**fields)
 
 
-def test_an_unknown_field_is_refused_with_those_that_there_are():
+def test_lora_settings_unknown_field_lists_fields():
+    """An unknown field raises an error that lists the fields."""
     with pytest.raises(ModelError, match="LoraSettings has no 'r'; it has rank, alpha"):
         LoraSettings().r = 8
 
@@ -46,12 +49,14 @@ def test_an_unknown_field_is_refused_with_those_that_there_are():
         ({"global_lora_settings": LoraSettings(), "batch_norm": "live"}, "compile with batch_norm='frozen'"),
     ],
 )
-def test_options_refuse_other_settings_and_live_norms(options, message):
+def test_clika_compile_options_wrong_lora_settings_raise(options, message):
+    """Other types, and live batch norm, raise an error."""
     with pytest.raises(ModelError, match=message):
         ClikaCompileOptions(**options)
 
 
-def test_the_backend_of_torch_compile_attaches_none():
+def test_torch_compile_backend_lora_settings_raise():
+    """The `torch.compile` backend rejects settings of adapters."""
     options = {"clika_compile_options": ClikaCompileOptions(global_lora_settings=LoraSettings())}
     with pytest.raises(ModelError, match=r"attaches no adapters.*compile with clika_compile"):
         translate_options(options)

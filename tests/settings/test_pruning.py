@@ -5,7 +5,8 @@ import pytest
 from clika_ref import LayerPruningSettings, ModelError, PruningSettings
 
 
-def test_the_default_is_that_of_the_record():
+def test_pruning_settings_defaults_match_reference():
+    """The defaults equal those of clika-ace."""
     settings = PruningSettings()
     assert (settings.mask_type, settings.pruning_sensitivity_threshold) == ("1:1", 0.001)
     settings.pruning_sensitivity_threshold = 0.01
@@ -13,12 +14,14 @@ def test_the_default_is_that_of_the_record():
 
 
 @pytest.mark.parametrize("mask_type", ["structured", "unstructured", "1:1", "2:4", "1:4", "4:8"])
-def test_mask_types_that_parse(mask_type):
+def test_pruning_settings_valid_mask_types(mask_type):
+    """Each valid mask type is accepted, for the model and for a layer."""
     assert PruningSettings(mask_type).mask_type == LayerPruningSettings(mask_type=mask_type).mask_type == mask_type
 
 
 @pytest.mark.parametrize("mask_type", ["4:2", "2:2", "0:4", "02:4", "\uff12:\uff14", "2/4", "", None, 3])
-def test_a_mask_type_that_does_not_parse_is_told_those_that_do(mask_type):
+def test_pruning_settings_invalid_mask_type_lists_choices(mask_type):
+    """An invalid mask type raises an error that lists the valid ones."""
     with pytest.raises(ModelError, match=r'mask_type is .*; it takes "structured", "unstructured" .*"2:4"'):
         PruningSettings(mask_type)
 
@@ -35,17 +38,20 @@ def test_a_mask_type_that_does_not_parse_is_told_those_that_do(mask_type):
         (LayerPruningSettings, {"mask_type": "1:4", "sparsity": 0.5}, "says which share stays, and sparsity too"),
     ],
 )
-def test_a_wrong_value_and_a_contradiction_are_told(kind, fields, message):
+def test_pruning_settings_invalid_or_contradictory_raise(kind, fields, message):
+    """Invalid values and contradictions raise an error."""
     with pytest.raises(ModelError, match=message):
         kind(**fields)
 
 
-def test_an_unknown_field_is_refused_with_those_that_there_are():
+def test_pruning_settings_unknown_field_lists_fields():
+    """An unknown field raises an error that lists the fields."""
     with pytest.raises(ModelError, match="PruningSettings has no 'mask'; it has mask_type"):
         PruningSettings().mask = "2:4"
 
 
-def test_settings_of_channels_become_those_of_a_pattern_by_assignment():
+def test_pruning_settings_assignment_checked_for_contradictions():
+    """Assignments are checked, so that contradicting fields must be changed in order."""
     settings = PruningSettings("structured", None, 0.5)
     with pytest.raises(ModelError, match="says which share stays, and sparsity too; leave sparsity out"):
         settings.mask_type = "2:4"

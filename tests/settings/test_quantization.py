@@ -18,7 +18,8 @@ from clika_ref import (
 NUMBER = "a number of bits from 2 to 16"
 
 
-def test_settings_have_the_published_names_and_defaults():
+def test_quantization_settings_names_and_defaults():
+    """The names and defaults are the published ones."""
     assert vars(QuantizationSettings()) == {
         "weights_num_bits": 8,
         "activations_num_bits": 8,
@@ -61,14 +62,16 @@ def test_settings_have_the_published_names_and_defaults():
         ("skip_tail_quantization", "auto", "True, False, or None"),
     ],
 )
-def test_a_value_of_another_kind_says_what_the_field_takes(name, value, wanted):
+def test_quantization_settings_invalid_value_names_expected(name, value, wanted):
+    """An invalid value raises an error with the expected one."""
     with pytest.raises(ModelError) as caught:
         QuantizationSettings(**{name: value})
     assert f"QuantizationSettings.{name} is {value!r}; it takes " in str(caught.value)
     assert wanted in str(caught.value)
 
 
-def test_an_assignment_is_checked_and_a_refused_one_changes_nothing():
+def test_quantization_settings_rejected_assignment_keeps_value():
+    """An assignment is checked, and a rejected one changes no field."""
     settings = QuantizationSettings(weights_num_bits=[8, 4], weights_only_quantization_block_size=(0, 32))
     settings.quantization_sensitivity_threshold = 0.35
     with pytest.raises(ModelError, match="it takes a number from 0"):
@@ -79,7 +82,8 @@ def test_an_assignment_is_checked_and_a_refused_one_changes_nothing():
     assert not hasattr(settings, "weight_bits")
 
 
-def test_settings_that_contradict_each_other_are_refused_when_the_second_is_set():
+def test_quantization_settings_contradiction_raises():
+    """Contradicting settings raise an error when the second one is set."""
     with pytest.raises(ModelError, match="automatic_skip_quantization=False leaves nothing; choose one"):
         QuantizationSettings(quantization_sensitivity_threshold=0, automatic_skip_quantization=False)
     settings = QuantizationSettings(quantization_sensitivity_threshold=0)
@@ -88,13 +92,15 @@ def test_settings_that_contradict_each_other_are_refused_when_the_second_is_set(
     assert settings.automatic_skip_quantization is True
 
 
-def test_values_that_stay_float_have_no_width():
+def test_weight_only_settings_reject_activation_bits():
+    """Weight-only quantization rejects a number of bits for activations."""
     settings = QuantizationSettings(prefer_weights_only_quantization=True, activations_num_bits=8)
     with pytest.raises(ModelError, match="leaves values between layers float, and activations_num_bits=4 says"):
         settings.activations_num_bits = 4
 
 
-def test_a_list_that_was_changed_in_place_is_checked_before_data_is_read():
+def test_clika_compile_checks_mutated_lists_before_data():
+    """A list that was changed in place is checked before data is read."""
     widths = [8, 4]
     settings = QuantizationSettings(weights_num_bits=widths)
     layers = {"0": LayerQuantizationSettings(weights_num_bits=[8])}
@@ -128,12 +134,14 @@ def test_a_list_that_was_changed_in_place_is_checked_before_data_is_read():
         ({"weights_num_bits": 0}, "or None for that of the model"),
     ],
 )
-def test_settings_of_a_layer_are_checked_alike(fields, what):
+def test_layer_quantization_settings_invalid_raise(fields, what):
+    """Invalid and contradicting settings of a layer raise an error."""
     with pytest.raises(ModelError, match=what):
         LayerQuantizationSettings(**fields)
 
 
-def test_settings_are_copied_and_pickled():
+def test_quantization_settings_copied_and_pickled():
+    """Copies and pickles are equal and checked."""
     settings = QuantizationSettings(weights_num_bits=[8, 4])
     for other in (copy.deepcopy(settings), pickle.loads(pickle.dumps(settings))):  # noqa: S301 - our own
         assert other == settings
@@ -149,6 +157,7 @@ def test_settings_are_copied_and_pickled():
         ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
     ],
 )
-def test_compile_says_what_it_takes_in_their_place(arguments, wanted):
+def test_clika_compile_wrong_settings_type_raises(arguments, wanted):
+    """Settings of a wrong type raise an error with the expected one."""
     with pytest.raises(ModelError, match=wanted):
         clika_compile(lambda x: x, tracing_inputs=[1], **arguments)

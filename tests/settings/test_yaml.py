@@ -76,7 +76,8 @@ def refused(read, text):
     return re.sub(r"\S*clika.yaml", "clika.yaml", str(caught.value))
 
 
-def test_the_schema_of_the_record_is_read_whole(read):
+def test_settings_load_reads_whole_reference_schema(read):
+    """The schema of clika-ace is read completely."""
     assert read(RECORD) == Settings(
         deployment_settings=DeploymentSettings_TensorRT_ONNX(),
         distributed_training_settings=DistributedTrainingSettings(multi_gpu=True),
@@ -124,7 +125,8 @@ EVERYTHING = Settings(
     ],
     ids=["defaults", "everything", "nothing", "shapes", "llm", "full range"],
 )
-def test_what_is_written_reads_back_as_the_same(settings, tmp_path):
+def test_settings_save_and_load_round_trip(settings, tmp_path):
+    """Saved settings load as equal ones."""
     settings.save_to_path(tmp_path / "clika.yaml")
     assert Settings.load_from_path(str(tmp_path / "clika.yaml")) == settings
 
@@ -171,13 +173,15 @@ def within(own):
 
 
 @pytest.mark.parametrize("own", OTHERWISE, ids=lambda own: type(own).__name__)
-def test_each_setting_reads_back_as_it_was_written(own, tmp_path):
+def test_settings_round_trip_each_class(own, tmp_path):
+    """The settings of each class load as saved."""
     settings = within(own)
     settings.save_to_path(tmp_path / "clika.yaml")
     assert Settings.load_from_path(tmp_path / "clika.yaml") == settings
 
 
-def test_no_setting_is_left_out_of_those_that_are_written_and_read():
+def test_settings_round_trip_examples_cover_every_field():
+    """The examples change every field of every settings class."""
     lacking = {kind: {f.name for f in dataclasses.fields(kind)} for kind in map(type, OTHERWISE)}
     for own in OTHERWISE:
         default = type(own)()
@@ -186,14 +190,16 @@ def test_no_setting_is_left_out_of_those_that_are_written_and_read():
     assert not any(lacking.values()), lacking
 
 
-def test_adapters_have_a_section_of_their_own_which_compilation_gets_among_its_options(read):
+def test_global_lora_settings_section_passed_as_option(read):
+    """Adapters have a section of their own, and it is passed as a compile option."""
     settings = read("global_lora_settings: {rank: 2, alpha: 1, dropout_rate: 0.05}")
     assert settings.compile_arguments()["clika_compile_options"].global_lora_settings == LoraSettings(2, 1, 0.05)
     with pytest.raises(ModelError, match="global_lora_settings stands in Settings itself"):
         Settings(clika_compile_options=ClikaCompileOptions(global_lora_settings=LoraSettings()))
 
 
-def test_numbers_of_numpy_and_paths_are_written_as_what_they_are(tmp_path):
+def test_settings_save_numpy_numbers_and_paths(tmp_path):
+    """NumPy numbers and paths are saved as numbers and strings."""
     threshold = np.float64(0.25)
     settings = Settings(
         global_quantization_settings=QuantizationSettings(quantization_sensitivity_threshold=threshold),
@@ -205,48 +211,54 @@ def test_numbers_of_numpy_and_paths_are_written_as_what_they_are(tmp_path):
     assert found.clika_compile_options.ranges_file == "a/ranges"
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_settings_save_missing_folder_raises(tmp_path):
+    """Saving to a missing folder raises an error."""
     with pytest.raises(ModelError, match=r"clika\.yaml"):
         Settings().save_to_path(tmp_path / "nowhere" / "clika.yaml")
 
 
-def test_what_is_not_in_a_file_has_its_default_and_a_section_of_nothing_too(read):
+def test_settings_load_missing_entries_have_defaults(read):
+    """Missing entries and empty sections have their defaults."""
     assert read("{}") == read("training_settings:\nglobal_quantization_settings:\nlayer_settings:") == Settings()
     assert read("global_pruning_settings:") == Settings(global_pruning_settings=PruningSettings())
     assert read("layer_settings: {a: }") == Settings(layer_settings={"a": LayerSettings()})
 
 
-def test_null_switches_off_what_is_done_to_a_model(read):
+def test_settings_load_null_section_disables_step(read):
+    """Null disables quantization and the target."""
     found = read("global_quantization_settings: null\ndeployment_settings: ~")
     assert found.global_quantization_settings is found.deployment_settings is None
 
 
 @pytest.mark.parametrize("word", ["yes", "on", "True", "true", "Yes"])
-def test_words_that_yaml_once_took_for_true_are_true_where_a_switch_is_wanted(read, word):
+def test_settings_load_yaml_1_1_booleans_accepted(read, word):
+    """The boolean words of YAML 1.1 are true where a boolean is expected."""
     assert read(f"distributed_training_settings: {{multi_gpu: {word}}}").distributed_training_settings.multi_gpu is True
     quantization = read(f"global_quantization_settings: {{skip_tail_quantization: {word}}}")
     assert quantization.global_quantization_settings.skip_tail_quantization is True
 
 
-def test_on_and_off_stay_words_where_these_are_wanted(read):
+def test_settings_load_on_off_stay_strings(read):
+    """'on' and 'off' stay strings where strings are expected."""
     options = read("clika_compile_options: {smoothing: on, equalization: off, sparing: 'on'}").clika_compile_options
     assert (options.smoothing, options.equalization, options.sparing) == ("on", "off", "on")
 
 
-def test_a_mask_type_is_no_time_of_day(read):
-    """YAML 1.1 takes 2:4 for 124 seconds, and 1:1 for 61."""
+def test_settings_load_mask_type_stays_string(read):
+    """A mask type stays a string, although YAML 1.1 reads 2:4 as 124 seconds."""
     assert read("global_pruning_settings: {mask_type: 2:4}").global_pruning_settings.mask_type == "2:4"
     assert read("global_pruning_settings: {mask_type: 1:1}").global_pruning_settings.mask_type == "1:1"
 
 
 @pytest.mark.parametrize(("text", "number"), [("1e-3", 0.001), ("5E-3", 0.005), ("1.", 1.0), (".5", 0.5), ("0", 0)])
-def test_numbers_are_numbers_in_each_form(read, text, number):
-    """YAML 1.1 reads 1e-3 as text."""
+def test_settings_load_number_formats(read, text, number):
+    """Numbers are read in each format, also 1e-3 that PyYAML reads as a string."""
     found = read(f"global_quantization_settings: {{quantization_sensitivity_threshold: {text}}}")
     assert found.global_quantization_settings.quantization_sensitivity_threshold == number
 
 
-def test_what_an_alias_stands_for_is_read_where_it_stands(read):
+def test_settings_load_alias_resolved(read):
+    """An alias is read as the value of its anchor."""
     found = read("layer_settings: {a: &skip {quantization_settings: {skip_quantization: true}}, b: *skip}")
     assert found.layer_settings["a"] == found.layer_settings["b"] != LayerSettings()
 
@@ -265,11 +277,13 @@ FULL = "weights_utilize_full_int_range"
     ],
     ids=["beside the target", "in words", "the name of a plugin", "both", "where the target does not saturate"],
 )
-def test_the_range_of_weights_beside_the_target_is_that_of_quantization(read, text, expected):
+def test_settings_load_weight_range_in_deployment_section(read, text, expected):
+    """The weight range in the deployment section becomes a quantization setting."""
     assert read(text).global_quantization_settings.weights_utilize_full_int_range is expected
 
 
-def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
+def test_settings_load_old_threshold_scale_warns(read):
+    """A threshold on the scale of old releases raises a warning."""
     with pytest.warns(UserWarning, match=r"line 2: quantization_sensitivity_threshold is 5000, as in releases of 2024"):
         read("global_quantization_settings:\n  quantization_sensitivity_threshold: 5000")
 
@@ -358,24 +372,27 @@ def test_a_threshold_on_the_scale_of_old_releases_is_warned_of(read):
         ),
     ],
 )
-def test_what_is_no_setting_is_told_with_its_line(read, text, message):
+def test_settings_load_invalid_entry_reports_line(read, text, message):
+    """An invalid entry raises an error with its line."""
     assert re.search(message, refused(read, text)), refused(read, text)
 
 
-def test_all_that_is_wrong_is_told_at_once(read):
+def test_settings_load_reports_all_errors_at_once(read):
+    """All errors of a file are reported at once."""
     told = refused(read, "zebra: 1\ntraining_settings:\n  stats_steps: x\n  steps: 3\n  random_seed: 1.5\n")
     assert told.splitlines()[0] == "clika.yaml holds 4 things that are no settings:"
     assert [line[:9] for line in told.splitlines()[1:]] == ["  line 1:", "  line 3:", "  line 4:", "  line 5:"]
 
 
-def test_a_bomb_of_aliases_is_read_in_no_time(read):
-    """Each line doubles what the one before stands for: nine of ten would be a gigabyte, were they written out."""
+def test_settings_load_alias_bomb_read_quickly(read):
+    """Nested aliases that would expand to a gigabyte are read without expansion."""
     lines = ["a0: &a0 [x, x]", *(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]" for i in range(1, 40))]
     told = refused(read, "\n".join([*lines, "global_quantization_settings: {weights_num_bits: *a39}"]))
     assert "weights_num_bits is ['a list', 'a list']" in told
 
 
-def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path):
+def test_settings_load_unreadable_file_raises_with_reason(tmp_path):
+    """A file that cannot be read raises an error with the reason."""
     with pytest.raises(ModelError, match=r"cannot read the settings in .*none.yaml: No such file"):
         Settings.load_from_path(tmp_path / "none.yaml")
     with pytest.raises(ModelError, match=r"cannot read the settings in .*: Is a directory"):
@@ -386,14 +403,16 @@ def test_a_file_that_is_none_is_refused_with_the_reason(tmp_path):
 
 
 @pytest.mark.parametrize("path", [None, 3, b"clika.yaml"])
-def test_what_is_no_path_is_refused(path):
+def test_settings_path_of_wrong_type_raises(path):
+    """A value that is no path raises an error."""
     told = f"path is {path!r}, a {type(path).__name__}; give a path such as 'clika.yaml'"
     for use in (Settings.load_from_path, Settings().save_to_path):
         with pytest.raises(ModelError, match=re.escape(told)):
             use(path)
 
 
-def test_fields_are_checked_as_they_are_set():
+def test_settings_fields_checked_on_assignment():
+    """Fields are checked as they are set."""
     with pytest.raises(ModelError, match=r"Settings.training_settings is None; it takes a TrainingSettings"):
         Settings(training_settings=None)
     with pytest.raises(ModelError, match=r"Settings.layer_settings is .*; it takes a dict from the names of layers"):
@@ -404,7 +423,8 @@ def test_fields_are_checked_as_they_are_set():
         DistributedTrainingSettings(use_sharding=True)
 
 
-def test_settings_are_arguments_of_a_compilation(read):
+def test_settings_compile_arguments_accepted_by_clika_compile(read):
+    """`compile_arguments` gives arguments of `clika_compile`."""
     arguments = read(
         "deployment_settings: {target_framework: ort}\ntraining_settings: {is_training_from_scratch: true}\n"
         "layer_settings:\n  '1': {quantization_settings: {skip_quantization: true}}\n  '0': {pruning_settings: {}}\n"
@@ -420,7 +440,8 @@ def test_settings_are_arguments_of_a_compilation(read):
     assert module.clika_state.quantized.plan.weights.keys() <= {"linear"}
 
 
-def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):
+def test_translate_options_accepts_settings_and_path(tmp_path):
+    """The `torch.compile` backend accepts settings and the path of their file."""
     settings = Settings(global_quantization_settings=None)
     settings.save_to_path(tmp_path / "clika.yaml")
     expected = {**settings.compile_arguments(), "graph_name": "named"}
@@ -431,7 +452,9 @@ def test_the_backend_takes_settings_and_the_path_of_their_file(tmp_path):
     assert expected["deployment_settings"] == DeploymentSettings_ONNXRuntime_ONNX()
 
 
-def test_the_backend_reads_as_many_batches_of_a_dataloader_as_settings_say():
+def test_translate_options_limits_batches_by_stats_steps():
+    """The `torch.compile` backend reads at most `stats_steps` batches of a dataloader."""
+
     class Loader:
         def __iter__(self):
             read.append("begun")

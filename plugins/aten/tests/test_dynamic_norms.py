@@ -101,7 +101,8 @@ def tensor_of(kind, sizes):
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs"), CASES, ids=lambda v: getattr(v, "name", None))
-def test_one_artifact_serves_all_sizes(op, operands, attrs):
+def test_norms_and_losses_one_artifact_serves_all_sizes(op, operands, attrs):
+    """One artifact computes eager's results at all sizes."""
     graph = graph_of(op, operands, attrs)
     for sizes in SIZES:
         inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
@@ -114,7 +115,8 @@ def test_one_artifact_serves_all_sizes(op, operands, attrs):
             torch.testing.assert_close(found, expected, equal_nan=True)
 
 
-def test_group_norm_takes_an_empty_batch():
+def test_group_norm_empty_batch_runs():
+    """group_norm accepts an empty batch."""
     graph = graph_of(norms.group_norm, [(N, 4, M, K), (4,), (4,)], {"num_groups": 2})
     inputs = [tensor_of(value.type, {"n": 0, "m": 2, "k": 3}) for value in graph.inputs]
     assert run_onnx(graph, inputs)[0].shape == (0, 4, 2, 3)
@@ -154,21 +156,24 @@ def test_group_norm_takes_an_empty_batch():
 )
 @pytest.mark.parametrize("sizes", [{"n": 2, "m": 0, "k": 3}, {"n": 0, "m": 2, "k": 3}])
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
-def test_one_artifact_serves_sizes_without_elements(op, operands, attrs, sizes):
+def test_norms_and_losses_one_artifact_serves_empty_dims(op, operands, attrs, sizes):
+    """One artifact computes eager's results where dynamic dims are 0."""
     graph = graph_of(op, operands, attrs)
     inputs = [tensor_of(value.type, sizes) for value in graph.inputs]
     expected, _ = interpret(graph, inputs)
     torch.testing.assert_close(run_onnx(graph, inputs), expected, equal_nan=True)  # as above, where there are elements
 
 
-def test_only_where_vectors_have_elements_distances_are_made_of_a_product():
+def test_cdist_uses_matmul_only_for_nonempty_vectors():
+    """cdist uses MatMul only if its vectors cannot be empty."""
     operands, attrs = [(N, M), (K, M)], {"compute_mode": 1}
     possible, impossible = (emit(graph_of(distance.cdist, operands, attrs, low)).graph for low in (0, 1))
     assert "MatMul" in {node.op_type for node in impossible}
     assert "MatMul" not in {node.op_type for node in possible}
 
 
-def test_a_side_that_cannot_be_empty_costs_a_mean_nothing():
+def test_mean_nonempty_dim_lowers_to_single_reduce_mean():
+    """A mean over a dim that cannot be empty is a single ReduceMean."""
     possible, impossible = (emit(graph_of(reduction.mean, [(N, M)], {"dim": (1,)}, low)).graph for low in (0, 1))
     assert [node.op_type for node in impossible] == ["ReduceMean"]
     assert [node.op_type for node in possible][-1] == "Div"

@@ -138,12 +138,14 @@ FOUND = [
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs"), CALLS, ids=lambda part: getattr(part, "name", ""))
-def test_one_artifact_serves_all_sizes(op, operands, attrs):
+def test_selection_one_artifact_serves_all_sizes(op, operands, attrs):
+    """One artifact computes eager's results at all sizes."""
     compare(graph_of(op, operands, attrs, ()))
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs", "types"), FOUND, ids=lambda part: getattr(part, "name", ""))
-def test_sizes_that_depend_on_the_data_are_found_at_run_time(op, operands, attrs, types):
+def test_selection_data_dependent_size_found_at_run_time(op, operands, attrs, types):
+    """Sizes that depend on data are found at run time."""
     compare(graph_of(op, operands, attrs, types), typed=not types)
 
 
@@ -163,8 +165,8 @@ def compare(graph: Graph, *, typed: bool = True) -> None:
 
 
 @pytest.mark.parametrize(("start", "end", "step"), [(M - 1, -1, -1), (-1, -M - 1, -1), (0, M, 2)], ids=str)
-def test_positions_counted_from_the_end_are_not_taken_for_a_slice(start, end, step):
-    """ONNX Runtime makes a Slice of ``x[:, arange(n - 1, -1, -1)]``, whose end of -1 is another."""
+def test_index_reversed_arange_not_fused_to_slice(start, end, step):
+    """Indices counted from the end are not fused into a Slice with another end."""
     graph = Graph("reversed")
     x = graph.add_input(floats(N, M), "x")
     graph.symbols = {s.name: Symbol(s.name, 0, None, SymbolSource("x", dim)) for dim, s in enumerate((N, M))}
@@ -175,7 +177,8 @@ def test_positions_counted_from_the_end_are_not_taken_for_a_slice(start, end, st
     compare(graph)
 
 
-def test_a_running_product_needs_a_known_length():
+def test_cumprod_dynamic_length_raises():
+    """A cumulative product needs a known length."""
     graph = graph_of(cumulative.cumprod, (floats(N, M),), {"dim": 1}, ())
     with pytest.raises(TargetError, match=r"operator along the dynamic dim m: ONNX has no form for it. Give the dim"):
         emit(graph)

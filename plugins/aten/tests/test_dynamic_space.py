@@ -112,7 +112,8 @@ def graph_of(op: Operator, shapes: list[Any], call_of: Any) -> tuple[Graph, Any]
 @pytest.mark.parametrize(
     ("op", "shapes", "call_of"), CASES, ids=[f"{i}-{case[0].name}" for i, case in enumerate(CASES)]
 )
-def test_one_artifact_serves_every_size(op, shapes, call_of):
+def test_spatial_one_artifact_serves_all_sizes(op, shapes, call_of):
+    """One artifact computes eager's results at all sizes."""
     graph, call = graph_of(op, shapes, call_of)
     for sizes in SIZES:
         generator = torch.Generator().manual_seed(0)

@@ -18,7 +18,8 @@ def assert_agrees(op, *operands, **attrs):
 
 
 @pytest.mark.parametrize("op", [reduction.sum_, reduction.nansum])
-def test_sums_are_exact_and_wrap_around(op):
+def test_sum_of_integers_exact_and_wraps(op):
+    """Sums of integers are exact and wrap around."""
     x = torch.tensor([[LEAST, 3, GREATEST], [1, -2, 4], [2**40, -(2**62), 2**62 + 2**53 + 1], [LEAST, LEAST, -1]])
     assert_agrees(op, x, dim=(1,))
     assert_agrees(op, x, keepdim=True)
@@ -29,8 +30,8 @@ def test_sums_are_exact_and_wrap_around(op):
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8])
-def test_a_divisor_that_wraps_around_is_what_it_wraps_to(dtype):
-    """The runtime's process ended where the least integer was divided by -1, and quotients were rounded up."""
+def test_div_wrapped_divisor_equals_eager(dtype):
+    """A divisor that wraps around gives eager's result; min / -1 would end the runtime's process."""
     limits = torch.iinfo(dtype)
     x = torch.tensor([limits.min, limits.max, -100, 5], dtype=dtype)
     assert_agrees(arithmetic.fmod, x, -(2**40) - 1)
@@ -39,24 +40,28 @@ def test_a_divisor_that_wraps_around_is_what_it_wraps_to(dtype):
         assert_agrees(arithmetic.div, x, divisor, rounding_mode="floor")
 
 
-def test_a_divisor_that_vanishes_in_the_dtype_is_zero():
+def test_div_underflowing_divisor_equals_zero():
+    """A divisor that underflows in the dtype is zero."""
     assert_agrees(arithmetic.div, torch.tensor([3.0, -3.0]), 1e-50, rounding_mode="floor")
 
 
 @pytest.mark.parametrize("equation", ["bcb->b", "bcb->", "bcb,a->a"])
-def test_a_diagonal_around_an_empty_side_ends_no_process(equation):
+def test_einsum_diagonal_with_empty_dim_runs(equation):
+    """A diagonal around an empty dim does not end the process."""
     tensors = (torch.ones(3, 0, 3), torch.ones(2))[: 1 + equation.count(",")]
     assert_agrees(contraction.einsum, *tensors, equation=equation)
 
 
-def test_integers_of_which_one_operand_alone_is_summed_over_a_spread_side_are_summed_as_int64():
+def test_einsum_int8_broadcast_sum_uses_int64():
+    """One int8 operand summed over a broadcast dim is summed as int64."""
     x, y = torch.full((3, 4), 100, dtype=torch.int8), torch.ones(1, 4, dtype=torch.int8)
     assert_agrees(contraction.einsum, x, y, equation="i...,i...->...")
 
 
 @pytest.mark.parametrize("divisor", [-7, -2, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
-def test_quotients_rounded_down_do_not_overflow_on_the_way(dtype, divisor):
+def test_div_floor_of_integer_limits_exact(dtype, divisor):
+    """Quotients that are rounded down do not overflow."""
     limits = torch.iinfo(dtype)
     x = torch.tensor([limits.min, limits.max, -5, 5, 0, 6, -6], dtype=dtype)
     assert_agrees(arithmetic.div, x, divisor, rounding_mode="floor")
@@ -65,7 +70,8 @@ def test_quotients_rounded_down_do_not_overflow_on_the_way(dtype, divisor):
 
 @pytest.mark.parametrize("divisor", [-7, -2, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
-def test_remainders_with_the_sign_of_the_dividend_are_exact(dtype, divisor):
+def test_fmod_of_integer_limits_exact(dtype, divisor):
+    """Remainders with the sign of the dividend are exact."""
     limits = torch.iinfo(dtype)
     x = torch.tensor([limits.min, limits.max, -5, 5, 0], dtype=dtype)
     assert_agrees(arithmetic.fmod, x, divisor)
@@ -73,7 +79,8 @@ def test_remainders_with_the_sign_of_the_dividend_are_exact(dtype, divisor):
 
 
 @pytest.mark.parametrize("equation", ["ii", "ij->", "ii->i", "ij->j", "ij,k->k"])
-def test_sums_of_one_operand_of_einsum_are_exact(equation):
+def test_einsum_single_operand_sum_exact(equation):
+    """Sums of a single operand of einsum are exact."""
     x = torch.tensor([[LEAST, 3, 1], [5, 2, 7], [2, 1, GREATEST]])
     others = [torch.tensor([2, 3])] if "," in equation else []
     assert_agrees(contraction.einsum, x, *others, equation=equation)
@@ -84,19 +91,22 @@ def test_sums_of_one_operand_of_einsum_are_exact(equation):
     ("equation", "shapes"),
     [("ii", [(2, 2)]), ("ij->j", [(1, 3)]), ("ij,k->k", [(2, 3), (2,)]), ("ij,j->j", [(1, 3), (3,)]), ("i,i", [2, 2])],
 )
-def test_narrow_integers_of_einsum_become_int64_where_eager_calls_sum(dtype, equation, shapes):
+def test_einsum_narrow_integers_equal_eager_dtype(dtype, equation, shapes):
+    """Narrow integers become int64 where eager calls sum."""
     tensors = [torch.full(torch.Size([s] if isinstance(s, int) else s), 120, dtype=dtype) for s in shapes]
     assert_agrees(contraction.einsum, *tensors, equation=equation)
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (3, 4), (4, 2), (0, 3)])
-def test_traces_of_integers_are_exact(shape):
+def test_trace_of_integers_exact(shape):
+    """Traces of integers are exact."""
     x = torch.arange(shape[0] * shape[1]).reshape(shape) + 2**60 + 1
     assert_agrees(contraction.trace, x)
 
 
 @pytest.mark.parametrize("op", [arithmetic.div, arithmetic.fmod, arithmetic.remainder], ids=lambda op: op.name)
-def test_no_divisor_is_drawn_by_which_the_least_integer_ends_the_process(op):
+def test_samples_no_divisor_minus_1_drawn(op):
+    """No sample has the integer divisor -1, as min / -1 ends the process."""
     for seed in range(300):
         divisor = torch.as_tensor(draw_case(op, seed).operands[1])
         assert divisor.is_floating_point() or not (divisor == -1).any(), seed

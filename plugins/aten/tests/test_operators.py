@@ -14,7 +14,8 @@ DRAWS = 12
 
 
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
-def test_inferred_types_are_those_of_real_results(op):
+def test_infer_types_equals_types_of_results(op):
+    """The inferred types are those of real results."""
     for seed in range(DRAWS):
         case = draw_case(op, seed)
         operands = [TensorType(o.dtype, tuple(o.shape)) if isinstance(o, torch.Tensor) else o for o in case.operands]
@@ -27,7 +28,8 @@ def test_inferred_types_are_those_of_real_results(op):
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATORS if not op.random], ids=lambda op: op.name)
-def test_the_onnx_lowering_agrees_with_eager(op):
+def test_onnx_lowering_agrees_with_eager(op):
+    """The ONNX lowering agrees with eager."""
     assert op.lowering is not None, f"{op.name} has no ONNX lowering"
     for seed in range(DRAWS):
         case = draw_case(op, seed)
@@ -36,7 +38,8 @@ def test_the_onnx_lowering_agrees_with_eager(op):
 
 
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
-def test_samples_vary_every_attribute(op):
+def test_samples_vary_each_attribute(op):
+    """Samples vary every attribute."""
     drawn = [draw_case(op, seed).attrs for seed in range(80)]
     for name in op.attributes:
         if name not in ("device", "dtype"):
@@ -44,6 +47,7 @@ def test_samples_vary_every_attribute(op):
 
 
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.name)
-def test_the_manual_is_a_sentence(op):
+def test_operator_docstring_starts_with_sentence(op):
+    """The docstring starts with a sentence."""
     assert op.__doc__, op.name
     assert op.__doc__.strip().splitlines()[0].endswith("."), op.name

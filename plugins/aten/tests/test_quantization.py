@@ -28,24 +28,28 @@ def on_onnx_runtime(op, *operands, **attrs):
     return actual
 
 
-def test_halves_go_to_the_even_neighbour():
+def test_quantize_ties_round_to_even():
+    """Ties round to the even neighbour."""
     halves = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5])
     assert on_onnx_runtime(quantize, halves, 1.0, 0).tolist() == [-2, -2, 0, 0, 2, 2]
     assert on_onnx_runtime(quantize, halves, 1.0, 7).tolist() == [5, 5, 7, 7, 9, 9]
 
 
-def test_what_lies_beyond_the_range_becomes_its_end():
+def test_quantize_out_of_bounds_saturates():
+    """Elements beyond the quantized range saturate."""
     x = torch.tensor([-torch.inf, -1e30, 1e30, torch.inf])
     assert on_onnx_runtime(quantize, x, 0.1, -128).tolist() == [-128, -128, 127, 127]
     assert on_onnx_runtime(quantize, x, 0.1, 127, quant_min=-127).tolist() == [-127, -127, 127, 127]
     assert on_onnx_runtime(quantize, x, 0.1, 3, dtype=torch.uint8, quant_max=15).tolist() == [0, 0, 15, 15]
 
 
-def test_the_zero_point_is_added_before_the_ends_are_applied():
+def test_quantize_zero_point_added_before_clamp():
+    """The zero point is added before the clamp."""
     assert on_onnx_runtime(quantize, torch.tensor([-10.0, 20.0]), 0.1, 100).tolist() == [0, 127]
 
 
-def test_each_channel_of_a_square_weight_has_its_own_scale():
+def test_quantize_square_weight_uses_scale_of_axis():
+    """Each channel of a square weight has its own scale."""
     w = torch.tensor([[1.0, 1.0], [1.0, 1.0]])
     scales, zeros = torch.tensor([0.5, 0.25]), torch.tensor([0, 0])
     assert on_onnx_runtime(quantize, w, scales, zeros, axis=0).tolist() == [[2, 2], [4, 4]]
@@ -54,7 +58,8 @@ def test_each_channel_of_a_square_weight_has_its_own_scale():
     assert on_onnx_runtime(dequantize, q, scales, zeros, axis=1).tolist() == [[0.5, 0.25], [0.5, 0.25]]
 
 
-def test_biases_of_32_bits_keep_their_digits():
+def test_dequantize_int32_bias_keeps_digits():
+    """INT32 biases keep their digits."""
     q = torch.tensor([2**31 - 1, -(2**31), 12345], dtype=torch.int32)
     assert on_onnx_runtime(dequantize, q, 2.0**-10).tolist() == [2.0**21, -(2.0**21), 12345 / 1024]
     on_onnx_runtime(dequantize, q, SCALES, ZERO_POINTS, axis=0)
@@ -76,12 +81,14 @@ BACK = [
 
 
 @pytest.mark.parametrize(("op", "overload", "args"), FORMS + BACK, ids=str)
-def test_calls_of_pytorchs_own_quantizers_become_ours(op, overload, args):
+def test_converted_pytorch_quantizer_calls_equal_ours(op, overload, args):
+    """Calls of PyTorch's own quantizers become ours."""
     call = op.converted(overload, *args)
     assert torch.equal(op(*call.operands, **call.attrs), overload(*args))
 
 
-def test_the_dtype_that_pytorch_is_asked_for_is_kept():
+def test_converted_dequantize_keeps_out_dtype():
+    """The out_dtype of PyTorch's call is kept."""
     args = (CODES, 0.5, 3, -128, 127, torch.int8)
     call = dequantize.converted(Q.dequantize_per_tensor.default, *args, out_dtype=torch.float16)
     assert call.attrs["dtype"] == torch.float16
@@ -107,7 +114,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("axis", [None, 1])
-def test_signed_codes_without_zero_points_stay_signed_where_something_moves_them(axis):
+def test_dequantize_signed_codes_without_zero_point_stay_signed(axis):
+    """Signed codes without zero points stay signed after a reshape."""
     graph = Graph("moved")
     code = graph.add_input(TensorType(torch.int8, (1, 2)), "code")
     build = Builder(graph, load_registry().operators)
@@ -119,13 +127,15 @@ def test_signed_codes_without_zero_points_stay_signed_where_something_moves_them
 
 
 @pytest.mark.parametrize(("op", "operands", "attrs", "message"), REFUSED)
-def test_what_cannot_be_quantized_is_refused(op, operands, attrs, message):
+def test_infer_types_invalid_quantize_raises(op, operands, attrs, message):
+    """Calls that cannot be quantized raise PassError."""
     call = op.call(*operands, **attrs)
     with pytest.raises(PassError, match=message):
         infer_types(op, call.operands, call.attrs)
 
 
-def test_eager_refuses_a_range_beyond_the_dtype():
+def test_quantize_eager_range_beyond_dtype_raises():
+    """Eager rejects a quantized range beyond the dtype."""
     with pytest.raises(
         ModelError, match=r"the quantized range \[-1, 15\] must not be empty, and must be within that of torch.uint8"
     ):

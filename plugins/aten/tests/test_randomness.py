@@ -38,7 +38,8 @@ def assert_moments(values, mean, deviation):
 
 
 @pytest.mark.parametrize("op", RANDOM, ids=lambda op: op.name)
-def test_drawn_tensors_have_the_type_that_eager_gives(op):
+def test_random_operators_have_types_of_eager(op):
+    """Random tensors have eager's types."""
     for seed in range(12):
         case = draw_case(op, seed)
         found = [(r.dtype, r.shape) for r in run_onnx(graph_of(case), case.tensors)]
@@ -46,7 +47,8 @@ def test_drawn_tensors_have_the_type_that_eager_gives(op):
 
 
 @pytest.mark.parametrize("op", [randomness.rand, randomness.randn, randomness.randperm], ids=lambda op: op.name)
-def test_neither_two_calls_nor_two_runs_draw_the_same_numbers(op):
+def test_random_calls_and_runs_draw_different_numbers(op):
+    """Neither two calls nor two runs draw the same numbers."""
     graph = Graph("draws")
     call = op.call(**({"n": 100} if op is randomness.randperm else {"size": (100,)}))
     for _ in range(2):
@@ -57,7 +59,8 @@ def test_neither_two_calls_nor_two_runs_draw_the_same_numbers(op):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
-def test_uniform_numbers_fill_their_range(dtype):
+def test_rand_and_uniform_fill_their_interval(dtype):
+    """Uniform numbers fill their interval."""
     (values,) = run(randomness.rand, size=(COUNT,), dtype=dtype)
     assert values.min() >= 0
     assert values.max() < 1
@@ -66,7 +69,8 @@ def test_uniform_numbers_fill_their_range(dtype):
     assert_moments(values, 1.0, 8 * math.sqrt(1 / 12))
 
 
-def test_normal_numbers_have_the_given_moments():
+def test_normal_has_given_moments():
+    """Normal numbers have the given moments."""
     assert_moments(run(randomness.randn, size=(COUNT,))[0], 0, 1)
     assert_moments(run(randomness.normal, -2.0, 3.0, size=(COUNT,))[0], -2, 3)
     mean, std = torch.full((COUNT,), 5.0), torch.full((COUNT,), 0.5)
@@ -76,25 +80,29 @@ def test_normal_numbers_have_the_given_moments():
     assert_moments(logs.log(), 0.5, 0.2)
 
 
-def test_exponential_numbers_are_finite_and_have_the_given_mean():
+def test_exponential_finite_with_given_mean():
+    """Exponential numbers are finite and have the given mean."""
     (values,) = run(randomness.exponential, torch.zeros(COUNT), lambd=4.0)
     assert values.isfinite().all()
     assert values.min() >= 0
     assert_moments(values, 0.25, 0.25)
 
 
-def test_random_integers_reach_both_ends_of_their_range_and_pass_neither():
+def test_randint_reaches_both_limits():
+    """Random integers reach both limits and pass neither."""
     (values,) = run(randomness.randint, low=-2, high=3, size=(COUNT,))
     assert values.unique().tolist() == [-2, -1, 0, 1, 2]
     assert_moments(values, 0, math.sqrt(2))
 
 
-def test_a_permutation_holds_every_number_once():
+def test_randperm_contains_each_number_once():
+    """A permutation contains every number once."""
     (order,) = run(randomness.randperm, n=500)
     assert order.sort().values.tolist() == list(range(500))
 
 
-def test_bernoulli_draws_ones_as_often_as_it_should():
+def test_bernoulli_frequency_equals_probability():
+    """Bernoulli draws ones with the given probability."""
     chance = torch.full((COUNT,), 0.2)
     for operands in ((chance,), (torch.zeros(COUNT), 0.2), (torch.zeros(COUNT), chance)):
         (values,) = run(randomness.bernoulli, *operands)
@@ -104,7 +112,8 @@ def test_bernoulli_draws_ones_as_often_as_it_should():
     assert run(randomness.bernoulli, torch.ones(COUNT))[0].min() == 1
 
 
-def test_multinomial_draws_in_proportion_and_never_the_impossible():
+def test_multinomial_draws_in_proportion():
+    """Multinomial draws in proportion, and never the impossible."""
     chances = torch.tensor([[1.0, 0.0, 3.0, 2.0]])
     (many,) = run(randomness.multinomial, chances, num_samples=COUNT, replacement=True)
     assert many.unique().tolist() == [0, 2, 3]
@@ -115,14 +124,16 @@ def test_multinomial_draws_in_proportion_and_never_the_impossible():
 
 
 @pytest.mark.parametrize("op", DROPOUTS, ids=lambda op: op.name)
-def test_dropout_returns_its_input_in_evaluation_and_where_nothing_is_dropped(op):
+def test_dropout_without_drops_returns_input(op):
+    """Dropout returns its input in evaluation and where nothing is dropped."""
     x = torch.randn(3, 4, 5)
     assert torch.equal(run(op, x, p=0.5, train=False)[0], x)
     assert torch.equal(run(op, x, p=0.0, train=True)[0], x)
     assert not run(op, x, p=1.0, train=True)[0].any()
 
 
-def test_dropout_drops_the_given_part_and_scales_the_rest():
+def test_dropout_drops_share_and_scales_rest():
+    """Dropout drops the given share and scales the rest."""
     (y,) = run(dropout.dropout, torch.ones(COUNT), p=0.2, train=True)
     assert y.unique().tolist() == [0, 1.25]
     assert_moments(y, 1, 0.5)
@@ -147,7 +158,8 @@ def test_alpha_dropout_keeps_mean_and_deviation(op):
     torch.testing.assert_close(y.unique(), expected.unique())
 
 
-def test_rrelu_takes_the_mean_slope_in_evaluation_and_random_ones_in_training():
+def test_rrelu_mean_slope_in_eval_random_in_training():
+    """rrelu uses the mean slope in evaluation and random ones in training."""
     x = torch.tensor([-2.0, 3.0])
     (y,) = run(dropout.rrelu, x, lower=0.1, upper=0.3)
     torch.testing.assert_close(y, torch.rrelu(x, 0.1, 0.3))
@@ -173,7 +185,8 @@ CONVERSIONS = [
 
 
 @pytest.mark.parametrize(("overload", "args", "kwargs", "expected"), CONVERSIONS, ids=lambda v: str(v)[:40])
-def test_aten_calls_become_draws_of_the_same_shape_and_range(overload, args, kwargs, expected):
+def test_converted_random_aten_calls_keep_shape_and_bounds(overload, args, kwargs, expected):
+    """Random ATen calls become draws of the same shape and bounds."""
     x = Graph("calls").add_input(TensorType(torch.float32, (2, 3)), "x")
     op = next(op for op in RANDOM if overload in op.converters)
     call = op.converters[overload](*[x if a == "x" else a for a in args], **kwargs)
@@ -182,7 +195,8 @@ def test_aten_calls_become_draws_of_the_same_shape_and_range(overload, args, kwa
     assert call.attrs == {**op.attributes, **attrs}
 
 
-def test_the_range_of_aten_uniform_is_read_by_position_and_by_name():
+def test_converted_uniform_reads_bounds_by_position_and_name():
+    """The bounds of aten.uniform are read by position and by name."""
     x = Graph("calls").add_input(TensorType(torch.float32, (2, 3)), "x")
     convert = randomness.uniform.converters[aten.uniform.default]
     assert convert(x, -1.0, 2.0).attrs == convert(x, **{"from": -1.0, "to": 2.0}).attrs == {"low": -1.0, "high": 2.0}

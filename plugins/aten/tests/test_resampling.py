@@ -18,14 +18,16 @@ from one_operator import Case, graph_of, run_onnx
     ],
 )
 @pytest.mark.parametrize("op", [resampling.upsample_nearest2d, resampling.upsample_nearest_exact2d])
-def test_factors_that_the_size_belies_take_the_elements_that_eager_takes(op, sides, size, scales):
+def test_upsample_nearest_inconsistent_scale_equals_eager(op, sides, size, scales):
+    """Scales that disagree with the size take the elements that eager takes."""
     x = torch.arange(float(sides[0] * sides[1])).reshape(1, 1, *sides)
     case = Case(op, [x], op.call(x, output_size=size, scales=scales).attrs)
     assert torch.equal(run_onnx(graph_of(case), [x])[0], case.eager()[0])
 
 
 @pytest.mark.parametrize("op", [resampling.upsample_nearest1d, resampling.upsample_nearest3d])
-def test_only_planes_have_the_kernel_that_forgets_factors(op):
+def test_upsample_nearest_1d_and_3d_use_scale(op):
+    """Only the 2-D kernel ignores scales."""
     sides = 3 if op is resampling.upsample_nearest3d else 1
     x = torch.arange(2.0**sides).reshape(1, 1, *[2] * sides)
     case = Case(op, [x], op.call(x, output_size=(4,) * sides, scales=(2.3,) * sides).attrs)

@@ -191,7 +191,8 @@ FORMS: dict[Any, list[Form]] = {
 }
 
 
-def test_every_claimed_call_is_tried():
+def test_forms_cover_each_claimed_overload():
+    """Every claimed overload is tested."""
     assert FORMS.keys() == OPERATORS.keys()
 
 
@@ -199,7 +200,8 @@ def test_every_claimed_call_is_tried():
     ("overload", "args", "kwargs"),
     [pytest.param(o, *f, id=f"{o}-{i}") for o, forms in FORMS.items() for i, f in enumerate(forms)],
 )
-def test_a_call_becomes_an_operator_that_does_the_same(overload, args, kwargs):
+def test_converted_selection_call_equals_aten(overload, args, kwargs):
+    """A converted call does the same as ATen."""
     op, graph, tensors = OPERATORS[overload], Graph("call"), []
 
     def entered(item: Any) -> Any:
@@ -238,7 +240,8 @@ class Bags(torch.nn.Module):
         return self.bags(x, offsets)
 
 
-def test_results_that_nothing_reads_may_be_left_out():
+def test_capture_embedding_bag_drops_unread_outputs():
+    """Outputs that nothing reads may be left out."""
     registry = build_registry([Plugin("aten", "clika-ref-aten", "0", tuple(set(OPERATORS.values())))])
     found = capture(make_callable(Bags()), [ModelCall((I, BAGS), {})], registry, dynamic=False)
     assert [node.op_type for node in found.graph.nodes] == ["embedding_bag"]

@@ -73,7 +73,8 @@ CALLS: list[tuple[Any, ...]] = [
 
 
 @pytest.mark.parametrize(("overload", "args"), [(c[0], c[1:]) for c in CALLS], ids=[str(c[0]) for c in CALLS])
-def test_a_converted_call_computes_what_aten_computes_and_has_the_types_that_are_inferred(overload, args):
+def test_converted_spatial_call_equals_aten_and_types(overload, args):
+    """A converted call equals ATen's, and its inferred types are right."""
     op, call = converted(overload, *args)
     found = op(*(o.data if isinstance(o, Value) else o for o in call.operands), **call.attrs)
     found, expected = ([t] if isinstance(t, torch.Tensor) else [*t] for t in (found, overload(*args)))
@@ -92,7 +93,8 @@ def test_a_converted_call_computes_what_aten_computes_and_has_the_types_that_are
         (aten.gru.input, (x(5, 2, 3), x(2, 2, 4), (), False, 2, 0.5, True, False, False), "dropout between layers"),
     ],
 )
-def test_a_call_that_cannot_be_served_is_refused_with_a_way_out(overload, args, reason):
+def test_converted_unsupported_call_raises_with_advice(overload, args, reason):
+    """A call that is unsupported raises with advice."""
     with pytest.raises(ModelError, match=reason):
         converted(overload, *args)
 
@@ -105,7 +107,8 @@ def lowered(op: Operator, *types: TensorType, **attrs: Any) -> None:
     emit(graph)
 
 
-def test_a_projected_lstm_is_refused_by_the_lowering():
+def test_lstm_projection_lowering_raises():
+    """The lowering rejects an LSTM with a projection."""
     shapes = [(5, 2, 3), (1, 2, 2), (1, 2, 4), (16, 3), (16, 2), (2, 4)]
     types = [TensorType(torch.float32, shape) for shape in shapes]
     with pytest.raises(TargetError, match="does not support a projection of the hidden state"):

@@ -140,7 +140,8 @@ def shown(call: tuple[Any, ...]) -> str:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=shown)
-def test_a_call_keeps_its_meaning_at_every_size(call):
+def test_converted_view_call_equals_aten_at_each_size(call):
+    """A converted call equals ATen's at every size."""
     overload, shapes, args = call
     graph = graph_of_call(overload, shapes, args)
     for sizes in SIZES:
@@ -160,18 +161,21 @@ def test_a_call_keeps_its_meaning_at_every_size(call):
         (aten.tensor_split.indices, [(7,)], ((4, 2),), "the indices are not increasing"),
     ],
 )
-def test_a_call_that_no_graph_can_hold_is_refused(overload, shapes, args, message):
+def test_converted_impossible_split_raises(overload, shapes, args, message):
+    """A call that no graph can express raises."""
     with pytest.raises(ModelError, match=message):
         graph_of_call(overload, shapes, args)
 
 
-def test_the_adjoint_of_complex_tensors_is_refused():
+def test_converted_adjoint_of_complex_raises():
+    """The adjoint of complex tensors raises."""
     x = Graph("complex").add_input(TensorType(torch.complex64, (2, 2)), "x")
     with pytest.raises(ModelError, match="conjugates, but complex tensors are not supported"):
         OPERATORS[aten.adjoint.default].converters[aten.adjoint.default](x)
 
 
-def test_bfloat16_is_stretched_in_a_dtype_that_runtimes_stretch():
+def test_expand_bfloat16_casts_for_runtime():
+    """BF16 is expanded in a dtype that runtimes support."""
     graph = Graph("stretched")
     x = graph.add_input(TensorType(torch.bfloat16, (1, 3)), "x")
     op = next(o for o in clika_ref_operators() if o.name == "expand")
@@ -183,7 +187,8 @@ def test_bfloat16_is_stretched_in_a_dtype_that_runtimes_stretch():
 @pytest.mark.parametrize(
     ("name", "attrs"), [("topk", {"k": 2}), ("sort", {}), ("median", {"dim": 0}), ("flat_median", {})]
 )
-def test_bfloat16_is_ordered_in_a_dtype_that_onnx_orders(name, attrs):
+def test_sort_bfloat16_casts_for_onnx(name, attrs):
+    """BF16 is sorted in a dtype that ONNX supports."""
     graph = Graph("ordered")
     x = graph.add_input(TensorType(torch.bfloat16, (4, 3)), "x")
     op = next(o for o in clika_ref_operators() if o.name == name)
@@ -193,7 +198,8 @@ def test_bfloat16_is_ordered_in_a_dtype_that_onnx_orders(name, attrs):
     onnx.checker.check_model(ir.to_proto(emit(graph)), full_check=True)
 
 
-def test_of_no_elements_a_slice_up_to_the_last_one_has_none():
+def test_slice_to_last_of_empty_has_size_0():
+    """A slice up to the last element of an empty dim is empty."""
     (op,) = (o for o in clika_ref_operators() if o.name == "slice")
     x = Graph("sliced").add_input(TensorType(torch.float32, (n,)), "x")
     for start in (None, 0):

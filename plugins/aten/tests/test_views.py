@@ -79,7 +79,8 @@ def reaches_an_element_twice(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_the_graph_of_a_write_leaves_what_an_eager_write_leaves(name):
+def test_write_back_rule_equals_eager_write(name):
+    """The graph of a write leaves the same base as an eager write."""
     tried = 0
     for case, expected, graph, inputs in writes(name):
         (found,), _ = interpret(graph, inputs)
@@ -92,7 +93,8 @@ def test_the_graph_of_a_write_leaves_what_an_eager_write_leaves(name):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_the_graph_of_a_write_is_the_same_in_onnx(name):
+def test_write_back_rule_in_onnx_equals_eager_write(name):
+    """The graph of a write returns the same in ONNX Runtime."""
     for (case, expected, graph, inputs), _ in zip(writes(name), range(6), strict=False):
         (found,) = run_onnx(graph, inputs)
         assert torch.equal(found, expected), f"{case}: {found} instead of {expected}\n{graph}"

@@ -12,7 +12,8 @@ def product(sketch, *, bias=(5,), dtype=torch.float32, **attrs):
     return sketch("addmm", offset, x, weight, **attrs)
 
 
-def test_a_product_with_a_weight_becomes_a_linear_layer_that_turns_the_weight_when_it_is_read(sketch):
+def test_addmm_to_linear_weight_transposed_when_read(sketch):
+    """addmm with a weight becomes linear, with a deferred transposed weight."""
     assert sketch.returns(product(sketch)).clean(AddmmToLinear()) == ["relu", "linear"]
     *_, layer = sketch.graph.nodes
     assert layer.inputs[1].deferred_data is not None, "no copy of the weight is made before it is written"
@@ -21,7 +22,8 @@ def test_a_product_with_a_weight_becomes_a_linear_layer_that_turns_the_weight_wh
 
 
 @pytest.mark.parametrize("is_returned", [True, False])
-def test_a_layer_keeps_the_name_by_which_people_know_it(sketch, is_returned):
+def test_addmm_to_linear_keeps_name(sketch, is_returned):
+    """The layer keeps its name."""
     found = product(sketch)
     name = found.name
     sketch.returns(found if is_returned else sketch("relu", found)).clean(AddmmToLinear())
@@ -32,17 +34,20 @@ def test_a_layer_keeps_the_name_by_which_people_know_it(sketch, is_returned):
     "changes",
     [{"alpha": 2}, {"beta": 0.5}, {"bias": (1,)}, {"bias": ()}, {"bias": (3, 5)}, {"dtype": torch.int64}],
 )
-def test_what_is_no_layer_with_a_bias_stays(sketch, changes):
+def test_addmm_to_linear_other_forms_stay(sketch, changes):
+    """A product that is no layer with a bias stays."""
     assert sketch.returns(product(sketch, **changes)).clean(AddmmToLinear()) == ["relu", "addmm"]
 
 
-def test_a_product_of_two_computed_matrices_stays(sketch):
+def test_addmm_to_linear_computed_matrices_stay(sketch):
+    """A product of two computed matrices stays."""
     x, y = sketch.input(3, 4, name="x"), sketch.input(4, 5, name="y")
     product = sketch("addmm", sketch.constant(torch.ones(5)), x, y)
     assert sketch.returns(product).clean(AddmmToLinear()) == ["addmm"]
 
 
-def test_a_weight_that_a_call_overwrites_stays(sketch):
+def test_addmm_to_linear_overwritten_weight_stays(sketch):
+    """A weight that a call overwrites stays."""
     sketch.returns(product(sketch))
     sketch.graph.set_state("h.weight", sketch("abs", sketch.graph.constants["h.weight"]))
     assert sketch.clean(AddmmToLinear()) == ["relu", "addmm", "abs"]

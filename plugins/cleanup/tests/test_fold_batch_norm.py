@@ -43,19 +43,22 @@ def layer(sketch, case, *, bias=True, dtype=torch.float32):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("case", LAYERS, ids=str)
-def test_it_folds_into_each_layer(sketch, case, bias):
+def test_fold_batch_norm_folds_into_each_layer(sketch, case, bias):
+    """Batch norm folds into each layer."""
     y = normalized(sketch, layer(sketch, case, bias=bias))
     assert sketch.returns(y).clean(FoldBatchNorm()) == ["tanh", case[0]]
 
 
-def test_a_layer_keeps_the_name_by_which_people_know_it(sketch):
+def test_fold_batch_norm_keeps_layer_name(sketch):
+    """The layer keeps its name."""
     found = layer(sketch, LAYERS[0])
     name = found.name
     sketch.returns(sketch("relu", normalized(sketch, found))).clean(FoldBatchNorm())
     assert [node.name for node in sketch.graph.nodes if node.op_type == LAYERS[0][0]] == [name]
 
 
-def test_the_folded_weights_are_rounded_once(sketch):
+def test_fold_batch_norm_weights_rounded_once(sketch):
+    """The folded weights are deferred and rounded once."""
     y = layer(sketch, ("linear", (5, 4), (6, 4), {}), dtype=torch.float16)
     sketch.returns(normalized(sketch, y, dtype=torch.float16)).clean(FoldBatchNorm())
     assert sketch.graph.constants["conv.weight_1"].deferred_data, "a second set of weights exists before it is written"
@@ -66,7 +69,8 @@ def test_the_folded_weights_are_rounded_once(sketch):
     assert torch.equal(constants["conv.bias_1"], ((constants["conv.bias"] - mean) * scale + beta).half().double())
 
 
-def test_batch_norm_without_scale_and_shift_folds(sketch):
+def test_fold_batch_norm_without_affine_folds(sketch):
+    """Batch norm without scale and shift folds."""
     y = layer(sketch, LAYERS[2], bias=False)
     mean, var = sketch.constant(torch.full((6,), 0.5), "m"), sketch.constant(torch.full((6,), 2.0), "v")
     sketch.returns(sketch("batch_norm", y, None, None, mean, var, eps=0.5))
@@ -74,7 +78,8 @@ def test_batch_norm_without_scale_and_shift_folds(sketch):
     assert sketch.graph.outputs[0].producer.inputs[2].name == "conv.bias"
 
 
-def test_two_layers_with_one_weight_get_a_copy_each(sketch):
+def test_fold_batch_norm_shared_weight_copied_per_layer(sketch):
+    """Two layers with one weight get a copy each."""
     x, w = sketch("tanh", sketch.input(1, 6, 5)), sketch.constant(torch.randn(6, 6, 3), "shared")
     for _ in range(2):
         sketch.returns(normalized(sketch, sketch("conv1d", x, w, None)))
@@ -95,53 +100,63 @@ def skipped(sketch, y, *more):
 CONV = ("conv2d", (2, 4, 9, 8), (6, 4, 3, 2), {})
 
 
-def test_a_layer_that_others_read_stays(sketch):
+def test_fold_batch_norm_layer_read_elsewhere_stays(sketch):
+    """A layer with other users stays."""
     y = layer(sketch, CONV)
     assert "has other readers" in skipped(sketch, normalized(sketch, y), sketch("abs", y))
 
 
-def test_a_layer_that_is_returned_stays(sketch):
+def test_fold_batch_norm_returned_layer_stays(sketch):
+    """A layer that is an output stays."""
     y = layer(sketch, CONV)
     assert "has other readers" in skipped(sketch, normalized(sketch, y), y)
 
 
-def test_training_stays(sketch):
+def test_fold_batch_norm_training_stays(sketch):
+    """Batch norm in training mode stays."""
     assert "its own input" in skipped(sketch, normalized(sketch, layer(sketch, CONV), training=True))
 
 
-def test_missing_statistics_stay(sketch):
+def test_fold_batch_norm_missing_statistics_stay(sketch):
+    """Batch norm without statistics stays."""
     assert "its own input" in skipped(sketch, sketch("batch_norm", layer(sketch, CONV), training=True))
 
 
-def test_a_computed_weight_stays(sketch):
+def test_fold_batch_norm_computed_weight_stays(sketch):
+    """A computed weight stays."""
     x, w = sketch.input(2, 4, 9, 8), sketch("neg", sketch.constant(torch.randn(6, 4, 3, 2)))
     assert "computed" in skipped(sketch, normalized(sketch, sketch("conv2d", x, w, None)))
 
 
-def test_statistics_that_a_call_overwrites_stay(sketch):
+def test_fold_batch_norm_overwritten_statistics_stay(sketch):
+    """Statistics that a call overwrites stay."""
     y = normalized(sketch, layer(sketch, CONV))
     sketch.graph.set_state("bn.running_mean", sketch("neg", sketch.graph.constants["bn.running_mean"]))
     assert "overwritten" in skipped(sketch, y)
 
 
-def test_side_1_of_a_linear_layer_on_sequences_is_not_its_channels(sketch):
+def test_fold_batch_norm_linear_on_sequences_stays(sketch):
+    """Dim 1 of a linear layer on sequences is not its channels."""
     y = layer(sketch, ("linear", (5, 6, 4), (6, 4), {}))
     assert "is not the channel dim" in skipped(sketch, normalized(sketch, y))
 
 
-def test_side_1_of_an_unbatched_convolution_is_not_its_channels(sketch):
+def test_fold_batch_norm_unbatched_convolution_stays(sketch):
+    """Dim 1 of an unbatched convolution is not its channels."""
     y = layer(sketch, ("conv2d", (4, 8, 8), (6, 4, 3, 3), {}))
     assert "is not the channel dim" in skipped(sketch, normalized(sketch, y))
 
 
-def test_batch_norm_before_a_layer_stays(sketch):
+def test_fold_batch_norm_before_layer_stays(sketch):
+    """Batch norm before a padded layer stays."""
     y = normalized(sketch, sketch.input(2, 6, 5))
     sketch.returns(sketch("conv1d", y, sketch.constant(torch.randn(6, 6, 3)), None, padding=(1,)))
     assert "padding prevents" in skipped(sketch, sketch("relu", y))
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), 1e38])
-def test_statistics_that_overflow_stay(sketch, number):
+def test_fold_batch_norm_overflowing_statistics_stay(sketch, number):
+    """Statistics that overflow stay."""
     y = normalized(sketch, layer(sketch, CONV))
     with torch.no_grad():
         sketch.graph.constants["bn.weight"].data[2] = number
@@ -149,7 +164,8 @@ def test_statistics_that_overflow_stay(sketch, number):
     assert "overflows" in skipped(sketch, y)
 
 
-def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
+def test_fold_batch_norm_types_equal_inferred(sketch):
+    """The types of folded layers equal the inferred ones."""
     for case in LAYERS:
         sketch.returns(normalized(sketch, layer(sketch, case)))
     FoldBatchNorm()(sketch.graph, sketch.build.operators)
@@ -158,13 +174,15 @@ def test_the_types_of_folded_layers_are_those_that_are_inferred(sketch):
 
 
 @pytest.mark.parametrize("part", [1, 7, 10**6])
-def test_a_product_is_the_same_in_any_number_of_parts(monkeypatch, part):
+def test_scale_in_parts_any_part_size_equal(monkeypatch, part):
+    """The result is the same for any number of parts."""
     monkeypatch.setattr(norm_folding, "ELEMENTS_PER_PART", part)
     weight, factors = torch.randn(6, 4, 3, 3), torch.randn(6, 1, 1, 1, dtype=torch.float64)
     assert torch.equal(norm_folding.scale_in_parts(weight, factors), (weight.double() * factors).float())
 
 
-def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_need_not_compute(sketch, monkeypatch):
+def test_fold_batch_norm_layer_called_twice_shares_weight(sketch, monkeypatch):
+    """A layer called twice gets one folded weight, merged without computing it."""
     x, w = sketch("tanh", sketch.input(1, 6, 5)), sketch.constant(torch.randn(6, 6, 3), "shared")
     statistics = [sketch.constant(torch.rand(6) + 0.5, f"bn.{name}") for name in ("weight", "bias", "mean", "var")]
     for operand in (x, sketch("relu", x)):
@@ -179,7 +197,8 @@ def test_a_layer_that_is_called_twice_is_folded_into_one_weight_that_merging_nee
     assert one.inputs[1].data.shape == w.type.shape
 
 
-def test_a_weight_is_folded_into_one_whatever_is_added_behind_it(sketch):
+def test_fold_batch_norm_other_shifts_share_weight(sketch):
+    """Equal scales give one folded weight, whatever the shift."""
     x, w = sketch.input(1, 6, 5), sketch.constant(torch.randn(6, 6, 3), "shared")
     gamma, var = (sketch.constant(torch.rand(6) + 0.5, f"bn.{name}") for name in ("weight", "var"))
     for i in range(2):

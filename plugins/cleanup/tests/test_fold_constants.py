@@ -27,7 +27,8 @@ def mask(sketch, length=3):
 
 
 @pytest.mark.parametrize("fold", [FoldLiterals(), FoldConstants()])
-def test_what_reads_numbers_only_becomes_one_constant(sketch, fold):
+def test_fold_literals_numbers_become_one_constant(sketch, fold):
+    """Nodes that depend on numbers only become one constant."""
     x = sketch.input("b", 3, 3)
     assert sketch.returns(sketch("add", x, mask(sketch))).clean(fold) == ["add"]
     (value,) = sketch.graph.constants.values()
@@ -35,12 +36,14 @@ def test_what_reads_numbers_only_becomes_one_constant(sketch, fold):
     assert torch.equal(value.data, expected)
 
 
-def test_literals_are_named_under_the_prefix_of_what_compression_adds(sketch):
+def test_fold_literals_names_use_clika_prefix(sketch):
+    """Folded literals have the prefix of names that compression adds."""
     sketch.returns(sketch("add", sketch.input(3), sketch("arange", end=3))).clean(FoldLiterals())
     assert list(sketch.graph.constants) == ["clika.literal_arange"]
 
 
-def test_tensors_written_in_the_code_are_literals_and_go_with_their_nodes(sketch):
+def test_fold_literals_lifted_tensors_fold(sketch):
+    """Tensors written in the code are literals and fold with their nodes."""
     two = sketch.constant(torch.tensor([2]), "clika.block.lifted_tensor_0")
     named_alike = sketch.constant(torch.tensor([2]), "block.lifted_tensor_0")
     trained = sketch.constant(torch.tensor([2.0]), "clika.lifted_tensor_1")
@@ -51,13 +54,15 @@ def test_tensors_written_in_the_code_are_literals_and_go_with_their_nodes(sketch
     assert set(sketch.graph.constants) == {"clika.literal_mul", named_alike.name, trained.name}
 
 
-def test_several_readers_share_one_constant(sketch):
+def test_fold_literals_users_share_one_constant(sketch):
+    """Several users share one constant."""
     x, m = sketch.input(3, 3), mask(sketch)
     assert sketch.returns(sketch("add", x, m), sketch("mul", x, m)).clean(FoldLiterals()) == ["add", "mul"]
     assert len(sketch.graph.constants) == 1
 
 
-def test_a_parameter_is_folded_on_the_lowered_clone_only(sketch):
+def test_fold_constants_parameter_folds_on_clone_only(sketch):
+    """A parameter is folded on the lowered clone only."""
     x, w = sketch.input(2, 3), sketch.constant(torch.arange(12.0).reshape(4, 3))
     sketch.returns(sketch("matmul", x, sketch("permute", w, dims=(1, 0))))
     assert sketch.clean(FoldLiterals()) == ["permute", "matmul"]
@@ -68,7 +73,8 @@ def test_a_parameter_is_folded_on_the_lowered_clone_only(sketch):
     assert torch.equal(folded.data, w.data.T)
 
 
-def test_the_pipeline_of_the_stored_graph_folds_no_constant(sketch, operators):
+def test_pipeline_clean_keeps_constants_of_stored_graph(sketch, operators):
+    """The CLEAN pipeline folds no constant of the stored graph."""
     x, w, buffer = sketch.input(3), sketch.constant(torch.ones(3)), sketch.constant(torch.arange(3), "buffer")
     sketch.returns(sketch("add", x, sketch("neg", w)), sketch("add", x, sketch("neg", buffer)))
     passes = {p.name: p for p in clika_ref_passes()}
@@ -77,26 +83,30 @@ def test_the_pipeline_of_the_stored_graph_folds_no_constant(sketch, operators):
     assert set(sketch.graph.constants) == {"weight", "buffer"}
 
 
-def test_random_nodes_and_what_reads_them_stay(sketch):
+def test_fold_constants_random_nodes_stay(sketch):
+    """Random nodes and their users stay."""
     x, w = sketch.input(3), sketch.constant(torch.ones(3))
     sketch.returns(sketch("add", x, sketch("neg", sketch(noise, w))))
     assert sketch.clean(FoldConstants()) == ["noise", "neg", "add"]
 
 
-def test_kept_operators_stay(sketch):
+def test_fold_constants_dequantize_stays(sketch):
+    """Kept operators stay."""
     x, w = sketch.input(3), sketch.constant(torch.ones(3))
     sketch.returns(sketch("add", x, sketch("abs", sketch(dequantize, sketch("neg", w)))))
     assert sketch.clean(FoldConstants()) == ["dequantize", "abs", "add"]
 
 
-def test_state_is_read_at_each_call(sketch):
+def test_fold_constants_state_stays(sketch):
+    """State is read at each call."""
     x, count = sketch.input(3), sketch.constant(torch.ones(3), "count")
     sketch.graph.set_state("count", sketch("add", count, 1.0))
     sketch.returns(sketch("mul", x, sketch("neg", count)))
     assert sketch.clean(FoldConstants()) == ["add", "neg", "mul"]
 
 
-def test_dynamic_sizes_are_never_folded(sketch):
+def test_fold_constants_dynamic_sizes_stay(sketch):
+    """Dynamic sizes are never folded."""
     x = sketch.input("b", 3)
     b = x.type.shape[0]
     ones = sketch("full", size=(b,), fill_value=1.0, types=(sketch.input("b", name="y").type,))
@@ -107,21 +117,24 @@ def test_dynamic_sizes_are_never_folded(sketch):
     assert sketch.clean(FoldConstants()) == sketch.clean(FoldLiterals()) == before
 
 
-def test_the_limit_bounds_what_is_added(sketch):
+def test_fold_literals_limit_bounds_added_bytes(sketch):
+    """The limit bounds the added bytes."""
     x = sketch.input(8)
     sketch.returns(sketch("add", x, sketch("neg", sketch("full", size=(8,), fill_value=2.0))))
     assert sketch.clean(FoldLiterals(limit_bytes=31)) == ["full", "neg", "add"]
     assert sketch.clean(FoldLiterals(limit_bytes=32)) == ["add"]
 
 
-def test_a_large_constant_gives_way_to_one_of_its_size(sketch):
+def test_fold_constants_large_constant_replaced_by_equal_size(sketch):
+    """A large constant may be replaced by one of its size."""
     x, w = sketch.input(8, 4), sketch.constant(torch.randn(8, 4))
     y = sketch("matmul", x, sketch("mul", sketch("reshape", sketch("permute", w, dims=(1, 0)), shape=(4, 8)), 2.0))
     assert sketch.returns(y).clean(FoldConstants(limit_bytes=8)) == ["matmul"]
 
 
 @pytest.mark.parametrize("place", ["read twice", "grows", "read behind"])
-def test_a_large_constant_that_stays_is_not_repeated(sketch, place):
+def test_fold_constants_large_kept_constant_not_repeated(sketch, place):
+    """A large constant that stays is not repeated."""
     w = sketch.constant(torch.randn(8, 4))
     y = sketch("expand", w, size=(2, 8, 4)) if place == "grows" else sketch("permute", w, dims=(1, 0))
     sketch.returns(sketch("add", sketch.input(*y.type.shape), y))
@@ -137,26 +150,30 @@ def test_a_large_constant_that_stays_is_not_repeated(sketch, place):
     assert sketch.clean(FoldConstants(limit_bytes=8)) == left[place]
 
 
-def test_an_output_that_depends_on_constants_only_keeps_its_node_and_name(sketch):
+def test_fold_literals_constant_output_keeps_node_and_name(sketch):
+    """An output that depends on constants only keeps its node and name."""
     sketch.returns(sketch("add", sketch("arange", end=3), 1), sketch.constant(torch.ones(2)))
     assert sketch.clean(FoldLiterals()) == ["add"]
 
 
-def test_all_outputs_of_a_node_are_folded(sketch):
+def test_fold_constants_folds_all_outputs_of_node(sketch):
+    """All outputs of a node are folded."""
     x, w = sketch.input(2), sketch.constant(torch.arange(5.0))
     a, b = sketch("split_with_sizes", w, split_sizes=(2, 3))
     sketch.returns(sketch("add", x, a), sketch("neg", b), sketch("abs", sketch("sum", b)))
     assert sketch.clean(FoldConstants()) == ["add", "neg", "abs"]
 
 
-def test_a_scalar_and_an_empty_constant_are_folded(sketch):
+def test_fold_constants_scalar_and_empty_fold(sketch):
+    """A scalar and an empty constant are folded."""
     x = sketch.input(0, 3)
     y = sketch("mul", x, sketch("neg", sketch.constant(torch.tensor(2.0))))
     sketch.returns(sketch("add", y, sketch("neg", sketch.constant(torch.ones(0, 3), "empty"))))
     assert sketch.clean(FoldConstants()) == ["mul", "add"]
 
 
-def test_what_is_folded_of_a_parameter_says_how_it_follows_through_all_that_was_folded(sketch):
+def test_fold_constants_deferred_data_leads_to_parameter(sketch):
+    """A folded constant leads to its parameter through all folded nodes."""
     w = sketch.constant(torch.randn(6, 4), "w")
     one, other = sketch("split_with_sizes", sketch("mul", w, 2.0), split_sizes=(2, 4), dim=0)
     x = sketch.input("n", 4)
@@ -169,7 +186,8 @@ def test_what_is_folded_of_a_parameter_says_how_it_follows_through_all_that_was_
         assert formula.function.name == "mul"
 
 
-def test_literals_that_are_views_of_one_memory_are_copied(sketch):
+def test_fold_literals_views_of_one_memory_copied(sketch):
+    """Literals that are views of one memory are copied."""
     x, numbers = sketch.input(2, 3), sketch("arange", end=6)
     rows = [sketch("reshape", numbers, shape=shape) for shape in ((2, 3), (1, 2, 3))]
     sketch.returns(*(sketch("add", x, row) for row in rows)).clean(FoldLiterals())

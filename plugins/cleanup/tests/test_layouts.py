@@ -39,7 +39,8 @@ def drawn_node(op, seed):
 
 
 @pytest.mark.parametrize("name", LISTED)
-def test_an_order_of_sides_passes_through(operators, name):
+def test_operands_to_permute_listed_operators_commute(operators, name):
+    """The listed operators compute the same in any order of dims."""
     tried = 0
     for seed in range(60):
         node, tensors = drawn_node(operators[name], seed)
@@ -65,7 +66,8 @@ def test_an_order_of_sides_passes_through(operators, name):
     assert tried, f"no drawn call of {name} was moved"
 
 
-def test_orders_compose_and_invert():
+def test_compose_and_invert_orders_equal_permute():
+    """Orders compose and invert as permutes do."""
     x = torch.randn(2, 3, 4)
     first, second = (1, 2, 0), (0, 2, 1)
     assert torch.equal(x.permute(first).permute(second), x.permute(compose_orders(first, second)))

@@ -36,23 +36,27 @@ def chain(sketch, shape, *calls, dtype=torch.float32):
     ],
     ids=str,
 )
-def test_a_chain_becomes_as_short_as_it_can(sketch, shape, calls, left):
+def test_merge_chains_shortens_chain(sketch, shape, calls, left):
+    """A chain becomes as short as possible."""
     assert chain(sketch, shape, *calls).clean(MergeChains()) == ["neg", *left, "identity"]
 
 
-def test_the_merged_call_is_typed_and_remembers_the_rule(sketch):
+def test_merge_chains_sets_attrs_and_origin(sketch):
+    """The merged call has its type and the rule in its origin."""
     chain(sketch, (2, 6), ("reshape", {"shape": (3, 4)}), ("reshape", {"shape": (12,)})).clean(MergeChains())
     (reshape,) = (node for node in sketch.graph.nodes if node.op_type == "reshape")
     assert reshape.attrs == {"shape": (12,)}
     assert reshape.origin.history == ("merge-reshapes",)
 
 
-def test_dynamic_sides_keep_views_that_cost_less_than_a_computed_shape(sketch):
+def test_merge_chains_dynamic_views_stay(sketch):
+    """With dynamic dims, views that cost less than a computed shape stay."""
     views = [("unsqueeze", {"dim": 0}), ("unsqueeze", {"dim": 2})]
     assert chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "unsqueeze", "unsqueeze", "identity"]
 
 
-def test_dynamic_sides_vanish_and_merge_where_nothing_needs_computing(sketch):
+def test_merge_chains_dynamic_inverse_views_removed(sketch):
+    """Dynamic dims are merged where no shape must be computed."""
     views = [
         ("unsqueeze", {"dim": 0}),
         ("unsqueeze", {"dim": 2}),
@@ -62,13 +66,15 @@ def test_dynamic_sides_vanish_and_merge_where_nothing_needs_computing(sketch):
     assert chain(sketch, ("b", "n"), *views).clean(MergeChains()) == ["neg", "identity"]
 
 
-def test_a_dynamic_side_is_never_taken_for_1(sketch):
+def test_merge_chains_dynamic_dim_not_taken_for_1(sketch):
+    """A dynamic dim is never taken for 1."""
     x = sketch("neg", sketch.input("b", 3))
     sketch.returns(sketch("permute", x, dims=(1, 0)))
     assert sketch.clean(MergeChains(), sizes={"b": 1}) == ["neg", "permute"]
 
 
-def test_interior_nodes_may_be_read_elsewhere_and_returned(sketch):
+def test_merge_chains_interior_nodes_may_have_other_users(sketch):
+    """Interior nodes may be outputs or have other users."""
     x = sketch("neg", sketch.input(2, 6))
     a = sketch("reshape", x, shape=(12,))
     b = sketch("reshape", a, shape=(3, 4))
@@ -97,7 +103,8 @@ CASTS = [
 
 
 @pytest.mark.parametrize(("dtypes", "goes"), CASTS, ids=str)
-def test_only_a_cast_that_loses_nothing_goes(sketch, dtypes, goes):
+def test_merge_chains_only_lossless_casts_removed(sketch, dtypes, goes):
+    """Only a cast that loses nothing is removed."""
     first, *rest = dtypes
     casts = [("to", {"dtype": dtype}) for dtype in rest]
     kinds = chain(sketch, (2, 6), *casts, dtype=first).clean(MergeChains())
@@ -130,21 +137,25 @@ PACKED = [("unsqueeze", {"dim": 0}), ("permute", {"dims": (-2, 1, 2, 0, 4)}), ("
 
 
 @pytest.mark.parametrize("shape", [(5, 2, 3, 4), ("s", "b", 3, 4)], ids=str)
-def test_a_side_that_is_dropped_again_is_not_made(sketch, shape):
+def test_merge_chains_temporary_dim_removed(sketch, shape):
+    """A dim that is dropped again is not made."""
     assert chain(sketch, shape, *PACKED).clean(MergeChains()) == ["neg", "permute", "identity"]
 
 
-def test_a_side_that_is_dropped_again_is_not_made_by_a_reshape(sketch):
+def test_merge_chains_temporary_dim_of_reshape_removed(sketch):
+    """A dim that is dropped again is not made by a reshape."""
     reshape, *rest = ("reshape", {"shape": (1, 5, 2, 3, 4)}), *PACKED[1:]
     assert chain(sketch, (5, 2, 12), reshape, *rest).clean(MergeChains()) == ["neg", "reshape", "permute", "identity"]
 
 
-def test_sides_that_are_longer_than_1_are_not_dropped(sketch):
+def test_merge_chains_squeeze_of_longer_dim_ignored(sketch):
+    """Dims longer than 1 are not dropped."""
     squeeze = ("squeeze", {"dims": (0, 3)})
     assert chain(sketch, (5, 2, 3, 4), *PACKED[:2], squeeze).clean(MergeChains()) == ["neg", "permute", "identity"]
 
 
-def test_a_permute_that_others_read_is_not_made_twice(sketch):
+def test_merge_chains_shared_permute_not_duplicated(sketch):
+    """A permute with other users is not made twice."""
     chain(sketch, (5, 2, 3, 4), *PACKED)
     (permute,) = (node for node in sketch.graph.nodes if node.op_type == "permute")
     sketch.returns(sketch("abs", permute.output))
@@ -152,7 +163,8 @@ def test_a_permute_that_others_read_is_not_made_twice(sketch):
 
 
 @pytest.mark.parametrize("first", DTYPES, ids=str)
-def test_casts_said_to_merge_agree_on_extreme_elements(first):
+def test_mergeable_casts_agree_on_extreme_elements(first):
+    """Casts that merge agree on extreme elements."""
     x = extremes(first)
     for middle, last in itertools.product(DTYPES, repeat=2):
         if is_representable(first, middle):

@@ -13,7 +13,8 @@ def noise(x: torch.Tensor) -> torch.Tensor:
     return torch.rand_like(x)
 
 
-def test_equal_calls_merge_to_any_depth(sketch):
+def test_merge_cse_equal_calls_merge_to_any_depth(sketch):
+    """Equal calls merge to any depth."""
     x = sketch.input(2, 3)
     twins = [sketch("exp", sketch("mul", sketch("neg", x), 2.0)) for _ in range(3)]
     sketch.returns(sketch("add", sketch("add", twins[0], twins[1]), twins[2]))
@@ -38,7 +39,8 @@ def test_equal_calls_merge_to_any_depth(sketch):
     ],
     ids=str,
 )
-def test_calls_that_differ_anywhere_stay(sketch, kind, one, other):
+def test_merge_cse_different_calls_stay(sketch, kind, one, other):
+    """Calls that differ in an operand, attribute, dtype or bit stay."""
     x = sketch.input(2, 3)
 
     def call(given):
@@ -49,33 +51,38 @@ def test_calls_that_differ_anywhere_stay(sketch, kind, one, other):
     assert sketch.clean(MergeCommonSubexpressions()).count(kind) == 2
 
 
-def test_calls_on_different_values_stay(sketch):
+def test_merge_cse_different_operands_stay(sketch):
+    """Calls on different operands stay."""
     x, y = sketch.input(2, name="x"), sketch.input(2, name="y")
     w, v = sketch.constant(torch.ones(2), "w"), sketch.constant(torch.ones(2), "v")
     sketch.returns(sketch("add", sketch("neg", x), w), sketch("add", sketch("neg", y), w), sketch("add", x, v))
     assert len(sketch.clean(MergeCommonSubexpressions())) == 5
 
 
-def test_random_calls_never_merge(sketch):
+def test_merge_cse_random_calls_stay(sketch):
+    """Random calls never merge."""
     x = sketch.input(2)
     sketch.returns(sketch("add", sketch(noise, x), sketch(noise, x)))
     assert sketch.clean(MergeCommonSubexpressions()) == ["noise", "noise", "add"]
 
 
-def test_two_outputs_keep_two_names(sketch):
+def test_merge_cse_two_outputs_keep_names(sketch):
+    """Two outputs keep two names."""
     x = sketch.input(2)
     sketch.returns(sketch("neg", x), sketch("neg", x), sketch("abs", sketch("neg", x)))
     assert sketch.clean(MergeCommonSubexpressions()) == ["neg", "neg", "abs"]
 
 
-def test_a_returned_twin_gives_its_name_to_the_first(sketch):
+def test_merge_cse_returned_twin_names_first(sketch):
+    """An output gives its name to the first of equal calls."""
     x = sketch.input(2)
     sketch("exp", sketch("neg", x))
     sketch.returns(sketch("neg", x))
     assert sketch.clean(MergeCommonSubexpressions()) == ["neg", "exp"]
 
 
-def test_all_outputs_of_a_node_merge_at_once(sketch):
+def test_merge_cse_all_outputs_of_node_merge(sketch):
+    """All outputs of a node merge at once."""
     x = sketch.input(4, 2)
     a, b = sketch("split_with_sizes", x, split_sizes=(1, 3))
     c, d = sketch("split_with_sizes", x, split_sizes=(1, 3))
@@ -83,7 +90,8 @@ def test_all_outputs_of_a_node_merge_at_once(sketch):
     assert sketch.clean(MergeCommonSubexpressions()).count("split_with_sizes") == 1
 
 
-def test_dynamic_attributes_merge_by_expression(sketch):
+def test_merge_cse_dynamic_attributes_merge_by_expression(sketch):
+    """Dynamic attributes merge by expression."""
     x = sketch.input("b", 3)
     b = x.type.shape[0]
     flat, same, other = (sketch("reshape", x, shape=(n,)) for n in (3 * b, b * 3, 3 * b))

@@ -11,12 +11,14 @@ def reading(sketch, *tensors):
     return [node.inputs[1].name for node in sketch.graph.nodes]
 
 
-def test_equal_constants_are_read_once(sketch):
+def test_merge_equal_constants_reads_equal_ones_once(sketch):
+    """Equal constants are read once."""
     one = torch.tensor([1.0, torch.nan])
     assert reading(sketch, one, one.clone(), one.flip(0).flip(0)) == ["c0", "c0", "c0"]
 
 
-def test_constants_that_differ_in_dtype_shape_or_bits_stay(sketch):
+def test_merge_equal_constants_other_dtype_shape_or_bits_stay(sketch):
+    """Constants that differ in dtype, shape or bits stay."""
     zeros = torch.zeros(2)
     others = (
         -zeros,
@@ -30,18 +32,21 @@ def test_constants_that_differ_in_dtype_shape_or_bits_stay(sketch):
     assert reading(sketch, zeros, *others) == [f"c{i}" for i in range(len(others) + 1)]
 
 
-def test_a_single_element_tells_large_constants_apart(sketch):
+def test_merge_equal_constants_one_different_element_stays(sketch):
+    """A single element distinguishes large constants."""
     zeros = torch.zeros(50_000, 2)
     others = [zeros.index_fill(0, torch.tensor(i), 1.0) for i in (3, 25_001, 49_998)]
     assert reading(sketch, zeros, *others, zeros.clone()) == ["c0", "c1", "c2", "c3", "c0"]
 
 
-def test_state_stays_apart(sketch):
+def test_merge_equal_constants_state_stays(sketch):
+    """State stays separate."""
     sketch.graph.set_state("c1", sketch.input(2, name="new"))
     assert reading(sketch, torch.ones(2), torch.ones(2), torch.ones(2)) == ["c0", "c1", "c0"]
 
 
-def test_a_single_element_of_any_stride_is_read(sketch):
+def test_merge_equal_constants_single_element_of_any_stride(sketch):
+    """A single element of any stride is read."""
     alone = [sketch.constant(torch.arange(8)[3:4].as_strided((1,), (4,)), f"part{i}") for i in range(2)]
     sketch.returns(sketch("add", *alone)).clean(MergeEqualConstants())
     (node,) = sketch.graph.nodes

@@ -14,7 +14,8 @@ from clika_ref.core.passes import Pass, Phase, Pipeline, sort_passes
 PASSES = {p.name: p for p in clika_ref_passes()}
 
 
-def test_every_pass_says_what_it_is():
+def test_passes_declare_contract():
+    """Each pass declares its order, its purpose and its options."""
     for p in clika_ref_passes():
         assert isinstance(p, Pass)
         assert set(p.after) <= PASSES.keys(), p.name
@@ -23,7 +24,8 @@ def test_every_pass_says_what_it_is():
         assert p == type(p)(), "a pass is data"
 
 
-def test_an_order_respects_all_wishes():
+def test_sort_passes_respects_declared_order():
+    """The sorted order respects the declared order of each pass."""
     names = [p.name for p in sort_passes(clika_ref_passes())]
     assert all(names.index(a) < names.index(p.name) for p in clika_ref_passes() for a in p.after)
 
@@ -94,7 +96,8 @@ def steps(run: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> int:
 
 @pytest.mark.parametrize("draw", [chain, star, wide])
 @pytest.mark.parametrize("p", PASSES.values(), ids=lambda p: p.name)
-def test_steps_grow_with_the_number_of_nodes(p, draw, monkeypatch):
+def test_pass_steps_grow_linearly_with_nodes(p, draw, monkeypatch):
+    """The number of steps grows linearly with the nodes."""
     graphs = [draw(length).graph for length in (20, 160)]
     sizes = [len(graph) for graph in graphs]
     few, many = (steps(lambda graph=graph: p(graph, OPERATORS), monkeypatch) for graph in graphs)
@@ -102,7 +105,8 @@ def test_steps_grow_with_the_number_of_nodes(p, draw, monkeypatch):
 
 
 @pytest.mark.parametrize("draw", [chain, star, wide])
-def test_the_pipelines_settle_and_keep_the_numbers(draw):
+def test_pipelines_settle_and_keep_results(draw):
+    """The pipelines settle and keep the results."""
     graph = draw(6).graph
     inputs = [torch.randn(tuple(v.type.shape), generator=torch.Generator().manual_seed(0)) for v in graph.inputs]
     for phase in Phase:

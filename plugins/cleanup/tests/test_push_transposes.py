@@ -32,7 +32,8 @@ def permuted(sketch, x, dims=LAST):
     ],
     ids=str,
 )
-def test_a_pair_vanishes_across_what_computes_alike(sketch, calls):
+def test_push_transposes_pair_cancels_across_elementwise(sketch, calls):
+    """A pair cancels across nodes that compute the same in any order of dims."""
     y = permuted(sketch, sketch.input(2, 3, 4, 5))
     for kind, attrs in calls:
         y = sketch(kind, y, **attrs)
@@ -40,13 +41,15 @@ def test_a_pair_vanishes_across_what_computes_alike(sketch, calls):
     assert sketch.clean(PushTransposes()) == [*(kind for kind, _ in calls), "unsqueeze"]
 
 
-def test_dynamic_sides_follow(sketch):
+def test_push_transposes_dynamic_dims_follow(sketch):
+    """Dynamic dims follow."""
     y = sketch("relu", permuted(sketch, sketch.input("b", 3, "h", "w")))
     sketch.returns(sketch("cat", permuted(sketch, y, FIRST), sketch.input("b", 2, "h", "w", name="y"), dim=1))
     assert sketch.clean(PushTransposes(), sizes={"b": 2, "h": 4, "w": 5}) == ["relu", "cat"]
 
 
-def test_a_lone_permute_stays(sketch):
+def test_push_transposes_single_permute_stays(sketch):
+    """A single permute stays."""
     sketch.returns(sketch("conv2d", sketch("relu", permuted(sketch, sketch.input(2, 3, 4, 5))), weight(sketch), None))
     assert sketch.clean(PushTransposes()) == ["permute", "relu", "conv2d"]
 
@@ -55,26 +58,30 @@ def weight(sketch):
     return sketch.constant(torch.randn(2, 4, 1, 1))
 
 
-def test_permutes_that_are_not_inverse_meet_and_merge(sketch):
+def test_push_transposes_other_permutes_merge(sketch):
+    """Permutes that are not inverse merge."""
     y = sketch("relu", sketch("permute", sketch.input(2, 3, 4), dims=(1, 2, 0)))
     sketch.returns(sketch("linear", sketch("permute", y, dims=(0, 2, 1)), sketch.constant(torch.randn(5, 4))))
     assert sketch.clean(PushTransposes()) == ["relu", "permute", "linear"]
 
 
-def test_two_operands_permuted_alike_take_one_permute(sketch):
+def test_push_transposes_equal_operand_permutes_merge(sketch):
+    """Two operands with the same permute share one permute."""
     x, y = (permuted(sketch, sketch.input(2, 3, 4, 5, name=n)) for n in "xy")
     sketch.returns(sketch("softmax", sketch("reshape", sketch("add", x, y), shape=(2, 60)), dim=1))
     assert sketch.clean(PushTransposes()) == ["add", "permute", "reshape", "softmax"]
 
 
-def test_two_operands_permuted_differently_stay(sketch):
+def test_push_transposes_different_operand_permutes_stay(sketch):
+    """Two operands with different permutes stay."""
     x, y = sketch.input(2, 3, 3, 3, name="x"), sketch.input(2, 3, 3, 3, name="y")
     z = sketch("add", permuted(sketch, x), permuted(sketch, y, FIRST))
     sketch.returns(sketch("reshape", z, shape=(54,)))
     assert sketch.clean(PushTransposes()) == ["permute", "permute", "add", "reshape"]
 
 
-def test_an_entry_in_another_order_takes_a_permute_of_both(sketch):
+def test_push_transposes_entry_in_other_order_permuted(sketch):
+    """An operand in another order gets a permute."""
     alike = [sketch("permute", sketch.input(2, 3, 4, name=n), dims=(1, 2, 0)) for n in "xy"]
     other = sketch("permute", sketch.input(3, 2, 4, name="z"), dims=(0, 2, 1))
     sketch.returns(sketch("reshape", sketch("add", sketch("add", *alike), other), shape=(24,)))
@@ -82,28 +89,32 @@ def test_an_entry_in_another_order_takes_a_permute_of_both(sketch):
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (5, 3), (4, 1, 3), (2, 4, 5, 3)], ids=str)
-def test_constants_are_permuted_beforehand(sketch, shape):
+def test_push_transposes_constants_permuted(sketch, shape):
+    """Constants are permuted in advance."""
     c = sketch.constant(torch.randn(shape))
     y = sketch("add", sketch("mul", permuted(sketch, sketch.input(2, 3, 4, 5)), c), 1.0)
     sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(120,)))
     assert sketch.clean(PushTransposes()) == ["mul", "add", "reshape"]
 
 
-def test_a_large_constant_that_others_read_counts_as_a_permute(sketch):
+def test_push_transposes_large_shared_constant_gets_permute(sketch):
+    """A large constant with other users counts as a permute."""
     c = sketch.constant(torch.randn(3, 3, 3, 3))
     y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), c)
     sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)), sketch("neg", c))
     assert sketch.clean(PushTransposes(limit_bytes=8)) == ["permute", "mul", "reshape", "neg"]
 
 
-def test_a_large_constant_of_lower_rank_that_others_read_stops_it(sketch):
+def test_push_transposes_large_low_rank_constant_stops(sketch):
+    """A large constant of lower rank with other users stops the pass."""
     c = sketch.constant(torch.randn(3))
     y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), c)
     sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)), sketch("neg", c))
     assert sketch.clean(PushTransposes(limit_bytes=8)) == ["permute", "mul", "permute", "reshape", "neg"]
 
 
-def test_constants_that_a_call_overwrites_stay(sketch):
+def test_push_transposes_overwritten_constant_stays(sketch):
+    """Constants that a call overwrites stay."""
     c = sketch.constant(torch.randn(3), "count")
     y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), c)
     sketch.graph.set_state("count", sketch("neg", c))
@@ -111,25 +122,29 @@ def test_constants_that_a_call_overwrites_stay(sketch):
     assert sketch.clean(PushTransposes()) == ["permute", "mul", "neg", "permute", "reshape"]
 
 
-def test_an_operand_of_lower_rank_stops_it(sketch):
+def test_push_transposes_low_rank_operand_stops(sketch):
+    """An operand of lower rank stops the pass."""
     y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), sketch.input(3, name="y"))
     sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)))
     assert sketch.clean(PushTransposes()) == ["permute", "mul", "permute", "reshape"]
 
 
-def test_an_operand_without_sides_follows_as_it_is(sketch):
+def test_push_transposes_scalar_operand_unchanged(sketch):
+    """An operand of rank 0 follows unchanged."""
     y = sketch("mul", permuted(sketch, sketch.input(3, 3, 3, 3)), sketch("neg", sketch.input(name="y")))
     sketch.returns(sketch("reshape", permuted(sketch, y, FIRST), shape=(81,)))
     assert sketch.clean(PushTransposes()) == ["neg", "mul", "reshape"]
 
 
-def test_a_broadcast_operand_of_equal_rank_pays_its_own_permute(sketch):
+def test_push_transposes_broadcast_operand_gets_permute(sketch):
+    """A broadcast operand of equal rank gets its own permute."""
     x, y = permuted(sketch, sketch.input(2, 3, 4, 5)), sketch.input(1, 4, 1, 3, name="y")
     sketch.returns(sketch("reshape", permuted(sketch, sketch("mul", x, y), FIRST), shape=(120,)))
     assert sketch.clean(PushTransposes()) == ["permute", "mul", "reshape"]
 
 
-def test_interior_values_may_be_read_elsewhere_and_returned(sketch):
+def test_push_transposes_interior_may_have_other_users(sketch):
+    """Interior nodes may be outputs or have other users."""
     a = permuted(sketch, sketch.input(2, 3, 4, 5))
     b = sketch("relu", a)
     c = permuted(sketch, b, FIRST)
@@ -138,13 +153,15 @@ def test_interior_values_may_be_read_elsewhere_and_returned(sketch):
     assert sketch.clean(PushTransposes()) == ["relu", "permute", "exp", "reshape"]
 
 
-def test_a_permute_with_other_readers_is_not_saved(sketch):
+def test_push_transposes_permute_with_other_users_stays(sketch):
+    """A permute with other users is not saved."""
     a = permuted(sketch, sketch.input(2, 3, 4, 5))
     sketch.returns(sketch("reshape", sketch("relu", a), shape=(120,)), a)
     assert sketch.clean(PushTransposes()) == ["permute", "relu", "reshape"]
 
 
-def test_a_permute_that_stays_for_others_is_no_reason_to_move(sketch):
+def test_push_transposes_kept_permute_causes_no_change(sketch):
+    """A permute that stays for other users is no reason to change the graph."""
     a = permuted(sketch, sketch.input(2, 3, 4, 5))
     sketch.returns(sketch("reshape", permuted(sketch, sketch("relu", a)), shape=(120,)), a)
     revision = sketch.graph.revision
@@ -152,7 +169,8 @@ def test_a_permute_that_stays_for_others_is_no_reason_to_move(sketch):
     assert sketch.graph.revision == revision
 
 
-def test_readers_of_one_permute_move_together_where_neither_would_alone(sketch):
+def test_push_transposes_users_move_if_only_joint_gain(sketch):
+    """Users of one permute move together even if none would alone."""
     a = permuted(sketch, sketch.input(2, 3, 4, 5))
     ends = [
         sketch("reshape", permuted(sketch, sketch(kind, a), dims), shape=(120,))
@@ -161,26 +179,30 @@ def test_readers_of_one_permute_move_together_where_neither_would_alone(sketch):
     assert sketch.returns(*ends).clean(PushTransposes()).count("permute") == 2
 
 
-def test_two_returned_permutes_keep_two_names(sketch):
+def test_push_transposes_two_returned_permutes_keep_names(sketch):
+    """Two returned permutes keep two names."""
     y = sketch("relu", permuted(sketch, sketch.input(2, 3, 4, 5)))
     sketch.returns(permuted(sketch, y, FIRST), permuted(sketch, y, FIRST))
     # Of three permutes one goes at the entry and one at an exit; the second name takes one there and one back.
     assert sketch.clean(PushTransposes()) == ["relu", "permute", "permute"]
 
 
-def test_returned_twins_alone_are_no_reason_to_move(sketch):
+def test_push_transposes_returned_twins_cause_no_change(sketch):
+    """Equal returned permutes alone are no reason to change the graph."""
     y = sketch("relu", sketch.input(2, 3, 4, 5))
     sketch.returns(permuted(sketch, y), permuted(sketch, y))
     assert sketch.clean(PushTransposes()) == ["relu", "permute", "permute"]
 
 
-def test_readers_of_one_permute_move_together(sketch):
+def test_push_transposes_users_of_one_permute_move_together(sketch):
+    """Users of one permute move together."""
     a = permuted(sketch, sketch.input(2, 3, 4, 5))
     ends = [sketch("reshape", permuted(sketch, sketch(kind, a), FIRST), shape=(120,)) for kind in ("exp", "neg")]
     assert sketch.returns(*ends).clean(PushTransposes()).count("permute") == 0
 
 
-def test_random_nodes_and_functions_of_places_stop_it(sketch):
+def test_push_transposes_random_and_index_dependent_stop(sketch):
+    """Random nodes and functions of indices stop the pass."""
     for kind in (noise, sketch.build.operators["triu"]):
         y = permuted(sketch, sketch(kind, permuted(sketch, sketch.input(3, 3, 3, 3))), FIRST)
         sketch.returns(sketch("reshape", y, shape=(81,)))
@@ -197,12 +219,14 @@ def sequence_first(sketch, dims):
     return sketch.returns(sketch("reshape", sketch("permute", y, dims=dims), shape=(45,)))
 
 
-def test_layers_on_the_last_side_let_orders_of_the_others_through(sketch):
+def test_push_transposes_last_dim_layers_pass_other_orders(sketch):
+    """Layers on the last dim let orders of the other dims pass."""
     left = ["layer_norm", "linear", "gelu", "reshape"]
     assert sequence_first(sketch, (1, 0, 2)).clean(PushTransposes()) == left
 
 
-def test_layers_on_the_last_side_stop_orders_that_move_it(sketch):
+def test_push_transposes_last_dim_layers_stop_its_orders(sketch):
+    """Layers on the last dim stop orders that move it."""
     assert sequence_first(sketch, (0, 2, 1)).clean(PushTransposes()).count("permute") == 2
 
 
@@ -216,7 +240,8 @@ def test_layers_on_the_last_side_stop_orders_that_move_it(sketch):
         (None, False, ["permute", "mean"]),
     ],
 )
-def test_a_reduction_takes_the_permute_in_where_the_rest_keeps_its_order(sketch, dim, keepdim, left):
+def test_push_transposes_reduction_absorbs_permute(sketch, dim, keepdim, left):
+    """A reduction absorbs the permute if the remaining dims keep their order."""
     y = sketch("mean", permuted(sketch, sketch.input(2, 3, 4, 5)), dim=dim, keepdim=keepdim)
     assert sketch.returns(y).clean(PushTransposes()) == left
 
@@ -249,7 +274,8 @@ def window_attention(sketch, heads=2, width=8, window=2, side=4):
     return sketch.returns(sketch("mean", permuted(sketch, y, FIRST), dim=(2, 3)))
 
 
-def test_window_attention_loses_its_idle_steps(sketch, operators):
+def test_pipeline_window_attention_removes_idle_nodes(sketch, operators):
+    """Window attention loses its idle nodes and two permutes."""
     graph = window_attention(sketch).graph
     passes = {p.name: p for p in clika_ref_passes()}
     inputs = [torch.randn(2, 8, 4, 4)]
@@ -261,7 +287,8 @@ def test_window_attention_loses_its_idle_steps(sketch, operators):
     assert "index" not in sketch.kinds
 
 
-def test_permutes_behind_each_other_are_both_pushed_in_one_run(sketch):
+def test_push_transposes_consecutive_permutes_in_one_run(sketch):
+    """Consecutive permutes are both pushed in one run."""
     halves = sketch("glu", sketch.constant(torch.randn(5, 4)), dim=1)
     swapped = sketch("permute", sketch("permute", halves, dims=(1, 0)), dims=(1, 0))
     assert sketch.returns(swapped).clean(PushTransposes()) == ["glu"]
@@ -289,7 +316,8 @@ def permutes(graph):
 @pytest.mark.parametrize(
     "end", [("neg", {}), ("sum", {"dim": (2,)}), ("unsqueeze", {"dim": 0})], ids=lambda end: end[0]
 )
-def test_a_permute_from_a_region_into_itself_is_saved_in_no_order(sketch, op, dims, end):
+def test_push_transposes_self_permute_with_no_gain_stays(sketch, op, dims, end):
+    """A permute from a region into itself is saved in no order."""
     kind, attrs = end
     h = sketch("relu", sketch.input(*[4] * len(dims)))
     g = sketch("relu", sketch(op, h, sketch("permute", h, dims=dims)))
@@ -298,7 +326,8 @@ def test_a_permute_from_a_region_into_itself_is_saved_in_no_order(sketch, op, di
 
 
 @pytest.mark.usefixtures("falling")
-def test_a_permute_from_a_region_into_itself_follows_it(sketch):
+def test_push_transposes_self_permute_follows_region(sketch):
+    """A permute from a region into itself follows the region."""
     h = sketch("relu", permuted(sketch, sketch.input(3, 3, 3, 3)))
     g = sketch("add", h, permuted(sketch, h, (0, 2, 1, 3)))
     sketch.returns(sketch("reshape", permuted(sketch, g, FIRST), shape=(81,)))

@@ -17,26 +17,30 @@ def noise(x: torch.Tensor) -> torch.Tensor:
     return torch.rand_like(x)
 
 
-def test_what_becomes_unread_on_the_way_goes_too(sketch):
+def test_remove_dead_nodes_removes_chain(sketch):
+    """Nodes that become unread are removed too."""
     x = sketch.input(2, 3)
     sketch("exp", sketch("neg", sketch("relu", x)))
     kept = sketch("abs", x)
     assert sketch.returns(kept).clean(RemoveDeadNodes()) == ["abs"]
 
 
-def test_one_read_output_of_several_keeps_the_node(sketch):
+def test_remove_dead_nodes_one_read_output_keeps_node(sketch):
+    """One output with a use keeps the node."""
     x = sketch.input(2, 4)
     _, right = sketch("split_with_sizes", x, split_sizes=(1, 3), dim=1)
     assert sketch.returns(right).clean(RemoveDeadNodes()) == ["split_with_sizes"]
 
 
-def test_new_state_is_kept_though_no_output_shows_it(sketch):
+def test_remove_dead_nodes_state_kept(sketch):
+    """New state is kept although no output depends on it."""
     x, count = sketch.input(2), sketch.constant(torch.zeros(2), "count")
     sketch.graph.set_state("count", sketch("add", count, x))
     assert sketch.returns(x).clean(RemoveDeadNodes()) == ["add"]
 
 
-def test_an_unread_random_node_goes(sketch):
+def test_remove_dead_nodes_unread_random_removed(sketch):
+    """An unread random node is removed."""
     x = sketch.input(2)
     sketch(noise, x)
     assert sketch.returns(sketch("neg", x)).clean(RemoveDeadNodes()) == ["neg"]
@@ -51,7 +55,8 @@ def element(sketch, name):
 
 
 @pytest.mark.parametrize("place", ["attribute", "operand", "guard"])
-def test_a_node_stays_whose_symbol_is_needed(sketch, place):
+def test_remove_dead_nodes_symbol_source_kept(sketch, place):
+    """A node whose symbol is needed stays."""
     element(sketch, "n")
     y = sketch.input(3, name="y")
     if place == "attribute":
@@ -66,7 +71,8 @@ def test_a_node_stays_whose_symbol_is_needed(sketch, place):
     assert sketch.kinds == before
 
 
-def test_a_symbol_goes_with_its_node_where_only_dead_nodes_need_it(sketch):
+def test_remove_dead_nodes_symbol_of_dead_node_removed(sketch):
+    """A symbol is removed with its node if only dead nodes need it."""
     element(sketch, "n")
     y = sketch.input(3, name="y")
     unread = Node(sketch.build.operators["expand"], [sketch("sum", y)], {"size": (make_symbol("n"),)})

@@ -13,23 +13,27 @@ def detached(sketch):
     return sketch.returns(sketch("neg", sketch("detach", x)), x)
 
 
-def test_detach_goes(sketch):
+def test_remove_detach_detach_removed(sketch):
+    """detach is removed from the lowered clone."""
     assert detached(sketch).clean(RemoveDetach()) == ["relu", "neg"]
 
 
-def test_overwritten_goes_with_what_was_there_before(sketch):
+def test_remove_detach_overwritten_and_old_tensor_removed(sketch):
+    """overwritten is removed together with the old tensor."""
     x = sketch.input(2, 3)
     made = sketch("overwritten", sketch("abs", x), sketch("exp", x))
     assert sketch.returns(sketch("neg", made)).clean(RemoveDetach(), RemoveDeadNodes()) == ["abs", "neg"]
 
 
-def test_overwritten_stays_where_it_converts_or_expands_what_is_written(sketch):
+def test_remove_detach_converting_overwritten_stays(sketch):
+    """overwritten stays if it casts or expands the new tensor."""
     row, half, whole = sketch.input(3), sketch.input(2, 3, dtype=torch.float16), sketch.input(2, 3)
     made = [sketch("overwritten", new, whole) for new in (row, half, 2.0)]
     assert sketch.returns(*made).clean(RemoveDetach()) == ["overwritten"] * 3
 
 
-def test_the_stored_graph_keeps_it(sketch, operators):
+def test_pipeline_clean_keeps_detach_in_stored_graph(sketch, operators):
+    """The stored graph keeps detach."""
     passes = {p.name: p for p in clika_ref_passes()}
     Pipeline.of(passes, operators, Phase.CLEAN).run(detached(sketch).graph)
     assert sketch.kinds == ["relu", "detach", "neg"]

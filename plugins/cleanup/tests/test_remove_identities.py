@@ -42,7 +42,8 @@ ACTIVE = [
 
 
 @pytest.mark.parametrize(("kind", "attrs", "shape", "dtype"), IDLE, ids=str)
-def test_an_idle_call_goes(sketch, kind, attrs, shape, dtype):
+def test_remove_identities_idle_call_removed(sketch, kind, attrs, shape, dtype):
+    """An idle call is removed."""
     x = sketch("neg", sketch.input(*shape, dtype=dtype))
     y = sketch(kind, x, **attrs)
     y = y[0] if isinstance(y, tuple) else y
@@ -50,7 +51,8 @@ def test_an_idle_call_goes(sketch, kind, attrs, shape, dtype):
 
 
 @pytest.mark.parametrize(("kind", "attrs", "shape", "dtype"), ACTIVE, ids=str)
-def test_its_nearest_neighbour_stays(sketch, kind, attrs, shape, dtype):
+def test_remove_identities_similar_active_call_stays(sketch, kind, attrs, shape, dtype):
+    """A similar call that changes its operand stays."""
     x = sketch("neg", sketch.input(*shape, dtype=dtype))
     assert sketch.returns(sketch("abs", sketch(kind, x, **attrs))).clean(RemoveIdentities()) == ["neg", kind, "abs"]
 
@@ -79,31 +81,36 @@ def test_its_nearest_neighbour_stays(sketch, kind, attrs, shape, dtype):
         ("pow", F32, 0, False),
     ],
 )
-def test_a_neutral_number_goes_where_type_and_every_bit_stay(sketch, kind, dtype, number, goes):
+def test_remove_identities_neutral_number_removed_if_exact(sketch, kind, dtype, number, goes):
+    """A neutral number is removed if the type and every bit stay."""
     x = sketch("identity", sketch.input(2, 3, dtype=dtype))
     sketch.returns(sketch("reshape", sketch(kind, x, number), shape=(6,)))
     assert sketch.clean(RemoveIdentities()) == (["reshape"] if goes else [kind, "reshape"])
 
 
-def test_the_order_of_operands_matters_where_the_operator_is_not_commutative(sketch):
+def test_remove_identities_operand_order_matters(sketch):
+    """The order of operands matters if the operator is not commutative."""
     x = sketch("neg", sketch.input(2, 3))
     sketch.returns(sketch("sub", 0, x), sketch("pow", 1, x), sketch("abs", sketch("mul", 1, x)))
     assert sketch.clean(RemoveIdentities()) == ["neg", "sub", "pow", "abs"]
 
 
-def test_a_scale_or_a_rounding_is_not_neutral(sketch):
+def test_remove_identities_infinite_alpha_and_rounding_stay(sketch):
+    """A scale or a rounding is not neutral."""
     x = sketch("neg", sketch.input(2, 3))
     sketch.returns(sketch("div", x, 1, rounding_mode="floor"), sketch("sub", x, 0.0, alpha=float("inf")))
     assert sketch.clean(RemoveIdentities()) == ["neg", "div", "sub"]
 
 
-def test_parameters_are_never_read(sketch):
+def test_remove_identities_parameters_never_read(sketch):
+    """Parameters are never read."""
     x = sketch.input(2, 3)
     sketch.returns(sketch("mul", x, sketch.constant(torch.ones(3))))
     assert sketch.clean(RemoveIdentities()) == ["mul"]
 
 
-def test_dynamic_sides_are_compared_as_expressions(sketch):
+def test_remove_identities_dynamic_dims_compared_by_expression(sketch):
+    """Dynamic dims are compared as expressions."""
     x = sketch("neg", sketch.input("b", "n"))
     b, n = x.type.shape
     same, other = sketch("reshape", x, shape=(b, n)), sketch("reshape", x, shape=(n, b))
@@ -111,7 +118,8 @@ def test_dynamic_sides_are_compared_as_expressions(sketch):
     assert sketch.clean(RemoveIdentities(), sizes={"b": 2, "n": 5}) == ["neg", "reshape", "abs", "abs"]
 
 
-def test_outputs_keep_their_names(sketch):
+def test_remove_identities_outputs_keep_names(sketch):
+    """Outputs keep their names."""
     x, w = sketch.input(2, 3), sketch.constant(torch.ones(2))
     a = sketch("relu", x)
     sketch.returns(sketch("identity", a), sketch("identity", a), sketch("identity", x), sketch("identity", w), a)
@@ -119,13 +127,15 @@ def test_outputs_keep_their_names(sketch):
     assert sketch.clean(RemoveIdentities()) == ["relu", *["identity"] * 4]
 
 
-def test_a_returned_value_whose_copy_is_read_keeps_its_name(sketch):
+def test_remove_identities_returned_operand_keeps_name(sketch):
+    """A returned tensor keeps its name if its copy is read."""
     a = sketch("relu", sketch.input(2, 3))
     sketch.returns(a, sketch("neg", sketch("identity", a)))
     assert sketch.clean(RemoveIdentities()) == ["relu", "neg"]
 
 
-def test_state_is_never_an_input_or_a_constant_itself(sketch):
+def test_remove_identities_state_copies_stay(sketch):
+    """State is never an input or a constant itself."""
     x, w, v = sketch.input(2), sketch.constant(torch.ones(2), "w"), sketch.constant(torch.zeros(2), "v")
     sketch.graph.set_state("w", sketch("identity", v))
     sketch.graph.set_state("v", sketch("identity", x))

@@ -41,11 +41,13 @@ def tensor(): return torch.ones(1)
 
 
 @pytest.mark.parametrize("path", ["Net", "made", "make"])
-def test_an_instance_a_class_and_a_function_all_name_a_model(source, path):
+def test_load_model_accepts_instance_class_function(source, path):
+    """A model is named by an instance, a class or a function."""
     assert type(load_model(f"{source(MODELS)}:{path}")).__name__ == "Net"
 
 
-def test_a_path_may_have_dots(source):
+def test_load_model_accepts_dotted_path(source):
+    """The path after the colon may have dots."""
     assert isinstance(load_model(f"{source(MODELS)}:Net.small"), torch.nn.Tanh)
     assert isinstance(load_model("torch.nn:ReLU"), torch.nn.ReLU)
 
@@ -62,7 +64,8 @@ def test_a_path_may_have_dots(source):
         ("tensor", r":tensor is of type Tensor; name a torch\.nn\.Module"),
     ],
 )
-def test_what_makes_no_model_is_told_why(source, path, message):
+def test_load_model_no_model_reports_reason(source, path, message):
+    """A path that gives no model raises an error with the reason."""
     with pytest.raises(ModelError, match=message):
         load_model(f"{source(MODELS)}:{path}")
 
@@ -80,19 +83,22 @@ def test_what_makes_no_model_is_told_why(source, path, message):
         ("torch.absent:Net", r"no module named 'torch\.absent'; run this"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_told_the_form(text, message):
+def test_load_model_wrong_form_shows_example(text, message):
+    """A name of a wrong form or an unknown module raises an error with the remedy."""
     with pytest.raises(ModelError, match=message):
         load_model(text)
 
 
-def test_a_module_that_fails_to_import_says_so(source):
+def test_load_model_failing_import_reports_cause(source):
+    """A failing import raises an error with its cause."""
     with pytest.raises(ModelError, match=r"imports 'absent_package', which is not installed"):
         load_model(f"{source('import absent_package')}:Net")
     with pytest.raises(ModelError, match=r"importing model_of_a_test_\d+ raised ZeroDivisionError: .*; --debug shows"):
         load_model(f"{source('1 / 0')}:Net")
 
 
-def test_one_tensor_several_and_keywords_take_the_forms_of_tracing_inputs():
+def test_parse_example_input_one_several_and_keywords():
+    """One tensor, several and keywords are read."""
     one = parse_example_input("1x3x4")
     assert (one.shape, one.dtype) == ((1, 3, 4), torch.float32)
     several = parse_example_input("2x3, int64:5")
@@ -107,7 +113,8 @@ def test_one_tensor_several_and_keywords_take_the_forms_of_tracing_inputs():
 
 
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float8_e4m3fn", "complex64", "uint8", "int32", "bool"])
-def test_every_kind_of_dtype_can_be_drawn(dtype):
+def test_parse_example_input_every_dtype(dtype):
+    """Tensors of every dtype are drawn; integers are valid indices."""
     drawn = parse_example_input(f"{dtype}:3x4")
     assert drawn.dtype == getattr(torch, dtype)
     if not (drawn.dtype.is_floating_point or drawn.dtype.is_complex):
@@ -129,6 +136,7 @@ def test_every_kind_of_dtype_can_be_drawn(dtype):
         ("a=1,2", r"'2' has no keyword but follows one that has; keywords come last"),
     ],
 )
-def test_an_input_of_another_form_is_told_the_form(text, message):
+def test_parse_example_input_wrong_form_reports_form(text, message):
+    """A wrong input raises an error with the expected form."""
     with pytest.raises(ModelError, match=message):
         parse_example_input(text)

@@ -67,7 +67,8 @@ def installed(monkeypatch):
     return found
 
 
-def test_help_names_the_commands_and_their_options(run):
+def test_help_lists_commands_and_options(run):
+    """`--help` lists the commands, their options and the exit statuses."""
     out = run("--help").stdout
     assert all(command in out for command in cli.COMMANDS)
     assert "Exit status: 0 done; 1 the answer is bad" in " ".join(out.split())
@@ -76,19 +77,22 @@ def test_help_names_the_commands_and_their_options(run):
         assert option in out
 
 
-def test_version_is_that_of_the_distribution(run):
+def test_version_prints_version_of_distribution(run):
+    """`--version` prints the version of the distribution."""
     result = run("--version")
     assert (result.exit_code, result.stdout) == (0, f"clika-ref {importlib.metadata.version('clika-ref')}\n")
 
 
-def test_a_keyword_that_forward_does_not_have_is_named_beside_those_that_it_has(run, monkeypatch):
+def test_compile_unknown_keyword_lists_arguments(run, monkeypatch):
+    """An unknown keyword input raises an error that lists the arguments of forward."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run("compile", "torch.nn:Sigmoid", "--input", "image=1x1x8x8", "--dry-run")
     assert result.exit_code == 3
     assert "No argument 'image': forward takes input" in result.stderr
 
 
-def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
+def test_compile_passes_options_on_and_exports(run, compiled, tmp_path):
+    """`compile` passes its options on and exports to the file."""
     path = tmp_path / "model.onnx"
     result = run(
         *("compile", "torch.nn:Sigmoid", "--input", "1x3", "--input", "2x3", "-o", path),
@@ -106,7 +110,8 @@ def test_compile_hands_everything_on_and_exports(run, compiled, tmp_path):
     assert result.stdout == f"{path}  3 bytes\n"
 
 
-def test_compile_has_the_defaults_of_the_api(run, compiled, tmp_path):
+def test_compile_defaults_match_api(run, compiled, tmp_path):
+    """The defaults of `compile` are those of `clika_compile`."""
     assert run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m").exit_code == 0
     given = compiled.arguments
     assert given["logs_dir"] is None
@@ -114,7 +119,8 @@ def test_compile_has_the_defaults_of_the_api(run, compiled, tmp_path):
     assert given["clika_compile_options"].compare_after_export
 
 
-def test_the_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch):
+def test_compile_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch):
+    """`--seed` fixes weights and inputs."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "seeded_model.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 3)\n")
 
@@ -125,12 +131,14 @@ def test_the_seed_fixes_weights_and_inputs(run, compiled, tmp_path, monkeypatch)
     assert numbers() == numbers("--seed", 0) != numbers("--seed", 1)
 
 
-def test_a_target_of_a_plugin_is_handed_on_by_name(run, compiled, tmp_path):
+def test_compile_target_of_plugin_passed_by_name(run, compiled, tmp_path):
+    """A target of a plugin is passed on by name."""
     run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "interpreter")
     assert compiled.arguments["deployment_settings"].target == "interpreter"
 
 
-def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
+def test_compile_dry_run_needs_no_output(run, compiled, tmp_path):
+    """A dry run needs no output file and exports no file."""
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     assert result.exit_code == 0
     assert compiled.arguments["is_dry_run"]
@@ -148,7 +156,8 @@ def test_a_dry_run_needs_no_output_and_writes_none(run, compiled, tmp_path):
         (["torch.nn:Sigmoid", "--input", "1xa", "-o", "m"], "error: --input '1xa': cannot read '1xa'; write sides"),
     ],
 )
-def test_bad_arguments_end_with_2_and_a_message_without_traceback(run, compiled, words, message):
+def test_compile_bad_arguments_exit_2(run, compiled, words, message):
+    """Wrong arguments exit with 2 and a message without a traceback."""
     result = run("compile", *words)
     assert result.exit_code == 2
     assert message in result.stderr
@@ -163,7 +172,8 @@ def failing(error):
     return fail
 
 
-def test_an_error_for_the_reader_is_its_message_and_its_notes(run, monkeypatch):
+def test_compile_clika_error_prints_message_and_notes(run, monkeypatch):
+    """An error prints its message and its notes."""
     error = ModelError("the model has no outputs")
     error.add_note("while compiling it")
     monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
@@ -171,7 +181,8 @@ def test_an_error_for_the_reader_is_its_message_and_its_notes(run, monkeypatch):
     assert (result.exit_code, result.stderr) == (3, "error: the model has no outputs\nwhile compiling it\n")
 
 
-def test_debug_shows_the_traceback(run, monkeypatch):
+def test_compile_debug_shows_traceback(run, monkeypatch):
+    """`--debug` shows the traceback."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(ModelError("the model has no outputs")))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "--debug")
     assert result.exit_code == 3
@@ -179,14 +190,16 @@ def test_debug_shows_the_traceback(run, monkeypatch):
     assert result.stderr.endswith("ModelError: the model has no outputs\n")
 
 
-def test_words_that_no_terminal_can_show_are_escaped():
+def test_main_unencodable_output_escaped():
+    """Output that stdout cannot encode is escaped."""
     code = "import sys, typer; from clika_ref_cli import cli; sys.argv[1:] = ['--version']; "
     code += "cli.add_plugin_commands = lambda app: print('half \\ud800'); cli.main()"
     result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (result.returncode, result.stdout.splitlines()[0]) == (0, "half \\ud800")
 
 
-def test_a_bug_of_ours_is_called_one_in_a_line_and_shown_where_debug_asks_for_it(run, monkeypatch):
+def test_compile_internal_error_exits_70(run, monkeypatch):
+    """A bug exits with 70 and one line; `--debug` shows the traceback."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(ZeroDivisionError("a bug.")))
     words = ("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     result = run(*words)
@@ -198,34 +211,39 @@ def test_a_bug_of_ours_is_called_one_in_a_line_and_shown_where_debug_asks_for_it
     assert shown.stderr.endswith("ZeroDivisionError: a bug.\n")
 
 
-def test_an_artifact_that_disagrees_ends_with_1_and_a_broken_plugin_with_3(run, monkeypatch):
+def test_compile_exit_status_by_error_class(run, monkeypatch):
+    """A disagreement exits with 1, an error of a plugin or target with 3."""
     for error, status in ((DisagreementError("off by 1"), 1), (PluginError("it is broken"), 3), (TargetError("no"), 3)):
         monkeypatch.setattr(clika_ref, "clika_compile", failing(error))
         result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
         assert (result.exit_code, result.stderr) == (status, f"error: {error}\n")
 
 
-def test_a_model_that_ends_the_process_is_refused_and_not_taken_for_an_answer(run, monkeypatch):
+def test_compile_system_exit_in_model_exits_3(run, monkeypatch):
+    """A model that raises SystemExit exits with 3."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(SystemExit(0)))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     said = "error: something in the model or the data ended the process: SystemExit(0)\n"
     assert (result.exit_code, result.stderr) == (3, said)
 
 
-def test_an_interrupt_ends_with_130_and_one_line(run, monkeypatch):
+def test_compile_interrupt_exits_130(run, monkeypatch):
+    """An interrupt exits with 130 and one line."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(KeyboardInterrupt()))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     said = "interrupted: no file was left half written, and what was there before is as it was\n"
     assert (result.exit_code, result.stderr) == (130, said)
 
 
-def test_a_pipe_that_is_closed_is_no_bug(run, monkeypatch):
+def test_compile_closed_pipe_exits_1_silently(run, monkeypatch):
+    """A closed pipe exits with 1 and prints no error."""
     monkeypatch.setattr(clika_ref, "clika_compile", failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run")
     assert (result.exit_code, result.stderr) == (1, "")
 
 
-def test_plugins_lists_what_each_adds(run, installed):
+def test_plugins_lists_contributions(run, installed):
+    """`plugins` lists the contributions of each plugin, with their names on request."""
     result = run("plugins")
     assert result.exit_code == 0
     rows = [line.split() for line in result.stdout.splitlines()]
@@ -234,13 +252,15 @@ def test_plugins_lists_what_each_adds(run, installed):
     assert "mine operators: relu\n" in run("plugins", "--names").stdout
 
 
-def test_plugins_writes_json(run, installed):
+def test_plugins_json_lists_operators(run, installed):
+    """`plugins --json` lists operators and failures."""
     found = json.loads(run("plugins", "--json").stdout)
     assert found["plugins"][0]["operators"] == ["relu"]
     assert found["failures"] == []
 
 
-def test_plugins_tells_failures_and_ends_with_1(run, installed):
+def test_plugins_failures_exit_1(run, installed):
+    """`plugins` lists broken and excluded plugins, and exits with 1."""
     installed["failures"] = ("'broken' = b.plugin (b 0.1): ImportError: no [c]",)
     installed["left_out"] = ("unwanted",)
     result = run("plugins")
@@ -252,7 +272,8 @@ def test_plugins_tells_failures_and_ends_with_1(run, installed):
     assert json.loads(result.stdout)["failures"] == list(installed["failures"])
 
 
-def test_explain_shows_the_facts_one_below_the_other(run, installed):
+def test_explain_operator_prints_facts(run, installed):
+    """`explain` prints the facts about an operator."""
     result = run("explain", "aten.relu.default")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
@@ -266,18 +287,21 @@ def test_explain_shows_the_facts_one_below_the_other(run, installed):
     assert "plugin          'mine' (my-distribution 1.2)" in lines
 
 
-def test_explain_works_although_another_plugin_is_broken(run, installed):
+def test_explain_operator_ignores_broken_plugin(run, installed):
+    """`explain` works although another plugin is broken."""
     installed["failures"] = ("'broken'",)
     assert run("explain", "relu").exit_code == 0
 
 
-def test_explain_answers_an_unknown_name_with_near_ones(run, installed):
+def test_explain_unknown_operator_suggests_near_name(run, installed):
+    """`explain` answers an unknown operator with similar names."""
     result = run("explain", "rellu")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: no installed plugin declares an operator 'rellu'; near it are relu")
 
 
-def test_the_written_file_runs_with_a_batch_that_was_never_traced(run, tmp_path, monkeypatch):
+def test_compile_artifact_runs_with_untraced_batch(run, tmp_path, monkeypatch):
+    """The artifact runs with a batch size that was not traced."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "real_model.py").write_text("import torch\nmade = torch.nn.Linear(3, 2)\n")
@@ -291,7 +315,8 @@ def test_the_written_file_runs_with_a_batch_that_was_never_traced(run, tmp_path,
     torch.testing.assert_close(torch.from_numpy(y), model(x).detach(), rtol=0, atol=1e-6)
 
 
-def test_a_dry_run_reports_operators_and_writes_nothing(run, tmp_path, monkeypatch):
+def test_compile_dry_run_reports_operators_only(run, tmp_path, monkeypatch):
+    """A dry run reports the operators and writes no file."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "--dry-run", "-o", tmp_path / "model.onnx")
     assert result.exit_code == 0, result.output
@@ -299,7 +324,8 @@ def test_a_dry_run_reports_operators_and_writes_nothing(run, tmp_path, monkeypat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_target_is_told_which_are_installed(run, tmp_path, monkeypatch):
+def test_compile_unknown_target_lists_installed(run, tmp_path, monkeypatch):
+    """An unknown target exits with 2 and lists the installed ones."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "toaster")
     assert result.exit_code == 2
@@ -308,7 +334,8 @@ def test_an_unknown_target_is_told_which_are_installed(run, tmp_path, monkeypatc
     )
 
 
-def test_a_target_that_retired_says_so_and_names_no_distribution_to_install(run, tmp_path):
+def test_target_option_retired_target_rejected(run, tmp_path):
+    """A retired target exits with 2 and suggests no installation."""
     for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
         result = run(*words, "--target", "tflite")
         assert result.exit_code == 2
@@ -320,7 +347,8 @@ def test_a_target_that_retired_says_so_and_names_no_distribution_to_install(run,
     ("given", "name"),
     [("trt", "tensorrt"), ("ov", "openvino"), ("ort", "onnxruntime"), ("trt-llm", "tensorrt-llm")],
 )
-def test_a_short_name_is_one_of_our_targets(run, compiled, tmp_path, given, name):
+def test_compile_short_target_name_resolved(run, compiled, tmp_path, given, name):
+    """A short name selects the settings class of its target."""
     run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", given)
     settings = compiled.arguments["deployment_settings"]
     assert settings.target == name
@@ -340,7 +368,8 @@ def test_a_short_name_is_one_of_our_targets(run, compiled, tmp_path, given, name
         (" ", "give the name of one"),
     ],
 )
-def test_a_name_that_is_none_is_answered_with_those_that_there_are_and_the_near_one(run, tmp_path, given, said):
+def test_target_option_unknown_name_suggests_near(run, tmp_path, given, said):
+    """An unknown target lists the installed ones and the near match."""
     known = "interpreter, onnx-reference, onnxruntime, openvino, tensorrt, tensorrt-llm"
     for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
         result = run(*words, "--target", given)
@@ -349,12 +378,14 @@ def test_a_name_that_is_none_is_answered_with_those_that_there_are_and_the_near_
         assert message in result.stderr
 
 
-def test_help_does_not_wait_for_torch():
+def test_import_cli_does_not_import_torch():
+    """Importing the command line does not import torch."""
     code = "import sys\nfrom clika_ref_cli import cli\nassert 'torch' not in sys.modules, 'torch was imported'\n"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_check_names_each_rule_that_a_file_breaks_and_says_what_else_it_cannot_do(run, tmp_path):
+def test_check_reports_violations_and_unsupported_files(run, tmp_path):
+    """`check` reports violated rules, and rejects targets and files that it cannot check."""
     path = tmp_path / "model.onnx"
     x, y = (onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2]) for name in "xy")
     scale = onnx.numpy_helper.from_array(np.float32(0.1), "scale")

@@ -37,7 +37,8 @@ def _in_the_folder(made, monkeypatch):
 # quantize
 
 
-def test_quantize_writes_an_artifact_in_integers_and_the_module_and_tells_machines_of_both(made):
+def test_quantize_json_describes_artifact_and_module(made):
+    """`quantize --json` describes layers, the INT8 artifact and the saved module."""
     assert "talks" not in made.quantized.stdout, "what a model prints is no part of a result"
     assert "a model that talks" in made.quantized.stderr
     assert "data that talks" in made.quantized.stderr
@@ -66,7 +67,8 @@ def test_quantize_writes_an_artifact_in_integers_and_the_module_and_tells_machin
     assert {"Capturing", "Calibrating", "Quantizing", "Writing", "Comparing"} <= {*found["seconds"]}
 
 
-def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_module_without_data(made, tmp_path):
+def test_quantize_saved_module_prints_layers_without_data(made, tmp_path):
+    """A saved module is requantized without data, and each layer is printed."""
     place = tmp_path / "again.onnx"
     result = clika_ref("quantize", "q.clika", "--keep-float", "second", "-o", place)
     assert result.exit_code == 0, result.output
@@ -88,7 +90,8 @@ def test_quantize_prints_what_became_of_each_layer_and_decides_anew_for_a_saved_
     assert lines[-1].startswith(f"{place}  ")
 
 
-def test_a_dry_run_of_quantize_decides_and_writes_nothing(made):
+def test_quantize_dry_run_writes_no_file(made):
+    """A dry run of `quantize` decides and writes no file."""
     before = sorted(made.folder.iterdir())
     found = told(
         "quantize", "talking_model:Net", "--calibrate", "talking_model:batches", "--dry-run", "-o", "none.onnx"
@@ -99,7 +102,8 @@ def test_a_dry_run_of_quantize_decides_and_writes_nothing(made):
     ]
 
 
-def test_weights_alone_are_held_in_few_bits_where_a_flag_asks_for_it(tmp_path):
+def test_quantize_weight_only_int4(tmp_path):
+    """`--weights-only` and `--weights-bits 4` give INT4 weights and float activations."""
     words = ("--weights-only", "--weights-bits", 4, "--threshold", 1e9, "--save", tmp_path / "few")
     found = told("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words)
     assert [(layer["weight_bits"], layer["value_bits"]) for layer in found["layers"]] == [(4, 32), (4, 32)]
@@ -128,20 +132,23 @@ def test_weights_alone_are_held_in_few_bits_where_a_flag_asks_for_it(tmp_path):
         (["talking_model:Net", "--calibrate", "absent.npz", "-o", "m"], "--calibrate: cannot read absent.npz: No such"),
     ],
 )
-def test_quantize_says_what_it_was_not_given_or_cannot_take(words, message):
+def test_quantize_misuse_exits_2(words, message):
+    """Missing or contradictory arguments exit with 2 and a message."""
     result = clika_ref("quantize", *words)
     assert result.exit_code == 2, result.output
     assert f"error: {message}" in result.stderr
     assert result.stdout == ""
 
 
-def test_ranges_of_random_numbers_are_warned_of():
+def test_quantize_random_calibration_warned():
+    """Calibration on random numbers prints a note."""
     result = clika_ref("quantize", "talking_model:Net", "--calibrate", "8x32", "--batch-size", 4, "--dry-run")
     assert result.exit_code == 0, result.output
     assert "note: --calibrate 8x32 draws random numbers, whose ranges are not those of your data" in result.stderr
 
 
-def test_data_that_does_not_fit_is_refused_with_3():
+def test_quantize_mismatched_data_exits_3():
+    """Calibration data of a wrong shape exits with 3."""
     result = clika_ref("quantize", "talking_model:Net", "--calibrate", "8x31", "--dry-run")
     assert result.exit_code == 3
     assert "Traceback" not in result.stderr
@@ -150,7 +157,8 @@ def test_data_that_does_not_fit_is_refused_with_3():
 # export
 
 
-def test_export_writes_for_the_own_target_or_for_another_one(tmp_path):
+def test_export_writes_for_own_or_other_target(tmp_path):
+    """`export` writes for the module's own target or another one."""
     own, other = tmp_path / "own.onnx", tmp_path / "other.onnx"
     result = clika_ref("export", "q.clika", "-o", own)
     assert (result.exit_code, result.stdout) == (0, f"{own}  {own.stat().st_size / 1e3:.1f} KB\n")
@@ -164,7 +172,8 @@ def test_export_writes_for_the_own_target_or_for_another_one(tmp_path):
         assert y.shape == (3, 8)
 
 
-def test_export_takes_other_forms(tmp_path):
+def test_export_fp16_openvino(tmp_path):
+    """`export --fp16` writes FP16 weights for another target."""
     place = tmp_path / "half.onnx"
     assert clika_ref("export", "q.clika", "-o", place, "--target", "ov", "--fp16", "--keep-output", 0).exit_code == 0
     kinds = {tensor.data_type for tensor in onnx.load(place).graph.initializer}
@@ -201,13 +210,15 @@ def test_export_takes_other_forms(tmp_path):
         (["q.clika", "-o", "q.clika"], 2, "-o: q.clika is read here, and would be written over; choose another name"),
     ],
 )
-def test_export_says_what_it_cannot_do(words, status, message):
+def test_export_misuse_reports_reason(words, status, message):
+    """Wrong arguments of `export` exit with a message."""
     result = clika_ref("export", *words)
     assert result.exit_code == status, result.output
     assert f"error: {message}" in result.stderr
 
 
-def test_a_module_that_was_saved_without_inputs_serves_no_other_target_and_is_told_how_it_would(tmp_path):
+def test_export_without_inputs_rejects_other_target(tmp_path):
+    """A module that was saved without inputs cannot be quantized for another target."""
     ClikaModule.clika_load("q.clika").clika_save(tmp_path / "bare")
     result = clika_ref("export", tmp_path / "bare", "-o", tmp_path / "m.onnx", "--target", "ov")
     assert result.exit_code == 3
@@ -215,7 +226,8 @@ def test_a_module_that_was_saved_without_inputs_serves_no_other_target_and_is_to
     assert not (tmp_path / "m.onnx").exists()
 
 
-def test_a_file_that_is_damaged_is_refused_with_3(tmp_path):
+def test_export_truncated_file_exits_3(tmp_path):
+    """A truncated file exits with 3."""
     (tmp_path / "cut").write_bytes(Path("q.clika").read_bytes()[:1000])
     result = clika_ref("export", tmp_path / "cut", "-o", tmp_path / "m.onnx")
     assert result.exit_code == 3
@@ -225,7 +237,8 @@ def test_a_file_that_is_damaged_is_refused_with_3(tmp_path):
 # inspect
 
 
-def test_inspect_shows_graphs_of_models_saved_modules_and_onnx_files_and_one_form_for_machines(tmp_path):
+def test_inspect_model_module_onnx_same_json_keys(tmp_path):
+    """`inspect` shows models, saved modules and ONNX files, with the same JSON keys."""
     shown = clika_ref("inspect", "talking_model:Net", "--input", "1x32", "--input", "2x32")
     assert shown.exit_code == 0, shown.output
     assert "graph Net(%x: float32[batch, 32])" in shown.stdout
@@ -268,7 +281,8 @@ def test_inspect_shows_graphs_of_models_saved_modules_and_onnx_files_and_one_for
         (["q.clika", "--picture", "gone/q.svg"], 2, "--picture: there is no folder gone to write to; make it first"),
     ],
 )
-def test_inspect_says_what_it_cannot_show(made, words, status, message):
+def test_inspect_misuse_reports_reason(made, words, status, message):
+    """Wrong arguments of `inspect` exit with a message."""
     (made.folder / "junk.onnx").write_bytes(b"junk")
     (made.folder / "empty.onnx").touch()
     result = clika_ref("inspect", *words)
@@ -288,7 +302,8 @@ def test_inspect_picture_without_visualizer_says_what_to_install(tmp_path, monke
     )
 
 
-def test_inspect_draws_pictures(tmp_path):
+def test_inspect_picture_writes_svg(tmp_path):
+    """`inspect --picture` writes an SVG file."""
     place = tmp_path / "net.svg"
     result = clika_ref("inspect", "q.clika", "--picture", place)
     assert (result.exit_code, result.stdout) == (0, f"{place}  {place.stat().st_size / 1e3:.1f} KB\n"), result.output
@@ -302,7 +317,8 @@ def test_inspect_draws_pictures(tmp_path):
 # explain
 
 
-def test_explain_says_what_runs_in_integers_of_a_saved_module_for_its_target_and_for_others():
+def test_explain_saved_module_reports_int8_per_target():
+    """`explain` reports the INT8 nodes of a saved module, for its target and for others."""
     shown = clika_ref("explain", "q.clika")
     assert shown.exit_code == 0, shown.output
     assert "onnxruntime: 2 of 2 nodes that were planned in integers run in integers" in shown.stdout
@@ -312,7 +328,8 @@ def test_explain_says_what_runs_in_integers_of_a_saved_module_for_its_target_and
     assert {*found["nodes"][0]} == {"name", "scope", "operator", "products", "planned", "runs", "reason"}
 
 
-def test_explain_says_of_onnx_files_of_ours_and_of_others_what_runs_in_integers(tmp_path):
+def test_explain_onnx_file_own_and_foreign(tmp_path):
+    """`explain` reports the precision of nodes in our ONNX files and in others."""
     ours, foreign = told("explain", "q.onnx"), written_by_another(tmp_path / "foreign.onnx")
     assert {(node["scope"], node["runs"]) for node in ours["nodes"] if node["operator"] == "Gemm"} == {
         ("first", "int8"),
@@ -341,7 +358,8 @@ def written_by_another(path):
     return path
 
 
-def test_explain_refuses_files_that_no_runtime_reads_and_knows_files_by_their_suffix(tmp_path):
+def test_explain_unreadable_file_rejected(tmp_path):
+    """`explain` rejects unreadable and missing files, with the target of their suffix."""
     (tmp_path / "empty.onnx").touch()
     graph = onnx.helper.make_graph([onnx.helper.make_node("Nonsense", ["x"], ["y"])], "odd", [], [])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "odd.onnx")
@@ -357,7 +375,8 @@ def test_explain_refuses_files_that_no_runtime_reads_and_knows_files_by_their_su
     assert clika_ref("explain", tmp_path / "odd.onnx", "--target", "ov").exit_code == 3
 
 
-def test_openvino_own_files_are_explained_and_compared(tmp_path):
+def test_openvino_file_explained_and_compared(tmp_path):
+    """OpenVINO's own files are explained and compared, but not by another target."""
     place = tmp_path / "q.xml"
     assert clika_ref("export", "q.clika", "--target", "ov", "-o", place).exit_code == 0
     found = told("explain", place)
@@ -381,14 +400,16 @@ def test_openvino_own_files_are_explained_and_compared(tmp_path):
     assert (result.exit_code, "OpenVINO" in result.stderr) == (3, True), result.output
 
 
-def test_explain_tells_a_machine_the_facts_of_an_operator():
+def test_explain_operator_json_lists_facts():
+    """`explain --json` lists the facts about an operator."""
     result = clika_ref("explain", "softplus", "--json")
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert {"schema", "meaning", "ATen calls", "quantization", "ONNX lowering", "plugin"} <= {*found}
 
 
-def test_a_model_in_float_is_explained_as_well():
+def test_explain_float_model_runs_in_float():
+    """A float model is explained, without INT8 nodes."""
     found = told("explain", "talking_model:Net", "--input", "2x32")
     assert {node["runs"] for node in found["nodes"]} <= {"float", "fused"}
     assert (found["share"], found["missed"]) == (0.0, [])
@@ -397,7 +418,8 @@ def test_a_model_in_float_is_explained_as_well():
 # check
 
 
-def test_check_reads_files_and_what_would_be_exported_of_a_module_or_a_model():
+def test_check_reads_file_module_and_model():
+    """`check` checks files, and the export of modules and models."""
     broken = told("check", "q.onnx", "--target", "trt", status=1)
     assert {*broken[0]} == {"rule", "node", "message"}
     assert told("check", "q.clika", "--target", "trt") == []
@@ -411,7 +433,8 @@ def test_check_reads_files_and_what_would_be_exported_of_a_module_or_a_model():
     )
 
 
-def test_check_wants_a_target():
+def test_check_without_target_exits_2():
+    """`check` needs a target."""
     result = clika_ref("check", "q.onnx")
     assert (result.exit_code, result.stderr) == (2, "error: give --target: whose rules are to be kept\n")
 
@@ -419,7 +442,8 @@ def test_check_wants_a_target():
 # compare
 
 
-def test_two_that_are_equal_within_rounding_agree_and_others_do_not_unless_decibels_are_enough(tmp_path):
+def test_compare_rounding_or_sqnr_threshold_agrees(tmp_path):
+    """Models agree within rounding, or from an SQNR of `--at-least`."""
     place = tmp_path / "f.onnx"
     assert clika_ref("compile", "talking_model:Net", "--input", "1x32", "--input", "2x32", "-o", place).exit_code == 0
     same = told("compare", "talking_model:Net", place, "--input", "float32:x.npy")
@@ -435,7 +459,8 @@ def test_two_that_are_equal_within_rounding_agree_and_others_do_not_unless_decib
     told("compare", place, "q.onnx", "--input", "talking_model:batches", "--at-least", 90, status=1)
 
 
-def test_compare_prints_a_table_and_draws_inputs_where_a_file_says_which_it_takes():
+def test_compare_prints_table_and_draws_inputs():
+    """`compare` prints a table and draws random inputs if none were given."""
     result = clika_ref("compare", "q.clika", "q.onnx")
     assert result.exit_code == 0, result.output
     heading, row = result.stdout.splitlines()
@@ -449,7 +474,8 @@ def test_compare_prints_a_table_and_draws_inputs_where_a_file_says_which_it_take
 
 
 @pytest.mark.parametrize("data", ["dictionaries", "dictionaries_in_tuples"])
-def test_a_model_that_takes_a_dictionary_is_compared_with_its_own_file_on_the_data_it_was_traced_with(tmp_path, data):
+def test_compare_model_with_dictionary_input(tmp_path, data):
+    """A model with a dictionary input agrees with its artifact on the traced data."""
     place = tmp_path / "keyed.onnx"
     result = clika_ref("compile", "talking_model:Keyed", "--input", f"talking_model:{data}", "-o", place)
     assert result.exit_code == 0, result.output
@@ -457,7 +483,8 @@ def test_a_model_that_takes_a_dictionary_is_compared_with_its_own_file_on_the_da
         assert told("compare", "talking_model:Keyed", place, "--input", f"talking_model:{one}")["agrees"]
 
 
-def test_arrays_are_cut_into_batches():
+def test_compare_batch_size_splits_arrays():
+    """`--batch-size` splits arrays into batches."""
     found = told("compare", "q.clika", "q.onnx", "--input", "float32:x.npy", "--batch-size", 4)
     assert found["inputs"] == 2
 
@@ -483,14 +510,16 @@ def test_arrays_are_cut_into_batches():
         (["q.onnx", "q.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
     ],
 )
-def test_compare_says_what_it_cannot_compare(words, status, message):
+def test_compare_misuse_reports_reason(words, status, message):
+    """Models and arguments that cannot be compared exit with a message."""
     result = clika_ref("compare", *words)
     assert result.exit_code == status, result.output
     assert message in result.stderr
     assert result.stdout == ""
 
 
-def test_targets_stand_side_by_side_for_a_saved_module_and_one_that_refuses_is_a_bad_answer(tmp_path):
+def test_compare_targets_of_saved_module(tmp_path):
+    """`compare` lists targets of a saved module, and exits with 1 if one is unsupported."""
     rows = told("compare", "q.clika", "--target", "ort", "--target", "trt")
     assert [row["target"] for row in rows] == ["onnxruntime", "tensorrt, emulated by ONNX Runtime"]
     assert {"layers", "of_layers", "bytes", "sqnr", "share", "seconds", "ratio", "refusal"} <= {*rows[0]}
@@ -504,7 +533,8 @@ def test_targets_stand_side_by_side_for_a_saved_module_and_one_that_refuses_is_a
 # targets
 
 
-def test_targets_are_listed_with_what_they_take():
+def test_targets_lists_capabilities():
+    """`targets` lists the capabilities of each target."""
     shown = clika_ref("targets")
     assert shown.exit_code == 0, shown.output
     (row,) = (line for line in shown.stdout.splitlines() if line.strip().startswith("onnxruntime "))
@@ -523,7 +553,8 @@ def test_targets_are_listed_with_what_they_take():
     }
 
 
-def test_a_target_whose_runtime_is_not_installed_says_what_to_install(monkeypatch):
+def test_targets_missing_runtime_suggests_install(monkeypatch):
+    """A target without its runtime reports the package to install."""
     monkeypatch.setattr("clika_ref_openvino.target.find_spec", lambda _: None)
     assert "openvino is not installed; pip install openvino" in clika_ref("targets").stdout
 
@@ -531,7 +562,8 @@ def test_a_target_whose_runtime_is_not_installed_says_what_to_install(monkeypatc
 # compile
 
 
-def test_compile_takes_settings_of_a_file_and_says_which_it_leaves_aside(made, tmp_path):
+def test_compile_settings_file_notes_ignored_keys(made, tmp_path):
+    """`compile` uses a settings file and prints a note about ignored settings."""
     (tmp_path / "clika.yaml").write_text(
         "deployment_settings:\n  target_framework: trt\n  shapes:\n    batch: [1, 2, 4]\n"
         "global_quantization_settings:\n  weights_num_bits: 8\n"
@@ -544,13 +576,15 @@ def test_compile_takes_settings_of_a_file_and_says_which_it_leaves_aside(made, t
     assert "4x32" in script.read_text()
 
 
-def test_compile_refuses_what_is_compiled_already():
+def test_compile_saved_module_rejected():
+    """`compile` rejects a saved module and suggests `export`."""
     result = clika_ref("compile", "q.clika", "--input", "1x32", "-o", "m.onnx")
     said = "compile takes what Python makes, and `clika-ref export` writes artifacts of saved modules"
     assert (result.exit_code, result.stderr) == (2, f"error: q.clika is a saved module; {said}\n")
 
 
-def test_a_dry_run_of_compile_tells_machines_what_its_tables_tell_people(made, monkeypatch):
+def test_compile_dry_run_json_matches_table(made, monkeypatch):
+    """A dry run as JSON has the data of its tables."""
     words = ("talking_model:Net", "--input", "1x32", "--input", "2x32", "--dry-run")
     found = told("compile", *words)
     assert (found["target"], found["name"]) == ("onnxruntime", "Net")
@@ -567,7 +601,8 @@ def test_a_dry_run_of_compile_tells_machines_what_its_tables_tell_people(made, m
     assert "no relu here" in clika_ref("compile", *words).stdout
 
 
-def test_an_artifact_that_disagrees_ends_with_1_and_leaves_no_file(monkeypatch, tmp_path):
+def test_export_disagreeing_artifact_exits_1(monkeypatch, tmp_path):
+    """An artifact that disagrees exits with 1 and leaves no file."""
     target = sys.modules["clika_ref_onnxruntime.target"]
     right = target.OnnxRuntimeRunner.__call__
     monkeypatch.setattr(target.OnnxRuntimeRunner, "__call__", lambda self, x: [y + 1 for y in right(self, x)])
@@ -577,7 +612,8 @@ def test_an_artifact_that_disagrees_ends_with_1_and_leaves_no_file(monkeypatch, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_target_refuses_ends_with_3_and_leaves_no_file(monkeypatch, tmp_path):
+def test_compile_unsupported_node_exits_3(monkeypatch, tmp_path):
+    """A node that the target does not support exits with 3 and leaves no file."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,example")
     words = ("--input", "1x32", "-o", tmp_path / "m", "--target", "interpreter")
     result = clika_ref("compile", "talking_model:Random", *words)

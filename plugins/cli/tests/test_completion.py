@@ -21,13 +21,15 @@ def completed(line):
 
 
 @pytest.mark.slow
-def test_bash_completes_commands_options_and_names_of_targets():
+def test_completion_commands_options_and_targets():
+    """Bash completes commands, options and target names."""
     assert completed("clika-ref co") == ["compile", "compare", "conformance"]
     assert "--calibrate" in completed("clika-ref quantize --cal")
     assert {"openvino", "onnxruntime", "ort", "ov"} <= {*completed("clika-ref compile m --target o")}
 
 
-def test_files_are_left_to_the_shell():
+def test_completion_files_left_to_shell():
+    """Files are completed by the shell."""
     assert completed("clika-ref inspect mod") == []
 
 
@@ -51,7 +53,8 @@ def installed(monkeypatch):
     return choose
 
 
-def test_our_own_targets_are_known_without_loading_them(installed):
+def test_complete_target_own_targets_not_loaded(installed):
+    """Our own targets are completed without loading their plugins."""
     loaded = installed(
         aten="clika-ref-aten", ort="clika-ref-onnxruntime", trt="clika-ref-tensorrt", visualize="clika-ref-visualize"
     )
@@ -60,13 +63,15 @@ def test_our_own_targets_are_known_without_loading_them(installed):
     assert loaded == []
 
 
-def test_targets_of_others_are_loaded(installed):
+def test_complete_target_other_plugins_loaded(installed):
+    """Plugins of other distributions are loaded to complete their targets."""
     loaded = installed(ort="clika-ref-onnxruntime", other="somebody-else", unknown=None)
     assert complete_target("to") == ["toaster", "toaster"]
     assert loaded == ["other", "unknown"]
 
 
-def test_a_plugin_that_is_broken_offers_nothing(monkeypatch):
+def test_complete_target_broken_plugin_offers_no_name(monkeypatch):
+    """A broken plugin offers no target."""
     monkeypatch.setattr(completion.importlib, "import_module", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         completion._targets_of(type("Entry", (), {"name": "broken"}))
@@ -75,7 +80,8 @@ def test_a_plugin_that_is_broken_offers_nothing(monkeypatch):
     assert completion._targets_of(type("Entry", (), {"name": "broken"})) == []
 
 
-def test_fields_of_options_are_completed_and_their_values_where_these_are_few():
+def test_complete_option_fields_and_values():
+    """Option fields are completed, and their values if there is a fixed list."""
     assert complete_option("smo") == ["smoothing="]
     assert complete_option("smoothing=o") == ["smoothing=on", "smoothing=off"]
     assert complete_option("check_passes=") == ["check_passes=true", "check_passes=false"]
@@ -83,7 +89,8 @@ def test_fields_of_options_are_completed_and_their_values_where_these_are_few():
     assert complete_option("nothing=") == []
 
 
-def test_completing_a_target_of_ours_does_not_wait_for_torch():
+def test_complete_target_does_not_import_torch():
+    """Completing one of our targets does not import torch."""
     code = (
         "import sys; from clika_ref_cli import completion\n"
         "found = [e for e in completion.entry_points(group='clika_ref') if e.dist.name != 'clika-ref-example']\n"

@@ -50,7 +50,8 @@ def shapes(calls):
     return [tuple(call.shape) for call in calls]
 
 
-def test_an_array_is_one_call_in_its_own_dtype_or_in_another_one(place):
+def test_read_calls_array_in_own_or_given_dtype(place):
+    """An array is one call, in its own dtype or in a given one."""
     np.save("x.npy", np.arange(6.0).reshape(2, 3))
     (call,) = read_calls(["x.npy"])
     assert (call.dtype, call.tolist()) == (torch.float64, [[0, 1, 2], [3, 4, 5]])
@@ -62,20 +63,23 @@ def test_an_array_is_one_call_in_its_own_dtype_or_in_another_one(place):
 
 
 @pytest.mark.parametrize("dtype", [">f4", "<i8", "u1", "?", "f2"])
-def test_arrays_of_any_byte_order_and_kind_are_read(place, dtype):
+def test_read_calls_any_byte_order_and_dtype(place, dtype):
+    """Arrays of any byte order and dtype are read."""
     wanted = np.array([0, 1, 1]).astype(dtype)
     np.save("x.npy", wanted)
     (call,) = read_calls(["x.npy"])
     assert call.tolist() == wanted.tolist()
 
 
-def test_a_number_without_sides_is_read_as_one(place):
+def test_read_calls_scalar_array(place):
+    """A scalar array is read as a scalar tensor."""
     np.save("x.npy", np.float32(3))
     (call,) = read_calls(["x.npy"])
     assert (call.shape, float(call)) == ((), 3.0)
 
 
-def test_tensors_of_an_archive_stand_by_position_where_they_have_no_names_and_by_keyword_where_they_have(place):
+def test_read_calls_archive_by_position_or_keyword(place):
+    """Unnamed tensors of an archive are positional, named ones are keywords."""
     x, y = np.zeros((1, 2), np.float32), np.ones((3,), np.int64)
     np.savez("by_position.npz", x, y)
     (call,) = read_calls(["by_position.npz"])
@@ -91,13 +95,15 @@ def test_tensors_of_an_archive_stand_by_position_where_they_have_no_names_and_by
     assert call["ids"].dtype == torch.bfloat16
 
 
-def test_ten_tensors_and_more_keep_their_order(place):
+def test_read_calls_archive_keeps_order_of_many_tensors(place):
+    """An archive of more than ten tensors keeps their order."""
     np.savez("many.npz", *[np.full((1,), i) for i in range(12)])
     (call,) = read_calls(["many.npz"])
     assert [int(tensor) for tensor in call] == list(range(12))
 
 
-def test_calls_are_cut_along_their_first_sides(place):
+def test_read_calls_batch_size_splits_first_dim(place):
+    """Calls are split along the first dim; unequal first dims raise an error."""
     np.savez("two.npz", np.zeros((5, 2)), mask=np.zeros((5,)))
     calls = read_calls(["two.npz"], batch_size=2)
     assert [(len(first), len(named["mask"])) for first, named in calls] == [(2, 2), (2, 2), (1, 1)]
@@ -108,7 +114,8 @@ def test_calls_are_cut_along_their_first_sides(place):
         read_calls(["5x2,4x2"], "--calibrate", batch_size=2)
 
 
-def test_functions_lists_and_loaders_give_batches_that_are_read_when_they_are_wanted(place):
+def test_read_calls_functions_lists_and_loaders(place):
+    """Functions, lists and loaders give batches, read lazily."""
     assert shapes(read_calls([f"{place}:generated"])) == [(2, 3), (1, 3)]
     assert len(read_calls([f"{place}:listed"])) == 2
     loader = read_calls([f"{place}:Loader"])
@@ -121,7 +128,8 @@ def test_functions_lists_and_loaders_give_batches_that_are_read_when_they_are_wa
     assert shapes(read_calls([f"{place}:generated", "7x3"])) == [(2, 3), (1, 3), (7, 3)]
 
 
-def test_what_fails_names_the_function(place):
+def test_read_calls_failing_function_named(place):
+    """An error of a data function names the function."""
     with pytest.raises(MisuseError, match=rf"{place}:fails\(\) raised ZeroDivisionError: at once; --debug shows where"):
         read_calls([f"{place}:fails"])
     later = iter(read_calls([f"{place}:fails_later"]))
@@ -155,7 +163,8 @@ def test_what_fails_names_the_function(place):
         ("photo.jpg", r"cannot read 'photo\.jpg': files that end in '\.jpg' are not read; write sides joined by x"),
     ],
 )
-def test_what_cannot_be_read_is_told_why(place, text, message):
+def test_read_calls_unreadable_source_reports_reason(place, text, message):
+    """Unreadable data raises an error with the reason."""
     for suffix in ("npy", "npz", "safetensors"):
         with open(f"junk.{suffix}", "wb") as file:  # noqa: PTH123 - in the folder of the test
             file.write(b"no tensors at all")
@@ -167,7 +176,8 @@ def test_what_cannot_be_read_is_told_why(place, text, message):
         list(read_calls([text.format(place)]))
 
 
-def test_floats_of_64_bits_which_nobody_asked_for_are_told_of(place, capsys):
+def test_read_calls_implicit_float64_prints_note(place, capsys):
+    """Arrays in float64 without an explicit dtype print a note."""
     np.save("x.npy", np.zeros((2, 3)))
     np.savez("calls.npz", np.zeros((2, 3)))
     read_calls(["x.npy"])
@@ -180,20 +190,23 @@ def test_floats_of_64_bits_which_nobody_asked_for_are_told_of(place, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_one_call_is_one(place):
+def test_read_single_call_rejects_several(place):
+    """A single call is returned; several raise an error."""
     assert read_single_call([]) is None
     assert read_single_call(["2x3"]).shape == (2, 3)
     with pytest.raises(MisuseError, match="--input stands for 2 calls where one is wanted; give one"):
         read_single_call(["2x3", "2x3"])
 
 
-def test_only_floats_are_drawn_anew():
+def test_randomize_floats_keeps_integers():
+    """Only float tensors are randomized."""
     call = randomize_floats({"x": torch.ones(100), "ids": torch.ones(3, dtype=torch.int64)})
     assert call["x"].std() > 0.5
     assert call["ids"].tolist() == [1, 1, 1]
 
 
-def test_only_shapes_are_warned_of(capsys):
+def test_note_random_calibration_shapes_only(capsys):
+    """Only shapes print the note about random calibration data."""
     note_random_calibration(["x.npy", "data:batches", "mask=x.npy"], "--calibrate")
     assert capsys.readouterr().err == ""
     note_random_calibration(["x=1x3,y=x.npy"], "--calibrate")

@@ -37,7 +37,8 @@ def folder(request, tmp_path):
     return write_plugin(request.param, tmp_path)[0]
 
 
-def test_it_keeps_the_style_of_this_project(folder):
+def test_new_plugin_code_passes_ruff(folder):
+    """A generated plugin passes ruff with our settings."""
     ours = SETTINGS["ruff"]["lint"]["per-file-ignores"]
     (tests,) = [codes for pattern, codes in ours.items() if pattern.startswith("{tests,plugins/*/tests")]
     ignored = {"**": ours["plugins/**"], "tests/**": tests}
@@ -49,7 +50,8 @@ def test_it_keeps_the_style_of_this_project(folder):
 
 
 @pytest.mark.slow
-def test_its_types_are_right(tmp_path):
+def test_new_plugin_code_passes_pyright(tmp_path):
+    """A generated plugin passes pyright with our settings."""
     folder, _ = write_plugin("acme", tmp_path)
     ours = {name: SETTINGS["pyright"][name] for name in ("pythonVersion", "typeCheckingMode", "reportPrivateUsage")}
     places = [str(ROOT), *(str(ROOT / path) for path in SETTINGS["pyright"]["extraPaths"])]
@@ -59,7 +61,8 @@ def test_its_types_are_right(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_of_them_install_beside_each_other_and_pass_their_tests_as_written(environment, tmp_path):
+def test_new_plugin_two_plugins_install_and_pass_tests(environment, tmp_path):
+    """Two generated plugins install together and pass their tests unchanged."""
     steps = {}
     for name in NAMES:
         told = json.loads(environment.run("clika-ref", "new-plugin", name, "--json", cwd=tmp_path))
@@ -74,7 +77,8 @@ def test_two_of_them_install_beside_each_other_and_pass_their_tests_as_written(e
 
 
 @pytest.mark.slow
-def test_an_operator_of_ones_own_takes_thirty_lines_up_to_a_passing_run(environment, tmp_path):
+def test_new_plugin_page_at_most_thirty_lines(environment, tmp_path):
+    """The page reaches a passing conformance run in at most 30 lines."""
     text = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r'^```(\w+)(?: title="([\w./-]+)")?\n(.*?)^```$', text, re.DOTALL | re.MULTILINE)
     lines = [line for *_, block in blocks for line in block.splitlines() if line.strip()]

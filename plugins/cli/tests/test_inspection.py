@@ -50,7 +50,8 @@ def registry():
     "text",
     ["linear", "aten.linear.default", "aten.linear", "aten::linear", "torch.ops.aten.linear.default"],
 )
-def test_an_operator_is_found_by_its_name_and_by_its_aten_calls(registry, text):
+def test_find_operator_by_name_or_aten_call(registry, text):
+    """An operator is found by its name and by its ATen calls."""
     assert find_operator(registry, text) is linear
 
 
@@ -63,12 +64,14 @@ def test_an_operator_is_found_by_its_name_and_by_its_aten_calls(registry, text):
         ("zzz", r"no installed plugin declares an operator 'zzz'; `clika-ref plugins --names` lists all"),
     ],
 )
-def test_an_unknown_operator_is_answered_with_near_ones(registry, text, message):
+def test_find_operator_unknown_suggests_near_names(registry, text, message):
+    """An unknown operator raises an error with similar names."""
     with pytest.raises(ModelError, match=message):
         find_operator(registry, text)
 
 
-def test_all_facts_of_an_operator_are_told(registry):
+def test_operator_facts_lists_all_facts(registry):
+    """All facts about an operator are listed."""
     line = inspect.getsourcelines(lower)[1]
     facts = dict(operator_facts(registry, linear))
     assert facts["schema"] == (
@@ -88,7 +91,8 @@ def test_all_facts_of_an_operator_are_told(registry):
     assert other["quantization"] == "keep-float"
 
 
-def test_a_file_below_the_working_directory_is_shown_from_there(tmp_path, monkeypatch):
+def test_source_location_relative_to_working_directory(tmp_path, monkeypatch):
+    """A file below the working directory is shown by its relative path."""
     code = compile("def f(): pass", str(tmp_path / "folder" / "file.py"), "exec")
     (function,) = [torch.nn.Module.__init__.__class__(code.co_consts[0], {})]
     monkeypatch.chdir(tmp_path)
@@ -96,7 +100,8 @@ def test_a_file_below_the_working_directory_is_shown_from_there(tmp_path, monkey
     assert source_location(torch.relu) == "builtins.builtin_function_or_method"
 
 
-def test_counts_leave_out_what_is_not_there():
+def test_counts_of_omits_zero_counts():
+    """Counts of zero are omitted."""
     assert counts_of(PLUGIN) == "2 operators"
     assert counts_of(Plugin("a", "b", "1", operators=(linear,), passes=(1, 2), targets=(3,), visualizers=(4,))) == (
         "1 operator, 2 passes, 1 target, 1 visualizer"
@@ -129,7 +134,8 @@ def environment(monkeypatch):
     return install
 
 
-def test_a_plugin_that_fails_does_not_hide_the_others(environment):
+def test_load_installed_plugins_broken_keeps_others(environment):
+    """A broken plugin is listed as a failure next to the others."""
     environment("broken", "good")
     installed = load_installed_plugins()
     assert [p.name for p in installed.plugins] == ["good"]
@@ -151,7 +157,8 @@ def test_a_plugin_that_fails_does_not_hide_the_others(environment):
     }
 
 
-def test_plugins_that_clash_are_both_listed_and_the_clash_is_told(environment):
+def test_load_installed_plugins_clash_listed_as_failure(environment):
+    """Clashing plugins are listed, and the clash is a failure."""
     environment("good", "twin")
     installed = load_installed_plugins()
     assert [p.name for p in installed.plugins] == ["good", "twin"]
@@ -159,7 +166,8 @@ def test_plugins_that_clash_are_both_listed_and_the_clash_is_told(environment):
     assert "operator 'linear' is declared by 'good' (dist-good 1.2) and by 'twin' (dist-twin 1.2)" in failure
 
 
-def test_what_the_environment_leaves_out_is_told(environment, monkeypatch):
+def test_load_installed_plugins_excluded_plugin_listed(environment, monkeypatch):
+    """Excluded plugins are listed, and an unknown name is a failure."""
     environment("broken", "good")
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "good, absent")
     installed = load_installed_plugins()

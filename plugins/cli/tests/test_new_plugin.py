@@ -31,7 +31,8 @@ def run(tmp_path, monkeypatch):
     return lambda *words: CliRunner().invoke(cli.app, ["new-plugin", *map(str, words)])
 
 
-def test_it_writes_a_whole_distribution_and_says_what_comes_next(run, tmp_path):
+def test_new_plugin_writes_distribution_and_next_steps(run, tmp_path):
+    """`new-plugin` writes a complete distribution and prints the next steps."""
     result = run("my-ops")
     assert result.exit_code == 0, result.output
     folder = tmp_path / "clika-ref-my-ops"
@@ -60,7 +61,8 @@ def test_new_plugin_without_the_suite_says_what_its_tests_need(run, monkeypatch)
     )
 
 
-def test_machines_are_told_the_same_and_another_folder_may_be_named(run, tmp_path):
+def test_new_plugin_json_and_into_folder(run, tmp_path):
+    """`--json` reports the same facts, and `--into` selects another folder."""
     (tmp_path / "some where").mkdir()
     told = json.loads(run("my-ops", "--into", "some where", "--json").stdout)
     assert told["folder"] == "some where/clika-ref-my-ops"
@@ -69,7 +71,8 @@ def test_machines_are_told_the_same_and_another_folder_may_be_named(run, tmp_pat
     assert all((tmp_path / told["folder"] / file).is_file() for file in told["files"])
 
 
-def test_what_it_states_is_what_this_project_states():
+def test_render_plugin_files_metadata_matches_project():
+    """Dependencies and Python versions match those of the example plugin."""
     project = tomllib.loads((ROOT / "plugins/example/pyproject.toml").read_text(encoding="utf-8"))["project"]
     written = tomllib.loads(render_plugin_files("my-ops")["pyproject.toml"])["project"]
     assert written["dependencies"] == [name for name in project["dependencies"] if name.startswith("clika-ref>")]
@@ -77,7 +80,8 @@ def test_what_it_states_is_what_this_project_states():
     assert written["entry-points"] == {"clika_ref": {"my-ops": "clika_ref_my_ops.plugin"}}
 
 
-def test_the_names_of_our_own_distributions_are_not_given_away():
+def test_reserved_names_match_own_distributions():
+    """The reserved names are those of our own distributions."""
     folders = {path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml")}
     assert folders | {"conformance"} == RESERVED_NAMES
 
@@ -99,14 +103,16 @@ def test_the_names_of_our_own_distributions_are_not_given_away():
         ("reference", "reference is the name of a plugin of clika-ref-example, which is installed: choose another one"),
     ],
 )
-def test_a_name_that_cannot_be_or_is_taken_is_wrong_use_with_what_to_do(run, tmp_path, name, problem):
+def test_new_plugin_invalid_or_reserved_name_exits_2(run, tmp_path, name, problem):
+    """An invalid or reserved name exits with 2 and an example."""
     result = run("--", name)
     assert result.exit_code == 2
     assert re.search(problem, " ".join(result.stderr.split())), result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_distribution_that_installers_take_for_the_same_has_the_name_already(run, tmp_path, monkeypatch):
+def test_new_plugin_equivalent_installed_name_rejected(run, tmp_path, monkeypatch):
+    """A name that pip treats as an installed one is rejected."""
     entry = SimpleNamespace(name="other", dist=SimpleNamespace(name="Clika_Ref.My_Ops"))
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
     result = run("my-ops")
@@ -115,7 +121,8 @@ def test_a_distribution_that_installers_take_for_the_same_has_the_name_already(r
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "broken link"])
-def test_what_is_there_is_not_overwritten(run, tmp_path, kind):
+def test_new_plugin_existing_path_not_overwritten(run, tmp_path, kind):
+    """An existing file, folder or link is not overwritten."""
     place = tmp_path / "clika-ref-my-ops"
     if kind == "folder":
         place.mkdir()
@@ -130,7 +137,8 @@ def test_what_is_there_is_not_overwritten(run, tmp_path, kind):
     assert kind != "folder" or list(place.iterdir()) == []
 
 
-def test_a_folder_that_is_not_there_is_not_made(run, tmp_path):
+def test_new_plugin_missing_folder_not_created(run, tmp_path):
+    """A missing target folder is not created."""
     result = run("my-ops", "--into", "gone")
     assert result.exit_code == 2
     assert "--into: there is no folder gone to write to; make it first" in result.stderr
@@ -138,7 +146,8 @@ def test_a_folder_that_is_not_there_is_not_made(run, tmp_path):
 
 
 @pytest.mark.parametrize(("error", "status"), [(OSError(28, "No space left on device"), 3), (KeyboardInterrupt(), 130)])
-def test_it_writes_all_or_nothing(run, tmp_path, monkeypatch, error, status):
+def test_new_plugin_failed_write_leaves_no_file(run, tmp_path, monkeypatch, error, status):
+    """A failed or interrupted write leaves no file."""
     written = []
     write = Path.write_text
 

@@ -80,7 +80,8 @@ def interrupted(folder, *words, before="", number=signal.SIGINT):
     ],
     ids=lambda words: words[0],
 )
-def test_an_interrupt_ends_with_130_and_one_line_and_writes_nothing(folder, words):
+def test_main_interrupt_exits_130_without_files(folder, words):
+    """An interrupt exits with 130 and one line, and leaves no file."""
     (folder / "m.onnx").write_bytes(b"what was there before")
     status, out, said = interrupted(folder, *words)
     assert (status, out, said[-1]) == (130, "", LAST), said
@@ -91,7 +92,8 @@ def test_an_interrupt_ends_with_130_and_one_line_and_writes_nothing(folder, word
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_while_a_file_is_compared_leaves_the_old_one_and_no_other(folder, number):
+def test_compile_interrupted_comparison_keeps_old_file(folder, number):
+    """An interrupt during the comparison keeps the old file and leaves no other."""
     (folder / "m.onnx").write_bytes(b"what was there before")
     words = ("compile", "slow_model:Net", "--input", "1x4", "-o", "m.onnx")
     status, _, said = interrupted(folder, *words, before=SLOW_COMPARISON, number=number)
@@ -106,7 +108,8 @@ def names(folder):
 
 
 @pytest.mark.slow
-def test_in_a_pipe_stdout_is_the_result_alone_and_no_bar_moves(folder):
+def test_compile_in_pipe_prints_result_only_to_stdout(folder):
+    """In a pipe, stdout has the result only, and no progress bar is drawn."""
     words = ("compile", "slow_model:Net", "--input", "1x4", "--input", "2x4", "-o", "m.onnx", "--json")
     with started(folder, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         out, said = process.communicate(timeout=100)
@@ -119,7 +122,8 @@ def test_in_a_pipe_stdout_is_the_result_alone_and_no_bar_moves(folder):
 
 
 @pytest.mark.slow
-def test_silence_can_be_asked_for(folder, monkeypatch):
+def test_compile_quiet_environment_prints_no_log(folder, monkeypatch):
+    """`CLIKA_REF_QUIET` hides the log."""
     monkeypatch.setenv("CLIKA_REF_QUIET", "1")
     words = ("compile", "slow_model:Net", "--input", "1x4", "-o", "m.onnx")
     with started(folder, *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -129,7 +133,8 @@ def test_silence_can_be_asked_for(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_on_a_terminal_a_bar_moves_on_stderr(folder):
+def test_targets_on_terminal_draws_bar_on_stderr(folder):
+    """On a terminal, the progress bar is drawn on stderr."""
     ours, theirs = pty.openpty()
     with started(folder, "targets", "--json", stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
@@ -154,7 +159,8 @@ def read_all(descriptor):
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_ends_a_command_without_a_traceback(folder):
+def test_plugins_closed_reader_exits_without_traceback(folder):
+    """A closed reader stops the command with exit status 1 and without a traceback."""
     with started(folder, "plugins", "--json", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         said = process.stderr.read()
@@ -163,7 +169,8 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_traceback(folder):
     assert process.returncode == 1
 
 
-def test_help_names_each_command_and_every_exit_status():
+def test_help_lists_commands_and_exit_statuses():
+    """`--help` lists each command and every exit status."""
     code = "import sys; sys.argv = ['clika-ref', '--help']; from clika_ref_cli.cli import main; main()"
     environment = {**os.environ, "COLUMNS": "300"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)

@@ -33,7 +33,8 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_model_is_quantized_and_reported_with_another_target_beside_its_own(here):
+def test_report_model_quantized_with_other_target(here):
+    """A model is quantized and reported for its target and another one."""
     words = ("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.html", "--beside", "ov")
     done = clika_ref(*words, "--json")
     assert done.exit_code == 0, done.output
@@ -44,7 +45,8 @@ def test_a_model_is_quantized_and_reported_with_another_target_beside_its_own(he
     assert told["report"]["bytes"] == (here / "report.html").stat().st_size
 
 
-def test_a_saved_module_is_reported_as_it_is_and_a_model_in_float(here):
+def test_report_saved_module_or_float_model(here):
+    """A saved module and a float model are reported."""
     in_integers().clika_save(here / "saved")
     for words in (("saved",), ("nets_to_report:Net", "--input", "4x32")):
         done = clika_ref(*words, "-o", "report.html")
@@ -62,7 +64,8 @@ def test_a_saved_module_is_reported_as_it_is_and_a_model_in_float(here):
         (("saved", "-o", "r.html", "--beside", "nowhere"), "no installed plugin provides the target 'nowhere'"),
     ],
 )
-def test_what_does_not_say_what_to_do_is_wrong_use(here, words, said):
+def test_report_misuse_exits_2(here, words, said):
+    """Missing or contradictory arguments exit with 2 and leave no file."""
     in_integers().clika_save(here / "saved")
     (here / "settings.yaml").write_text("{}\n")
     done = clika_ref(*words)
@@ -71,7 +74,8 @@ def test_what_does_not_say_what_to_do_is_wrong_use(here, words, said):
     assert not (here / "r.html").exists()
 
 
-def test_another_suffix_is_refused_before_the_work_begins(here, monkeypatch):
+def test_report_other_suffix_rejected_before_compiling(here, monkeypatch):
+    """Another suffix is rejected before the model is compiled."""
     monkeypatch.setattr("clika_ref.clika_compile", None)
     done = clika_ref("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.pdf")
     assert (done.exit_code, done.stderr) == (

@@ -43,7 +43,8 @@ def compiled():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_call_that_models_make_equals_the_reference_and_its_type(seed):
+def test_squared_relu_call_equals_reference_and_type(seed):
+    """The call that models make equals the reference and its inferred type."""
     sample = squared_relu.sampler(random_draw(random.Random(seed)), Descriptions()).operands[0]
     x = realize(sample, torch.Generator().manual_seed(seed))
     result = call_squared_relu(x)
@@ -53,12 +54,14 @@ def test_the_call_that_models_make_equals_the_reference_and_its_type(seed):
     )
 
 
-def test_the_call_passes_pytorch_s_own_checks_of_custom_operators():
+def test_squared_relu_passes_opcheck():
+    """The call passes PyTorch's own checks of custom operators."""
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     torch.library.opcheck(call_squared_relu, (x,))
 
 
-def test_its_gradient_is_that_of_the_reference():
+def test_squared_relu_gradient_equals_reference():
+    """Its gradient equals that of the reference."""
     x = torch.tensor([-2.0, -0.5, 0.5, 3.0])
     by_call, by_reference = (x.clone().requires_grad_() for _ in range(2))
     call_squared_relu(by_call).sum().backward()
@@ -83,34 +86,40 @@ def drop_relu(operators, graph: Graph) -> list[str]:
     return [node.op_type for node in graph.nodes]
 
 
-def test_relu_before_squared_relu_goes(operators):
+def test_drop_relu_before_squared_relu_removed(operators):
+    """relu before squared_relu is removed."""
     assert drop_relu(operators, graph_of(operators, "relu", "squared_relu")) == ["squared_relu"]
 
 
 @pytest.mark.parametrize("kinds", [("neg", "squared_relu"), ("squared_relu",), ("relu", "square")])
-def test_anything_else_stays(operators, kinds):
+def test_drop_relu_other_chains_stay(operators, kinds):
+    """Other chains stay."""
     assert drop_relu(operators, graph_of(operators, *kinds)) == list(kinds)
 
 
-def test_a_relu_that_others_read_stays(operators):
+def test_drop_relu_relu_with_other_users_stays(operators):
+    """A relu with other users stays."""
     graph = graph_of(operators, "relu", "squared_relu")
     graph.add_output(next(iter(graph.nodes)).output)
     assert drop_relu(operators, graph) == ["relu", "squared_relu"]
 
 
-def test_a_model_that_calls_the_operator_compiles_to_one_node(compiled):
+def test_clika_compile_squared_relu_becomes_one_node(compiled):
+    """A model that calls the operator compiles to one node."""
     model, x, module = compiled
     assert [node.op_type for node in module.graph.nodes] == ["linear", "squared_relu"]
     assert torch.equal(module(x), model(x))
 
 
-def test_onnx_runtime_computes_the_lowering(compiled, tmp_path):
+def test_clika_export_onnxruntime_computes_lowering(compiled, tmp_path):
+    """ONNX Runtime computes the lowering."""
     _, _, module = compiled
     artifact = module.clika_export(tmp_path / "model.onnx")  # which compares
     assert artifact.target == "onnxruntime"
 
 
-def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
+def test_interpreter_target_writes_equal_artifact(compiled, tmp_path):
+    """The target writes a file that computes the same."""
     model, x, module = compiled
     module.clika_state.configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     artifact = module.clika_export(tmp_path / "model.safetensors")
@@ -119,7 +128,8 @@ def test_the_target_writes_a_file_that_computes_the_same(compiled, tmp_path):
     assert Interpreter().explain(artifact) == dict.fromkeys(["linear", *artifact.output_names], "float")
 
 
-def test_the_target_refuses_random_numbers(tmp_path):
+def test_interpreter_target_random_numbers_raise(tmp_path):
+    """The target rejects random numbers."""
     module = clika_ref.clika_compile(lambda x: x + torch.rand_like(x), tracing_inputs=[torch.ones(2)])
     module.clika_state.configure(deployment_settings_named("interpreter"), clika_ref.ClikaCompileOptions())
     with pytest.raises(TargetError, match=r"interpreter cannot run 1 nodes .*\n.*: rand draws random numbers"):

@@ -76,7 +76,8 @@ def files_outside():
 
 
 @pytest.mark.slow
-def test_pip_brings_it_and_takes_it_away_and_nothing_outside_its_folder_changes(environment, tmp_path):
+def test_pip_install_and_uninstall_change_example_only(environment, tmp_path):
+    """pip adds and removes the example, and nothing outside of its folder changes."""
     source = tmp_path / "example"  # building leaves files beside the source
     shutil.copytree(FOLDER, source, ignore=shutil.ignore_patterns("tests", "build", "*.egg-info", "__pycache__"))
     files, names, (before, nowhere) = files_outside(), environment.names(), environment.plugins()

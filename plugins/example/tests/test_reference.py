@@ -17,12 +17,14 @@ LINES = 80
 """Of the file, at most."""
 
 
-def test_it_has_at_most_eighty_lines():
+def test_reference_target_at_most_80_lines():
+    """The file has at most 80 lines."""
     assert len(Path(reference.__file__).read_text(encoding="utf-8").splitlines()) <= LINES
 
 
 @pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
-def test_a_file_is_written_run_and_compared_in_float_and_in_integers(settings, tmp_path):
+def test_onnx_reference_export_equals_module(settings, tmp_path):
+    """A file is written, run and compared, in float and in INT8."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5)).eval()
     inputs = [torch.randn(count, 3, 8, 8) for count in (2, 3)]
@@ -38,7 +40,8 @@ def test_a_file_is_written_run_and_compared_in_float_and_in_integers(settings, t
     assert [node.planned for node in explained.nodes if node.products] == ["float" if settings is None else "int8"] * 2
 
 
-def test_a_file_that_is_none_is_named(tmp_path):
+def test_onnx_reference_load_invalid_file_raises(tmp_path):
+    """A file that is not ONNX is named."""
     path = tmp_path / "model.onnx"
     path.write_bytes(b"no model")
     with pytest.raises(TargetError, match=r"onnx cannot read .*model\.onnx"):
@@ -46,7 +49,8 @@ def test_a_file_that_is_none_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("is_asked_for", [False, True])
-def test_bfloat16_is_refused_by_name(tmp_path, is_asked_for):
+def test_onnx_reference_bfloat16_raises(tmp_path, is_asked_for):
+    """BF16 is rejected by name."""
     model, x = nn.Conv2d(3, 4, 3), torch.randn(2, 3, 8, 8)
     if not is_asked_for:
         model, x = model.bfloat16(), x.bfloat16()

@@ -53,63 +53,73 @@ def activated(sketch, zero_point):
     return sketch.build("dequantize", steps, 0.05, zero_point)
 
 
-def test_a_convolution_between_integers_runs_in_them_and_takes_its_relu_along(tmp_path):
+def test_explain_quantized_conv_fuses_relu(tmp_path):
+    """A quantized convolution runs in INT8 and fuses its relu."""
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(activated(sketch, 0), tmp_path)
     assert found == {"conv2d": "int8", "relu": "fused"}
 
 
-def test_integers_that_hold_what_a_relu_cuts_off_leave_the_layer_before_it_in_float(tmp_path):
+def test_explain_range_below_relu_minimum_keeps_conv_float(tmp_path):
+    """A quantized range that includes negative results keeps the layer in float."""
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(activated(sketch, 10), tmp_path)
     assert found["conv2d"] == "float: the activation after it clips within the quantized range of the output"
 
 
-def test_a_convolution_whose_result_is_read_in_float_runs_in_float(tmp_path):
+def test_explain_conv_with_float_result_runs_in_float(tmp_path):
+    """A convolution with a float result runs in float."""
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(convolution(sketch, sketch.pair(sketch.x)), tmp_path)
     assert found["conv2d"].startswith("float: ONNX Runtime runs Conv in INT8 only if its output is quantized")
 
 
-def test_a_convolution_of_floats_says_which_operand_is_not_quantized(tmp_path):
+def test_explain_conv_of_float_operand_names_operand(tmp_path):
+    """A convolution with a float operand names that operand."""
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(sketch.pair(convolution(sketch, sketch.x)), tmp_path)
     assert found == {"conv2d": "float: its operand x is not quantized"}
 
 
 @pytest.mark.parametrize(("is_whole", "precision"), [(True, "int8"), (False, "float: its bias is float, and")])
-def test_a_linear_layer_that_returns_floats_needs_a_bias_of_integers(tmp_path, is_whole, precision):
+def test_explain_linear_with_float_result_needs_int_bias(tmp_path, is_whole, precision):
+    """A linear layer with a float result needs a quantized bias."""
     sketch = Sketch(2, 3)
     bias = sketch.bias(4) if is_whole else sketch.build.constant(torch.ones(4), "bias")
     found = sketch.explained(sketch.build("linear", sketch.pair(sketch.x), sketch.weight(4, 3), bias), tmp_path)
     assert found["linear"].startswith(precision)
 
 
-def test_what_has_no_kernel_in_integers_is_named_though_the_runtime_writes_it_otherwise(tmp_path):
+def test_explain_hardswish_without_int8_kernel_named(tmp_path):
+    """An operator without an INT8 kernel is named, although the runtime rewrites it."""
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(sketch.pair(sketch.build("hardswish", sketch.pair(sketch.x))), tmp_path)
     assert found == {"hardswish": "float: ONNX Runtime has no INT8 kernel for HardSwish"}
 
 
-def test_what_reads_no_integers_is_float_without_a_reason(tmp_path):
+def test_explain_float_operand_has_no_reason(tmp_path):
+    """A node with float operands is float without a reason."""
     sketch = Sketch(1, 3, 8, 8)
     assert sketch.explained(sketch.build("tanh", sketch.x), tmp_path) == {"tanh": "float"}
 
 
-def test_moved_integers_are_moved_as_such(tmp_path):
+def test_explain_reshape_of_int8_runs_in_int8(tmp_path):
+    """A reshape of INT8 tensors runs in INT8."""
     sketch = Sketch(1, 3, 8, 8)
     moved = sketch.build("reshape", sketch.pair(sketch.x), shape=(3, 64))
     steps = sketch.build("quantize", moved, 0.05, 128, dtype=torch.uint8)
     assert sketch.explained(sketch.build("dequantize", steps, 0.05, 128), tmp_path) == {"reshape": "int8"}
 
 
-def test_without_optimizations_nothing_runs_in_integers(tmp_path):
+def test_explain_without_optimizations_runs_in_float(tmp_path):
+    """Without optimizations nothing runs in INT8."""
     sketch = Sketch(1, 3, 8, 8)
     found = sketch.explained(sketch.pair(convolution(sketch, sketch.pair(sketch.x))), tmp_path, optimize=False)
     assert found == {"conv2d": "float: ONNX Runtime's optimizations are off"}
 
 
-def test_what_the_runtime_makes_of_a_file_before_layouts_change_is_found_out_once(tmp_path, monkeypatch):
+def test_explain_optimized_graph_loaded_once_per_level(tmp_path, monkeypatch):
+    """The graph before layout changes is loaded once."""
     levels = []
     whole = explaining.load_optimized_graph
     monkeypatch.setattr(

@@ -49,13 +49,15 @@ def registered():
     return missing
 
 
-def test_the_list_is_what_the_installed_runtime_does_not_register():
+def test_list_missing_dtypes_equals_installed_runtime():
+    """kernels.toml lists the dtypes that the installed runtime does not register."""
     assert _list_missing_dtypes(_runtime_version()) == registered(), (
         "write what the runtime registers into kernels.toml"
     )
 
 
-def test_an_older_runtime_lacks_what_later_ones_added():
+def test_list_missing_dtypes_older_runtime_lacks_more():
+    """An older runtime lacks the kernels that later ones added."""
     newest, older = _list_missing_dtypes((1, 31)), _list_missing_dtypes((1, 30))
     beyond = {op: {*names["T"]} - {*newest.get(op, {}).get("T", ())} for op, names in older.items() if "T" in names}
     assert {op: names for op, names in beyond.items() if names} == {"Where": {"int8", "uint32"}}
@@ -92,7 +94,8 @@ F64, F16, I64, U8 = torch.float64, torch.float16, torch.int64, torch.uint8
         (node_of("upsample_bicubic2d", (U8, (1, 1, 4, 4)), output_size=(6, 6), align_corners=False), "Resize in uint8"),
     ],
 )
-def test_a_call_that_needs_a_missing_kernel_is_refused(node, said):
+def test_unsupported_reason_missing_kernel_named(node, said):
+    """A call that needs a missing kernel is unsupported."""
     with pytest.raises(TargetError, match="it computes " + said):
         raise TargetError(OnnxRuntime().unsupported_reason(node))
 
@@ -106,11 +109,13 @@ def test_a_call_that_needs_a_missing_kernel_is_refused(node, said):
         node_of("add", (F64, ()), 1),
     ],
 )
-def test_a_call_that_has_its_kernels_is_not(node):
+def test_unsupported_reason_existing_kernels_returns_none(node):
+    """A call whose kernels exist is supported."""
     assert OnnxRuntime().unsupported_reason(node) is None
 
 
-def test_a_call_is_lowered_once_however_often_it_is_asked_of(monkeypatch):
+def test_unsupported_reason_repeated_call_lowered_once(monkeypatch):
+    """A call is lowered once, however often it is checked."""
     lowered = []
     emit = kernels.emit_node
     monkeypatch.setattr(kernels, "emit_node", lambda node: lowered.append(node.op_type) or emit(node))
@@ -119,7 +124,8 @@ def test_a_call_is_lowered_once_however_often_it_is_asked_of(monkeypatch):
     assert lowered == ["leaky_relu"] * 2
 
 
-def test_a_dry_run_tells_what_an_export_would_refuse(tmp_path, capsys):
+def test_dry_run_reports_unsupported_nodes_of_export(tmp_path, capsys):
+    """A dry run reports the nodes that an export rejects."""
     torch.manual_seed(0)
     model, inputs = nn.Conv2d(1, 2, 3).double(), [torch.rand(n, 1, 5, 5, dtype=F64) for n in (1, 2)]
     clika_compile(model, tracing_inputs=inputs, is_dry_run=True, discard_input_model=False)

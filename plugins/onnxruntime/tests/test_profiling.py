@@ -39,7 +39,8 @@ def compiled(settings):
 
 @pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
 @pytest.mark.parametrize("optimize", [True, False])
-def test_each_layer_has_its_time_and_little_belongs_to_none(settings, optimize, tmp_path):
+def test_profile_each_layer_has_time(settings, optimize, tmp_path):
+    """Each layer has its time, and the file is the only one written."""
     target = OnnxRuntime(optimize=optimize)
     artifact = compiled(settings).clika_export(tmp_path / "model.onnx")
     found = target.profile(artifact, [X])
@@ -59,7 +60,8 @@ def event(name, micros, cat="Node"):
     return {"cat": cat, "name": name, "dur": micros}
 
 
-def test_medians_of_calls_are_summed_by_the_node_of_the_graph(tmp_path):
+def test_seconds_of_nodes_sums_medians_per_node(tmp_path):
+    """Medians of calls are summed by the node of the graph."""
     node = onnx.helper.make_node
     value = onnx.helper.make_tensor_value_info
     ends = [value("x", 1, [2])], [value("y", 1, [2])]
@@ -88,7 +90,8 @@ def test_medians_of_calls_are_summed_by_the_node_of_the_graph(tmp_path):
     assert found == pytest.approx({"layer": 17e-6, "top": 7e-6, "": 3e-6})
 
 
-def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
+def test_profile_missing_runtime_raises(monkeypatch, tmp_path):
+    """Without the runtime, the error says how to install it."""
     artifact = compiled(None).clika_export(tmp_path / "model.onnx")
     monkeypatch.setattr(module_of_target, "find_spec", lambda name: None)
     with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):

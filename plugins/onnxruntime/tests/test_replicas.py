@@ -53,7 +53,8 @@ def results(found):
 
 
 @pytest.mark.parametrize(("replica", "call"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_integers_beyond_float64_become_what_the_replica_says(tmp_path, replica, call):
+def test_replicas_of_large_integers_equal_onnxruntime(tmp_path, replica, call):
+    """Replicas equal ONNX Runtime for integers beyond float64; eager does not."""
     actual = run(tmp_path, call)
     expected = results(getattr(replicas, replica)(*call.operands, **call.attrs))
     eager = results(OPERATORS[call.name](*call.operands, **call.attrs))
@@ -62,12 +63,14 @@ def test_integers_beyond_float64_become_what_the_replica_says(tmp_path, replica,
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
-def test_products_to_other_dtypes_are_those_of_eager(dtype):
+def test_multiply_integers_other_dtype_equals_eager(dtype):
+    """Integers multiplied to other dtypes equal eager's."""
     x = torch.tensor([[1, 2], [3, 4]], dtype=torch.int32)
     assert replicas.multiply_integers(x, dim=None, keepdim=False, dtype=dtype).item() == 24
 
 
-def test_an_infinite_weight_of_a_group_norm_stays_infinite(tmp_path):
+def test_group_norm_replica_keeps_infinite_weight(tmp_path):
+    """An infinite weight of a group norm stays infinite."""
     call = Call("group_norm", torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([1.0, 1.0, math.inf]), None, num_groups=1)
     (actual,) = run(tmp_path, call)
     (expected,) = results(replicas.group_norm(*call.operands, **call.attrs))
@@ -77,7 +80,8 @@ def test_an_infinite_weight_of_a_group_norm_stays_infinite(tmp_path):
 
 @pytest.mark.parametrize("weight", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("count", [1, 6])
-def test_an_infinite_weight_of_a_prelu_leaves_zeros_alone(tmp_path, weight, count):
+def test_prelu_replica_infinite_weight_keeps_zeros(tmp_path, weight, count):
+    """An infinite weight of prelu leaves zeros unchanged."""
     x = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, math.nan]).reshape(1, 6)
     call = Call("prelu", x, torch.full((count,), weight))
     (actual,) = run(tmp_path, call)
@@ -87,7 +91,8 @@ def test_an_infinite_weight_of_a_prelu_leaves_zeros_alone(tmp_path, weight, coun
 
 @pytest.mark.parametrize("reduce", ["amax", "amin", "sum"])
 @pytest.mark.parametrize("include_self", [False, True])
-def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce, include_self):
+def test_scatter_extremes_later_numbers_replace_nan(tmp_path, reduce, include_self):
+    """Scattered maxima and minima lose NaN to later numbers."""
     x, index = torch.tensor([[math.nan, 1.0, 2.0]] * 2), torch.tensor([[0, 1, 1, 2]])
     src = torch.tensor([[5.0, math.nan, 0.5, math.nan]])
     call = Call("scatter_reduce", x, index, src, dim=1, reduce=reduce, include_self=include_self)
@@ -101,7 +106,8 @@ def test_scattered_extremes_lose_nan_to_numbers_that_come_later(tmp_path, reduce
 @pytest.mark.parametrize("mode", [0, 1, 2])
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("last", [False, True])
-def test_the_largest_of_a_bag_loses_nan_to_numbers_that_come_later(tmp_path, mode, padding_idx, last):
+def test_bag_extremes_later_numbers_replace_nan(tmp_path, mode, padding_idx, last):
+    """The maximum of a bag loses NaN to later numbers."""
     weight = torch.tensor([[math.nan, 1.0], [0.5, math.nan], [2.0, -math.inf], [math.nan, 7.0]])
     indices, offsets = torch.tensor([0, 2, 1, 1, 3, 2, 0]), torch.tensor([0, 2, 4, 4, 7])
     attrs = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": last}
@@ -116,7 +122,8 @@ def test_the_largest_of_a_bag_loses_nan_to_numbers_that_come_later(tmp_path, mod
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("sides", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_point_in_the_middle_of_two_elements_is_rounded_before_it_is_reflected(tmp_path, dtype, sides, align_corners):
+def test_grid_sampler_replica_rounds_before_reflection(tmp_path, dtype, sides, align_corners):
+    """A point between two elements is rounded before it is reflected."""
     points = torch.arange(-6, 6.5, 0.5, dtype=dtype)
     grid = torch.cartesian_prod(*[points] * sides).reshape(1, -1, *[1] * (sides - 1), sides)
     x = torch.arange(2.0**sides, dtype=dtype).reshape(1, 1, *[2] * sides)
@@ -131,7 +138,8 @@ def test_a_point_in_the_middle_of_two_elements_is_rounded_before_it_is_reflected
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", [0, 1, 2])
 @pytest.mark.parametrize("special", [math.nan, math.inf])
-def test_a_grid_reaches_neighbours_beyond_the_border(tmp_path, special, padding_mode, align_corners):
+def test_grid_sampler_replica_reads_beyond_border(tmp_path, special, padding_mode, align_corners):
+    """A grid reads neighbours beyond the border."""
     points = torch.tensor([-1.5, -1.0, -0.9, 0.0, 0.5, 1.0, 1.5])
     grid = torch.cartesian_prod(points, points)[None, :, None]
     for place in range(9):
@@ -148,9 +156,10 @@ def test_a_grid_reaches_neighbours_beyond_the_border(tmp_path, special, padding_
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("padding_mode", [0, 1, 2])
 @pytest.mark.parametrize(("sides", "interpolation_mode"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
-def test_a_point_that_is_not_finite_lies_at_the_first_border(
+def test_grid_sampler_replica_nonfinite_point_at_first_border(
     tmp_path, sides, interpolation_mode, padding_mode, align_corners
 ):
+    """A point that is not finite is moved to the first border."""
     points = torch.tensor([math.nan, math.inf, -math.inf, 0.25, 3e38])
     grid = torch.cartesian_prod(*[points] * sides).reshape(1, -1, *[1] * (sides - 1), sides)
     x = torch.arange(2 * 3.0 * 4 ** (sides - 1)).reshape(1, 2, 3, *[4] * (sides - 1))
@@ -161,5 +170,6 @@ def test_a_point_that_is_not_finite_lies_at_the_first_border(
 
 
 @pytest.mark.parametrize(("x", "y"), [(torch.tensor([3, 2]), 40), (torch.tensor([3, 2]), torch.tensor([0.5, 2.0]))])
-def test_powers_that_need_no_float64_are_those_of_eager(x, y):
+def test_raise_integers_small_powers_equal_eager(x, y):
+    """Powers that need no float64 equal eager's."""
     assert torch.equal(replicas.raise_integers(x, y), torch.pow(x, y))

@@ -115,7 +115,8 @@ FLOAT = {"Conv", "FusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_planned_in_integers_runs_in_integers_and_computes_what_the_graph_says(name, tmp_path):
+def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
+    """Layers planned in INT8 run in INT8 and compute the quantized graph."""
     module, x, expected = CASES[name]
     graph, _, kinds, result = quantized(module, x, tmp_path)
     assert {kind: kinds[kind] for kind in expected} == expected
@@ -128,13 +129,15 @@ def test_what_is_planned_in_integers_runs_in_integers_and_computes_what_the_grap
     assert float((result - float_result).square().sum() / float_result.square().sum()) < 1e-2
 
 
-def test_weights_of_seven_bits_where_pairs_of_products_would_overflow(tmp_path):
+def test_scheme_without_vnni_uses_7_bit_weights(tmp_path):
+    """Weights have 7 bits where pairs of MACs would overflow."""
     graph, _, _, _ = quantized(Chain(nn.Conv2d(8, 8, 3)), image(), tmp_path, X86_WITHOUT_VNNI)
     (weight,) = [v.data for name, v in graph.constants.items() if name == "layer.weight_integers"]
     assert int(weight.abs().max()) == 63
 
 
-def test_the_processor_decides():
+def test_scheme_of_cpu_flags_selects_scheme():
+    """The processor determines the scheme."""
     assert scheme_of(frozenset({"avx2", "avx512_vnni"}), is_arm=False) is X86
     assert scheme_of(frozenset({"avx2", "avx512f"}), is_arm=False) is X86_WITHOUT_VNNI
     assert scheme_of(frozenset(), is_arm=True) is ARM

@@ -28,7 +28,8 @@ def graph_of(kind="identity", dtype=torch.float32, **attrs):
     return g
 
 
-def test_the_plugin_offers_a_target():
+def test_plugin_provides_onnxruntime_target():
+    """The plugin provides a target."""
     (offered,) = clika_ref_targets()
     assert isinstance(offered, Target)
     assert offered.name == "onnxruntime"
@@ -36,7 +37,8 @@ def test_the_plugin_offers_a_target():
 
 
 @pytest.mark.parametrize("optimize", [True, False])
-def test_an_artifact_runs_at_every_size(tmp_path, optimize):
+def test_load_dynamic_artifact_runs_at_each_size(tmp_path, optimize):
+    """An artifact runs at every size."""
     target = OnnxRuntime(optimize=optimize)
     artifact = target.compile(graph_of("softmax", dim=1), tmp_path / "m.onnx")
     runner = target.load(artifact)
@@ -49,20 +51,23 @@ def test_an_artifact_runs_at_every_size(tmp_path, optimize):
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.bool]
 )
-def test_every_dtype_goes_in_and_comes_out(tmp_path, dtype):
+def test_load_identity_round_trips_each_dtype(tmp_path, dtype):
+    """Each dtype is accepted and returned."""
     x = torch.tensor([[0, 1, 1]]).to(dtype)
     (found,) = OnnxRuntime().load(OnnxRuntime().compile(graph_of(dtype=dtype), tmp_path / "m.onnx"))([x])
     assert found.dtype == dtype
     assert torch.equal(found, x)
 
 
-def test_a_tensor_that_is_not_contiguous_is_read_as_it_is_indexed(tmp_path):
+def test_load_noncontiguous_input_read_by_index(tmp_path):
+    """A tensor that is not contiguous is read by its indices."""
     runner = OnnxRuntime().load(OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx"))
     x = torch.arange(6.0).reshape(3, 2).T
     assert torch.equal(runner([x])[0], x)
 
 
-def test_the_artifact_states_names_size_nodes_and_guards(tmp_path):
+def test_compile_artifact_states_names_and_facts(tmp_path):
+    """The artifact states names, size, nodes and guards."""
     g = graph_of("relu")
     g.guards = [Guard(make_symbol("n") <= 8, "model.py:3")]
     artifact = OnnxRuntime().compile(g, tmp_path / "m.onnx")
@@ -72,12 +77,14 @@ def test_the_artifact_states_names_size_nodes_and_guards(tmp_path):
     assert artifact.facts["guards"] == ("n <= 8 (from model.py:3)",)
 
 
-def test_each_node_is_explained(tmp_path):
+def test_explain_returns_precision_of_each_node(tmp_path):
+    """Each node is explained."""
     artifact = OnnxRuntime().compile(graph_of("relu"), tmp_path / "m.onnx")
     assert OnnxRuntime().explain(artifact) == {"relu": "float"}
 
 
-def test_nodes_without_a_lowering_and_complex_values_are_refused():
+def test_unsupported_reason_complex_tensor_named():
+    """Complex tensors are unsupported."""
     g = graph_of("relu")
     (node,) = g.nodes
     assert OnnxRuntime().unsupported_reason(node) is None
@@ -85,7 +92,8 @@ def test_nodes_without_a_lowering_and_complex_values_are_refused():
     assert "complex numbers, which ONNX does not support" in OnnxRuntime().unsupported_reason(node)
 
 
-def test_arithmetic_in_bfloat16_is_refused_and_moving_it_is_not():
+def test_unsupported_reason_bfloat16_math_but_not_moves():
+    """Arithmetic in bfloat16 is unsupported; moving it is supported."""
     (node,) = graph_of("relu", torch.bfloat16).nodes
     assert (
         "computes in bfloat16, which ONNX Runtime does not support on CPUs. Compile"
@@ -109,7 +117,8 @@ def quantized_product(kind, axis, *, activation=True):
 
 
 @pytest.mark.parametrize(("kind", "wrong", "right"), [("matmul", 0, -1), ("linear", 1, 0), ("linear", -1, -2)])
-def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right):
+def test_unsupported_reason_scales_along_inner_dim_named(kind, wrong, right):
+    """Scales along the inner dim of a matrix product are unsupported."""
     *_, node = quantized_product(kind, wrong).nodes
     assert f"scales of its weight are on axis {wrong}, but ONNX Runtime" in OnnxRuntime().unsupported_reason(node)
     assert OnnxRuntime(optimize=False).unsupported_reason(node) is None
@@ -119,7 +128,8 @@ def test_scales_along_the_inner_side_of_a_product_are_refused(kind, wrong, right
     assert OnnxRuntime().unsupported_reason(node) is None
 
 
-def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
+def test_unsupported_reason_scales_of_stacked_matrices_named():
+    """Scales along a dim of stacked matrices are unsupported."""
     g = Graph("stack")
     build = Builder(g, OPERATORS)
     x = g.add_input(TensorType(torch.float32, (2, 3, 4)), "x")
@@ -136,7 +146,8 @@ def test_scales_along_a_side_of_a_stack_of_matrices_are_refused():
         assert OnnxRuntime().unsupported_reason(build("matmul", x, taken).producer) is None
 
 
-def test_a_refusal_says_whether_keeping_a_node_float_helps(monkeypatch):
+def test_check_supported_message_states_if_float_helps(monkeypatch):
+    """The error says if keeping the node in float helps."""
     graph = quantized_product("matmul", 0)
     with pytest.raises(TargetError, match=r"on axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):
         check_supported(graph, OnnxRuntime())
@@ -145,20 +156,23 @@ def test_a_refusal_says_whether_keeping_a_node_float_helps(monkeypatch):
         check_supported(graph, OnnxRuntime())
 
 
-def test_a_file_that_is_no_model_is_an_error_with_its_path(tmp_path):
+def test_load_invalid_file_raises(tmp_path):
+    """A file that is no model raises with its path."""
     path = tmp_path / "broken.onnx"
     path.write_bytes(b"no model")
     with pytest.raises(TargetError, match=r"ONNX Runtime .* cannot load .*broken\.onnx"):
         OnnxRuntime().load(Artifact(path, "onnxruntime", ("x",), ("y",)))
 
 
-def test_inputs_that_do_not_fit_are_the_runtimes_error_under_our_name(tmp_path):
+def test_runner_wrong_input_shape_raises_target_error(tmp_path):
+    """Inputs with a wrong shape raise a TargetError."""
     runner = OnnxRuntime().load(OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx"))
     with pytest.raises(TargetError, match=r"ONNX Runtime failed on m\.onnx"):
         runner([torch.zeros(2, 4)])
 
 
-def test_a_missing_runtime_is_named_with_its_remedy(tmp_path, monkeypatch):
+def test_load_missing_runtime_raises(tmp_path, monkeypatch):
+    """A missing runtime is named with the command to install it."""
     artifact = OnnxRuntime().compile(graph_of(), tmp_path / "m.onnx")
     monkeypatch.setattr(target_module, "find_spec", lambda _: None)
     with pytest.raises(TargetError, match="onnxruntime is not installed; pip install onnxruntime"):
@@ -166,7 +180,8 @@ def test_a_missing_runtime_is_named_with_its_remedy(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
-def test_a_gelu_of_a_number_runs_although_the_runtime_fuses_it(tmp_path, approximate):
+def test_gelu_of_scalar_runs_despite_fusion(tmp_path, approximate):
+    """A gelu of a scalar runs although the runtime fuses it."""
     g = Graph("number")
     build = Builder(g, OPERATORS)
     x = g.add_input(TensorType(torch.float32, ()), "x")
@@ -178,8 +193,8 @@ def test_a_gelu_of_a_number_runs_although_the_runtime_fuses_it(tmp_path, approxi
 
 
 @pytest.mark.parametrize("order", [("none", "tanh"), ("tanh", "none")])
-def test_both_forms_of_gelu_of_one_tensor_run_although_the_runtime_fuses_them(tmp_path, order):
-    """It shared the half of both, and fused it away under one: the file did not load."""
+def test_gelu_both_forms_of_one_tensor_run(tmp_path, order):
+    """Both forms of gelu of one tensor run, although the runtime fuses them."""
     g = Graph("both")
     x = g.add_input(TensorType(torch.float32, (3,)), "x")
     results = {form: Builder(g, OPERATORS)("gelu", x, approximate=form) for form in order}
@@ -190,8 +205,8 @@ def test_both_forms_of_gelu_of_one_tensor_run_although_the_runtime_fuses_them(tm
     torch.testing.assert_close(found, torch.nn.functional.gelu(inputs), rtol=0, atol=4 * torch.finfo(found.dtype).eps)
 
 
-def test_a_number_is_rounded_to_half_precision_before_it_is_compared(tmp_path):
-    """The runtime compares in float32, and leaves out a cast that another follows."""
+def test_eq_float16_rounds_number_before_comparison(tmp_path):
+    """A number is rounded to FP16 before the comparison; the runtime would compare in float32."""
     g = Graph("compared")
     x = g.add_input(TensorType(torch.float16, (2,)), "x")
     number = g.add_input(TensorType(torch.float32, ()), "number")

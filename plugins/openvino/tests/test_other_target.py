@@ -42,9 +42,8 @@ def compiled():
     ).eval()
 
 
-def test_an_export_for_another_target_places_integers_as_that_one_wants_and_leaves_the_module_as_it_is(
-    compiled, tmp_path
-):
+def test_clika_export_other_target_leaves_module_unchanged(compiled, tmp_path):
+    """An export for another target follows its scheme and leaves the module unchanged."""
     before = compiled.clika_state.quantized
     x = torch.randn(4, 3, 12, 12)
     expected = compiled(x)
@@ -59,7 +58,8 @@ def test_an_export_for_another_target_places_integers_as_that_one_wants_and_leav
     assert found.share() == found.share(planned=True) == 1.0
 
 
-def test_targets_stand_side_by_side(compiled):
+def test_clika_compare_targets_returns_row_per_target(compiled):
+    """Each target has a row with its figures."""
     found = compiled.clika_compare_targets(ORT, OPENVINO)
     assert [row.target for row in found.rows] == ["onnxruntime", "openvino"]
     for row in found.rows:
@@ -73,7 +73,8 @@ def test_targets_stand_side_by_side(compiled):
     assert "3 of 3" in lines[-1]
 
 
-def test_another_preset_is_decided_anew_from_the_ranges_and_refused_without_any(compiled, tmp_path):
+def test_clika_export_other_preset_needs_observed_min_max(compiled, tmp_path):
+    """Another preset is quantized from the observed min/max, and raises without them."""
     compiled.clika_initialize_algorithms(deployment_settings=OPENVINO)
     fast = DeploymentSettings_OpenVINO_ONNX(preset="performance")
     loaded = ClikaModule()
@@ -90,12 +91,14 @@ def test_another_preset_is_decided_anew_from_the_ranges_and_refused_without_any(
 
 
 @pytest.mark.parametrize("given", [(), (None,), (ORT, None)])
-def test_targets_are_compared_only_where_some_are_given(compiled, given):
+def test_clika_compare_targets_without_settings_raises(compiled, given):
+    """A comparison needs deployment settings for each target."""
     with pytest.raises(ModelError, match="clika_compare_targets takes deployment settings, one for each"):
         compiled.clika_compare_targets(*given)
 
 
-def test_a_name_in_place_of_deployment_settings_is_refused(compiled, tmp_path):
+def test_deployment_settings_name_raises(compiled, tmp_path):
+    """A name in place of deployment settings raises."""
     calls = (
         compiled.clika_compare_targets,
         compiled.clika_explain,
@@ -106,7 +109,8 @@ def test_a_name_in_place_of_deployment_settings_is_refused(compiled, tmp_path):
             call("openvino")
 
 
-def test_a_copy_has_no_ranges_and_says_what_to_do(compiled, tmp_path):
+def test_clika_export_copy_for_other_target_raises(compiled, tmp_path):
+    """A copy has no observed min/max, and the error says how to proceed."""
     twin = copy.deepcopy(compiled)
     twin.clika_export(tmp_path / "own.onnx")
     with pytest.raises(ModelError, match=r"no ranges by which to quantize the module for openvino.*calibration_inputs"):

@@ -73,7 +73,8 @@ def compiled(layer, behind, x, smoothing="auto", **settings):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_planned_in_integers_runs_in_integers_and_computes_what_the_module_does(name, tmp_path):
+def test_scheme_planned_int8_layers_run_in_int8(name, tmp_path):
+    """Layers planned in INT8 run in INT8 and compute the same as the module."""
     layer, behind, x, count = CASES[name]
     module = compiled(layer, behind, x, smoothing="off" if name == "moved" else "auto")  # a quotient is no move
     found = module.clika_explain()
@@ -84,14 +85,15 @@ def test_what_is_planned_in_integers_runs_in_integers_and_computes_what_the_modu
     assert artifact.target == "openvino"
 
 
-def test_a_residual_is_added_by_the_convolution_before_it():
+def test_explain_residual_add_fused_into_convolution():
+    """A residual is added by the convolution before it."""
     layer, behind, x, _ = CASES["residual"]
     runs = {node.operator: node.runs for node in compiled(layer, behind, x).clika_explain().nodes}
     assert runs["add"] == "fused"
 
 
-def test_a_layer_whose_dequantization_makes_an_output_is_told_as_the_runtime_computes_it(tmp_path):
-    """The runtime renames the layer, and leaves its name to what makes floats of its result."""
+def test_explain_renamed_output_layer_runs_in_int8(tmp_path):
+    """The runtime renames a dequantized output layer; its precision is still INT8."""
     module = compiled(nn.Identity, lambda y, _: torch.bmm(y, MATRICES), drawn(3, 8, 64))
     (layer,) = module.clika_explain().nodes
     assert (layer.planned, layer.runs, layer.reason) == ("int8", "int8", "")
@@ -115,7 +117,8 @@ class Attention(nn.Module):
 
 @pytest.mark.parametrize("is_masked", [True, False])
 @pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
-def test_masks_which_the_runtime_holds_in_bytes_make_no_integers_of_what_reads_them(is_masked, settings):
+def test_explain_byte_masks_do_not_quantize_attention(is_masked, settings):
+    """Masks that the runtime stores in bytes do not make attention INT8."""
     x, padding = drawn(2, 6, 16), torch.arange(6).expand(2, 6) > 3
     calls = [(x, padding) if is_masked else x, (x[:, :5], padding[:, :5]) if is_masked else x[:, :5]]
     module = clika_compile(
@@ -130,7 +133,8 @@ def test_masks_which_the_runtime_holds_in_bytes_make_no_integers_of_what_reads_t
     assert " in f32" in runs["scaled_dot_product_attention"][1]
 
 
-def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_float_and_says_why():
+def test_explain_conv_transpose_float_with_reason():
+    """A transposed convolution of signed inputs or groups stays float, with a reason."""
     for groups, x, why in (
         (1, image(), "only if its inputs are not negative"),
         (2, image().abs(), "with groups in float"),
@@ -141,14 +145,16 @@ def test_a_transposed_convolution_of_what_may_be_negative_or_of_groups_stays_flo
         assert why in layer.reason
 
 
-def test_the_processor_decides_how_wide_weights_are():
+def test_avoid_overflow_cpu_flags_set_weight_bits():
+    """The processor determines the bits of weights."""
     flags = frozenset({"avx2", "avx512f"})
     assert avoid_overflow(MIXED_SCHEME, flags | {"avx_vnni"}, is_arm=False).weights.bits == 8
     assert avoid_overflow(MIXED_SCHEME, flags, is_arm=False).weights.bits == 7
     assert avoid_overflow(MIXED_SCHEME, frozenset(), is_arm=True).weights.bits == 8
 
 
-def test_the_preset_for_performance_has_the_middle_as_zero_point_and_runs_in_integers_alike():
+def test_preset_performance_uses_middle_zero_point():
+    """Preset performance has the middle as zero point and runs in INT8 too."""
     layer, behind, x, count = CASES["conv2d"]
     module = compiled(layer, behind, x, preset="performance")
     (scale,) = module.clika_state.quantized.plan.activations.values()
@@ -160,6 +166,7 @@ def test_the_preset_for_performance_has_the_middle_as_zero_point_and_runs_in_int
     assert not found.missed
 
 
-def test_another_preset_is_refused():
+def test_preset_unknown_raises():
+    """An unknown preset raises."""
     with pytest.raises(ModelError, match="preset is 'fast'; it takes 'mixed', 'performance'"):
         DeploymentSettings_OpenVINO_ONNX(preset="fast")

@@ -23,7 +23,8 @@ def net():
 
 @pytest.mark.parametrize("suffix", ["onnx", "xml"])
 @pytest.mark.parametrize("settings", [None, QuantizationSettings(automatic_skip_quantization=False)])
-def test_a_file_of_either_form_computes_what_the_module_does(suffix, settings, tmp_path):
+def test_load_onnx_or_xml_equals_module(suffix, settings, tmp_path):
+    """A file of either format computes the same as the module."""
     calibration = {} if settings is None else {"calibration_inputs": [X], "quantization_settings": settings}
     compiled = clika_compile(
         net(), tracing_inputs=[X, X[:1]], deployment_settings=DeploymentSettings_OpenVINO_ONNX(), **calibration
@@ -52,15 +53,16 @@ signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.slow
-def test_a_process_in_which_models_came_and_went_hears_signals(tmp_path):
-    """In a process of its own, as it might not survive."""
+def test_unloaded_models_keep_signal_handling(tmp_path):
+    """A process that has loaded and unloaded models receives signals."""
     command = [sys.executable, "-c", SIGNALLED, str(tmp_path / "model.onnx")]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (run.returncode, run.stdout.splitlines()[-1:]) == (0, ["heard"]), run.stderr
 
 
 @pytest.mark.parametrize(("bits", "block"), [(8, 0), (4, 32)])
-def test_weights_alone_are_held_in_few_bits(bits, block, tmp_path):
+def test_explain_weight_only_runs_in_low_bits(bits, block, tmp_path):
+    """Weight-only layers keep their weights in INT8 or INT4."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
@@ -82,7 +84,8 @@ def test_weights_alone_are_held_in_few_bits(bits, block, tmp_path):
     assert runs == [f"int{bits} weights"] * 2
 
 
-def test_a_model_of_bfloat16_runs_and_computes_what_the_module_does(tmp_path):
+def test_clika_export_bfloat16_model_equals_module(tmp_path):
+    """A BF16 model runs and computes the same as the module."""
     module = clika_compile(
         nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 3, 2), nn.Hardswish()).bfloat16().eval(),
         tracing_inputs=[X.bfloat16()],
@@ -94,21 +97,24 @@ def test_a_model_of_bfloat16_runs_and_computes_what_the_module_does(tmp_path):
     torch.testing.assert_close(found, module(X.bfloat16()).detach())
 
 
-def test_its_own_form_in_capitals_is_no_onnx_file(tmp_path):
+def test_clika_export_uppercase_xml_raises(tmp_path):
+    """A file with the suffix .XML raises."""
     module = clika_compile(net(), tracing_inputs=[X], deployment_settings=DeploymentSettings_OpenVINO_ONNX())
     with pytest.raises(TargetError, match=r"own files end in '.xml', not '.XML'. Use lower case."):
         module.clika_export(tmp_path / "model.XML")
     assert not [*tmp_path.iterdir()]
 
 
-def test_without_the_runtime_it_says_what_to_install(monkeypatch, tmp_path):
+def test_load_missing_runtime_raises(monkeypatch, tmp_path):
+    """Without the runtime, the error says how to install it."""
     monkeypatch.setattr(module_of_target, "find_spec", lambda _: None)
     assert OpenVino().unavailable_reason() == "openvino is not installed; pip install openvino"
     with pytest.raises(TargetError, match="pip install openvino"):
         OpenVino().load(Artifact(tmp_path / "model.onnx", "openvino", (), ()))
 
 
-def test_without_the_runtime_files_are_written_and_tables_say_what_to_install(monkeypatch, tmp_path):
+def test_clika_export_missing_runtime_writes_onnx(monkeypatch, tmp_path):
+    """Without the runtime, ONNX files are written, and tables say how to install it."""
     settings = QuantizationSettings(automatic_skip_quantization=False)
     module = clika_compile(
         net(),
@@ -131,14 +137,16 @@ def test_without_the_runtime_files_are_written_and_tables_say_what_to_install(mo
     assert not (tmp_path / "model.xml").exists()
 
 
-def test_a_file_that_it_cannot_read_is_named(tmp_path):
+def test_load_invalid_file_raises(tmp_path):
+    """A file that OpenVINO cannot read is named."""
     path = tmp_path / "model.onnx"
     path.write_bytes(b"no model")
     with pytest.raises(TargetError, match=r"OpenVINO .* cannot load .*model\.onnx"):
         OpenVino().load(Artifact(path, "openvino", ("x",), ("y",)))
 
 
-def test_each_layer_has_the_time_that_the_runtime_counts(tmp_path):
+def test_profile_each_layer_has_time(tmp_path):
+    """Each layer has the time that the runtime measures."""
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).eval()
     x = torch.randn(2, 8, 12, 12, generator=torch.Generator().manual_seed(0))

@@ -69,7 +69,8 @@ def loaded(module):
 
 
 @pytest.mark.parametrize("skipped", ["query", "turned"])
-def test_a_layer_that_is_skipped_reads_floats_and_so_does_what_multiplies_computed_values(skipped, tmp_path):
+def test_clika_export_skipped_layer_reads_float(skipped, tmp_path):
+    """A skipped layer and a product of computed tensors read floats."""
     torch.manual_seed(0)
     data = batches(6, 8)
     only = {skipped: LayerQuantizationSettings(skip_quantization=True)}
@@ -82,7 +83,8 @@ def test_a_layer_that_is_skipped_reads_floats_and_so_does_what_multiplies_comput
         assert all(torch.equal(a, b) for a, b in zip(twin.eval()(data[0]), wanted, strict=True))
 
 
-def test_what_is_joined_in_float_is_read_in_float(tmp_path):
+def test_clika_export_float_concat_reads_float(tmp_path):
+    """A concatenation in float reads floats."""
     torch.manual_seed(0)
     module = quantized(Ghosts(), batches(3, 8, 8))
     artifact = module.clika_export(tmp_path / "net.onnx")
@@ -93,7 +95,8 @@ def test_what_is_joined_in_float_is_read_in_float(tmp_path):
     assert read == [["DequantizeLinear"] * 2, ["Relu"] * 2]
 
 
-def test_experts_are_layers_in_float_which_read_floats_and_are_counted(tmp_path):
+def test_clika_export_experts_stay_float_and_counted(tmp_path):
+    """Experts are float layers that read floats, and their MACs are counted."""
     torch.manual_seed(0)
     rows, chosen, width, inner = 4 * 8, 2, 32, 64
     model = MixtralForCausalLM(

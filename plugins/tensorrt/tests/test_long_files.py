@@ -121,12 +121,14 @@ def calls(model):
         branching,
     ],
 )
-def test_twice_the_nodes_are_twice_the_work(grown):
+def test_find_violations_steps_grow_linearly(grown):
+    """Twice the nodes take twice the steps."""
     few, many = (calls(grown(times)) for times in (100, 200))
     assert many < 2.1 * few
 
 
-def test_a_branch_sees_what_is_around_it_and_holds_no_copy_of_that():
+def test_onnx_file_branch_shares_outer_scope():
+    """A branch sees the outer scope without a copy of it."""
     file = OnnxFile(branching(3))
     for _, _, branch in file.branches:
         for around, own in ((file.makers, branch.makers), (file.initializers, branch.initializers)):

@@ -56,22 +56,26 @@ def nameless():
         ),
     ],
 )
-def test_of_nodes_that_are_misshapen_only_that_is_told(planted, message):
+def test_find_violations_malformed_node_reported_alone(planted, message):
+    """For malformed nodes, nothing else is reported."""
     assert told(planted()) == [f"[form] {message}. Other rules are checked after this is fixed."]
 
 
-def test_of_an_empty_file_is_told_that_it_is_empty(tmp_path):
+def test_check_empty_file_reported(tmp_path):
+    """An empty file is reported as empty."""
     (tmp_path / "empty.onnx").touch()
     found = [str(violation) for violation in TensorRt().check(tmp_path / "empty.onnx")]
     assert "[empty] the file: it has no nodes, so there is nothing to build. Export the model again." in found
 
 
-def test_a_file_whose_inputs_have_no_rank_is_checked_all_the_same():
+def test_find_violations_inputs_without_rank_checked():
+    """A file whose inputs have no rank is still checked."""
     model = given(fed(convolution(), "x", Kind.FLOAT, None), "x_zero", 1, Kind.INT8)
     assert {violation.rule for violation in find_violations(model)} == {"static-rank", "zero-point"}
 
 
-def test_a_function_that_calls_itself_is_told():
+def test_find_violations_recursive_function_reported():
+    """A function that calls itself is reported."""
     model = in_a_function()
     model.functions[0].node[0].op_type, model.functions[0].node[0].domain = "Pair", "local"
     assert any("ONNX rejects it: Cycle detected in model-local function references" in line for line in told(model))
@@ -91,11 +95,13 @@ def repeated(operator, times, operands=1):
 @pytest.mark.parametrize(
     ("operator", "times", "operands"), [("Identity", 3000, 1), ("Mul", 3000, 2), ("Concat", 40, 2)]
 )
-def test_what_a_value_goes_through_may_be_long(operator, times, operands):
+def test_find_violations_long_chain_of_moves_passes(operator, times, operands):
+    """A tensor may pass through thousands of nodes."""
     assert told(repeated(operator, times, operands)) == []
 
 
-def test_a_weight_may_be_moved_often():
+def test_find_violations_weight_moved_often_keeps_axis():
+    """A weight may be transposed thousands of times, and its axis is known."""
     sketch = Sketch()
     w = sketch.weight("w", 32, 32, channels=32, axis=0)
     for number in range(3001):
@@ -109,7 +115,8 @@ def test_a_weight_may_be_moved_often():
 @pytest.mark.parametrize(
     "operators", ["Identity", "Mul", "Relu", "Concat", "Identity Transpose", "Add Add", "Concat Concat"]
 )
-def test_values_in_a_circle_are_told_and_end(operators):
+def test_find_violations_cycle_reported_and_ends(operators):
+    """Tensors in a cycle are reported, and the check ends."""
     sketch = Sketch()
     x, kinds = sketch.quantized(sketch.input("x", 32, 32)), operators.split()
     for number, kind in enumerate(kinds):
@@ -121,7 +128,8 @@ def test_values_in_a_circle_are_told_and_end(operators):
     assert "Nodes in a graph must be topologically sorted" in found[0]
 
 
-def test_a_value_that_is_made_twice_once_of_itself_is_told_and_ends():
+def test_find_violations_tensor_made_twice_reported():
+    """A tensor that two nodes make, one from itself, is reported."""
     model = between(convolution(), "x_DQ", "conv", "Identity")
     model.graph.node.append(node("Identity", "moved", "moved"))
     assert "'moved' has been used as output names multiple times" in told(model)[0]
@@ -142,7 +150,8 @@ def apart(model, folder, size_threshold=0):
 
 
 @pytest.mark.parametrize("model", [convolution, constant_nodes])
-def test_scales_may_lie_beside_a_file_in_another_folder(model, tmp_path):
+def test_check_external_scales_read_from_other_folder(model, tmp_path):
+    """Scales may be in an external file in another folder."""
     path = apart(model(), tmp_path)
     assert TensorRt().check(path) == []
     assert predict_precisions(path)
@@ -150,14 +159,16 @@ def test_scales_may_lie_beside_a_file_in_another_folder(model, tmp_path):
     assert [violation.rule for violation in TensorRt().check(path)] == ["scale", "scale"]
 
 
-def test_weights_beside_a_file_are_not_read(tmp_path):
+def test_check_external_weights_not_read(tmp_path):
+    """External weights are not read."""
     model = given(convolution(), "table", 1, Kind.INT64, [40, 40])
     path = apart(model, tmp_path, MAX_INLINE_BYTES)
     (tmp_path / "net.bin").unlink()
     assert TensorRt().check(path) == []
 
 
-def test_scales_that_cannot_be_read_are_an_error(tmp_path):
+def test_check_missing_external_scale_raises(tmp_path):
+    """Scales that cannot be read raise TargetError."""
     path = apart(convolution(), tmp_path)
     (tmp_path / "net.bin").unlink()
     message = "the elements of 'x_scale' cannot be read: .*net.bin.*. Put the file next to"
@@ -165,7 +176,8 @@ def test_scales_that_cannot_be_read_are_an_error(tmp_path):
         TensorRt().check(path)
 
 
-def test_sizes_beside_a_file_are_read(tmp_path):
+def test_check_external_sizes_read(tmp_path):
+    """Sizes in an external file are read."""
     sketch = Sketch()
     w = sketch.weight("w", 32, 4, 8, channels=32, axis=0)
     w = sketch.node("Reshape", "flat", w, sketch.constant("sizes", [2], [-1, 32], Kind.INT64))
@@ -174,7 +186,8 @@ def test_sizes_beside_a_file_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("move", ["Unsqueeze", "Reshape"])
-def test_an_axis_below_all_sides_of_a_weight_that_is_moved_is_told(move):
+def test_find_violations_axis_below_rank_reported(move):
+    """An axis below the rank of a moved weight is reported."""
     sketch = Sketch()
     x = sketch.quantized(sketch.input("x", *IMAGE))
     places = [2, 3] if move == "Unsqueeze" else [16, 16, 1, 1]
@@ -184,7 +197,8 @@ def test_an_axis_below_all_sides_of_a_weight_that_is_moved_is_told(move):
     assert "[scale-shape] w_DQ: its axis -5 does not exist in a tensor with 2 dims" in found
 
 
-def test_types_that_onnx_does_not_know_are_told_by_their_number():
+def test_find_violations_unknown_type_reported_by_number():
+    """Types that ONNX does not know are reported by number."""
     model = convolution()
     next(tensor for tensor in model.graph.initializer if tensor.name == "x_zero").data_type = 99
     assert any("its quantized type is type 99, but TensorRT computes with INT8" in line for line in told(model))
@@ -192,7 +206,8 @@ def test_types_that_onnx_does_not_know_are_told_by_their_number():
     assert "[data-type] x_Q: quantizes type 99, but only 32-bit and 16-bit floats are supported" in told(model)
 
 
-def test_an_attribute_that_refers_to_a_function_outside_one_is_told():
+def test_find_violations_attribute_reference_outside_function():
+    """An attribute that refers to a function outside of one is reported."""
     model = cut(convolution(), "w_Q", "attribute")
     reference = onnx.AttributeProto(name="axis", type=onnx.AttributeProto.INT, ref_attr_name="side")
     find(model, "w_Q").attribute.append(reference)
@@ -200,12 +215,14 @@ def test_an_attribute_that_refers_to_a_function_outside_one_is_told():
     assert told(model) == [f"[form] {message}. Other rules are checked after this is fixed."]
 
 
-def test_variadic_operators_have_no_most_operands():
+def test_find_violations_variadic_operator_has_no_maximum():
+    """Variadic operators have no maximum number of operands."""
     assert "joined: has 0 operands, but Concat has 1 or more" in told(cut(concatenation(), "joined", "input"))[0]
 
 
 @pytest.mark.parametrize("model", [convolution, constant_nodes])
-def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
+def test_find_violations_truncated_constant_reported_once(model):
+    """A constant with too few bytes is reported, and the check continues."""
     model = given(model(), "w_zero", 1, Kind.INT8, [16])
     held = [*(a.t for n in model.graph.node for a in n.attribute if a.HasField("t")), *model.graph.initializer]
     tensor = next(one for one in held if one.data_type == Kind.FLOAT and not one.dims)
@@ -219,13 +236,15 @@ def test_a_constant_with_too_few_bytes_is_told_and_the_check_goes_on(model):
     assert message in [violation.message for violation in found]
 
 
-def test_a_malformed_scale_is_not_compared_with_that_of_the_inverse():
+def test_find_violations_malformed_scale_not_compared():
+    """A malformed scale is not compared with that of the inverse."""
     model = reading(convolution(), "x_Q", "x other x_zero")
     model.graph.initializer.append(onnx.TensorProto(name="other", data_type=Kind.FLOAT, raw_data=b"\0\0"))
     assert [violation.rule for violation in find_violations(model)] == ["valid-onnx"]
 
 
-def test_small_integers_beside_a_file_that_no_rule_reads_may_be_missing(tmp_path):
+def test_check_missing_unread_external_integers_pass(tmp_path):
+    """Small external integers that no rule reads may be missing."""
     model = given(convolution(), "table", 1, Kind.INT32, [16])
     path = apart(model, tmp_path)
     held = onnx.load(path, load_external_data=False)
@@ -244,7 +263,8 @@ def joined_in_turn(times):
     return sketch.model(sketch.node("MatMul", "out", sketch.quantized(whole), sketch.weight("w", 32, 32)))
 
 
-def test_what_is_joined_in_turn_is_looked_at_once(monkeypatch):
+def test_find_violations_joined_chain_visited_once(monkeypatch):
+    """Tensors that are joined in turn are visited once."""
     seen = []
     look, read = OnnxFile.dequantizer, onnx_file.read_elements
     monkeypatch.setattr(OnnxFile, "dequantizer", lambda file, name: (seen.append(name), look(file, name))[1])
@@ -258,7 +278,9 @@ def test_what_is_joined_in_turn_is_looked_at_once(monkeypatch):
     assert counts[1] <= 2 * counts[0]
 
 
-def test_functions_of_another_opset_are_looked_into():
+def test_find_violations_functions_of_other_opset_checked():
+    """Functions of another opset are checked."""
+
     def at_opset(version, zero=0):
         model = in_a_function(zero)
         model.functions[0].opset_import[0].version = version
@@ -272,7 +294,8 @@ def test_functions_of_another_opset_are_looked_into():
 
 
 @pytest.mark.parametrize("is_node", [False, True])
-def test_a_malformed_constant_of_a_branch_is_told_once(is_node):
+def test_find_violations_malformed_branch_constant_once(is_node):
+    """A malformed constant of a branch is reported once."""
     odd = onnx.TensorProto(name="odd", data_type=Kind.INT64, dims=[2], raw_data=b"\0" * 9)
     first = [node("Constant", "", "odd", value=odd)] if is_node else []
     model = branches(*first, node("Reshape", "x odd", "end"))
@@ -283,7 +306,9 @@ def test_a_malformed_constant_of_a_branch_is_told_once(is_node):
     assert "the elements of 'odd' cannot be read" in found[0].message
 
 
-def test_branches_may_each_have_a_constant_of_one_name_beside_the_file(tmp_path):
+def test_check_external_constants_of_one_name_per_branch(tmp_path):
+    """Each branch may have an external constant of the same name."""
+
     def branch(*shape):
         """What is gathered of a constant, which is multiplied, and the constant itself."""
         rows = helper.make_tensor("rows", Kind.INT64, [1], [0])
@@ -314,7 +339,8 @@ def test_branches_may_each_have_a_constant_of_one_name_beside_the_file(tmp_path)
     assert TensorRt().check(path) == []
 
 
-def test_a_part_of_a_file_is_told_to_be_one(tmp_path):
+def test_check_truncated_file_raises_or_reports_opset(tmp_path):
+    """A truncated file raises, or is reported without an opset."""
     path, whole = tmp_path / "net.onnx", convolution().SerializeToString()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(TargetError, match=r"net.onnx as an ONNX file: .*. Export or copy it again"):
@@ -324,7 +350,8 @@ def test_a_part_of_a_file_is_told_to_be_one(tmp_path):
     assert "[opset] the file: it declares no opset of ONNX's operators. Export the model again." in found
 
 
-def test_a_layer_whose_weight_alone_is_integers_runs_in_float_although_these_are_moved_as_such(tmp_path):
+def test_predict_precisions_weight_only_layer_float(tmp_path):
+    """A layer with only its weight quantized runs in float."""
     held = [
         numpy_helper.from_array(np.ones((4, 4), np.int8), "w"),
         numpy_helper.from_array(np.ones(4, np.float32), "s"),

@@ -21,20 +21,23 @@ PLANTED = {**FAULTS, **FURTHER, **NEWER, **REVIEWED}
 
 
 @pytest.mark.parametrize("graph", CORRECT.values(), ids=CORRECT.keys())
-def test_a_clean_graph_breaks_no_rule(graph):
+def test_find_violations_correct_graph_returns_none(graph):
+    """A correct graph breaks no rule."""
     onnx.checker.check_model(graph(), full_check=True)
     assert find_violations(graph()) == []
 
 
 @pytest.mark.parametrize("graph", UNKNOWN_TO_ONNX.values(), ids=UNKNOWN_TO_ONNX.keys())
-def test_what_onnx_refuses_and_tensorrt_takes_breaks_no_rule(graph):
+def test_find_violations_graph_rejected_by_onnx_only_passes(graph):
+    """Graphs that ONNX rejects and TensorRT accepts break no rule."""
     with pytest.raises((onnx.checker.ValidationError, onnx.shape_inference.InferenceError)):
         onnx.checker.check_model(graph(), full_check=True)
     assert find_violations(graph()) == []
 
 
 @pytest.mark.parametrize(("planted", "rules", "names"), PLANTED.values(), ids=PLANTED.keys())
-def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, rules, names):
+def test_find_violations_planted_fault_found_by_its_rules(planted, rules, names):
+    """Each planted fault is found by the rules that it breaks."""
     found = find_violations(planted())
     assert {violation.rule for violation in found} == {*rules.split()}
     assert {violation.node for violation in found} <= {name.replace("FILE", "") for name in names.split()}
@@ -125,16 +128,19 @@ def test_each_planted_violation_is_found_by_the_rules_that_it_breaks(planted, ru
         "int4 at opset 18": "ONNX rejects it: Unrecognized attribute: block_size for operator DequantizeLinear",
     }.items(),
 )
-def test_a_violation_says_what_is_wrong_and_what_to_do(name, message):
+def test_violation_message_states_fault_and_fix(name, message):
+    """A violation states the fault and the fix."""
     planted, *_ = PLANTED[name]
     assert any(re.search(message, violation.message) for violation in find_violations(planted()))
 
 
-def test_blocks_are_told_of_both_of_a_pair():
+def test_find_violations_blocks_reported_for_both_of_pair():
+    """Blocks are reported for both nodes of a pair."""
     assert [violation.node for violation in find_violations(quantized_in_blocks(32))] == ["w_Q", "w_DQ"]
 
 
-def test_each_rule_has_a_violation_that_is_planted_here_or_among_odd_files():
+def test_rules_each_have_planted_fault():
+    """Each rule has a planted fault here or in the malformed files."""
     broken = {rule for _, rules, _ in PLANTED.values() for rule in rules.split()}
     assert broken | {"empty", "form"} == {*GRAPH_RULES, *FILE_RULES}
 
@@ -150,7 +156,8 @@ def test_each_rule_has_a_violation_that_is_planted_here_or_among_odd_files():
         (partial(convolution, 21, stored=Kind.INT4), ["all-inputs", "blocks"]),
     ],
 )
-def test_weights_alone_are_excused_where_products_read_them_and_nowhere_else(model, rules):
+def test_find_violations_weight_only_allowed_for_matmul_only(model, rules):
+    """Weight-only quantization is allowed for matrix products and nothing else."""
     assert sorted({violation.rule for violation in find_violations(model(), has_weights_alone=True)}) == rules
 
 
@@ -165,6 +172,7 @@ def test_weights_alone_are_excused_where_products_read_them_and_nowhere_else(mod
         ("int4 by int8", "[all-inputs] out: its weight is int4, and its input is quantized. Such weights are for"),
     ],
 )
-def test_an_operand_is_called_what_it_is(name, message):
+def test_violation_message_names_operand(name, message):
+    """The message names the operand: input or weight."""
     planted, *_ = PLANTED[name]
     assert any(str(violation).startswith(message) for violation in find_violations(planted()))

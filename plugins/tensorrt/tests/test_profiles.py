@@ -27,18 +27,21 @@ from clika_ref.core.types import TensorType
 from clika_ref.quantization.calibration.calibrator import Reservoir
 
 
-def test_sizes_may_be_chosen_within_what_was_traced(tmp_path):
+def test_shapes_within_traced_sizes_set_profile(tmp_path):
+    """Sizes may be chosen within the traced ones."""
     artifact = compiled(shapes={"batch": (2, 8, 32)}).clika_export(tmp_path / "net.onnx")
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
 
 
-def test_an_engine_of_weights_in_few_bits_is_built_for_chosen_sizes_too(tmp_path):
+def test_shapes_set_profile_of_weight_only_engine(tmp_path):
+    """An engine with low-bit weights is built for chosen sizes too."""
     deployment = DeploymentSettings_TensorRT_LLM_ONNX(shapes={"batch": (2, 8, 32)})
     artifact = compiled().clika_export(tmp_path / "net.onnx", deployment_settings=deployment)
     assert "--minShapes=x:2x3x16x16 --optShapes=x:8x3x16x16 --maxShapes=x:32x3x16x16" in artifact.facts["trtexec"]
 
 
-def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
+def test_clika_export_copy_for_other_sizes_without_min_max(tmp_path):
+    """A copy is exported for other sizes without observed min/max."""
     module = compiled()
     deployment = DeploymentSettings_TensorRT_ONNX(shapes={"batch": (2, 8, 32)})
     files = [
@@ -55,18 +58,21 @@ def test_a_copy_is_exported_for_other_sizes_without_ranges(tmp_path):
         ({"height": (1, 2, 3)}, r"shapes: 'height' is not a dynamic dim of Net, which has 'batch'"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused_and_nothing_is_written(shapes, message, tmp_path):
+def test_shapes_unknown_dim_raises_and_writes_nothing(shapes, message, tmp_path):
+    """Sizes of an unknown dim raise, and nothing is written."""
     with pytest.raises(TargetError, match=message):
         compiled(shapes=shapes).clika_export(tmp_path / "net.onnx")
     assert not [*tmp_path.iterdir()]
 
 
-def test_sides_that_are_named_anew_keep_the_sizes_that_were_seen(tmp_path):
+def test_dynamic_axes_renamed_dim_keeps_observed_sizes(tmp_path):
+    """A dim that is renamed keeps the observed sizes."""
     artifact = compiled().clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}})
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
 
-def test_sizes_by_names_that_an_export_gives_are_no_matter_of_what_explains_or_compares(tmp_path):
+def test_shapes_by_exported_names_ignored_by_explain(tmp_path):
+    """Sizes by exported names do not matter to explain and compare."""
     module, deployment = compiled(), DeploymentSettings_TensorRT_ONNX(shapes={"N": (1, 4, 8)})
     artifact = module.clika_export(tmp_path / "net.onnx", dynamic_axes={"x": {0: "N"}}, deployment_settings=deployment)
     assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:8x3x16x16" in artifact.facts["trtexec"]
@@ -77,7 +83,8 @@ def test_sizes_by_names_that_an_export_gives_are_no_matter_of_what_explains_or_c
         module.clika_export(tmp_path / "other.onnx", deployment_settings=deployment)
 
 
-def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_dicts_keep_them(tmp_path, monkeypatch):
+def test_calibration_counts_sizes_beyond_reservoir(tmp_path, monkeypatch):
+    """Sizes of batches not kept are counted, and copies and state dicts keep them."""
     monkeypatch.setattr(
         Reservoir, "offer", lambda self, inputs: self.batches.append(inputs) if not self.batches else None
     )
@@ -90,7 +97,9 @@ def test_sizes_beyond_what_is_kept_of_the_data_are_counted_and_copies_and_state_
         assert "--minShapes=x:1x3x16x16 --optShapes=x:4x3x16x16 --maxShapes=x:6x3x16x16" in artifact.facts["trtexec"]
 
 
-def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
+def test_shapes_contradicting_guard_raise(tmp_path):
+    """Sizes that contradict a guard raise."""
+
     class Even(nn.Module):
         def forward(self, x):
             return x + 1 if x.shape[0] % 2 == 0 else x - 1
@@ -121,7 +130,8 @@ def test_sizes_that_contradict_a_guard_are_refused(tmp_path):
         ([("batch", (1, 2, 3))], r"shapes is \[.*\]; it takes \{side: \(least, usual, largest\)\}"),
     ],
 )
-def test_what_says_no_sizes_is_refused_as_soon_as_it_is_given(shapes, message):
+def test_shapes_invalid_form_raises_at_once(shapes, message):
+    """An invalid form of sizes raises in the constructor."""
     with pytest.raises(ModelError, match=message):
         DeploymentSettings_TensorRT_ONNX(shapes=shapes)
 
@@ -148,7 +158,8 @@ def line_of(graph, seen=None, **chosen):
     return trtexec_command(graph, Path("net.onnx"), choose_profile(graph, seen or {}, chosen))
 
 
-def test_the_usual_sizes_are_those_that_were_seen_together_most_often():
+def test_choose_profile_usual_sizes_most_frequent_together():
+    """The usual sizes are those seen together most often."""
     seen = calls({(1, 5): 1, (1, 6): 1, (1, 7): 1, (2, 9): 2})  # most often n is 1, and m is 9, but never both
     profile = choose_profile(two_sides(), seen, {})
     assert (profile.least, profile.usual, profile.largest) == ({"n": 1, "m": 5}, {"n": 2, "m": 9}, {"n": 2, "m": 9})
@@ -156,18 +167,21 @@ def test_the_usual_sizes_are_those_that_were_seen_together_most_often():
     assert "--minShapes=x:1x5,y:1x5 --optShapes=x:2x9,y:2x9 --maxShapes=x:2x9,y:2x9" in line_of(two_sides(), seen)
 
 
-def test_of_sizes_that_are_as_frequent_together_those_are_usual_that_are_frequent_alone():
+def test_choose_profile_tie_prefers_sizes_frequent_alone():
+    """Among equally frequent combinations, sizes that are frequent alone are usual."""
     assert choose_profile(two_sides(), calls({(1, 5): 1, (1, 6): 1, (2, 6): 1}), {}).usual == {"n": 1, "m": 6}
 
 
-def test_sizes_that_a_guard_forbids_together_are_no_end_of_a_profile_which_says_what_it_leaves_out():
+def test_choose_profile_guard_excludes_limits_and_reports():
+    """Sizes that a guard forbids are no limit, and the profile reports the rest."""
     graph = two_sides(sympy.Ne(make_symbol("n"), make_symbol("m")))
     profile = choose_profile(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
     assert (profile.least, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
     assert re.search(r"which excludes 1 of 5 seen calls: \{.*\} violates Ne\(", profile.left_out)
 
 
-def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
+def test_choose_profile_opposed_dims_leave_one_size():
+    """Dims that fall while others rise leave the profile one size."""
     graph = two_sides(sides=(make_symbol("n"), 10 - make_symbol("m")))
     profile = choose_profile(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
     assert profile.least == profile.usual == profile.largest == {"n": 1, "m": 6}
@@ -187,25 +201,29 @@ def test_sides_that_fall_while_others_rise_leave_a_profile_one_size():
         (sympy.Ne(make_symbol("m"), 1), {(4, 6): 1}, {"m": (1, 4, 8)}, r"\{'n': 4, 'm': 1\} violates Ne\(m, 1\)"),
     ],
 )
-def test_sizes_that_no_guard_allows_are_refused(guard, seen, chosen, message):
+def test_choose_profile_sizes_forbidden_by_guard_raise(guard, seen, chosen, message):
+    """Sizes that no guard allows raise."""
     with pytest.raises(TargetError, match=f"shapes: {message}.*, for which the model was traced. Choose others"):
         choose_profile(two_sides(guard), calls(seen), chosen)
 
 
-def test_a_range_beyond_that_of_a_side_is_refused():
+def test_choose_profile_beyond_traced_bounds_raises():
+    """Bounds beyond those of a dim raise."""
     graph = two_sides()
     graph.symbols["n"] = Symbol("n", 2, 8, SymbolSource("x", 0), 4)
     with pytest.raises(TargetError, match=r"shapes: 'n' from 1 to 4 is outside 2\.\.8, for which the model was traced"):
         choose_profile(graph, {}, {"n": (1, 2, 4)})
 
 
-def test_a_range_that_is_chosen_for_one_side_goes_with_what_was_seen_of_others():
+def test_choose_profile_chosen_dim_joins_observed_others():
+    """Sizes chosen for one dim combine with observed sizes of others."""
     graph = two_sides(sympy.Le(make_symbol("n"), make_symbol("m")))
     profile = choose_profile(graph, calls({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
     assert (profile.least, profile.usual, profile.largest) == ({"m": 6, "n": 1}, {"m": 6, "n": 4}, {"m": 9, "n": 8})
 
 
-def test_sides_that_follow_from_data_are_in_no_profile():
+def test_choose_profile_data_dependent_dims_left_out():
+    """Data-dependent dims are in no profile."""
     graph = two_sides(sympy.Le(make_symbol("found"), make_symbol("n")))
     graph.symbols["found"] = Symbol("found", 0, None, SymbolSource("positions", 0))
     assert choose_profile(graph, calls({(4, 6): 2}), {}).usual == {"n": 4, "m": 6}
@@ -213,7 +231,9 @@ def test_sides_that_follow_from_data_are_in_no_profile():
         choose_profile(graph, {}, {"found": (1, 1, 1)})
 
 
-def test_an_export_warns_of_calls_that_an_engine_does_not_serve(tmp_path):
+def test_clika_export_warns_of_calls_outside_profile(tmp_path):
+    """An export warns of calls that the engine does not serve."""
+
     def model(x, y):
         return x.sum(0) - y.sum(0) if x.shape[0] != y.shape[0] else x + y
 
@@ -228,7 +248,8 @@ def test_an_export_warns_of_calls_that_an_engine_does_not_serve(tmp_path):
     assert script[3] == artifact.facts["trtexec"]
 
 
-def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_traced_and_what_is_static_has_none():
+def test_trtexec_command_ties_bounds_and_static_graph():
+    """Ties choose the least, limits stay within the traced ones, static needs none."""
     graph = Graph("tied")
     n = make_symbol("n")
     graph.add_output(graph.add_input(TensorType(torch.float32, (n, 3)), "x"))
@@ -243,7 +264,9 @@ def test_of_sizes_that_are_as_frequent_the_least_is_usual_none_is_above_the_trac
     assert line_of(static) == "trtexec --onnx=net.onnx --saveEngine=net.onnx.engine --stronglyTyped"
 
 
-def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_have_none(tmp_path):
+def test_profile_integer_input_used_as_length(tmp_path):
+    """Integers that are lengths have the bounds of their inputs; others have none."""
+
     def model(x, n, factor):
         return x[:, None].expand(9, n) * factor
 
@@ -262,13 +285,15 @@ def test_integers_that_are_lengths_have_the_range_of_their_values_and_others_hav
         lambda x, n: x.slice_scatter(torch.ones(4, 2), 1, n, n + 2),
     ],
 )
-def test_integers_that_say_where_something_begins_or_ends_have_the_range_of_their_values(model, tmp_path):
+def test_profile_integer_input_used_as_start_or_end(model, tmp_path):
+    """Integers that are starts or ends have the bounds of their inputs."""
     module = clika_compile(model, tracing_inputs=[(torch.rand(4, 8), 3), (torch.rand(4, 8), 5), (torch.rand(4, 8), 3)])
     artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
     assert artifact.facts["trtexec"].endswith("--minShapes=n:3 --optShapes=n:3 --maxShapes=n:5")
 
 
-def test_integers_that_count_from_the_end_have_the_range_of_their_values(tmp_path):
+def test_profile_negative_integer_input(tmp_path):
+    """Integers that count from the end have the bounds of their inputs."""
     calls = [(torch.rand(4, 8), -3), (torch.rand(4, 8), -1), (torch.rand(4, 8), -1)]
     module = clika_compile(lambda x, n: x[:, :n], tracing_inputs=calls)
     artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
@@ -276,7 +301,8 @@ def test_integers_that_count_from_the_end_have_the_range_of_their_values(tmp_pat
 
 
 @pytest.mark.parametrize("model", [lambda x, n: x * n, lambda x, n: x[:, n], lambda x, n: x.tril(n)])
-def test_integers_that_are_data_have_no_range(model, tmp_path):
+def test_profile_integer_input_used_as_data_left_out(model, tmp_path):
+    """Integers that are data have no bounds."""
     module = clika_compile(model, tracing_inputs=[(torch.rand(4, 8), 3), (torch.rand(4, 8), 5)])
     artifact = module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
     assert artifact.facts["trtexec"].endswith("--stronglyTyped")
@@ -290,7 +316,8 @@ def test_integers_that_are_data_have_no_range(model, tmp_path):
         sympy.sqrt(make_symbol("n") - 1) >= 0,
     ],
 )
-def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
+def test_choose_profile_undefined_guard_raises(relation):
+    """Sizes where a guard is undefined raise."""
     graph = Graph("divided")
     n = make_symbol("n")
     graph.add_output(graph.add_input(TensorType(torch.float32, (n,)), "x"))
@@ -300,7 +327,8 @@ def test_sizes_at_which_a_guard_has_no_value_are_refused(relation):
         line_of(graph, n=(0, 4, 8))
 
 
-def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
+def test_trtexec_script_quotes_file_name(tmp_path):
+    """The script runs one command, for any file name."""
     folder = tmp_path / "of models"
     folder.mkdir()
     module = compiled()
@@ -314,7 +342,8 @@ def test_the_script_runs_one_command_whatever_the_file_is_called(tmp_path):
     assert not [*tmp_path.rglob("broken")]
 
 
-def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
+def test_clika_export_same_stem_has_own_script_and_engine(tmp_path):
+    """Files of one stem have scripts and engines of their own."""
     module = compiled()
     for name in ("net", "net.onnx", "net.v1.onnx"):
         line = module.clika_export(tmp_path / name).facts["trtexec"]
@@ -322,6 +351,7 @@ def test_files_of_one_stem_have_scripts_and_engines_of_their_own(tmp_path):
         assert (tmp_path / f"{name}.trtexec.sh").exists()
 
 
-def test_names_that_trtexec_would_divide_are_refused(tmp_path):
+def test_clika_export_input_name_with_colon_raises(tmp_path):
+    """Names that trtexec would split raise."""
     with pytest.raises(TargetError, match="the name of the input 'a:b' contains ',' or ':', which separate"):
         compiled().clika_export(tmp_path / "net.onnx", input_names=["a:b"])

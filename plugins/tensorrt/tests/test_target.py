@@ -29,7 +29,8 @@ from clika_ref.export.target_comparison import TargetComparison
 from clika_ref.quantization.request import QuantizationRequest
 
 
-def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_sizes_that_were_seen(tmp_path):
+def test_clika_export_keeps_rules_and_writes_script(tmp_path):
+    """The file keeps the rules, and the script has the observed sizes."""
     module = compiled()
     artifact = module.clika_export(tmp_path / "net.onnx")  # which compares it with the module
     assert find_violations(onnx.load(artifact.path)) == []
@@ -43,7 +44,8 @@ def test_a_file_keeps_the_rules_and_the_command_that_builds_an_engine_has_the_si
     assert found.share() == found.share(planned=True) == 1.0
 
 
-def test_onnx_itself_computes_what_the_module_does_as_what_stands_in_for_tensorrt_does(tmp_path):
+def test_onnx_evaluator_and_emulation_equal_module(tmp_path):
+    """ONNX's evaluator and the emulation compute the same as the module."""
     module, (x,) = compiled(), images(2)
     artifact = module.clika_export(tmp_path / "net.onnx")
     torch.manual_seed(0)
@@ -60,7 +62,8 @@ def test_onnx_itself_computes_what_the_module_does_as_what_stands_in_for_tensorr
 
 
 @pytest.mark.parametrize(("groups", "scales"), [(1, (8,)), (2, ()), (8, ())])
-def test_a_transposed_convolution_of_several_groups_is_integers_of_one_scale(tmp_path, groups, scales):
+def test_conv_transpose_of_groups_has_one_scale(tmp_path, groups, scales):
+    """A quantized transposed convolution with groups has one scale."""
     torch.manual_seed(0)
     data = [torch.randn(4, 8, 8, 8) for _ in range(4)]
     module = clika_compile(
@@ -92,7 +95,8 @@ class JoinedWithConstants(nn.Module):
 
 
 @pytest.mark.parametrize("is_loaded", [False, True])
-def test_constants_that_are_joined_with_integers_are_integers_of_their_scale(tmp_path, is_loaded):
+def test_concat_constants_share_scale_of_quantized_operands(tmp_path, is_loaded):
+    """Constants that are joined with quantized tensors have their scale."""
     data = [torch.randn(4, 8, 8, 8, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     module = clika_compile(
         JoinedWithConstants().eval(),
@@ -124,7 +128,8 @@ class SharedByJoins(nn.Module):
         return self.one(torch.cat([large, shared], 1)), self.other(torch.cat([shared, small], 1))
 
 
-def test_what_several_joins_share_a_scale_of_covers_the_largest_of_them(tmp_path):
+def test_concat_shared_scale_covers_largest_operand(tmp_path):
+    """A scale that several concatenations share covers the largest operand."""
     data = [torch.randn(4, 8, 12, 12, generator=torch.Generator().manual_seed(i)) for i in range(4)]
     module = clika_compile(
         SharedByJoins().eval(),
@@ -138,7 +143,9 @@ def test_what_several_joins_share_a_scale_of_covers_the_largest_of_them(tmp_path
     assert find_violations(onnx.load(module.clika_export(tmp_path / "net.onnx").path)) == []
 
 
-def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rules_are_told(tmp_path):
+def test_clika_export_topk_above_3840_raises(tmp_path):
+    """A larger topk than TensorRT's limit raises; other broken rules warn."""
+
     def exported(function):
         module = clika_compile(function, tracing_inputs=[torch.randn(4000)], logs_dir=tmp_path / "logs")
         return module.clika_export(tmp_path / "net.onnx", deployment_settings=DeploymentSettings_TensorRT_ONNX())
@@ -156,7 +163,9 @@ def test_more_of_the_largest_than_can_be_found_are_refused_and_other_broken_rule
     assert "[data-type] to/Cast: Cast computes with UINT8, which is supported only for inputs and outputs" in told
 
 
-def test_calls_that_it_cannot_run_are_refused_all_at_once_with_their_lines(tmp_path):
+def test_clika_export_unsupported_nodes_reported_together(tmp_path):
+    """All unsupported calls are reported at once, with their lines."""
+
     class Odd(nn.Module):
         def forward(self, x, image):
             bits = x.int() | 1
@@ -184,7 +193,9 @@ def test_calls_that_it_cannot_run_are_refused_all_at_once_with_their_lines(tmp_p
     assert not [*tmp_path.iterdir()]
 
 
-def test_truth_values_and_sums_of_integers_are_written_as_it_takes_them(tmp_path):
+def test_clika_export_bool_and_integer_sums_keep_rules(tmp_path):
+    """Bools and integer sums are written in the supported form."""
+
     def model(x, image):
         mask = x > 0
         chosen = torch.where(mask, x < 1, x < 2)
@@ -198,7 +209,8 @@ def test_truth_values_and_sums_of_integers_are_written_as_it_takes_them(tmp_path
     assert TensorRt().check(artifact.path) == []
 
 
-def test_operators_that_a_plugin_may_bring_are_refused_by_no_node():
+def test_find_node_fault_plugin_operator_accepted():
+    """Operators that a plugin may provide are accepted."""
     value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=[2])
     nodes = [onnx.helper.make_node("Mine", ["x"], ["y"], domain="local")]
     opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("local", 1)]
@@ -206,7 +218,8 @@ def test_operators_that_a_plugin_may_bring_are_refused_by_no_node():
     assert find_node_fault(onnx.helper.make_model(graph, opset_imports=opsets)) is None
 
 
-def test_numbers_of_64_bits_are_refused(tmp_path):
+def test_clika_export_float64_raises(tmp_path):
+    """Floats of 64 bits raise."""
     module = clika_compile(
         nn.Linear(3, 2).double(),
         tracing_inputs=[torch.ones(1, 3, dtype=torch.float64)],
@@ -224,7 +237,8 @@ def test_numbers_of_64_bits_are_refused(tmp_path):
         (DeploymentSettings_TensorRT_LLM_ONNX(), 8, 0),
     ],
 )
-def test_weights_alone_are_held_in_few_bits(deployment, bits, block, tmp_path):
+def test_weight_only_layers_use_low_bit_weights(deployment, bits, block, tmp_path):
+    """Weight-only layers have low-bit weights."""
     torch.manual_seed(0)
     x = torch.randn(4, 128)
     settings = QuantizationSettings(
@@ -257,7 +271,8 @@ def test_weights_alone_are_held_in_few_bits(deployment, bits, block, tmp_path):
         (DeploymentSettings_TensorRT_ONNX(), None, "int8"),
     ],
 )
-def test_tensorrt_llm_quantizes_weights_alone_unless_its_user_wants_more(deployment, wish, planned):
+def test_tensorrt_llm_defaults_to_weight_only(deployment, wish, planned):
+    """TensorRT-LLM quantizes weights only, unless the user requests more."""
     torch.manual_seed(0)
     x = torch.randn(4, 32)
     settings = QuantizationSettings(prefer_weights_only_quantization=wish, automatic_skip_quantization=False)
@@ -271,13 +286,15 @@ def test_tensorrt_llm_quantizes_weights_alone_unless_its_user_wants_more(deploym
     assert [n.planned for n in module.clika_explain(deployment).nodes if n.products] == [planned]
 
 
-def test_bits_of_values_that_stay_float_are_refused():
+def test_quantization_request_weight_only_activation_bits_raise():
+    """Bits for activations that stay float raise."""
     message = r"prefer_weights_only_quantization leaves values between layers float, and activations_num_bits=4"
     with pytest.raises(ModelError, match=message):
         QuantizationRequest(TensorRt("tensorrt-llm", WEIGHT_ONLY_SCHEME), QuantizationSettings(activations_num_bits=4))
 
 
-def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
+def test_find_violations_unknown_operator_in_branch_reported():
+    """An unknown operator in a branch is reported, and the check continues."""
     make = onnx.helper.make_node
     value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT, shape=[2])
     kinds = {"then_branch": ("Abs", ""), "else_branch": ("Odd", "com.microsoft")}
@@ -295,7 +312,8 @@ def test_a_branch_of_operators_that_nobody_knows_is_told_and_ends_nothing():
     assert [(v.rule, v.node) for v in find_violations(model)] == [("known-operators", "Odd")]
 
 
-def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
+def test_emulated_target_not_timed():
+    """An emulated target is timed neither for a table nor for a decision."""
     (row,) = compiled().clika_compare_targets(DeploymentSettings_TensorRT_ONNX()).rows
     assert (row.seconds, row.ratio, row.share) == (None, None, 1.0)
     assert "not measured: emulated" in str(TargetComparison([row]))
@@ -306,9 +324,8 @@ def test_what_is_emulated_is_not_timed_neither_for_a_table_nor_to_decide():
         QuantizationRequest(TensorRt(), QuantizationSettings(), options=ClikaCompileOptions(optimize_for="latency"))
 
 
-def test_without_what_stands_in_for_the_runtime_files_are_written_and_the_rest_says_what_to_install(
-    tmp_path, monkeypatch
-):
+def test_missing_emulator_still_writes_file(tmp_path, monkeypatch):
+    """Without the emulator, files are written, and the rest says how to install it."""
     module = compiled()
     module.clika_state.logs_dir = tmp_path / "logs"
     monkeypatch.setitem(sys.modules, "onnxruntime", None)  # which Python takes for not installed

@@ -34,7 +34,8 @@ def count(found):
 
 
 @pytest.mark.parametrize("allowed", [1, 2, 7, 13, 19])
-def test_the_most_layers_within_the_drop_are_found_with_few_evaluations(allowed):
+def test_accuracy_search_finds_most_layers_in_few_evaluations(allowed):
+    """The largest number of layers within the drop is found with a logarithmic number of evaluations."""
     search = AccuracySearch(max_drop=float(allowed)).run(decided, lambda found: -float(count(found)))
     assert count(search.best.found) == search.best.layers == allowed
     assert len(search.trials) <= 1 + math.ceil(math.log2(LAYERS)) + 1
@@ -44,14 +45,16 @@ def test_the_most_layers_within_the_drop_are_found_with_few_evaluations(allowed)
     assert search.is_done
 
 
-def test_where_all_may_be_quantized_one_evaluation_says_so():
+def test_accuracy_search_all_layers_within_drop_one_evaluation():
+    """If all layers can be quantized, one candidate is evaluated."""
     search = AccuracySearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
     assert (search.best.layers, len(search.trials), search.reason) == (LAYERS, 1, "")
     assert math.isinf(search.best.threshold)
     assert search.in_one_line() == "20 quantized layers, the score drops by 0.2, after 2 evaluations"
 
 
-def test_where_no_layer_may_be_quantized_it_says_by_how_much_the_goal_was_missed():
+def test_accuracy_search_no_layer_within_drop_reports_gap():
+    """If no layer can be quantized, the reason states the drop of the score."""
     search = AccuracySearch(max_drop=0.0).run(decided, lambda found: -float(count(found)))
     assert search.best is None
     assert search.reason == (
@@ -60,7 +63,8 @@ def test_where_no_layer_may_be_quantized_it_says_by_how_much_the_goal_was_missed
     )
 
 
-def test_scores_that_do_not_fall_with_each_layer_leave_the_fewest_bytes_among_those_within():
+def test_accuracy_search_non_monotonic_scores_pick_fewest_bytes():
+    """With non-monotonic scores, the candidate within the drop that has the fewest bytes is kept."""
     bad = {20, 10, 5}
     search = AccuracySearch(max_drop=0.5).run(decided, lambda found: -float(count(found) in bad))
     assert search.best.layers == max(t.layers for t in search.trials if t.is_within)
@@ -68,13 +72,15 @@ def test_scores_that_do_not_fall_with_each_layer_leave_the_fewest_bytes_among_th
 
 
 @pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "1", True])
-def test_a_drop_that_is_no_number_from_0_is_refused(drop):
+def test_accuracy_search_invalid_max_drop_raises(drop):
+    """A drop that is no finite number from 0 raises an error."""
     with pytest.raises(ModelError, match=r"max_drop is .*. It must be a number of at least 0"):
         AccuracySearch(drop)
 
 
 @pytest.mark.parametrize("score", [math.nan, None, "good", math.inf])
-def test_a_score_that_is_no_number_is_refused(score):
+def test_accuracy_search_invalid_score_raises(score):
+    """A score that is no finite number raises an error."""
     with pytest.raises(ModelError, match="eval_fn returned"):
         AccuracySearch(0.1).run(decided, lambda _: score)
 
@@ -86,7 +92,8 @@ def compiled():
     return net, data, clika_compile(net, tracing_inputs=data[:1])
 
 
-def test_a_module_keeps_the_best_and_computes_and_exports_with_it(tmp_path):
+def test_clika_quantize_to_goal_keeps_and_exports_best(tmp_path):
+    """The module keeps the best candidate, computes with it and exports it."""
     net, data, module = compiled()
     wanted = [net(x).detach() for x in data]
 
@@ -107,7 +114,8 @@ def test_a_module_keeps_the_best_and_computes_and_exports_with_it(tmp_path):
         assert score(module) == missed.baseline
 
 
-def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found():
+def test_clika_quantize_to_goal_selects_wider_weights():
+    """If the narrowest bit width degrades the score too much, a wider one is selected."""
     _, data, module = compiled()
     settings = QuantizationSettings(
         weights_num_bits=[8, 4], prefer_weights_only_quantization=True, weights_only_quantization_block_size=0
@@ -138,7 +146,8 @@ def test_where_the_narrowest_width_of_any_layer_is_too_much_the_widest_is_found(
         ({"prefer_weights_only_quantization": True, "skip_tail_quantization": True}, "size", ""),
     ],
 )
-def test_what_changes_nothing_in_a_search_is_warned_of(tmp_path, settings, goal, idle):
+def test_clika_quantize_to_goal_idle_settings_warn(tmp_path, settings, goal, idle):
+    """Settings without an effect on the search are logged as a warning."""
     net, data, _ = compiled()
     options = {"clika_compile_options": ClikaCompileOptions(optimize_for=goal), "logs_dir": tmp_path}
     module = clika_compile(net, tracing_inputs=data[:1], **options)
@@ -149,7 +158,8 @@ def test_what_changes_nothing_in_a_search_is_warned_of(tmp_path, settings, goal,
 
 
 @pytest.mark.parametrize("calls", [1, 3])
-def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
+def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
+    """An interrupt keeps the best candidate so far, or the previous plan."""
     _, data, module = compiled()
     module.clika_initialize_algorithms(calibration_inputs=data)
     before, seen = module.clika_state.quantized, []
@@ -176,7 +186,8 @@ def test_an_interrupt_leaves_the_best_so_far_or_what_was_there_before(calls):
         ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
     ],
 )
-def test_arguments_of_another_kind_are_refused_before_anything_is_done(arguments, wanted):
+def test_clika_quantize_to_goal_invalid_arguments_raise(arguments, wanted):
+    """Arguments of a wrong type raise an error before any work."""
     _, _, module = compiled()
     with pytest.raises(ModelError, match=wanted):
         module.clika_quantize_to_goal(**{"eval_fn": lambda module: 1.0, "max_drop": 0.5, **arguments})

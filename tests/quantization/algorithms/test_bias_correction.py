@@ -58,7 +58,8 @@ def run(graph, plan, x, node=None):
     return seen[0] if node else result
 
 
-def test_channels_of_each_layer_have_the_mean_that_they_have_in_float_biases_being_made_where_there_are_none():
+def test_bias_shifts_restore_channel_means():
+    """Corrected layers have the channel means of the float graph; missing biases are added."""
     calibration, plan = made()
     graph = calibration.graph
     plan.corrections = corrections(calibration, plan, 0)
@@ -75,7 +76,8 @@ def test_channels_of_each_layer_have_the_mean_that_they_have_in_float_biases_bei
         assert (found - wanted).norm() < before / 5
 
 
-def test_the_output_on_other_data_is_nearer():
+def test_bias_shifts_reduce_output_error_on_other_data():
+    """Corrections reduce the output error on other data, and more batches reduce it further."""
     calibration, plan = made()
     graph = calibration.graph
     with torch.no_grad():
@@ -93,7 +95,8 @@ def test_the_output_on_other_data_is_nearer():
     assert error() < by_one
 
 
-def test_what_layers_return_in_float_on_average_is_noted_in_the_pass_over_the_data_or_found_by_a_run():
+def test_batch_means_recorded_or_recomputed_equal():
+    """Channel means are recorded during calibration or recomputed, with the same result."""
     calibration, _ = made()
     noted = calibration.batch_means(1)
     anew = calibration.of(calibration.graph, "the same weights").batch_means(1)
@@ -107,7 +110,8 @@ def test_what_layers_return_in_float_on_average_is_noted_in_the_pass_over_the_da
     torch.testing.assert_close(noted[first.name], seen[0].mean((2, 3)), rtol=1e-4, atol=1e-5)
 
 
-def test_nothing_is_corrected_where_rounding_changes_nothing():
+def test_bias_shifts_zero_without_rounding_error():
+    """Without a rounding error, the corrections are zero."""
     x = torch.eye(4).repeat(4, 1)
     torch.manual_seed(0)
     layer = nn.Linear(4, 2, bias=False)

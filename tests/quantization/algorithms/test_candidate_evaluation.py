@@ -42,7 +42,8 @@ def quantized(calibration, options=None):
     ).decided()
 
 
-def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
+def test_candidate_evaluation_error_matches_quantized_graph():
+    """The error of a plan equals that of the quantized graph."""
     calibration = calibrated()
     plan, x = quantized(calibration).plan, calibration.reservoir.batches[1]
     trial = CandidateEvaluation(calibration.graph, OPERATORS, x)
@@ -57,7 +58,8 @@ def test_the_error_of_a_plan_is_that_of_the_graph_which_it_makes():
     assert trial.error(Plan(SCHEME)) == 0
 
 
-def test_a_large_output_does_not_hide_what_becomes_of_a_small_one():
+def test_candidate_evaluation_large_output_keeps_small_visible():
+    """Each output counts by its relative error, so that a large output does not hide a small one."""
     calibration = calibrated(BesideLarge(nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 8))))
     plan, x = quantized(calibration).plan, calibration.reservoir.batches[1]
     both = CandidateEvaluation(calibration.graph, OPERATORS, x).error(plan)
@@ -67,7 +69,8 @@ def test_a_large_output_does_not_hide_what_becomes_of_a_small_one():
     assert both == pytest.approx((alone + other) / 2)
 
 
-def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
+def test_observer_search_selects_better_observer_per_activation(monkeypatch):
+    """Each activation gets the observer with the smaller output error."""
     calibration = calibrated()
     first, rival = (
         planning.OBSERVERS[name] for name in (observer_search.DEFAULT_OBSERVER, observer_search.ALTERNATIVE_OBSERVER)
@@ -86,7 +89,8 @@ def test_each_value_has_the_observer_that_moves_the_outputs_less(monkeypatch):
     assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
 
-def test_each_value_has_the_best_of_every_observer_where_all_are_asked_for(monkeypatch):
+def test_observer_search_every_selects_best_of_all(monkeypatch):
+    """With `observer='every'`, each activation gets the best of all observers."""
     calibration = calibrated()
     values = [*quantized(calibration).plan.activations]
     own = dict(zip(values, ("min-max", "99.99 %"), strict=True))
@@ -114,7 +118,8 @@ class Moved(nn.Module):
         return self.two(torch.sin(self.one(x)).transpose(1, 2))
 
 
-def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
+def test_observer_search_moved_tensor_uses_source_observer(monkeypatch):
+    """The result of a data movement uses the observer of its source."""
     calibration = calibrated(Moved(), (8, 6))
     sin, moved = (next(n for n in calibration.graph.nodes if n.op_type == kind).name for kind in ("sin", "permute"))
     one = calibration.table.values[sin]
@@ -132,7 +137,8 @@ def test_what_is_moved_has_the_observer_of_what_it_was_before(monkeypatch):
     assert found.plan.activations[moved] == compute_qparams(rival(one), SCHEME.activations)
 
 
-def test_the_second_observer_has_all_values_where_that_is_nearer_than_only_those_that_it_gains_alone(monkeypatch):
+def test_observer_search_alternative_for_all_if_better(monkeypatch):
+    """The alternative observer is used for all activations if that has the smaller error."""
     bad = {observer_search.DEFAULT_OBSERVER: lambda _: Range(0, 1e-3)}
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **bad})
 
@@ -145,7 +151,8 @@ def test_the_second_observer_has_all_values_where_that_is_nearer_than_only_those
     assert quantized(calibrated()).observer == observer_search.ALTERNATIVE_OBSERVER
 
 
-def test_one_observer_for_all_stays_where_others_for_some_are_no_better_on_other_data(monkeypatch):
+def test_observer_search_default_kept_without_gain(monkeypatch):
+    """The default observer is kept if others are not better on other data."""
     weighed = []
 
     def misled(*args, **kwargs):
@@ -160,7 +167,8 @@ def test_one_observer_for_all_stays_where_others_for_some_are_no_better_on_other
     assert [layer.sensitivity for layer in found.layers] == [*weighed[0].of.values()]
 
 
-def test_corrections_are_kept_only_where_another_batch_comes_nearer(monkeypatch):
+def test_bias_correction_kept_only_if_other_batch_improves(monkeypatch):
+    """Bias corrections are kept only if the error on another batch falls."""
     found = quantized(calibrated())
     assert found.plan.corrections
     worse = {name: shift + 1.0 for name, shift in found.plan.corrections.items()}

@@ -52,7 +52,8 @@ def missed(graph, plan, x):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_rounding_by_what_a_layer_reads_comes_nearer_on_other_data(kind):
+def test_round_weights_reduces_error_on_other_data(kind):
+    """GPTQ reduces the output error on other data, for each layer type."""
     layer, shape = LAYERS[kind]
     graph, plan = planned(layer, shape)
     found = round_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
@@ -67,7 +68,8 @@ def test_rounding_by_what_a_layer_reads_comes_nearer_on_other_data(kind):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-def test_what_is_multiplied_with_a_row_gives_what_the_layer_returns(kind):
+def test_unfold_input_rows_times_weight_equal_layer_output(kind):
+    """The unfolded input times the rows of the weight equals the output of the layer."""
     layer, shape = LAYERS[kind]
     graph, _ = planned(layer, shape)
     (node,) = (n for n in graph.nodes if n.op.trait.weight is not None)
@@ -80,7 +82,8 @@ def test_what_is_multiplied_with_a_row_gives_what_the_layer_returns(kind):
     torch.testing.assert_close(sums, wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_unasked_only_layers_are_rounded_that_take_little_time_and_read_enough():
+def test_round_weights_only_cheap_needs_enough_rows():
+    """By default, only layers with a cheap row length and enough data are rounded."""
     graph, plan = planned(nn.Linear(64, 16), (64,))
     enough = MIN_ROWS_PER_INPUT * 64
     for samples, length, is_rounded in ((enough, 64, True), (enough - 1, 64, False), (enough, 63, False)):
@@ -91,7 +94,8 @@ def test_unasked_only_layers_are_rounded_that_take_little_time_and_read_enough()
     assert 63 not in DEFAULT_ROW_LENGTHS
 
 
-def test_a_moved_integer_stays_within_its_kind():
+def test_quantize_graph_moved_weights_clamped():
+    """Moved weights stay within the range of their type."""
     graph, plan = planned(nn.Linear(64, 16), (64,))
     (name,) = plan.weights
     plan = replace(plan, moved={name: torch.full((16, 64), 7, dtype=torch.int8)})
@@ -104,7 +108,8 @@ def test_a_moved_integer_stays_within_its_kind():
 
 
 @pytest.mark.parametrize("kind", ["linear", "groups"])
-def test_it_is_done_on_the_device_of_the_data_whatever_the_default_one_is(kind):
+def test_round_weights_ignores_default_device(kind):
+    """GPTQ runs on the device of the data, with any default device."""
     layer, shape = LAYERS[kind]
     graph, plan = planned(layer, shape)
     batches = [[correlated(shape, 64, 1)]]

@@ -62,21 +62,24 @@ def names(found):
     return [node.origin.scope for node in found]
 
 
-def test_of_layers_that_spoil_much_those_are_spared_that_cost_little():
+def test_select_float_layers_cheap_layer_with_large_error():
+    """A layer with a large share of the error and a small cost stays in float."""
     found = select_float_layers(*weighed(graph_of(Chain()), [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]))
     assert names(found) == ["head"]
     (reason,) = found.values()
     assert reason == "40 % of the error for 0.8 % of the cost"
 
 
-def test_the_cost_is_of_time_or_of_room_whichever_is_larger():
+def test_select_float_layers_cost_larger_of_macs_and_bytes():
+    """The cost is the larger of the shares of MACs and of bytes."""
     products_alone = [64, 64, 64, 64, 0.02]
     assert not select_float_layers(*weighed(graph_of(Chain(last=8)), [0.225] * 4 + [0.1], products_alone))
     assert select_float_layers(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], products_alone))
     assert not select_float_layers(*weighed(graph_of(Chain(last=2)), [0.225] * 4 + [0.1], [64] * 5))
 
 
-def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
+def test_select_float_layers_within_cost_budget_best_first():
+    """The selected layers stay within the cost budget, by the best ratio of error to cost."""
     sides = [64, 1000, 1000, 1000, 1000, 1000, 30]
     layers = [nn.Sequential(nn.Linear(*pair, bias=False), nn.Tanh()) for pair in pairwise(sides)]
     graph, errors = graph_of(nn.Sequential(*layers)), [0.5, 0, 0, 0, 0, 0.45]
@@ -87,7 +90,8 @@ def test_no_more_is_spared_than_the_budget_and_the_best_bargains_come_first():
     assert names(select_float_layers(*weighed(graph, errors, [140, *middle, 60]))) == ["5.0"]
 
 
-def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
+def test_select_float_layers_output_quantized_for_others_skipped():
+    """A layer whose output other layers read in INT8 is not selected."""
     graph = graph_of(Chain())
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     result = nodes[-1].output.name
@@ -101,7 +105,8 @@ def test_a_result_that_others_read_as_integers_keeps_its_layer_among_them():
     assert not select_float_layers(*weighed(graph, errors, products, joints=summed))
 
 
-def test_what_two_layers_round_goes_with_neither_of_them():
+def test_select_float_layers_shared_input_error_ignored():
+    """The rounding error of an input that two layers share counts for neither."""
     graph = graph_of(Chain())
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     own = [{n.inputs[0].name: 0.1} for n in nodes]
@@ -110,7 +115,8 @@ def test_what_two_layers_round_goes_with_neither_of_them():
     assert not select_float_layers(*weighed(graph, [0.0] * 5, [64, 64, 64, 64, 2], values=shared))
 
 
-def test_where_nothing_is_spoiled_nothing_is_spared():
+def test_select_float_layers_without_error_selects_none():
+    """Without an error, no layer is selected."""
     assert not select_float_layers(*weighed(graph_of(Chain()), [0.0] * 5, [0] * 5))
 
 
@@ -129,7 +135,8 @@ def floats(found):
 
 
 @pytest.mark.parametrize("switch", ["auto", "on"])
-def test_a_spared_layer_is_told_with_its_reason_and_is_in_no_row_of_thresholds(switch):
+def test_mixed_precision_float_layer_has_reason(switch):
+    """A selected layer has its reason and is in no prediction for thresholds."""
     found = stages(sparing=switch).decided()
     assert floats(found) == ["head"]
     assert "of the error" in found.layers[-1].reason
@@ -139,7 +146,8 @@ def test_a_spared_layer_is_told_with_its_reason_and_is_in_no_row_of_thresholds(s
     assert found.what_if[-1].sqnr > error
 
 
-def test_it_is_switched_off_and_left_out_where_the_user_quantizes_everything_or_the_tail():
+def test_mixed_precision_off_or_everything_quantized():
+    """The selection is skipped if it is off, or if the user quantizes everything or the tail."""
     assert not floats(stages(sparing="off").decided())
     everything = QuantizationSettings(automatic_skip_quantization=False)
     assert not floats(stages(everything).decided())
@@ -147,7 +155,8 @@ def test_it_is_switched_off_and_left_out_where_the_user_quantizes_everything_or_
     assert not floats(stages(tail).decided())
 
 
-def test_on_auto_it_is_kept_only_where_another_batch_comes_nearer(monkeypatch):
+def test_mixed_precision_auto_needs_gain_on_other_batch(monkeypatch):
+    """On 'auto', the selection is kept only if the error on another batch falls."""
     made = stages()
     plans = []
 
@@ -160,7 +169,9 @@ def test_on_auto_it_is_kept_only_where_another_batch_comes_nearer(monkeypatch):
     assert any(len(plan.weights) == 4 for plan in plans)
 
 
-def test_what_is_too_sensitive_is_not_counted_among_what_is_spared(monkeypatch):
+def test_mixed_precision_excludes_too_sensitive_layers(monkeypatch):
+    """Layers above the threshold do not count in the shares of the error."""
+
     def with_one_too_sensitive(*arguments, **options):
         found = estimate_sensitivities(*arguments, **options)
         first = next(iter(found.parts))
@@ -175,7 +186,8 @@ def test_what_is_too_sensitive_is_not_counted_among_what_is_spared(monkeypatch):
     assert len(reasons) == 2
 
 
-def test_what_leaves_layers_float_contradicts_what_leaves_none():
+def test_mixed_precision_on_with_everything_quantized_raises():
+    """'on' contradicts `automatic_skip_quantization=False`."""
     for switch, is_automatic in (("auto", False), ("on", True)):
         wanted_with(switch, is_automatic)
     with pytest.raises(
@@ -191,7 +203,8 @@ def wanted_with(switch, is_automatic):
     return QuantizationRequest(target, settings, {}, ClikaCompileOptions(sparing=switch))
 
 
-def test_a_search_by_a_goal_and_the_log_name_what_is_spared(tmp_path):
+def test_clika_quantize_to_goal_and_log_name_float_layers(tmp_path):
+    """The search by a goal and the log name the selected layers."""
     spread = torch.Generator().manual_seed(0)
     data = [torch.randn(32, 64, generator=spread) for _ in range(4)]
     module = clika_compile(Chain().eval(), tracing_inputs=data[:2], calibration_inputs=data, logs_dir=tmp_path)

@@ -39,7 +39,8 @@ def made(module, x, scheme=SCHEME):
     return graph, placement, Planner(table, scheme, clips=False).plan(placement, "min-max")
 
 
-def test_a_value_that_two_layers_read_is_rounded_once_for_both():
+def test_sum_layer_errors_shared_activation_counted_once():
+    """An activation that two layers read is counted once."""
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Both, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64)
@@ -49,7 +50,8 @@ def test_a_value_that_two_layers_read_is_rounded_once_for_both():
     assert sum_layer_errors([one], {}) == one.whole < sum_layer_errors([one, two], {}) < one.whole + two.whole
 
 
-def test_rivals_are_weighed_as_if_they_were_the_plan():
+def test_estimate_sensitivities_rival_plans_match_own_run():
+    """The shares of a rival plan equal those of an estimate for that plan."""
     x = torch.randn(4, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Summed, x, replace(SCHEME, elementwise=frozenset({"add"})))
     rival = replace(plan, activations={n: replace(s, scale=s.scale / 3) for n, s in plan.activations.items()})
@@ -74,7 +76,8 @@ class Summed(nn.Module):
         return (torch.tanh(self.two(y) + y).flatten(1),)
 
 
-def test_a_sum_that_is_rounded_where_both_its_operands_are_counts_with_both_layers_and_with_none_alone():
+def test_sum_layer_errors_joint_term_counted_with_both_layers():
+    """A sum that is quantized only with both operands counts with both layers, and with neither alone."""
     scheme = replace(SCHEME, elementwise=frozenset({"add"}))
     x = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Summed, x, scheme)
@@ -89,7 +92,8 @@ def test_a_sum_that_is_rounded_where_both_its_operands_are_counts_with_both_laye
     assert sum_layer_errors([one], found.joints) == sum_layer_errors([one], {})
 
 
-def test_what_a_value_holds_in_other_batches_only_counts_as_often_as_it_comes():
+def test_estimate_sensitivities_scaled_by_other_batches():
+    """The error of an activation is scaled to all calibration batches."""
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Both, x)
     everything = Calibration(graph)
@@ -132,7 +136,8 @@ def alone(graph, node, tail, plan, x):
     return float((found - wanted).square().sum() / wanted.square().sum())
 
 
-def test_probes_estimate_what_quantizing_a_layer_alone_does_to_the_output():
+def test_estimate_sensitivities_matches_single_layer_error():
+    """The estimate is close to the error of quantizing a layer alone."""
     x = torch.randn(16, 3, 6, 6, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Net, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=64).of
@@ -150,7 +155,8 @@ class Unread(nn.Module):
         return self.kept(x), self.idle(torch.tanh(x)) * 0
 
 
-def test_a_layer_whose_result_does_not_matter_has_no_sensitivity():
+def test_estimate_sensitivities_unused_layer_zero():
+    """A layer without an effect on the outputs has no sensitivity."""
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Unread, x)
     kept, idle = estimate_sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()
@@ -167,7 +173,8 @@ class Nothing(nn.Module):
         return self.linear(x) * 0
 
 
-def test_where_the_output_is_zero_nothing_is_sensitive():
+def test_estimate_sensitivities_zero_output_gives_zero():
+    """A zero output gives a sensitivity of zero."""
     x = torch.ones(2, 4)
     graph, placement, plan = made(Nothing, x)
     assert [*estimate_sensitivities(graph, placement, plan, OPERATORS, [x]).of.values()] == [0.0]
@@ -184,7 +191,8 @@ class Rooted(nn.Module):
         return self.two(torch.sqrt(torch.relu(self.one(x))))
 
 
-def test_an_infinite_slope_makes_no_sensitivity_that_is_not_a_number():
+def test_estimate_sensitivities_infinite_gradient_stays_finite():
+    """An infinite gradient gives a finite sensitivity."""
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(Rooted, x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x])
@@ -192,7 +200,8 @@ def test_an_infinite_slope_makes_no_sensitivity_that_is_not_a_number():
     assert next(iter(found.of.values())) > 0
 
 
-def test_a_large_output_does_not_hide_what_a_layer_does_to_a_small_one():
+def test_estimate_sensitivities_large_output_keeps_small_visible():
+    """A large output does not hide the effect on a small one."""
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
     graph, placement, plan = made(lambda: BesideLarge(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))), x)
     found = estimate_sensitivities(graph, placement, plan, OPERATORS, [x], probes=16)

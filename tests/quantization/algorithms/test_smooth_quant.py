@@ -58,7 +58,8 @@ def factors_of(graph, inputs):
     return search_smoothing_factors(graph, SCHEME.layers, inputs, partial(QuantizedInputEvaluator, scheme=SCHEME))
 
 
-def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed():
+def test_apply_smoothing_keeps_float_outputs():
+    """Smoothing keeps the float outputs, and only linear layers read the smoothed activation."""
     graph, (x,) = graph_of(Outlying()), data(1)
     factors = factors_of(graph, [x])
     (name,) = [name for name, factor in factors.items() if float(factor[3]) > 4]
@@ -69,7 +70,8 @@ def test_a_graph_computes_the_same_and_only_linear_layers_read_what_is_smoothed(
     assert sorted(use.user.op_type for use in value.uses) == ["add", "mul"]
 
 
-def test_few_rows_which_any_factors_fit_by_chance_show_none():
+def test_search_smoothing_factors_needs_enough_elements():
+    """Too few elements give no factors."""
     graph, (x,) = graph_of(Outlying()), data(1)
     assert factors_of(graph, [x])
     assert not factors_of(graph, [x[:-1]])
@@ -77,7 +79,8 @@ def test_few_rows_which_any_factors_fit_by_chance_show_none():
     assert search_smoothing_factors(graph, SCHEME.layers, [x[:-1]], few, SmoothingOptions(min_elements=0))
 
 
-def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
+def test_search_smoothing_factors_at_least_one_for_outliers():
+    """Factors are at least 1, and exist only if a channel has outliers."""
     factors = factors_of(graph_of(Outlying()), data(1))
     assert all(bool((factor >= 1).all()) for factor in factors.values())
     plain = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 8))
@@ -85,7 +88,8 @@ def test_no_factor_is_below_1_and_none_is_put_where_no_channel_stands_out():
     assert not factors_of(graph_of(plain), [torch.rand(64, 32) * 2 - 1])
 
 
-def test_factors_lie_on_the_device_of_the_data_whatever_the_default_one_is():
+def test_search_smoothing_factors_ignore_default_device():
+    """Factors are computed on the device of the data, with any default device."""
     graph, inputs = graph_of(Outlying()), data(1)
     wanted = factors_of(graph, inputs)
     with torch.device("meta"):  # which cannot be mixed with any other
@@ -137,7 +141,8 @@ IMAGES = [torch.randn(4, 3, 9, 9, generator=torch.Generator().manual_seed(0)) fo
     ],
     ids=["layer norm", "rms norm", "relu, depthwise", "leaky relu, depthwise", "two groups"],
 )
-def test_what_the_layer_before_takes_up_adds_no_node_and_changes_nothing(model, x, channel):
+def test_apply_smoothing_absorbed_by_previous_layer(model, x, channel):
+    """Factors that the previous layer absorbs add no node and keep the outputs."""
     graph = clika_compile(model.eval(), tracing_inputs=[x]).graph.clone()
     factors = factors_of(graph, [x])
     ((name, factor),) = factors.items()
@@ -162,7 +167,9 @@ def few_bits(model, **options):
     ).eval()
 
 
-def test_weights_in_few_bits_are_rounded_finer_where_much_is_read(tmp_path):
+def test_smoothing_int4_weights_reduce_error(tmp_path):
+    """Smoothing reduces the error of INT4 weights."""
+
     def noise(**options):
         model = Normalized()
         module = few_bits(model, **options)
@@ -173,7 +180,8 @@ def test_weights_in_few_bits_are_rounded_finer_where_much_is_read(tmp_path):
     assert noise() < noise(smoothing="off") / 2
 
 
-def test_no_node_divides_for_weights_in_few_bits_and_none_is_scaled_where_that_does_not_help():
+def test_smoothing_int4_weights_never_add_nodes():
+    """For INT4 weights, no division is added, and no factor without a gain."""
     try_on = partial(LowBitWeightEvaluator, bits=4, blocks=[0])
     graph = graph_of(Outlying())
     assert search_smoothing_factors(graph, SCHEME.layers, data(1), try_on)
@@ -185,7 +193,8 @@ def test_no_node_divides_for_weights_in_few_bits_and_none_is_scaled_where_that_d
     assert not few_bits(even).clika_state.quantized.plan.smoothing
 
 
-def test_what_gives_way_between_convolutions_is_not_equalized_nor_what_others_read_too():
+def test_equalization_skips_nonlinear_or_shared_activation():
+    """Factors are not applied through tanh, or if an activation has other users."""
     graph = clika_compile(Chain(nn.Tanh).eval(), tracing_inputs=IMAGES[:1]).graph
     assert not factors_of(graph, IMAGES[:1])
 
@@ -198,7 +207,9 @@ def test_what_gives_way_between_convolutions_is_not_equalized_nor_what_others_re
     assert not factors_of(graph, IMAGES[:1])
 
 
-def test_equalizing_brings_a_depthwise_chain_nearer_and_can_be_switched_off(tmp_path):
+def test_equalization_reduces_error_of_depthwise_chain(tmp_path):
+    """Equalization reduces the error of a depthwise chain, and can be switched off."""
+
     def noise(**options):
         model = Chain()
         module = clika_compile(
@@ -233,7 +244,8 @@ def missed(module, model):
         return float(((module(x) - inner) - (model(x) - inner)).square().sum())
 
 
-def test_a_module_comes_much_nearer_and_exports_and_saves_as_it_computes(tmp_path):
+def test_smoothing_reduces_error_exports_and_saves(tmp_path):
+    """Smoothing reduces the error, and the module exports, saves and loads."""
     model = Outlying()
     module = quantized(model)
     module.clika_export(tmp_path / "model.onnx")  # compared with the module
@@ -243,7 +255,8 @@ def test_a_module_comes_much_nearer_and_exports_and_saves_as_it_computes(tmp_pat
     assert missed(module, model) < missed(quantized(model, smoothing="off"), model) / 8
 
 
-def test_ranges_of_a_file_are_those_of_what_was_smoothed(tmp_path):
+def test_ranges_file_stores_smoothing(tmp_path):
+    """A ranges file contains the smoothing of its ranges."""
     file = str(tmp_path / "ranges.safetensors")
     first = quantized(Outlying(), ranges_file=file)
     kept = RangeTable.load(file).smoothing
@@ -254,7 +267,8 @@ def test_ranges_of_a_file_are_those_of_what_was_smoothed(tmp_path):
     assert RangeTable.load(file).smoothing is None
 
 
-def test_ranges_of_a_file_that_were_smoothed_otherwise_are_refused(tmp_path):
+def test_ranges_file_other_smoothing_raises(tmp_path):
+    """A ranges file with another smoothing raises an error."""
     file = str(tmp_path / "ranges.safetensors")
     quantized(Outlying(), ranges_file=file)
     message = r"smoothed for values \(smoothing='auto', equalization='auto'\), not for nothing; name another file in"
@@ -272,7 +286,9 @@ WEIGHTS = QuantizationSettings(
 
 
 @pytest.mark.parametrize(("first", "then"), [(VALUES, WEIGHTS), (WEIGHTS, VALUES)], ids=["weights then", "values then"])
-def test_ranges_that_were_smoothed_for_something_else_are_found_anew_without_data(tmp_path, first, then):
+def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first, then):
+    """Ranges that were smoothed for other settings are recomputed from the kept batches."""
+
     def compiled(settings):
         return clika_compile(
             Normalized().eval(),
@@ -292,7 +308,8 @@ def test_ranges_that_were_smoothed_for_something_else_are_found_anew_without_dat
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
-def test_another_threshold_needs_no_data_and_nothing_is_smoothed_where_nothing_is_quantized(threshold):
+def test_smoothing_other_threshold_needs_no_data(threshold):
+    """Another threshold needs no data, and a float module is not smoothed."""
     module = quantized(Outlying())
     before = module(data()[0])
     found = module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=threshold))
@@ -301,7 +318,8 @@ def test_another_threshold_needs_no_data_and_nothing_is_smoothed_where_nothing_i
         assert torch.equal(module(data()[0]), before)
 
 
-def test_half_precision_is_left_alone_and_so_is_a_batch_of_nothing():
+def test_search_smoothing_factors_fp16_or_empty_batch_none():
+    """FP16 models and empty batches give no factors."""
     half = Outlying().half()
     graph = clika_compile(half.eval(), tracing_inputs=[data(1)[0].half()]).graph.clone()
     assert not factors_of(graph, [data(1)[0].half()])
@@ -309,7 +327,8 @@ def test_half_precision_is_left_alone_and_so_is_a_batch_of_nothing():
     assert not factors_of(graph, [torch.empty(0, 32)])
 
 
-def test_a_batch_that_is_refused_shows_nothing():
+def test_smoothing_ignores_rejected_batch():
+    """A rejected batch does not influence the smoothing."""
     module = clika_compile(Outlying().eval(), tracing_inputs=data(1))
     with pytest.raises(ModelError, match="contains NaN"):
         module.clika_initialize_algorithms(calibration_inputs=[torch.full((64, 32), torch.nan)])

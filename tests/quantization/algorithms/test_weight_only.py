@@ -68,7 +68,8 @@ def held_by(module):
 
 
 @pytest.mark.parametrize(("block_size", "blocks"), [(0, 1), (16, 4)])
-def test_integers_are_the_nearest_ones_to_each_block(block_size, blocks):
+def test_packed_weight_steps_nearest_per_block(block_size, blocks):
+    """Packed weights are the nearest INT4 values per block; moved ones are clamped."""
     rows = noise(3, 64)
     scales = rows.reshape(3, blocks, -1).abs().amax(-1) / 7
     held = PackedWeight(4, block_size, scales)
@@ -80,11 +81,13 @@ def test_integers_are_the_nearest_ones_to_each_block(block_size, blocks):
     assert torch.equal(moved.steps(rows), (steps + 1).clamp(max=7))
 
 
-def test_four_bits_take_half_a_byte_and_scales_four():
+def test_packed_weight_bytes_of_int4_and_scales():
+    """INT4 weights take half a byte each, and scales four bytes."""
     assert PackedWeight(4, 16, torch.ones(3, 4)).bytes_of(3 * 64) == 3 * 64 // 2 + 3 * 4 * 4
 
 
-def test_feedback_misses_less_of_products_with_data_like_that_it_has_seen():
+def test_quantize_with_gptq_reduces_error_on_similar_data():
+    """GPTQ reduces the error on similar data."""
     rows, seen, other = noise(16, 64), correlated(512, 64), correlated(256, 64)[:128]
     scales = (rows.abs().amax(1) / 7)[:, None]
     steps = quantize_with_gptq(rows, scales, FOUR, seen.T @ seen)
@@ -93,7 +96,8 @@ def test_feedback_misses_less_of_products_with_data_like_that_it_has_seen():
     assert missed[0] < missed[1] / 2
 
 
-def test_feedback_leaves_zeros_of_a_mask_zeros():
+def test_quantize_with_gptq_keeps_masked_zeros():
+    """GPTQ keeps the zeros of a mask."""
     rows, seen = noise(16, 64), correlated(512, 64)
     rows[:, 1::2] = 0
     steps = quantize_with_gptq(rows, (rows.abs().amax(1) / 7)[:, None], FOUR, seen.T @ seen)
@@ -102,7 +106,8 @@ def test_feedback_leaves_zeros_of_a_mask_zeros():
     assert steps[:, ::2].any()
 
 
-def test_without_correlation_feedback_rounds_to_the_nearest():
+def test_quantize_with_gptq_uncorrelated_data_rounds_to_nearest():
+    """Uncorrelated data gives rounding to the nearest."""
     rows = noise(4, 8)
     scales = (rows.abs().amax(1) / 7)[:, None]
     steps = quantize_with_gptq(rows, scales, FOUR, torch.eye(8))
@@ -111,7 +116,8 @@ def test_without_correlation_feedback_rounds_to_the_nearest():
 
 
 @pytest.mark.parametrize("gram", [torch.full((8, 8), torch.nan), torch.zeros(8, 8)])
-def test_data_that_says_nothing_gives_no_feedback(gram):
+def test_quantize_with_gptq_invalid_gram_returns_none(gram):
+    """A Gram matrix of zeros or NaN gives no result."""
     assert quantize_with_gptq(noise(4, 8), torch.ones(4, 1), FOUR, gram) is None
 
 
@@ -119,7 +125,8 @@ def nearest(rows, scales):
     return (rows / scales).round().clamp(-8, 7) * scales
 
 
-def test_each_layer_takes_the_fewest_bytes_that_are_not_too_sensitive():
+def test_weight_only_selects_smallest_bits_within_threshold():
+    """Each layer gets the smallest bit width within the threshold."""
     assert held_by(compiled(weights_num_bits=[4, 8], quantization_sensitivity_threshold=1.0)) == {
         "linear": (4, 0),
         "linear_1": (4, 0),
@@ -128,7 +135,8 @@ def test_each_layer_takes_the_fewest_bytes_that_are_not_too_sensitive():
     assert finer == {"linear": (8, 0), "linear_1": (4, 0)}
 
 
-def test_blocks_that_do_not_divide_a_row_are_left_out():
+def test_weight_only_indivisible_block_size_skipped():
+    """Block sizes that do not divide a row are left out, with the reason."""
     held = held_by(compiled(weights_num_bits=4, weights_only_quantization_block_size=[64, 32]))
     module = compiled(weights_num_bits=4, weights_only_quantization_block_size=64)
     assert set(held.values()) <= {(4, 64), (4, 32)}
@@ -137,7 +145,8 @@ def test_blocks_that_do_not_divide_a_row_are_left_out():
     )
 
 
-def test_what_is_too_sensitive_keeps_its_weight_unless_the_user_wants_all():
+def test_weight_only_sensitive_layer_stays_float_unless_forced():
+    """A layer above the threshold keeps its float weight, unless the user quantizes everything."""
     kept = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1e-9)
     assert held_by(kept) == {}
     reasons = kept.clika_state.quantized.plan.floats
@@ -147,7 +156,8 @@ def test_what_is_too_sensitive_keeps_its_weight_unless_the_user_wants_all():
     assert {bits for bits, _ in held_by(forced).values()} == {8}
 
 
-def test_layers_have_widths_of_their_own_and_may_be_skipped():
+def test_weight_only_layer_settings_bits_and_skip():
+    """Layers can have their own bit width or be skipped."""
     module = compiled({"first": Layer(skip_quantization=True), "second": Layer(weights_num_bits=4)})
     assert held_by(module)["linear_1"][0] == 4
     assert "skip_quantization" in module.clika_state.quantized.plan.floats["linear"]
@@ -160,7 +170,8 @@ def compressed(**options):
     return compiled(options=options, **FORCED).clika_state.quantized.plan.packed_weights.values()
 
 
-def test_rounding_and_clipping_are_switched_as_those_of_layers_in_integers_are(monkeypatch):
+def test_weight_only_rounding_and_clipping_switches(monkeypatch):
+    """Rounding and clipping are switched as for INT8 layers."""
     assert all(held.moved is not None for held in compressed(weight_rounding="on"))
     assert all(held.moved is None for held in compressed(weight_rounding="off"))
     assert any(held.moved is not None for held in compressed())
@@ -172,44 +183,50 @@ def test_rounding_and_clipping_are_switched_as_those_of_layers_in_integers_are(m
 
 
 @pytest.mark.parametrize(("feedback", "is_moved"), [("auto", False), ("on", True), ("off", False)])
-def test_feedback_that_does_not_help_on_other_data_is_kept_only_where_it_is_on(feedback, is_moved):
+def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, is_moved):
+    """GPTQ is kept only if it helps on other data, or if it is on."""
     rows, seen, other = noise(16, 64), correlated(512, 64), noise(256, 64, seed=5)
     held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, WeightOnlyOptions(feedback=feedback))
     assert (held.moved is not None) is is_moved
 
 
-def test_integers_that_are_cut_off_are_moved_from_the_end_of_the_range():
-    """Rounding with feedback tells how far from what is held, which lies within the range."""
+def test_packed_weight_moved_steps_start_from_clamped():
+    """Moved steps start from the clamped value."""
     held = PackedWeight(4, 0, torch.ones(1, 1), torch.tensor([[-1, 1, -1, 0]], dtype=torch.int8))
     assert held.steps(torch.tensor([[9.0, -20.0, 3.0, 9.0]])).tolist() == [[6, -7, 2, 7]]
 
 
-def test_the_tail_is_held_in_few_bits_however_sensitive_it_is_where_the_user_wants_it():
+def test_weight_only_skip_tail_false_quantizes_tail():
+    """`skip_tail_quantization=False` quantizes the tail at any sensitivity."""
     strict = {"weights_num_bits": [4, 8], "quantization_sensitivity_threshold": 1e-9}
     assert held_by(compiled(skip_tail_quantization=False, **strict)) == {"linear_1": (8, 0)}
     assert held_by(compiled(**strict)) == {}
     assert held_by(compiled(skip_tail_quantization=False, quantization_sensitivity_threshold=0)) == {}
 
 
-def test_options_that_say_nothing_of_weights_alone_are_warned_of(tmp_path):
+def test_weight_only_idle_options_warn(tmp_path):
+    """Options without an effect on weight-only quantization are logged as a warning."""
     compiled(options={"observer": "min-max", "bias_correction": "on", "equalization": "off"}, logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "observer='min-max', bias_correction='on' changes nothing where weights alone are quantized" in log
 
 
-def test_widths_of_values_that_stay_float_are_refused():
+def test_weight_only_activation_bits_raise():
+    """A bit width for float activations raises an error."""
     with pytest.raises(ModelError, match=r"keeps activations in float, but activations_num_bits of 'first' quantizes"):
         compiled({"first": Layer(activations_num_bits=8)})
 
 
-def test_a_width_that_the_target_lacks_is_refused():
+def test_weight_only_unsupported_bits_raise():
+    """A bit width that the target does not support raises an error."""
     with pytest.raises(
         ModelError, match=r"weights_num_bits: 3 bits are requested for linear.*the target supports 4 or 8"
     ):
         compiled(weights_num_bits=3)
 
 
-def test_a_target_that_takes_none_says_so(monkeypatch):
+def test_weight_only_unsupported_target_raises(monkeypatch):
+    """A target without weight-only quantization raises an error."""
     target = load_registry().targets["onnxruntime"]
     without = replace(target, scheme=replace(target.scheme, weights_only=None))
     monkeypatch.setattr(type(target), "configure", lambda *_: without)
@@ -219,7 +236,8 @@ def test_a_target_that_takes_none_says_so(monkeypatch):
 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("block_size", [0, 32])
-def test_module_and_artifact_agree_and_the_runtime_reads_few_bits(tmp_path, bits, block_size):
+def test_weight_only_artifact_matches_module(tmp_path, bits, block_size):
+    """The artifact has INT4 or INT8 weights and matches the module."""
     module = compiled(
         weights_num_bits=bits,
         weights_only_quantization_block_size=block_size,
@@ -232,7 +250,8 @@ def test_module_and_artifact_agree_and_the_runtime_reads_few_bits(tmp_path, bits
     assert (onnx.TensorProto.INT4 if bits == 4 else onnx.TensorProto.INT8) in kinds
 
 
-def test_a_saved_module_computes_the_same():
+def test_weight_only_saved_module_matches():
+    """A saved module has the same outputs, also in train mode."""
     module = compiled(weights_num_bits=4, quantization_sensitivity_threshold=1.0).eval()
     again = ClikaModule()
     again.load_state_dict(module.state_dict())
@@ -241,7 +260,8 @@ def test_a_saved_module_computes_the_same():
     torch.testing.assert_close(module(DATA[0]), module.train()(DATA[0]))
 
 
-def test_sensitivities_and_bytes_are_told_of_what_was_tried():
+def test_weight_only_report_contains_sensitivity_and_bytes():
+    """The report contains the sensitivity and the bytes of each layer."""
     module = compiled()
     found = module.clika_initialize_algorithms(
         QuantizationSettings(prefer_weights_only_quantization=True, weights_num_bits=4)
@@ -253,14 +273,16 @@ def test_sensitivities_and_bytes_are_told_of_what_was_tried():
     assert [row.layers for row in found.what_if] == [1, 2]
 
 
-def test_a_runtime_rounds_each_block_by_its_largest_element():
+def test_round_in_blocks_scales_by_largest_element():
+    """Each block is rounded by its largest element."""
     x = torch.tensor([[127.0, 0.4, 1.27, 0.004]])
     assert torch.allclose(round_in_blocks(x, 2), torch.tensor([[127.0, 0.0, 1.27, 0.0]]))
     assert torch.allclose(round_in_blocks(x[:, :3], 2), torch.tensor([[127.0, 0.0, 1.27]]))
 
 
 @pytest.mark.parametrize(("bits", "block_size"), [(4, 0), (4, 32), (8, 0), (8, 32)])
-def test_what_pytorch_itself_exports_holds_weights_in_few_bits_as_well(bits, block_size, tmp_path):
+def test_torch_onnx_export_keeps_low_bit_weights(bits, block_size, tmp_path):
+    """`torch.onnx.export` keeps the INT4 and INT8 weights."""
     module = compiled(
         weights_num_bits=bits, weights_only_quantization_block_size=block_size, quantization_sensitivity_threshold=1.0
     ).eval()
@@ -280,7 +302,8 @@ def test_what_pytorch_itself_exports_holds_weights_in_few_bits_as_well(bits, blo
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
-def test_an_exporter_that_knows_no_integers_is_warned_of():
+def test_torch_onnx_export_dynamo_false_warns():
+    """`torch.onnx.export(dynamo=False)` warns that it exports the float model."""
     module = compiled(weights_num_bits=8, quantization_sensitivity_threshold=1.0).eval()
     with pytest.warns(
         UserWarning, match=r"dynamo=False.* writes those of Net as the floats .* export with dynamo=True"

@@ -19,7 +19,8 @@ def batches(count, *shape):
     return [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(count)]
 
 
-def test_every_float_value_is_remembered_but_those_that_only_move_elements():
+def test_calibration_records_float_activations_without_moves():
+    """Every float activation is recorded, except results of data movement."""
     graph = graph_of(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Flatten(), nn.Softmax(-1)), torch.zeros(2, 4))
     found = Calibration(graph)
     for x in batches(3, 2, 4):
@@ -31,7 +32,8 @@ def test_every_float_value_is_remembered_but_those_that_only_move_elements():
     assert found.table.batches == 3
 
 
-def test_what_is_remembered_is_what_eager_computes():
+def test_calibration_statistics_match_eager():
+    """The statistics equal those of eager."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).eval()
     data = batches(5, 2, 4)
@@ -51,7 +53,8 @@ class Masked(nn.Module):
         return torch.softmax(scores + torch.where(keep, 0.0, torch.finfo(x.dtype).min), -1) @ x
 
 
-def test_masks_are_marked_and_leave_no_trace_in_ranges():
+def test_calibration_masks_excluded_from_ranges():
+    """Masked values are marked and do not change a range."""
     keep = torch.tensor([True, True, False])
     graph = graph_of(Masked(), torch.zeros(3, 4), keep)
     found = Calibration(graph)
@@ -65,7 +68,8 @@ def test_masks_are_marked_and_leave_no_trace_in_ranges():
 
 
 @pytest.mark.parametrize(("bad", "kind"), [(torch.nan, "NaN"), (torch.inf, "infinity")])
-def test_inputs_that_are_no_data_are_refused_and_the_pass_goes_on(bad, kind):
+def test_calibration_nan_or_inf_input_rejected_and_continues(bad, kind):
+    """An input with NaN or inf raises an error, and calibration can continue."""
     found = Calibration(graph_of(nn.Sequential(nn.Linear(4, 6)), torch.zeros(2, 4)))
     good, spoiled = batches(1, 2, 4)[0], torch.full((2, 4), bad)
     found.add([good])
@@ -82,7 +86,8 @@ class Added(nn.Module):
         return torch.softmax(x @ x.transpose(-1, -2) + mask, -1) @ x
 
 
-def test_a_mask_of_infinities_may_be_an_input_and_is_in_no_range():
+def test_calibration_mask_of_infinities_as_input_accepted():
+    """An input may be a mask of minus infinity, and no range contains the mask values."""
     mask = torch.tensor([0.0, -torch.inf, 0.0])
     found = Calibration(graph_of(Added(), torch.zeros(3, 4), torch.zeros(3)))
     found.add([batches(1, 3, 4)[0], mask])
@@ -97,7 +102,8 @@ class Root(nn.Module):
         return torch.sqrt(x - 1) + 1
 
 
-def test_nan_inside_is_blamed_on_the_node_that_makes_it():
+def test_calibration_nan_names_node():
+    """NaN inside of the graph names its node and the user's line."""
     found = Calibration(graph_of(Root(), torch.ones(2)))
     with pytest.raises(ModelError, match=re.escape("from sqrt in ")) as caught:
         found.add([torch.zeros(2)])
@@ -119,7 +125,8 @@ class Logarithm(nn.Module):
         return self.head(torch.log(x).transpose(0, 1).reshape(-1, 2))
 
 
-def test_nan_of_an_infinite_number_names_the_node_that_makes_that():
+def test_calibration_nan_from_inf_names_source_node():
+    """NaN that results from an infinite number also names the node of that number."""
     found = Calibration(graph_of(Logarithm(), torch.ones(2, 4)))
     with pytest.raises(
         ModelError, match=r"from linear in head.*, contains NaN, since log in .* returns infinity. Remove"
@@ -127,7 +134,8 @@ def test_nan_of_an_infinite_number_names_the_node_that_makes_that():
         found.add([torch.zeros(2, 4)])
 
 
-def test_a_node_that_fails_on_a_batch_is_an_error_that_names_the_batch():
+def test_calibration_failing_node_names_batch():
+    """A node that fails raises an error that names the batch."""
     found = Calibration(graph_of(nn.Embedding(5, 4), torch.zeros(3, dtype=torch.int64)))
     found.add([torch.tensor([0, 4, 1])])
     with pytest.raises(ModelError, match=r"calibration batch 2: .*embedding.* execution failed: .*index out of range"):
@@ -135,7 +143,8 @@ def test_a_node_that_fails_on_a_batch_is_an_error_that_names_the_batch():
     assert found.table.batches == 1
 
 
-def test_the_reservoir_keeps_copies_of_the_first_batches_and_no_more_than_fits():
+def test_reservoir_keeps_copies_within_limit():
+    """The reservoir keeps copies of the first batches within its limit."""
     found = Reservoir(limit_bytes=100)
     first = torch.zeros(20)
     for _ in range(3):
@@ -146,7 +155,8 @@ def test_the_reservoir_keeps_copies_of_the_first_batches_and_no_more_than_fits()
     assert found.used_bytes == 80
 
 
-def test_the_reservoir_keeps_one_batch_however_large():
+def test_reservoir_keeps_one_batch_of_any_size():
+    """The reservoir keeps at least one batch."""
     found = Reservoir(limit_bytes=1)
     found.offer([torch.zeros(20)])
     found.offer([torch.zeros(20)])

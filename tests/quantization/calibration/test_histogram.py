@@ -25,7 +25,8 @@ def is_same(one, other):
 
 
 @given(FLOATS)
-def test_each_element_lies_in_the_bin_whose_ends_enclose_it(elements):
+def test_histogram_elements_counted_in_enclosing_bin(elements):
+    """Each element is counted in the bin that contains it."""
     found = counted(elements)
     assert found.total == len(elements)
     for x in elements:
@@ -38,7 +39,8 @@ def test_each_element_lies_in_the_bin_whose_ends_enclose_it(elements):
 @given(FLOATS, st.randoms(use_true_random=False), st.integers(0, 30))
 @example([0.0, 2.0**-100], Random(0), 1)
 @example([2.0**-100, 0.0], Random(0), 1)
-def test_neither_order_nor_splitting_changes_a_histogram(elements, random, cut):
+def test_histogram_independent_of_order_and_split(elements, random, cut):
+    """Neither the order nor the split of the data changes a histogram."""
     shuffled = random.sample(elements, len(elements))
     whole = counted(elements)
     assert is_same(whole, counted(shuffled[:cut], shuffled[cut:]))
@@ -47,27 +49,31 @@ def test_neither_order_nor_splitting_changes_a_histogram(elements, random, cut):
     assert is_same(whole, merged)
 
 
-def test_bins_are_as_narrow_as_the_greatest_element_allows():
+def test_histogram_bin_width_follows_largest_element():
+    """The bins are as narrow as the largest element allows."""
     found = counted([1.0, -3.99])
     assert found.width == 4.0 / BINS_PER_SIGN
     found.add(torch.tensor([4.0]))
     assert found.width == 8.0 / BINS_PER_SIGN
 
 
-def test_a_quantile_is_the_end_of_the_bin_that_reaches_it():
+def test_histogram_quantile_upper_edge_of_bin():
+    """A quantile is the upper edge of the bin that reaches it."""
     found = counted(list(range(1, 101)))
     assert found.quantile(1.0) == pytest.approx(100, abs=found.width)
     assert found.quantile(0.5) == pytest.approx(50, abs=found.width)
     assert found.quantile(0.5) > 50
 
 
-def test_centers_lie_in_the_middle_of_the_bins():
+def test_histogram_centers_in_middle_of_bins():
+    """The centers are in the middle of the bins."""
     found = counted([-1.5, 1.5])
     occupied = found.centers[found.counts > 0]
     assert occupied.tolist() == [-1.5 + found.width / 2, 1.5 + found.width / 2]
 
 
-def test_zeros_and_the_smallest_numbers_are_counted_too():
+def test_histogram_counts_zeros_and_subnormals():
+    """Zeros and subnormal numbers are counted."""
     found = counted([0.0, -0.0, 2.0**-149, -(2.0**-149)])
     assert found.total == 4
     assert found.counts[BINS_PER_SIGN] == 2
@@ -75,7 +81,8 @@ def test_zeros_and_the_smallest_numbers_are_counted_too():
     assert found.counts[BINS_PER_SIGN - 1] == 1
 
 
-def test_counts_lie_in_the_memory_of_the_cpu_whatever_the_default_device_is():
+def test_histogram_on_cpu_with_other_default_device():
+    """The counts are on the CPU with any default device."""
     with torch.device("meta"):  # in which nothing can be looked at
         found = Histogram()
         for elements in ([1.0, -2.0], [300.0]):

@@ -35,18 +35,21 @@ def exact_error(x, chosen, levels=256):
 
 
 @given(st.floats(-10, 10), st.floats(-10, 10))
-def test_zero_lies_in_every_range(low, high):
+def test_range_always_contains_zero(low, high):
+    """Every range contains zero."""
     chosen = Range(low, high)
     assert chosen.low <= 0 <= chosen.high
 
 
-def test_extremes_hold_everything_and_their_means_less():
+def test_min_max_and_mean_min_max():
+    """`min_max` covers all elements, `mean_min_max` the mean of the batches."""
     found = of([-1.0, 3.0], [-3.0, 1.0])
     assert min_max(found) == Range(-3.0, 3.0)
     assert mean_min_max(found) == Range(-2.0, 2.0)
 
 
-def test_a_percentile_leaves_out_as_much_on_either_side_and_never_reaches_beyond_what_was_seen():
+def test_percentile_clips_both_tails_within_min_max():
+    """A percentile clips both tails equally and stays within min/max."""
     found = of(torch.linspace(-1, 1, MAX_SAMPLED_ELEMENTS))
     chosen = percentile(found, share=0.9)
     assert chosen.low == pytest.approx(-0.9, abs=0.002)
@@ -54,7 +57,8 @@ def test_a_percentile_leaves_out_as_much_on_either_side_and_never_reaches_beyond
     assert percentile(found, share=1.0) == min_max(found)
 
 
-def test_outliers_are_clipped_only_where_that_lowers_the_error():
+def test_mse_observer_clips_outliers_if_error_falls():
+    """The MSE observer clips outliers only if the error falls."""
     outlier = torch.cat([normal(MAX_SAMPLED_ELEMENTS - 1) * 0.1, torch.tensor([20.0])])
     found = of(outlier)
     chosen = least_error(found, levels=16)
@@ -65,7 +69,8 @@ def test_outliers_are_clipped_only_where_that_lowers_the_error():
 
 
 @pytest.mark.parametrize("shape", ["normal", "one side", "far from zero"])
-def test_the_error_of_a_range_is_that_of_the_elements(shape):
+def test_quantization_error_close_to_exact_error(shape):
+    """The estimated error of a range is close to the exact one."""
     x = {"normal": normal(), "one side": normal().abs(), "far from zero": normal() + 8}[shape]
     found = of(x)
     for choose in OBSERVERS.values():
@@ -73,14 +78,16 @@ def test_the_error_of_a_range_is_that_of_the_elements(shape):
         assert quantization_error(found, chosen) == pytest.approx(exact_error(x, chosen), rel=0.1)
 
 
-def test_the_least_error_is_no_greater_than_that_of_any_other_observer():
+def test_mse_observer_not_worse_than_other_observers():
+    """The MSE observer has the smallest error of all observers."""
     for seed, power in enumerate((1, 2, 3, 5)):
         found = of(normal(seed=seed) ** power)
         errors = {name: quantization_error(found, choose(found)) for name, choose in OBSERVERS.items()}
         assert min(errors.values()) == pytest.approx(errors["least error"], rel=0.05), (power, errors)
 
 
-def test_a_value_of_zeros_has_a_range_of_one_point_and_no_error():
+def test_observers_zero_tensor_gives_point_range():
+    """A tensor of zeros has a range of one point and no error."""
     found = of(torch.zeros(5))
     for choose in OBSERVERS.values():
         assert choose(found).is_point

@@ -25,7 +25,8 @@ def facts(found):
     }
 
 
-def test_a_table_that_is_saved_and_loaded_is_the_same(tmp_path):
+def test_range_table_save_load_round_trip(tmp_path):
+    """A table is the same after saving and loading."""
     found = table("x", "y")
     found.add({"mask": measure_tensor(torch.tensor([-torch.inf]))})
     found.save(tmp_path / "ranges")
@@ -36,12 +37,14 @@ def test_a_table_that_is_saved_and_loaded_is_the_same(tmp_path):
     assert (tmp_path / "again").read_bytes() == (tmp_path / "ranges").read_bytes()
 
 
-def test_an_empty_table_is_saved_too(tmp_path):
+def test_range_table_empty_saved_and_loaded(tmp_path):
+    """An empty table is saved and loaded."""
     RangeTable().save(tmp_path / "ranges")
     assert RangeTable.load(tmp_path / "ranges").values == {}
 
 
-def test_tables_of_parts_of_the_data_merge_to_that_of_all():
+def test_range_table_merge_equals_table_of_all_data():
+    """Tables of parts of the data merge to the table of all data."""
     whole = table("x", "y")
     whole.merge(table("y", "z", seed=5))
     assert whole.batches == 2
@@ -51,7 +54,8 @@ def test_tables_of_parts_of_the_data_merge_to_that_of_all():
     assert facts(other) == facts(whole)
 
 
-def test_what_is_no_range_table_is_refused_by_name(tmp_path):
+def test_range_table_load_other_file_raises(tmp_path):
+    """A file that is no range table raises an error that names it."""
     (tmp_path / "text").write_text("no")
     safetensors.torch.save_file({"counts": torch.zeros(1)}, tmp_path / "other")
     for name in ("text", "other", "missing"):
@@ -61,7 +65,8 @@ def test_what_is_no_range_table_is_refused_by_name(tmp_path):
             RangeTable.load(tmp_path / name)
 
 
-def test_a_table_of_a_later_form_is_refused_with_both_versions(tmp_path, monkeypatch):
+def test_range_table_load_newer_version_raises(tmp_path, monkeypatch):
+    """A newer version raises an error with both versions."""
     monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 4)
     table("x").save(tmp_path / "ranges")
     monkeypatch.undo()

@@ -26,7 +26,8 @@ def of(*batches):
 
 
 @given(st.lists(st.floats(-1e15, 1e15), max_size=30))
-def test_a_sum_is_exact_and_the_same_in_every_order(numbers):
+def test_exact_sum_independent_of_order(numbers):
+    """A sum is exact in every order."""
     found = []
     for order in (numbers, numbers[::-1], sorted(numbers)):
         total = ExactSum()
@@ -36,14 +37,16 @@ def test_a_sum_is_exact_and_the_same_in_every_order(numbers):
     assert found == [math.fsum(numbers)] * 3
 
 
-def test_ends_are_those_of_all_elements_and_their_means_those_of_batches():
+def test_statistics_min_max_and_batch_means():
+    """Min/max cover all elements, and the means those of the batches."""
     found = of([-1.0, 0.0, 3.0], [-3.0, 1.0])
     assert (found.low, found.high) == (-3.0, 3.0)
     assert found.mean_min_max == (-2.0, 2.0)
     assert found.histogram.total == 5
 
 
-def test_ends_are_exact_where_only_some_elements_are_counted():
+def test_statistics_min_max_exact_with_sampled_histogram():
+    """Min/max are exact although only some elements are counted."""
     x = torch.zeros(10 * MAX_SAMPLED_ELEMENTS)
     x[1], x[2] = -7.0, 9.0
     found = of(x)
@@ -51,7 +54,8 @@ def test_ends_are_exact_where_only_some_elements_are_counted():
     assert found.histogram.total <= MAX_SAMPLED_ELEMENTS
 
 
-def test_merging_equals_adding():
+def test_statistics_merge_equals_add():
+    """Merging equals adding all batches."""
     batches = [torch.randn(7, generator=torch.Generator().manual_seed(i)) * 3**i for i in range(6)]
     whole = of(*batches)
     shuffled = random.Random(0).sample(batches, len(batches))
@@ -64,7 +68,8 @@ def test_merging_equals_adding():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("is_infinite", [True, False])
-def test_what_masks_are_made_of_enters_no_range(dtype, is_infinite):
+def test_statistics_mask_values_excluded(dtype, is_infinite):
+    """Mask values are excluded from the range."""
     mask = -math.inf if is_infinite else torch.finfo(dtype).min
     found = of(torch.tensor([0.5, mask, -2.0], dtype=dtype))
     assert found.is_unbounded
@@ -73,7 +78,8 @@ def test_what_masks_are_made_of_enters_no_range(dtype, is_infinite):
     assert found.histogram.total == 2
 
 
-def test_a_value_of_masks_alone_and_one_without_elements_stay_empty():
+def test_statistics_masks_only_or_empty_tensor_stay_empty():
+    """Tensors of masks alone or without elements give empty statistics."""
     found = of(torch.full((3,), -math.inf), torch.zeros(0))
     assert found.is_empty
     assert found.is_unbounded
@@ -83,7 +89,8 @@ def test_a_value_of_masks_alone_and_one_without_elements_stay_empty():
     assert empty.is_unbounded
 
 
-def test_samples_come_from_every_column():
+def test_sample_evenly_covers_every_column():
+    """Samples come from every column."""
     x = torch.arange(64 * 256)
     places = sample_evenly(x).long()
     assert len(places) <= MAX_SAMPLED_ELEMENTS
@@ -102,7 +109,8 @@ def test_samples_come_from_every_column():
         (lambda x: x[:1].expand(3, 6), False),
     ],
 )
-def test_elements_in_memory_order_are_those_of_the_tensor_and_seldom_copied(view, is_view):
+def test_flatten_in_memory_order_keeps_elements_without_copy(view, is_view):
+    """All elements are kept, without a copy where the memory layout allows it."""
     x = view(torch.arange(24.0).reshape(4, 6))
     found = flatten_in_memory_order(x)
     assert sorted(found.tolist()) == sorted(x.flatten().tolist())
@@ -113,7 +121,8 @@ def test_elements_in_memory_order_are_those_of_the_tensor_and_seldom_copied(view
     "shape", [(4, 21, 32, 32), (4, 120, 28, 28), (4, 255, 8, 8), (1, 3, 224, 224), (4, 672, 14, 14)]
 )
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_every_channel_and_every_column_is_sampled_however_it_lies_in_memory(shape, form):
+def test_sample_evenly_covers_channels_in_any_memory_format(shape, form):
+    """Every channel and column is sampled, in any memory format."""
     places = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape).contiguous(memory_format=form)
     found = sample_evenly(flatten_in_memory_order(places)).long()
     _, channels, _, columns = shape

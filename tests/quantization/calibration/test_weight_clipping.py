@@ -20,7 +20,8 @@ def error(weight, scales, integers, axis, importance=1.0):
 
 @pytest.mark.parametrize("axis", [0, 1, None])
 @pytest.mark.parametrize("integers", [S8, S4], ids=["8 bits", "4 bits"])
-def test_clipped_scales_miss_no_more_than_whole_ones_in_any_channel(axis, integers):
+def test_find_clipped_scales_never_increase_error(axis, integers):
+    """Clipped scales never increase the error of a channel."""
     weight = torch.randn(6, 5, 3, 3, generator=torch.Generator().manual_seed(0))
     whole, clipped = compute_weight_scales(weight, axis, integers), find_clipped_scales(weight, axis, integers)
     assert clipped.shape == whole.shape
@@ -34,7 +35,8 @@ def test_clipped_scales_miss_no_more_than_whole_ones_in_any_channel(axis, intege
         assert error(weight, clipped, integers, axis) < 0.95 * error(weight, whole, integers, axis)
 
 
-def test_an_outlier_is_clipped_where_many_gain_by_it_and_kept_where_it_is_important():
+def test_find_clipped_scales_outlier_kept_if_important():
+    """An outlier is clipped, unless it is important."""
     weight = torch.rand(1, 4000, generator=torch.Generator().manual_seed(0))
     weight[0, 7] = 3.0
     importance = torch.ones(4000)
@@ -44,7 +46,8 @@ def test_an_outlier_is_clipped_where_many_gain_by_it_and_kept_where_it_is_import
     assert find_clipped_scales(weight, 0, S4, importance).item() > 0.9 * whole.item()
 
 
-def test_a_channel_of_zeros_and_one_of_tiny_weights_keep_a_normal_scale():
+def test_find_clipped_scales_zero_and_tiny_weights_normal():
+    """Channels of zeros or tiny weights get a normal scale."""
     weight = torch.tensor([[0.0, 0.0], [1e-42, 1e-42], [1.0, 2.0]], dtype=torch.float32)
     scales = find_clipped_scales(weight, 0, S8)
     assert torch.isfinite(weight / scales.reshape(-1, 1)).all()

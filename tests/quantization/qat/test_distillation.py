@@ -14,7 +14,8 @@ def logits(*sides):
 
 
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
-def test_it_is_the_divergence_of_softened_classes_by_the_square_of_the_temperature(temperature):
+def test_distillation_loss_matches_scaled_kl_divergence(temperature):
+    """The loss is the KL divergence at a temperature, times its square."""
     student, teacher = logits(6, 5), logits(7, 5)[1:]
     p, q = (functional.softmax(x.double() / temperature, -1) for x in (teacher, student))
     wanted = (p * (p / q).log()).sum(-1).mean() * temperature**2
@@ -23,7 +24,8 @@ def test_it_is_the_divergence_of_softened_classes_by_the_square_of_the_temperatu
     assert torch.allclose(rows, distillation_loss(student, teacher, temperature=temperature))
 
 
-def test_only_the_student_gets_gradients_and_none_where_it_agrees():
+def test_distillation_loss_gradients_for_student_only():
+    """Only the student gets gradients, and they vanish if it agrees."""
     student, teacher = logits(6, 5).requires_grad_(), logits(7, 5)[1:].requires_grad_()
     distillation_loss(student, teacher, temperature=2).backward()
     assert student.grad.any()
@@ -33,7 +35,8 @@ def test_only_the_student_gets_gradients_and_none_where_it_agrees():
     assert same.grad.abs().max() < 1e-7
 
 
-def test_classes_that_are_excluded_add_nothing():
+def test_distillation_loss_ignores_masked_classes():
+    """Masked classes add nothing to the loss or the gradients."""
     student, teacher = logits(6, 5), logits(7, 5)[1:]
     wanted = distillation_loss(student[:, 1:], teacher[:, 1:], temperature=2)
     student, teacher = student.requires_grad_(), teacher.clone()
@@ -46,18 +49,21 @@ def test_classes_that_are_excluded_add_nothing():
     assert distillation_loss(student, teacher, temperature=2).isfinite(), "where the teacher alone excludes"
 
 
-def test_half_precision_is_summed_in_float32():
+def test_distillation_loss_bfloat16_summed_in_float32():
+    """BF16 logits are summed in float32."""
     student, teacher = (x.bfloat16() for x in (logits(6, 5), logits(7, 5)[1:]))
     assert torch.equal(distillation_loss(student, teacher), distillation_loss(student.float(), teacher.float()))
 
 
-def test_batches_without_rows_are_refused():
+def test_distillation_loss_empty_batch_raises():
+    """Batches without rows raise an error."""
     with pytest.raises(ModelError, match=r"but the logits \[0, 5\] have none. Omit empty batches."):
         distillation_loss(logits(0, 5), logits(0, 5))
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, float("inf"), float("nan"), True, "2", None])
-def test_a_temperature_that_is_none_is_refused(temperature):
+def test_distillation_loss_invalid_temperature_raises(temperature):
+    """An invalid temperature raises an error."""
     with pytest.raises(ModelError, match=r"temperature is .*. It must be a number above 0; 1 has no effect."):
         distillation_loss(logits(2, 3), logits(2, 3), temperature=temperature)
 
@@ -82,14 +88,16 @@ class Outputs:
         ),
     ],
 )
-def test_what_is_no_tensor_of_logits_is_refused_with_what_to_give(outputs, told):
+def test_distillation_loss_wrong_outputs_type_raises(outputs, told):
+    """Outputs that are no floating-point tensor raise an error with the remedy."""
     for name, given in (("student_outputs", (outputs, logits(2, 3))), ("teacher_outputs", (logits(2, 3), outputs))):
         with pytest.raises(ModelError, match=re.escape(f"{name} is a {told.format(name=name)}")):
             distillation_loss(*given)
 
 
 @pytest.mark.parametrize(("one", "other"), [((2, 3), (2, 4)), ((), ())])
-def test_outputs_that_are_not_alike_are_refused(one, other):
+def test_distillation_loss_different_shapes_raise(one, other):
+    """Logits of different or empty shapes raise an error."""
     with pytest.raises(
         ModelError, match=r"distillation_loss: the shapes \[.*\] and \[.*\] of the logits differ. Give the same output"
     ):

@@ -25,7 +25,8 @@ def numbers(*sides, seed=0):
 
 
 @pytest.mark.parametrize(("dtype", "zero_point"), [(torch.int8, 0), (torch.int8, 17), (torch.uint8, 100)])
-def test_values_are_those_of_the_operators_to_the_last_bit(dtype, zero_point):
+def test_fake_quantize_matches_quantize_dequantize(dtype, zero_point):
+    """Fake quantization equals quantize and dequantize to the last bit."""
     x, scale, ends = numbers(64, 64), 0.031, torch.iinfo(dtype)
     wanted = OPERATORS["dequantize"](OPERATORS["quantize"](x, scale, zero_point, dtype=dtype), scale, zero_point)
     own = apply_log_scale(torch.zeros(()), planned=float(torch.tensor(scale)))
@@ -34,7 +35,8 @@ def test_values_are_those_of_the_operators_to_the_last_bit(dtype, zero_point):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-def test_weights_are_those_of_the_operators_too(axis):
+def test_fake_quantize_weight_matches_operators(axis):
+    """Fake quantization of weights equals the operators, with moved weights too."""
     x, scales = numbers(6, 6, 3), numbers(6, seed=1).abs() / 40
     zeros = torch.zeros(6, dtype=torch.int8)
     steps = OPERATORS["quantize"](x, scales, zeros, axis=axis, quant_min=-127)
@@ -46,7 +48,8 @@ def test_weights_are_those_of_the_operators_too(axis):
 
 
 @pytest.mark.parametrize("has_rows", [True, False])
-def test_rows_have_a_scale_for_each_block(has_rows):
+def test_fake_quantize_rows_scale_per_block(has_rows):
+    """Rows have a scale for each block."""
     rows, scales = numbers(4, 8), numbers(4, 2, seed=1).abs() / 4
     wide = scales.repeat_interleave(4, 1)
     wanted = (rows / wide).round().clamp(-8, 7) * wide
@@ -55,7 +58,8 @@ def test_rows_have_a_scale_for_each_block(has_rows):
     assert torch.equal(found, wanted if has_rows else wanted.T)
 
 
-def test_biases_are_those_that_32_bits_hold():
+def test_fake_quantize_bias_matches_int32():
+    """Fake quantization of biases equals INT32, and passes gradients."""
     bias, scales = numbers(64) * 1e3, numbers(64, seed=1).abs() / 1e4
     scales[:2] = 1e-8
     steps, own = quantize_bias(bias, 0.017, scales)
@@ -75,8 +79,8 @@ def gradients(x, scale, seed, **ends):
     return x.grad, scale.grad * scale.detach() ** 2
 
 
-def test_gradients_are_those_of_the_paper():
-    """Esser et al. (2020), equations 3 and 5: ``round(v) - v`` within, the end that is reached outside of it."""
+def test_fake_quantize_gradients_match_lsq():
+    """Gradients equal those of LSQ: Esser et al. (2020), equations 3 and 5."""
     x, scale, seed = numbers(2, 500), torch.tensor(0.02), numbers(2, 500, seed=1)
     found, of_scale = gradients(x, scale, seed, low=-128, high=127)
     steps = (x / scale).double()
@@ -88,7 +92,8 @@ def test_gradients_are_those_of_the_paper():
     assert 0 < int((~inside).sum()) < 500
 
 
-def test_a_zero_point_moves_what_is_cut_off():
+def test_fake_quantize_zero_point_shifts_clipping():
+    """A zero point shifts the clipped range of the gradients."""
     x, seed = torch.tensor([[-1.0, -0.5, 0.0, 1.0, 1.5]]), torch.ones(1, 5)
     found, _ = gradients(x, torch.tensor(0.01), seed, low=0, high=255, zero_point=100)
     assert found.tolist() == [[1, 1, 1, 1, 1]]
@@ -96,7 +101,8 @@ def test_a_zero_point_moves_what_is_cut_off():
     assert found.tolist() == [[0, 1, 1, 1, 1]]
 
 
-def test_the_type_that_holds_integers_does_not_matter_for_gradients():
+def test_fake_quantize_gradients_independent_of_int_type():
+    """The integer type does not change the gradients."""
     x, scale, seed = numbers(2, 500).relu(), torch.tensor(0.02), numbers(2, 500, seed=1)
     _, signed = gradients(x, scale, seed, low=-128, high=127, zero_point=-128)
     _, unsigned = gradients(x, scale, seed, low=0, high=255)
@@ -105,7 +111,8 @@ def test_the_type_that_holds_integers_does_not_matter_for_gradients():
     assert below.isfinite()
 
 
-def test_each_channel_has_the_gradient_that_it_would_have_alone():
+def test_fake_quantize_weight_gradients_per_channel():
+    """Each channel has the gradient that it would have alone."""
     x, scales, seed = numbers(4, 50), torch.full((4,), 0.02), numbers(4, 50, seed=1)
     scales.requires_grad_()
     fake_quantize_weight(x, scales, None, axis=0, low=-127, high=127).backward(seed)
@@ -114,7 +121,8 @@ def test_each_channel_has_the_gradient_that_it_would_have_alone():
         assert torch.allclose(found, wanted, rtol=1e-4)
 
 
-def test_logarithms_move_scales_by_a_share():
+def test_apply_log_scale_multiplies_planned_scale():
+    """The scale is the planned one times the exponential of the learned logarithm."""
     log = torch.zeros((), requires_grad=True)
     apply_log_scale(log, planned=0.25).backward()
     assert float(log.grad) == 0.25
@@ -143,7 +151,8 @@ def literal(x, step, low, high, share):
 
 
 @pytest.mark.parametrize("planned", [0.005, 0.02])
-def test_sgd_moves_scales_as_in_the_paper(planned):
+def test_fake_quantize_sgd_moves_scale_as_lsq(planned):
+    """SGD moves scales as in the LSQ paper."""
     x, goal = numbers(8, 256), numbers(8, 256, seed=1)
     log, step = torch.zeros((), requires_grad=True), torch.tensor(planned, requires_grad=True)
     optimizer = torch.optim.SGD([log, step], lr=planned**2 / 30, momentum=0.5)
@@ -158,7 +167,8 @@ def test_sgd_moves_scales_as_in_the_paper(planned):
     assert abs(moved - wanted) < 0.02 * abs(wanted)
 
 
-def test_scales_of_channels_that_are_nearly_0_do_not_explode():
+def test_fake_quantize_weight_tiny_channel_gradient_bounded():
+    """Channels close to zero have bounded gradients."""
     weight, logs = numbers(2, 64), torch.zeros(2, requires_grad=True)
     weight[0] *= 1e-10
     scales = apply_log_scales(logs, weight.abs().amax(1) / 127)
@@ -166,14 +176,16 @@ def test_scales_of_channels_that_are_nearly_0_do_not_explode():
     assert abs(float(logs.grad[0])) < 1e-3 * abs(float(logs.grad[1])), "as if all were of one size"
 
 
-def test_scales_follow_norms_but_where_these_are_0_or_all_channels_have_one():
+def test_follow_norm_multiplier_ratio_or_one():
+    """Scales follow the ratio of norms, and stay if it is undefined or the scale is shared."""
     now, then = torch.tensor([2.0, -3.0, 0.0, 5.0]).double(), torch.tensor([1.0, 1.5, 2.0, 0.0]).double()
     assert follow_norm_multiplier(torch.ones(4), now, then).tolist() == [2, 2, 1, 1]
     assert follow_norm_multiplier(torch.ones(4, 2), now, then)[:, 1].tolist() == [2, 2, 1, 1]
     assert follow_norm_multiplier(torch.tensor(1.0), now, then) == 1
 
 
-def test_half_precision_is_rounded_as_float32_is():
+def test_fake_quantize_bfloat16_rounds_like_float32():
+    """BF16 activations are rounded as float32."""
     x, scale = numbers(8, 64).bfloat16().requires_grad_(), torch.tensor(0.031, requires_grad=True)
     found = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
     whole = fake_quantize(x.detach().float(), scale, zero_point=0, low=-128, high=127)
@@ -186,7 +198,8 @@ def test_half_precision_is_rounded_as_float32_is():
     assert torch.allclose(of_half, scale.grad, rtol=0.05)
 
 
-def test_gradients_of_gradients_are_refused():
+def test_fake_quantize_double_backward_raises():
+    """Second derivatives raise an error."""
     x, scale = numbers(8, 64).requires_grad_(), torch.tensor(0.031, requires_grad=True)
     held = fake_quantize(x, scale, zero_point=0, low=-128, high=127)
     (slope,) = torch.autograd.grad(held.square().sum(), x, create_graph=True)

@@ -51,7 +51,8 @@ def classifier():
     )
 
 
-def test_it_offers_what_the_trainer_of_transformers_asks_of_a_model(classifier, tmp_path):
+def test_clika_module_has_interface_for_transformers_trainer(classifier, tmp_path):
+    """A module has the signature, parameter names and state dict that the Trainer needs."""
     assert [*inspect.signature(classifier.forward).parameters] == ["input_ids", "attention_mask", "labels"]
     batch = torch.utils.data.default_collate(sentences(8))
     decayed = transformers.trainer_pt_utils.get_parameter_names(classifier, [nn.LayerNorm])
@@ -95,7 +96,8 @@ def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
-def test_the_trainer_of_transformers_trains_evaluates_saves_and_takes_the_best(classifier, tmp_path):
+def test_trainer_trains_evaluates_and_loads_best(classifier, tmp_path):
+    """The Trainer trains, evaluates, saves and loads the best checkpoint."""
     before = copy.deepcopy(classifier.state_dict())
     run = trainer(classifier, tmp_path, max_steps=8, eval_strategy="steps", eval_steps=2, load_best_model_at_end=True)
     run.train()
@@ -110,7 +112,8 @@ def test_the_trainer_of_transformers_trains_evaluates_saves_and_takes_the_best(c
     assert any(torch.allclose(classifier(**batch)["logits"], found, atol=1e-3) for found in exported)
 
 
-def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(classifier, tmp_path):
+def test_trainer_resumed_run_matches_whole_run(classifier, tmp_path):
+    """A resumed run equals an uninterrupted one."""
     whole, half, rest = (copy.deepcopy(classifier) for _ in range(3))
     schedule = {"lr_scheduler_type": "constant", "save_steps": 4}
     trainer(whole, tmp_path / "whole", max_steps=8, **schedule).train()
@@ -121,15 +124,16 @@ def test_a_run_that_was_stopped_goes_on_as_one_that_was_not(classifier, tmp_path
 
 
 @pytest.mark.parametrize("options", [{"bf16": True}, {"gradient_accumulation_steps": 2}], ids=["bf16", "accumulated"])
-def test_the_trainer_casts_and_accumulates(classifier, tmp_path, options):
+def test_trainer_bf16_and_gradient_accumulation(classifier, tmp_path, options):
+    """The Trainer trains in BF16 and with accumulated gradients."""
     run = trainer(classifier, tmp_path, max_steps=20, **options)
     run.train()
     assert sum(losses(run)[-4:]) < sum(losses(run)[:4])
     assert all(p.isfinite().all() for p in classifier.parameters())
 
 
-def test_the_trainer_trains_a_model_of_transformers_whose_forward_takes_any_keyword(tmp_path):
-    """It counts tokens for a ``forward`` that takes ``**kwargs``, and gives their number with each batch."""
+def test_trainer_trains_model_with_kwargs_forward(tmp_path):
+    """A model with `**kwargs` trains, although the Trainer adds the number of tokens to each batch."""
     torch.manual_seed(0)
     model = Classifier().model.eval()
     batch = torch.utils.data.default_collate(sentences(8))

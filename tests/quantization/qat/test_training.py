@@ -130,7 +130,8 @@ def logs_of(module):
 # What it starts from
 
 
-def test_training_starts_from_what_the_integers_compute(case):
+def test_qat_train_mode_matches_eval_at_start(case):
+    """Train mode starts from the outputs of eval mode."""
     kind, module = case
     x, twin = batches(kind, 1, seed=5)[0], copy.deepcopy(module)
     integers = twin.eval()(x)
@@ -139,7 +140,8 @@ def test_training_starts_from_what_the_integers_compute(case):
     assert torch.equal(twin(x), found)
 
 
-def test_every_parameter_of_the_original_gets_nearly_the_gradient_that_it_has_there(case):
+def test_qat_gradients_close_to_original(case):
+    """Every parameter gets nearly the gradient of the original."""
     kind, module = case
     x, twin, original = batches(kind, 1, seed=5)[0], copy.deepcopy(module).train(), made(kind)
     if twin.clika_state.quantized.plan.packed_weights:
@@ -151,14 +153,16 @@ def test_every_parameter_of_the_original_gets_nearly_the_gradient_that_it_has_th
         assert noise(parameter.grad, found) > (3 if "clika" in name or kind is Tokens else 10), name
 
 
-def test_the_state_dict_has_the_originals_keys_and_the_scales(case):
+def test_qat_state_dict_has_original_keys_and_scales(case):
+    """The state dict has the original's keys and the log scales, and these start at zero."""
     kind, module = case
     added = module.state_dict().keys() - made(kind).state_dict().keys() - {"_extra_state"}
     assert added == logs_of(module).keys()
     assert not any(p.any() for p in logs_of(module).values()), "they are relative to those that were planned"
 
 
-def test_values_that_must_have_one_scale_learn_one():
+def test_qat_shared_qparams_learn_one_scale():
+    """Activations with shared qparams learn one scale."""
     x = batches(Convolutions, 1)[0]
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3), nn.Flatten())
     module = clika_compile(
@@ -186,7 +190,8 @@ class Joined(nn.Module):
         return self.two(torch.cat([torch.relu(self.one(x)), self.table], 1))
 
 
-def test_a_parameter_that_is_joined_with_integers_is_rounded_and_trained():
+def test_qat_parameter_in_concat_quantized_and_trained():
+    """A parameter in a concatenation is quantized and trained."""
     data = batches(Convolutions)
     module = clika_compile(
         Joined().eval(), calibration_inputs=data, quantization_settings=ALL, deployment_settings=HERE
@@ -198,7 +203,8 @@ def test_a_parameter_that_is_joined_with_integers_is_rounded_and_trained():
     assert module.get_parameter("table").grad.any()
 
 
-def test_parameters_that_are_equal_at_the_start_are_trained_apart():
+def test_qat_equal_parameters_trained_separately():
+    """Parameters that are equal at the start get separate gradients."""
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval()
     for layer in (model[0], model[2]):
         nn.init.zeros_(layer.bias)
@@ -212,7 +218,8 @@ def test_parameters_that_are_equal_at_the_start_are_trained_apart():
     assert not torch.equal(one, other)
 
 
-def test_a_float_module_trains_as_before():
+def test_train_float_module_matches_eval():
+    """A float module trains as before, without scales."""
     kind = Convolutions
     module, x = clika_compile(made(kind), tracing_inputs=batches(kind, 1)), batches(kind, 1)[0]
     assert not logs_of(module)
@@ -224,7 +231,8 @@ def test_a_float_module_trains_as_before():
 # What it leaves
 
 
-def test_after_training_integers_and_artifact_compute_what_was_trained(case, tmp_path):
+def test_qat_eval_and_artifact_match_trained_module(case, tmp_path):
+    """After training, eval mode and the artifact match train mode."""
     kind, module = case
     twin, x = trained(copy.deepcopy(module), kind), batches(kind, 1, seed=5)[0]
     found = twin(x)
@@ -242,7 +250,8 @@ def test_after_training_integers_and_artifact_compute_what_was_trained(case, tmp
         assert not {s.scale for s in planned.values()} & written
 
 
-def test_an_export_in_training_mode_has_the_learned_scales_and_no_warning(tmp_path):
+def test_clika_export_in_train_mode_uses_learned_scales(tmp_path):
+    """An export in train mode uses the learned scales and does not warn."""
     module = trained(compiled(logs_dir=tmp_path))
     module.clika_export(tmp_path / "one.onnx")
     assert module.training
@@ -251,7 +260,8 @@ def test_an_export_in_training_mode_has_the_learned_scales_and_no_warning(tmp_pa
     assert not any("weights have changed since" in log.read_text() for log in tmp_path.glob("*.log"))
 
 
-def test_copies_pickles_and_state_dicts_keep_what_was_learned(case):
+def test_qat_copies_keep_learned_scales(case):
+    """Copies, pickles and state dicts keep the learned scales."""
     kind, module = case
     twin, x = trained(copy.deepcopy(module), kind).eval(), batches(kind, 1)[0]
     loaded, beside = ClikaModule(), copy.deepcopy(module)
@@ -265,7 +275,8 @@ def test_copies_pickles_and_state_dicts_keep_what_was_learned(case):
     assert [p.requires_grad for p in logs_of(loaded).values()] == [p.requires_grad for p in logs_of(twin).values()]
 
 
-def test_a_new_quantization_forgets_what_was_learned_and_optimizers_keep_its_parameters():
+def test_qat_new_quantization_resets_learned_scales():
+    """A new quantization resets the learned scales and keeps their parameters."""
     module = trained(compiled())
     held = logs_of(module)
     before = learned_quantization(module).plan.weights
@@ -278,7 +289,8 @@ def test_a_new_quantization_forgets_what_was_learned_and_optimizers_keep_its_par
     assert not logs_of(module)
 
 
-def test_writes_to_data_of_a_scale_are_seen_by_eval():
+def test_qat_eval_sees_scale_written_to_data():
+    """`eval` sees scales that are written to `.data`."""
     module, x = compiled().eval(), batches(Convolutions, 1)[0]
     before = module(x)
     for log in logs_of(module).values():
@@ -293,14 +305,16 @@ def statistics_of(module):
     return {name: b.clone() for name, b in module.named_buffers() if "running" in name}
 
 
-def test_frozen_norms_keep_their_statistics_and_live_ones_learn_them_all():
+def test_qat_frozen_norms_keep_statistics_live_update():
+    """Frozen batch norm keeps its statistics; live batch norm updates them."""
     frozen, live = compiled(), compiled(batch_norm="live")
     before = statistics_of(frozen)
     assert all(torch.equal(b, before[name]) for name, b in statistics_of(trained(frozen)).items())
     assert not any(torch.equal(b, before[name]) for name, b in statistics_of(trained(live)).items())
 
 
-def test_live_norms_compute_and_learn_what_those_of_the_original_do(tmp_path):
+def test_qat_live_norms_match_original(tmp_path):
+    """Live batch norm computes and learns as the original."""
     module, original = compiled(batch_norm="live").train(), made(Convolutions).train()
     for x in batches(Convolutions, 12, 16, seed=3):
         module(x)
@@ -340,7 +354,8 @@ SIDES[Uneven] = SIDES[Convolutions]
 
 @pytest.mark.parametrize("norms", ["frozen", "live"])
 @pytest.mark.parametrize("kind", [Convolutions, Uneven])
-def test_without_rounding_it_computes_and_trains_what_the_original_does(monkeypatch, kind, norms):
+def test_qat_without_rounding_matches_original(monkeypatch, kind, norms):
+    """Without rounding, outputs and gradients equal those of the original."""
     monkeypatch.setattr(fake_quantization, "_FakeQuantize", Unrounded)
     monkeypatch.setattr(fake_quantization, "_FakeQuantizeBias", Unrounded)
     module = compiled(kind, batch_norm=norms, bias_correction="off").train()
@@ -355,7 +370,8 @@ def test_without_rounding_it_computes_and_trains_what_the_original_does(monkeypa
         assert noise(parameter.grad, found) > 40 or max(parameter.grad.norm(), found.norm()) < 1e-3, name  # at kinks
 
 
-def test_scales_follow_a_live_norm_whose_statistics_change_and_survive_saving(tmp_path):
+def test_qat_scales_follow_live_norm(tmp_path):
+    """Scales follow changed statistics of a live batch norm, also after loading."""
     module = compiled(batch_norm="live").train()
     loaded = ClikaModule()
     loaded.load_state_dict(module.state_dict())
@@ -375,7 +391,8 @@ def integers_in(artifact):
     return {i.name: numpy_helper.to_array(i) for i in found if i.data_type == onnx.TensorProto.INT8 and len(i.dims) > 1}
 
 
-def test_an_option_for_norms_that_there_is_not_is_refused():
+def test_batch_norm_option_invalid_raises():
+    """An invalid option for batch norm raises an error."""
     with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
         compiled(batch_norm="thawed")
 
@@ -386,7 +403,8 @@ def test_an_option_for_norms_that_there_is_not_is_refused():
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
 @pytest.mark.parametrize("norms", ["frozen", "live"])
 @pytest.mark.parametrize("kind", [Convolutions, Tokens])
-def test_torch_compile_makes_one_graph_of_it_in_either_mode(kind, norms):
+def test_torch_compile_quantized_single_graph_in_both_modes(kind, norms):
+    """`torch.compile` traces the module as one graph, in both modes."""
     torch._dynamo.reset()  # which counts how often it compiled a function for any module
     module, x = compiled(kind, batch_norm=norms), batches(kind, 1)[0]
     for training in (True, False):
@@ -399,7 +417,8 @@ def test_torch_compile_makes_one_graph_of_it_in_either_mode(kind, norms):
             assert all(p.grad is not None for p in module.parameters())
 
 
-def test_autocast_rounds_to_the_same_integers_and_trains(case):
+def test_qat_autocast_close_to_float32_and_trains(case):
+    """Under autocast, outputs stay close to float32, and all gradients are finite."""
     kind, module = case
     twin, x = copy.deepcopy(module).train(), batches(kind, 1)[0]
     expected = twin(x)
@@ -410,7 +429,8 @@ def test_autocast_rounds_to_the_same_integers_and_trains(case):
     assert all(p.grad is not None and p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in twin.parameters())
 
 
-def test_accumulated_gradients_are_those_of_the_whole_batch(case):
+def test_qat_accumulated_gradients_match_whole_batch(case):
+    """Accumulated gradients equal those of the whole batch."""
     kind, module = case
     (x,) = batches(kind, 1)
     whole, parts = (copy.deepcopy(module).train() for _ in range(2))
@@ -421,7 +441,8 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(case):
         assert noise(one.grad, other.grad) > 60, name
 
 
-def test_optimizers_and_schedulers_train_scales_as_any_parameter():
+def test_qat_optimizers_and_schedulers_train_scales():
+    """Optimizers, schedulers and gradient clipping train the scales."""
     module, x = compiled().train(), batches(Convolutions, 1)[0]
     optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3, weight_decay=0.1)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)
@@ -444,7 +465,8 @@ def test_optimizers_and_schedulers_train_scales_as_any_parameter():
 
 
 @pytest.mark.parametrize(("number", "found"), [(float("nan"), "nan"), (float("inf"), "inf"), (-200.0, "0.0")])
-def test_scales_that_training_has_spoiled_are_named_by_eval_and_by_an_export(number, found, tmp_path):
+def test_qat_diverged_scales_named_by_eval_and_export(number, found, tmp_path):
+    """Diverged scales are named by `eval` and by an export."""
     module = compiled().train()
     with torch.no_grad():
         module.get_parameter("clika.log_scales.relu").fill_(number)
@@ -460,7 +482,8 @@ def test_scales_that_training_has_spoiled_are_named_by_eval_and_by_an_export(num
     assert not (tmp_path / "spoiled.onnx").exists()
 
 
-def test_weights_that_training_has_spoiled_are_named_by_eval():
+def test_qat_nan_weights_named_by_eval():
+    """Weights with NaN are named by `eval`."""
     module = compiled().train()
     with torch.no_grad():
         module.get_parameter("last.weight")[0] = float("nan")
@@ -468,7 +491,8 @@ def test_weights_that_training_has_spoiled_are_named_by_eval():
         module.eval()
 
 
-def test_a_parameter_of_which_a_pass_does_not_say_what_it_makes_is_named(monkeypatch):
+def test_qat_untraceable_parameter_named(monkeypatch):
+    """A parameter that a pass does not trace is named, unless it is frozen."""
     module = compiled().eval()
     monkeypatch.setattr(fold_constants._Folding, "states", False)
     monkeypatch.setattr(fold_constants._Folding, "_data", lambda self, value: self.known[value])
@@ -480,7 +504,8 @@ def test_a_parameter_of_which_a_pass_does_not_say_what_it_makes_is_named(monkeyp
     assert module.train().training
 
 
-def test_parameters_that_are_frozen_stay():
+def test_qat_frozen_parameters_unchanged():
+    """Frozen parameters stay unchanged."""
     module = compiled()
     for name, parameter in module.named_parameters():
         parameter.requires_grad_("last" in name)

@@ -51,7 +51,8 @@ def compiled(model=None, **options):
 # Scales
 
 
-def test_a_step_whose_loss_is_nan_is_followed_by_an_error_that_names_scales_and_layers():
+def test_qat_nan_loss_step_names_scales_and_layers():
+    """After a step with a NaN loss, the error names the scales and layers."""
     module = compiled().train()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     (module(data()).sum() * math.nan).backward()
@@ -71,7 +72,8 @@ def test_a_step_whose_loss_is_nan_is_followed_by_an_error_that_names_scales_and_
 
 
 @pytest.mark.parametrize(("number", "found"), [(-200.0, "0.0"), (100.0, "inf")])
-def test_a_scale_that_has_grown_too_small_or_too_large_is_named_before_it_makes_nan(number, found):
+def test_qat_scale_out_of_range_named_before_nan(number, found):
+    """A scale of zero or infinity is named before it causes NaN."""
     module = compiled().train()
     before = copy.deepcopy(module.state_dict())
     with torch.no_grad():
@@ -85,7 +87,8 @@ def test_a_scale_that_has_grown_too_small_or_too_large_is_named_before_it_makes_
     assert module(data()).isfinite().all()
 
 
-def test_a_float_module_that_has_diverged_warns_when_it_is_exported(tmp_path, capsys):
+def test_clika_export_diverged_float_module_warns(tmp_path, capsys):
+    """An export of a diverged float module warns."""
     module = compiled(quantization_settings=None)
     (module.train()(data()).sum() * math.nan).backward()
     torch.optim.SGD(module.parameters(), lr=0.1).step()
@@ -101,7 +104,8 @@ def test_a_float_module_that_has_diverged_warns_when_it_is_exported(tmp_path, ca
 # Weights
 
 
-def test_integers_follow_weights_that_are_assigned_to_data():
+def test_quantized_forward_follows_assigned_data():
+    """INT8 weights follow tensors that are assigned to `.data`."""
     module = compiled().eval()
     before = module(data())
     kept = [p.detach().clone() for p in module.parameters()]
@@ -114,7 +118,8 @@ def test_integers_follow_weights_that_are_assigned_to_data():
 
 
 @pytest.mark.parametrize("settings", [ALL, None])
-def test_a_weight_whose_place_was_taken_is_named_with_what_to_do(settings):
+def test_forward_replaced_weight_named_with_remedy(settings):
+    """A replaced parameter is named, with the remedy."""
     module = compiled(quantization_settings=settings).eval()
     nn.utils.parametrizations.weight_norm(module.get_submodule("head"), "weight")
     said = "no longer holds 'head.weight', .*: a parametrization or torch.nn.utils.prune may have taken its place"
@@ -126,7 +131,8 @@ def test_a_weight_whose_place_was_taken_is_named_with_what_to_do(settings):
 # Norms
 
 
-def test_norms_of_a_float_module_are_live_on_request_and_learn_what_those_of_the_original_do(tmp_path):
+def test_live_norms_of_float_module_match_original(tmp_path):
+    """Live batch norm of a float module equals the original."""
     options = {"quantization_settings": None, "deployment_settings": None, "batch_norm": "live"}
     module, original = compiled(**options).train(), made().train()
     pickled = pickle.loads(pickle.dumps(module))  # noqa: S301 - our own bytes
@@ -146,7 +152,8 @@ def test_norms_of_a_float_module_are_live_on_request_and_learn_what_those_of_the
 
 
 @pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
-def test_a_live_norm_with_one_value_for_each_channel_is_refused_and_its_statistics_stay(settings):
+def test_live_norm_single_value_per_channel_raises(settings):
+    """One value per channel raises an error, and the statistics stay."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4)).eval()
     rows = [torch.randn(16, 6), torch.randn(8, 6)]
@@ -173,7 +180,8 @@ def steps(module, count):
         optimizer.step()
 
 
-def test_live_norms_are_frozen_midway_and_thawed_and_integers_stay():
+def test_clika_set_batch_norm_freezes_and_unfreezes():
+    """Batch norm can be frozen and made live again, with the same INT8 outputs."""
     module = compiled(batch_norm="live")
     steps(module, 8)
     learned, statistics = module.eval()(data()), module.get_buffer("norm.running_mean").clone()
@@ -191,7 +199,8 @@ def test_live_norms_are_frozen_midway_and_thawed_and_integers_stay():
     assert not torch.equal(module.get_buffer("norm.running_mean"), statistics)
 
 
-def test_a_switch_of_norms_that_is_none_is_refused_and_changes_nothing():
+def test_clika_set_batch_norm_invalid_value_raises():
+    """An invalid value raises an error and changes nothing."""
     module = compiled().train()
     with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
         module.clika_set_batch_norm("thawed")
@@ -207,7 +216,8 @@ def traced_whole(module):
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
-def test_copies_and_modules_that_load_what_they_saved_are_traced_whole_in_training():
+def test_torch_compile_copies_traced_whole_in_training():
+    """Copies and loaded modules are traced as one graph in train mode."""
     module = compiled().train()
     expected = module(data())
     loaded = ClikaModule()
@@ -219,7 +229,8 @@ def test_copies_and_modules_that_load_what_they_saved_are_traced_whole_in_traini
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by dynamo itself
-def test_integers_break_no_graph_of_torch_compile():
+def test_torch_compile_eval_without_graph_breaks():
+    """A quantized module in eval mode has no graph breaks."""
     torch._dynamo.reset()
     module = compiled().eval()
     expected = module(data())
@@ -233,7 +244,8 @@ def test_integers_break_no_graph_of_torch_compile():
 
 
 @pytest.mark.parametrize("settings", [ALL, None], ids=["integers", "float"])
-def test_training_without_the_dropouts_of_the_original_is_warned_of_once(settings):
+def test_train_without_traced_dropouts_warns_once(settings):
+    """Training without the original's dropouts warns once."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.3), nn.Linear(4, 4), nn.Dropout(0.0), nn.Dropout1d(0.1))
     rows = [torch.randn(16, 6), torch.randn(8, 6)]

@@ -37,7 +37,8 @@ def rounded(x, scale, zero=0.0, low=0, high=255):
         (WITH_BIAS, 3, True, False),
     ],
 )
-def test_layers_compute_on_what_integers_hold(scheme, sides, is_dynamic, is_integer):
+def test_quantize_graph_layers_compute_on_quantized_values(scheme, sides, is_dynamic, is_integer):
+    """Layers compute on quantized inputs, weights and, where the target supports it, biases."""
     torch.manual_seed(0)
     module, x = nn.Linear(4, 3), torch.randn(5, 4)[(None,) * (sides - 2)]
     graph = graph_of(module, x, *[x.repeat_interleave(2, -2)] * is_dynamic)
@@ -59,7 +60,8 @@ class Shared(nn.Module):
         return y, y + x
 
 
-def test_whoever_reads_a_value_reads_what_integers_hold_of_it_outputs_too():
+def test_quantize_graph_all_readers_use_quantized_value():
+    """All readers of an activation, also outputs, use its quantized value."""
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     graph = graph_of(Shared(), x)
     relu = next(node for node in graph.nodes if node.op_type == "relu")
@@ -70,7 +72,8 @@ def test_whoever_reads_a_value_reads_what_integers_hold_of_it_outputs_too():
     assert [node.op_type for node in graph.nodes] == ["relu", "quantize", "dequantize", "add"]
 
 
-def test_a_graph_without_a_plan_stays_as_it_is():
+def test_quantize_graph_empty_plan_keeps_graph():
+    """An empty plan keeps the graph."""
     graph = graph_of(Shared(), torch.ones(2, 2))
     before = str(graph)
     quantize_graph(graph, Plan(SCHEME), OPERATORS)

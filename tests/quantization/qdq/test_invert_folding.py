@@ -53,7 +53,8 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("value", FORMULAS.values(), ids=FORMULAS)
-def test_each_formula_is_undone(value):
+def test_find_inverse_steps_restores_parameter(value):
+    """The steps invert each deferred constant."""
     parameter, steps = find_inverse_steps(value)
     found = value.data.clone()
     for step in steps:
@@ -79,11 +80,13 @@ NO_WAY = {
 
 
 @pytest.mark.parametrize("value", NO_WAY.values(), ids=NO_WAY)
-def test_there_is_no_way_back_from_others(value):
+def test_find_inverse_steps_not_invertible_returns_none(value):
+    """Deferred constants that cannot be inverted return None."""
     assert find_inverse_steps(value) is None
 
 
-def test_a_mask_is_no_step_where_what_it_takes_out_is_0_already():
+def test_find_inverse_steps_mask_over_zeros_needs_no_step():
+    """A mask over zeros needs no step."""
     weight = make_source_constant(COLUMNS.data * (COLUMNS.data > 1), "masked")
     assert find_inverse_steps(made(OPERATORS["mul"], weight, make_source_constant(COLUMNS.data > 1, "mask"))) == (
         weight,

@@ -43,7 +43,8 @@ class Residual(nn.Module):
         return F.relu(self.two(F.relu(self.one(x))) + x)
 
 
-def test_a_convolution_and_what_it_absorbs_return_integers_and_what_moves_them_keeps_their_scale():
+def test_choose_placement_conv_with_fused_relu_quantizes_output():
+    """A convolution with its fused operators returns INT8, and data movement keeps its scale."""
     graph, found = placed(Residual(), torch.ones(1, 3, 8, 8))
     assert [tail.producer.op_type for tail in found.layers.values()] == ["relu", "relu", "conv2d"]
     assert kinds(found.scale_sources) == ["conv2d", "input", "max_pool2d", "relu", "relu", "relu"]
@@ -61,7 +62,8 @@ class Feedforward(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm(x))))
 
 
-def test_a_linear_layer_reads_integers_and_returns_floats_so_that_a_sum_of_it_stays_float():
+def test_choose_placement_linear_returns_float():
+    """A linear layer reads INT8 and returns float, so that a sum of it stays float."""
     _, found = placed(Feedforward(), torch.ones(2, 3, 4))
     assert kinds(found.scale_sources) == ["gelu", "layer_norm"]
     assert found.elementwise == {}
@@ -77,7 +79,8 @@ class Heads(nn.Module):
         return self.linear(x), self.other(y.reshape(-1, 4)), x @ x.transpose(1, 2)
 
 
-def test_what_was_moved_from_integers_is_integers_where_a_layer_reads_it_and_all_between():
+def test_choose_placement_moved_int8_stays_int8_for_layer():
+    """Moved INT8 activations stay INT8 where a layer reads them."""
     graph, found = placed(Heads(), torch.ones(1, 3, 8, 8), torch.ones(2, 2, 4))
     sources = {
         v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
@@ -89,7 +92,8 @@ def test_what_was_moved_from_integers_is_integers_where_a_layer_reads_it_and_all
     assert [*found.floats.values()] == ["both operands are computed"]
 
 
-def test_a_layer_stays_float_whose_operand_has_no_range_or_that_was_skipped_and_says_why():
+def test_choose_placement_missing_range_or_skip_has_reason():
+    """A layer without a range, or a skipped one, stays in float with a reason."""
     _, found = placed(Feedforward(), torch.ones(2, 3, 4), has_range=lambda v: v.producer.op_type != "gelu")
     assert kinds(found.scale_sources) == ["layer_norm"]
     assert [reason.startswith("its input has no range") for reason in found.floats.values()] == [True]
@@ -104,7 +108,8 @@ OPEN = replace(SCHEME, closed=frozenset(), fused={}, elementwise=frozenset())
 """The scheme of a target whose layers return floats, which the next one makes integers of."""
 
 
-def test_a_target_that_adds_along_with_a_layer_gets_integers_of_what_is_added_and_of_the_result_where_it_wants_them():
+def test_choose_placement_fused_sums_quantize_operands():
+    """A target with fused sums gets quantized operands, and a quantized layer result if it needs one."""
     for of_two, expected in ((True, ["conv2d", "input", "max_pool2d", "relu"]), (False, None)):
         scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=of_two))
         graph, found = placed(Residual(), torch.ones(1, 3, 8, 8), scheme=scheme)
@@ -123,7 +128,8 @@ class Projected(nn.Module):
         return self.two(x) + self.one(x) + x.mean((2, 3), keepdim=True)
 
 
-def test_of_the_results_of_two_layers_that_are_added_the_later_one_stays_float():
+def test_choose_placement_sum_of_two_layers_keeps_later_float():
+    """Of two layers that are added, the later result stays in float."""
     scheme = replace(OPEN, sums=FusedSums(frozenset({"conv2d"}), rounds_layer_result=False))
     graph, found = placed(Projected(), torch.ones(1, 3, 8, 8), scheme=scheme)
     two, one = (node for node in graph.nodes if node.op_type == "conv2d")
@@ -142,7 +148,8 @@ class Joined(nn.Module):
         return self.two(torch.cat([pair, y], 1)) + self.one(y)
 
 
-def test_what_is_joined_has_one_scale_whoever_else_reads_it_where_the_target_asks_for_that():
+def test_choose_placement_concat_operands_share_scale():
+    """The operands of a concatenation share a scale if the target requires it."""
     graph, found = placed(Joined(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, joins=frozenset({"cat"})))
     inner, outer = (node.output for node in graph.nodes if node.op_type == "cat")
     (relu,) = [node.output for node in graph.nodes if node.op_type == "relu"]
@@ -160,7 +167,8 @@ class Moved(nn.Module):
         return self.two(F.max_pool2d(torch.relu(self.one(x)), 2))
 
 
-def test_what_is_moved_before_a_layer_reads_it_is_moved_as_integers():
+def test_choose_placement_quantizes_before_moves():
+    """Data movement before a layer is done in INT8 if the target requires it."""
     _, found = placed(Moved(), torch.ones(1, 3, 8, 8), scheme=replace(OPEN, quantizes_before_moves=True))
     sources = {
         v.producer.op_type: s.producer.op_type for v, s in found.scale_sources.items() if v.producer and s.producer
@@ -185,7 +193,8 @@ class Transposed(nn.Module):
         (2, False, "the target computes conv_transpose2d with groups in float"),
     ],
 )
-def test_a_layer_that_the_target_takes_on_a_condition_stays_float_without_it(groups, is_negative, reason):
+def test_choose_placement_conditional_layer_has_reason(groups, is_negative, reason):
+    """A layer that the target supports under a condition stays in float without it."""
     kinds = frozenset({"conv_transpose2d"})
     scheme = replace(OPEN, layers=kinds, needs_zero_point_0=kinds, needs_single_group=kinds)
     known = {"is_negative": lambda _: is_negative}

@@ -33,7 +33,8 @@ def written():
     return json.loads(json.dumps(document)), tensors
 
 
-def test_what_is_read_is_what_was_written():
+def test_plan_from_json_restores_plan():
+    """A plan is restored from JSON and tensors."""
     found, original = plan_from_json(*written()), plan()
     assert found.scheme == SCHEME
     assert found.activations == original.activations
@@ -65,7 +66,8 @@ def test_what_is_read_is_what_was_written():
         ),
     ],
 )
-def test_what_was_altered_is_refused_with_the_reason(change, message):
+def test_plan_from_json_damaged_raises_with_reason(change, message):
+    """A damaged plan raises an error with the reason."""
     document, tensors = written()
     change(document, tensors)
     with pytest.raises(ModelError, match=message):

@@ -26,7 +26,8 @@ S7 = QuantizedType(bits=7, is_signed=True, is_symmetric=True)
 ENDS = st.floats(min_value=0, max_value=2.0**100, width=32, allow_subnormal=False)
 
 
-def test_kinds_of_integers_have_the_ends_of_their_bits():
+def test_quantized_type_low_and_high():
+    """Each type has the min and max of its bits."""
     ends = {
         kind: (kind.low, kind.high)
         for kind in (U8, S8, NARROW, S7, QuantizedType(bits=4), QuantizedType(4, is_signed=True))
@@ -35,7 +36,8 @@ def test_kinds_of_integers_have_the_ends_of_their_bits():
 
 
 @given(below=ENDS, above=ENDS, kind=st.sampled_from([U8, S8, NARROW, QuantizedType(is_signed=True)]))
-def test_a_range_is_covered_but_for_half_a_step_and_zero_is_exact(below, above, kind):
+def test_compute_qparams_covers_range_and_exact_zero(below, above, kind):
+    """A range is covered within half a step, and zero is exact."""
     found = compute_qparams(Range(-below, above), kind)
     assert kind.low <= found.zero_point <= kind.high
     assert math.isfinite(found.scale)
@@ -47,26 +49,30 @@ def test_a_range_is_covered_but_for_half_a_step_and_zero_is_exact(below, above, 
         assert high >= above - slack
 
 
-def test_what_is_never_negative_has_zero_point_zero_and_all_integers():
+def test_compute_qparams_one_sided_range_uses_all_steps():
+    """A one-sided range uses all steps, with its zero point at the end."""
     assert compute_qparams(Range(0, 2.55), U8).zero_point == 0
     assert compute_qparams(Range(0, 2.55), U8).scale == pytest.approx(0.01)
     assert compute_qparams(Range(-2.55, 0), U8).zero_point == 255
     assert compute_qparams(Range(-1, 2.54), S8) == compute_qparams(Range(-2.54, 1), S8)
 
 
-def test_unsigned_integers_that_are_symmetric_have_their_middle_as_zero_point_where_anything_lies_below():
+def test_compute_qparams_symmetric_unsigned_zero_point():
+    """A symmetric unsigned type has its zero point in the middle for negative values."""
     kind = QuantizedType(is_symmetric=True)
     assert compute_qparams(Range(-1.0, 2.54), kind) == QParams(pytest.approx(0.02), 128)
     assert compute_qparams(Range(0.0, 2.55), kind) == QParams(pytest.approx(0.01), 0)
 
 
-def test_what_is_always_zero_has_scale_one():
+def test_compute_qparams_zero_range_has_scale_one():
+    """A range of zero has scale one."""
     assert [(s.scale, s.zero_point) for s in (compute_qparams(Range(0, 0), U8), compute_qparams(Range(0, 0), S8))] == [
         (1.0, 0)
     ] * 2
 
 
-def test_a_weight_has_a_scale_for_each_channel_along_the_side_that_is_asked_for():
+def test_compute_weight_scales_per_channel_of_axis():
+    """A weight has a scale for each channel along an axis, or one in total."""
     weight = torch.tensor([[1.0, -2.0, 0.0], [0.5, 12.7, 0.0]])
     assert compute_weight_scales(weight, 0, S8).tolist() == pytest.approx([2 / 127, 0.1])
     assert compute_weight_scales(weight, -1, S8).tolist() == pytest.approx([1 / 127, 0.1, 1.0])
@@ -80,7 +86,8 @@ def test_a_weight_has_a_scale_for_each_channel_along_the_side_that_is_asked_for(
     input_scale=st.floats(min_value=2.0**-26, max_value=1, width=32),
     weight_scale=st.floats(min_value=2.0**-26, max_value=1, width=32),
 )
-def test_no_bias_overflows_and_scales_are_raised_no_more_than_that_takes(bias, input_scale, weight_scale):
+def test_raise_scales_for_bias_prevents_overflow(bias, input_scale, weight_scale):
+    """No bias overflows, and scales are raised only as far as needed."""
     scales = torch.full((len(bias),), weight_scale)
     raised = raise_scales_for_bias(scales, torch.tensor(bias), input_scale)
     integers, own = quantize_bias(torch.tensor(bias), input_scale, raised)
@@ -91,7 +98,8 @@ def test_no_bias_overflows_and_scales_are_raised_no_more_than_that_takes(bias, i
     assert ((raised == scales) | (integers.abs() > 2**31 - 1024)).all()
 
 
-def test_one_scale_in_all_is_raised_for_the_largest_bias():
+def test_raise_scales_for_bias_single_scale_fits_largest():
+    """A single scale is raised for the largest bias."""
     raised = raise_scales_for_bias(torch.tensor(2.0**-20), torch.tensor([1.0, -4e6, 0.0]), 2.0**-20)
     integers, own = quantize_bias(torch.tensor([1.0, -4e6, 0.0]), 2.0**-20, raised)
     assert raised.shape == own.shape == ()

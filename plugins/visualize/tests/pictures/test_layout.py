@@ -46,25 +46,29 @@ def page(graph, request, monkeypatch):
     return Page(write_svg(build_drawing(graph)))
 
 
-def test_each_node_is_there_once(graph, page):
+def test_write_svg_draws_each_node_once(graph, page):
+    """Each node, input and output has exactly one box."""
     expected = [f"node {node.name}" for node in graph.nodes]
     expected += [f"input {value.name}" for value in graph.inputs]
     expected += [f"output {index}" for index in range(len(graph.outputs))]
     assert sorted(box.key for box in page.boxes) == sorted(expected)
 
 
-def test_no_two_boxes_lie_over_each_other(page):
+def test_write_svg_boxes_do_not_overlap(page):
+    """No two boxes overlap."""
     assert not [(a.key, b.key) for a, b in combinations(page.boxes, 2) if a.overlaps(b)]
 
 
-def test_a_group_lies_whole_inside_another_or_beside_it_and_a_box_inside_a_group_or_beside_it(page):
+def test_write_svg_groups_nested_or_disjoint(page):
+    """Groups and boxes are nested or disjoint."""
     for group in page.groups:
         for other in (*page.groups, *page.boxes):
             if other is not group and other.overlaps(group):
                 assert group.holds(other) or other.holds(group)
 
 
-def test_everything_lies_on_the_page(page):
+def test_write_svg_everything_inside_page(page):
+    """Every box and group is inside the page."""
     width, height = float(page.root.get("width")), float(page.root.get("height"))
     for area in (*page.boxes, *page.groups):
         assert area.x >= 0
@@ -73,7 +77,8 @@ def test_everything_lies_on_the_page(page):
         assert area.y + area.height <= height
 
 
-def test_each_way_ends_at_a_box_that_its_tip_touches_or_at_the_border_of_a_group(page):
+def test_write_svg_edges_end_at_boxes_or_group_borders(page):
+    """Each edge ends at a box, with an arrowhead, or at the border of a group."""
     assert page.ways
     for way in page.ways:
         x, y = way.end
@@ -82,7 +87,8 @@ def test_each_way_ends_at_a_box_that_its_tip_touches_or_at_the_border_of_a_group
         assert any(left <= x <= right and abs(y - edge) < NEAR for left, right, edge in edges), way
 
 
-def test_each_way_begins_at_a_box_a_group_or_on_another_that_carries_the_same(page):
+def test_write_svg_edges_start_at_boxes_groups_or_edges(page):
+    """Each edge starts at a box, a group, or another edge of the same value."""
     for way in page.ways:
         x, y = way.start
         edges = [(a.x, a.x + a.width, a.y + a.height) for a in (*page.boxes, *page.groups)]
@@ -92,11 +98,13 @@ def test_each_way_begins_at_a_box_a_group_or_on_another_that_carries_the_same(pa
         assert touches or others, way
 
 
-def test_ways_lead_down(page):
+def test_write_svg_edges_point_down(page):
+    """Edges never go up."""
     assert all(way.start[1] <= way.end[1] for way in page.ways)
 
 
-def test_as_many_tips_touch_a_box_as_it_reads_values(graph, page):
+def test_write_svg_box_has_arrowhead_per_input_value(graph, page):
+    """A box has as many arrowheads as input values."""
     for node in graph.nodes:
         box = page.box(f"node {node.name}")
         tips = [
@@ -108,7 +116,8 @@ def test_as_many_tips_touch_a_box_as_it_reads_values(graph, page):
         assert len(tips) == len(made)
 
 
-def test_texts_are_no_wider_than_their_box(page):
+def test_write_svg_texts_fit_into_boxes(page):
+    """No text is wider than its box."""
     letter = 11 * 0.602  # of DejaVu Sans Mono, the widest of the fonts: its advance is 1233/2048 em
     for box in page.boxes:
         indent = 0
@@ -116,7 +125,8 @@ def test_texts_are_no_wider_than_their_box(page):
             assert indent + len(line) * letter <= box.width
 
 
-def test_a_chain_is_straight():
+def test_write_svg_chain_straight():
+    """The boxes of a chain have the same horizontal center."""
     graph = Graph("Chain")
     value = graph.add_input(TYPE, "x")
     for _ in range(5):
@@ -126,13 +136,15 @@ def test_a_chain_is_straight():
     assert max(middles) - min(middles) < NEAR
 
 
-def test_the_way_past_a_block_is_straight_and_so_is_the_way_through_it():
+def test_write_svg_residual_block_straight():
+    """The boxes of a residual block have the same horizontal center."""
     page = Page(write_svg(build_drawing(residual(1))))
     middles = [box.x + box.width / 2 for box in page.boxes]
     assert max(middles) - min(middles) < 1.0
 
 
-def test_a_module_that_is_called_again_is_a_group_again():
+def test_write_svg_repeated_module_drawn_per_call():
+    """A module that is called again is a separate group for each call."""
     graph = Graph("Twice")
     x = graph.add_input(TYPE, "x")
     for scope in ("shared", "between", "shared"):
@@ -142,12 +154,14 @@ def test_a_module_that_is_called_again_is_a_group_again():
     assert keys == ["group shared 1", "group between 1", "group shared 2"]
 
 
-def test_a_graph_without_anything_is_drawn():
+def test_write_svg_empty_graph_has_no_boxes():
+    """An empty graph is drawn without boxes."""
     assert Page(write_svg(build_drawing(Graph("Empty")))).boxes == []
     assert Page(write_svg(PictureDrawing("", "", BoxGroup("group", "", []), []))).boxes == []
 
 
-def test_a_value_that_all_read_is_led_past_them_once():
+def test_write_svg_value_with_many_readers_shares_edge():
+    """A value with many readers has one shared edge."""
     graph = Graph("Everybody")
     x = graph.add_input(TYPE, "x")
     value = x
@@ -168,13 +182,15 @@ def long_links(count: int) -> Graph:
     return graph
 
 
-def test_links_between_any_two_nodes_take_as_many_points_as_there_are_links_not_as_layers_that_they_pass():
+def test_arrange_long_edges_point_count_linear():
+    """The number of points grows with the number of edges, not with the layers that they cross."""
     routes = arrange(build_drawing(long_links(1200))).routes
     # A point in each layer would be 1200 ** 2 / 6, of which those that carry the same share half.
     assert sum(len(route.columns) for route in routes) < 10 * 1200
 
 
-def test_lanes_around_a_thicket_lie_beside_each_other_and_are_used_again(monkeypatch):
+def test_add_lanes_disjoint_and_reused(monkeypatch):
+    """Lanes do not overlap, and free lanes are reused."""
     monkeypatch.setattr(layers, "MAX_STATIONS", 0)
     monkeypatch.setattr(layers, "STATIONS_PER_ITEM", 0)
     items = [layers.Item(100.0, 20.0, layer=layer) for layer in range(12)]
@@ -188,7 +204,8 @@ def test_lanes_around_a_thicket_lie_beside_each_other_and_are_used_again(monkeyp
     assert [link.branches_off for link in links] == [False, True, False, False]
 
 
-def test_numbers_that_must_not_fall_come_as_near_as_they_can_to_those_that_are_wished_for():
+def test_nearest_in_order_returns_closest_sorted_numbers():
+    """The result is sorted and as close as possible to the wished numbers."""
     wished, counts = [3.0, 1.0, 2.0, 7.0, 4.0], [1.0, 1.0, 2.0, 1.0, 3.0]
     found = nearest_in_order(wished, counts)
     assert found == sorted(found)

@@ -39,14 +39,16 @@ def layout_in(text: str):
     return json.loads(found)
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(text):
+def test_write_page_loads_no_external_resources(text):
+    """The page loads nothing from the network."""
     sources = [(tag, attrs) for tag, attrs in Elements(text).found if attrs.keys() & {"src", "href", "xlink:href"}]
     assert not sources
     assert "default-src 'none'" in text
     assert not re.findall(r"@import|url\((?!#)|fetch\(|XMLHttpRequest|https?://(?!www\.w3\.org/2000/svg)", text)
 
 
-def test_the_script_finds_each_element_that_it_looks_for(text):
+def test_write_page_contains_elements_of_script(text):
+    """Each element that the script looks up exists once."""
     looked_for = re.findall(r'getElementById\("(\w+)"\)', text)
     assert looked_for
     ids = Elements(text).ids()
@@ -54,7 +56,9 @@ def test_the_script_finds_each_element_that_it_looks_for(text):
     assert len(ids) == len(set(ids))
 
 
-def test_the_layout_names_each_box_and_group_of_the_picture(text):
+def test_write_page_layout_names_all_boxes_and_groups(text):
+    """The embedded layout names each box and group of the picture."""
+
     def keys(group):
         for member in group["members"]:
             yield member["key"]
@@ -64,7 +68,9 @@ def test_the_layout_names_each_box_and_group_of_the_picture(text):
     assert set(keys(layout_in(text))) == elements.keys("box") | elements.keys("group")
 
 
-def test_the_layout_has_a_way_for_each_line_of_each_group_in_their_order(text):
+def test_write_page_layout_has_route_per_path(text):
+    """The embedded layout has a route for each path of the picture."""
+
     def ways(group):
         found = len(group["routes"])
         return found + sum(ways(member["group"]) for member in group["members"] if "group" in member)
@@ -72,12 +78,14 @@ def test_the_layout_has_a_way_for_each_line_of_each_group_in_their_order(text):
     assert ways(layout_in(text)) == len(re.findall(r"data-way=", text))
 
 
-def test_the_page_says_what_it_shows(text):
+def test_write_page_shows_title_and_subtitle(text):
+    """The page shows the title and the subtitle."""
     assert "<title>Residual</title>" in text
     assert "8 nodes, as written" in text
 
 
-def test_names_that_would_end_the_script_do_not():
+def test_write_page_escapes_script_end_in_names():
+    """Names that contain a script end tag do not end the script."""
     graph = residual()
     graph.name = "</script><script>alert(1)</script>"
     text = write_page(build_drawing(graph)).decode()
@@ -95,7 +103,8 @@ def height(page, key):
 
 
 @pytest.mark.slow
-def test_in_a_browser_all_boxes_are_seen_where_they_were_drawn(page):
+def test_page_browser_draws_all_boxes(page):
+    """All boxes and edges are drawn in a browser."""
     lines = page.eval_on_selector_all("path[data-way]", "ways => ways.map(way => way.getAttribute('d'))")
     assert len(lines) > 10
     assert all(line.startswith("M") and "NaN" not in line and "undefined" not in line for line in lines)
@@ -103,7 +112,8 @@ def test_in_a_browser_all_boxes_are_seen_where_they_were_drawn(page):
         assert box.bounding_box()["height"] > 10
 
 
-def test_in_a_browser_a_click_on_its_title_folds_a_module_and_another_unfolds_it(page):
+def test_page_browser_title_click_folds_module(page):
+    """A click on the title folds a module; another click unfolds it."""
     before, below = height(page, "group body 1"), page.locator('[data-key="node layer_5"]').bounding_box()["y"]
     title = page.locator('[data-key="group body 1"] > .title')
     title.click()
@@ -115,14 +125,16 @@ def test_in_a_browser_a_click_on_its_title_folds_a_module_and_another_unfolds_it
     assert height(page, "group body 1") == pytest.approx(before)
 
 
-def test_in_a_browser_all_fold_and_unfold(page):
+def test_page_browser_fold_and_unfold_all(page):
+    """The buttons fold and unfold all modules."""
     page.click("#fold")
     assert not page.locator('[data-key="node layer_1"]').is_visible()
     page.click("#unfold")
     assert page.locator('[data-key="node layer_1"]').is_visible()
 
 
-def test_in_a_browser_a_search_shows_what_it_finds_although_it_was_folded(page):
+def test_page_browser_search_shows_folded_node(page):
+    """A search shows and selects a node in a folded module."""
     page.click("#fold")
     page.fill("#search", "body.1.second")
     assert page.text_content("#count") == "1 of 1"
@@ -137,7 +149,8 @@ def test_in_a_browser_a_search_shows_what_it_finds_although_it_was_folded(page):
     assert page.text_content("#count") != first
 
 
-def test_in_a_browser_a_click_shows_what_is_known_of_a_node(page):
+def test_page_browser_node_click_opens_details(page):
+    """A click on a node shows its details."""
     assert not page.locator("#details").is_visible()
     page.locator('[data-key="node layer_1"]').click()
     assert "body.0.first.weight: float32[4, 8]" in page.text_content("#details pre")
@@ -145,7 +158,8 @@ def test_in_a_browser_a_click_shows_what_is_known_of_a_node(page):
     assert not page.locator("#details").is_visible()
 
 
-def test_in_a_browser_the_picture_is_dragged_and_zoomed(page):
+def test_page_browser_drag_and_zoom(page):
+    """The picture can be dragged, zoomed and reset."""
     box = page.locator('[data-key="input x"]')
     before = box.bounding_box()
     page.mouse.move(600, 700)
@@ -160,7 +174,8 @@ def test_in_a_browser_the_picture_is_dragged_and_zoomed(page):
     assert box.bounding_box() == pytest.approx(before)
 
 
-def test_in_a_browser_something_of_each_colour_is_painted(page, tmp_path):
+def test_page_browser_paints_colors(page, tmp_path):
+    """A screenshot contains the colors of inputs, float nodes and edges."""
     from PIL import Image  # noqa: PLC0415 - as the browser is
 
     page.screenshot(path=tmp_path / "shot.png")

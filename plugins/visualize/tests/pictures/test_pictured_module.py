@@ -32,7 +32,8 @@ def module():
     return compiled()
 
 
-def test_a_float_module_is_drawn_as_it_is(tmp_path):
+def test_clika_visualize_float_module_draws_all_nodes(tmp_path):
+    """A float module is drawn with all nodes, in float colors."""
     module = traced()
     path = module.clika_visualize(tmp_path / "model")
     assert path == tmp_path / "model.svg"
@@ -40,7 +41,8 @@ def test_a_float_module_is_drawn_as_it_is(tmp_path):
     assert set(roles(path).values()) == {"interface", "float"}
 
 
-def test_a_quantized_module_shows_its_integers_by_colour(module, tmp_path):
+def test_clika_visualize_quantized_module_marks_int8(module, tmp_path):
+    """A quantized module marks INT8 nodes and edges."""
     path = module.clika_visualize(tmp_path / "model.svg")
     found = roles(path)
     assert [found[f"node {name}"] for name in ("linear", "relu", "linear_1")] == ["integers"] * 3
@@ -49,7 +51,8 @@ def test_a_quantized_module_shows_its_integers_by_colour(module, tmp_path):
     assert "as for onnxruntime" in path.read_text()
 
 
-def test_drawing_changes_nothing(module, tmp_path):
+def test_clika_visualize_keeps_module_unchanged(module, tmp_path):
+    """Drawing changes neither outputs nor the graph."""
     x = batches(1)[0]
     before, revision = module(x), module.graph.revision
     module.clika_visualize(tmp_path / "model.html")
@@ -57,30 +60,35 @@ def test_drawing_changes_nothing(module, tmp_path):
     assert module.graph.revision == revision
 
 
-def test_a_layer_that_is_skipped_says_so(tmp_path):
+def test_clika_visualize_skipped_layer_shows_reason(tmp_path):
+    """A skipped layer is marked as kept in float, with the reason."""
     module = compiled(layer_quantization_settings={"second": LayerQuantizationSettings(skip_quantization=True)})
     path = module.clika_visualize(tmp_path / "model.svg")
     assert roles(path)["node linear_1"] == "kept"
     assert "in float because: " in Page(path.read_bytes()).tooltip("node linear_1")
 
 
-def test_weights_in_few_bits_have_a_colour_of_their_own(tmp_path):
+def test_clika_visualize_int4_weights_have_own_color(tmp_path):
+    """INT4 weights have their own color."""
     module = compiled(quantization_settings=INT4)
     found = roles(module.clika_visualize(tmp_path / "model.svg"))
     assert [role for role in found.values() if role == "weights"] == ["weights"] * 2
 
 
-def test_what_a_runtime_runs_is_shown_where_it_is_given(module, tmp_path):
+def test_clika_visualize_explanation_shows_runtime_precision(module, tmp_path):
+    """With an explanation, the tooltip shows the precision in the runtime."""
     path = module.clika_visualize(tmp_path / "model.svg", explanation=module.clika_explain())
     assert "in onnxruntime: int8" in Page(path.read_bytes()).tooltip("node linear")
 
 
-def test_an_explanation_of_another_kind_is_refused(module, tmp_path):
+def test_clika_visualize_wrong_explanation_raises(module, tmp_path):
+    """An explanation of a wrong type raises an error."""
     with pytest.raises(ModelError, match=r"explanation is 'why', a str; give what clika_explain\(\) returns"):
         module.clika_visualize(tmp_path / "model.svg", explanation="why")
 
 
-def test_a_pruned_module_shows_what_is_left(tmp_path):
+def test_clika_visualize_pruned_module_shows_new_shape(tmp_path):
+    """A pruned module is drawn with its remaining channels."""
     module = traced()
     module.clika_prune(
         PruningSettings(mask_type="structured", pruning_sensitivity_threshold=0.5), calibration_inputs=batches()
@@ -92,14 +100,16 @@ def test_a_pruned_module_shows_what_is_left(tmp_path):
     )
 
 
-def test_adapters_have_a_colour_of_their_own(tmp_path):
+def test_clika_visualize_adapters_have_own_color(tmp_path):
+    """Adapters have their own color."""
     module = traced()
     module.clika_attach_lora(LoraSettings(rank=2))
     found = roles(module.clika_visualize(tmp_path / "model.svg"))
     assert [role for role in found.values() if role == "adapter"] == ["adapter"] * 2
 
 
-def test_adapters_beside_integers_are_told_apart_from_them(tmp_path):
+def test_clika_visualize_adapters_next_to_int8_distinguished(tmp_path):
+    """Adapters next to INT8 layers have a color different from them."""
     module = compiled()
     module.clika_attach_lora(LoraSettings(rank=2))
     found = [*roles(module.clika_visualize(tmp_path / "model.svg")).values()]
@@ -107,7 +117,8 @@ def test_adapters_beside_integers_are_told_apart_from_them(tmp_path):
     assert found.count("integers") >= 2
 
 
-def test_an_existing_picture_is_overwritten_and_the_log_says_so(tmp_path):
+def test_clika_visualize_overwrites_file_with_log_line(tmp_path):
+    """An existing picture is overwritten, and the log reports it."""
     module = clika_compile(nn.Linear(4, 4), tracing_inputs=[torch.zeros(1, 4)], logs_dir=tmp_path / "logs")
     for _ in range(2):
         module.clika_visualize(tmp_path / "model.dot")
@@ -116,13 +127,15 @@ def test_an_existing_picture_is_overwritten_and_the_log_says_so(tmp_path):
     assert told.count(f"Saved graph visualization to: {tmp_path / 'model.dot'}") == 2
 
 
-def test_an_empty_module_has_no_picture(tmp_path):
+def test_clika_visualize_empty_module_raises(tmp_path):
+    """An empty module raises an error, and no file is written."""
     with pytest.raises(ModelError, match="this ClikaModule is empty"):
         ClikaModule().clika_visualize(tmp_path / "model.svg")
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_module_for_a_target_that_is_not_there_says_what_to_do(module, tmp_path):
+def test_clika_visualize_missing_target_raises(module, tmp_path):
+    """A module for a target that is not installed raises an error."""
     twin = copy.deepcopy(module)
     twin.clika_state.registry = replace(load_registry(), targets={})
     with pytest.raises(TargetError, match="for the target 'onnxruntime', which no installed plugin provides"):
@@ -132,30 +145,35 @@ def test_a_module_for_a_target_that_is_not_there_says_what_to_do(module, tmp_pat
 # Notebooks
 
 
-def test_a_notebook_shows_a_float_module_with_its_picture():
+def test_repr_html_float_module_contains_picture():
+    """A notebook shows a float module with its picture."""
     shown = traced()._repr_html_()
     assert "<b>Net</b>: 3 nodes, 4,192 parameters" in shown
     assert len(re.findall(r'class="box"', shown)) == 5
     assert "What was decided" not in shown
 
 
-def test_a_notebook_shows_what_was_decided(module):
+def test_repr_html_quantized_module_contains_decisions(module):
+    """A notebook shows the decisions about a quantized module."""
     shown = module._repr_html_()
     assert "as for onnxruntime" in shown
     assert "<summary>What was decided</summary>" in shown
     assert "<th" in shown
 
 
-def test_a_notebook_shows_an_empty_module_as_such():
+def test_repr_html_empty_module_shows_name():
+    """A notebook shows an empty module by its name."""
     assert "ClikaModule" in ClikaModule()._repr_html_()
 
 
-def test_a_notebook_shows_no_picture_that_nobody_could_read(monkeypatch):
+def test_repr_html_large_module_omits_picture(monkeypatch):
+    """A notebook shows no picture of a large module, only how to draw it."""
     monkeypatch.setattr("clika_ref.export.inspection.MAX_NOTEBOOK_NODES", 2)
     shown = traced()._repr_html_()
     assert "<svg" not in shown
     assert "clika_visualize(&quot;model.html&quot;) draws it" in shown
 
 
-def test_a_module_for_here_is_drawn_for_here(module):
+def test_repr_html_names_target(module):
+    """A notebook shows the target of the module."""
     assert HERE.target in module._repr_html_()

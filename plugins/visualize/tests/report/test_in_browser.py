@@ -41,7 +41,8 @@ def column(page, table, title):
 
 
 @pytest.mark.slow
-def test_each_section_has_its_title_in_the_navigation_and_something_to_show(page):
+def test_report_browser_sections_have_titles_and_content(page):
+    """Each section has a title in the navigation, and content."""
     titles = page.locator("nav a").all_inner_texts()
     parts = "Overview Modules Layers Sensitivity Thresholds Values Placement Latency Targets Warnings"
     assert titles == [*parts.split(), "To repeat"]
@@ -51,7 +52,8 @@ def test_each_section_has_its_title_in_the_navigation_and_something_to_show(page
     assert "5 of 6" in page.locator("#tiles").inner_text()
 
 
-def test_what_is_drawn_is_there_in_its_colours(page):
+def test_report_browser_plots_have_expected_colors(page):
+    """The plots are drawn in their colors."""
     assert colours(page, "#split .stacked")[GREEN] > 500
     assert colours(page, "#split .stacked")[AMBER] > 100
     plot = colours(page, "#sensitivity-plot .plot")
@@ -67,7 +69,8 @@ def test_what_is_drawn_is_there_in_its_colours(page):
     assert page.locator("#thresholds-plot circle.chosen").count() == 2
 
 
-def test_a_layer_that_is_clicked_shows_what_is_known_of_it_and_the_histograms_of_its_values(page):
+def test_report_browser_layer_click_shows_details(page):
+    """A click on a layer shows its facts and histograms."""
     assert page.locator("#details").is_hidden()
     page.locator("#layers-table tbody tr", has_text="blocks.1.second").click()
     details = page.locator("#details")
@@ -84,13 +87,16 @@ def test_a_layer_that_is_clicked_shows_what_is_known_of_it_and_the_histograms_of
     assert details.is_hidden()
 
 
-def test_a_layer_that_is_kept_float_says_why(page):
+def test_report_browser_float_layer_shows_reason(page):
+    """A layer that is kept in float shows the reason."""
     page.locator("#layers-table tbody tr", has_text="blocks.0.second").click()
     assert "skip_quantization" in page.locator("#details").inner_text()
     assert "kept float" in page.locator("#details").inner_text()
 
 
-def test_a_column_sorts_by_a_click_on_its_title_and_back_by_another(page):
+def test_report_browser_column_sorts_both_directions(page):
+    """A click on a title sorts the column, another click reverses it."""
+
     def sensitivities():
         return [float(text) for text in column(page, "#layers-table", "QS") if text]
 
@@ -107,7 +113,8 @@ def test_a_column_sorts_by_a_click_on_its_title_and_back_by_another(page):
     assert paths == sorted(paths)
 
 
-def test_rows_are_filtered_by_words_and_by_what_became_of_them(page):
+def test_report_browser_rows_filtered_by_text_and_state(page):
+    """Rows are filtered by text and by state."""
     page.get_by_label("Filter by module, operator or reason").fill("blocks.1 conv")
     assert column(page, "#layers-table", "Module") == ["blocks.1.first", "blocks.1.second"]
     assert page.locator("#layers-tools output").inner_text().startswith("2 of ")
@@ -116,7 +123,8 @@ def test_rows_are_filtered_by_words_and_by_what_became_of_them(page):
     assert column(page, "#layers-table", "Module") == ["blocks.0.second"]
 
 
-def test_modules_fold_and_unfold_by_pointer_and_by_keys(page):
+def test_report_browser_modules_fold_by_pointer_and_keys(page):
+    """Modules fold and unfold by pointer and by keys."""
     rows, modules = (page.locator(f"#hierarchy-table tbody tr{kind}") for kind in ("", ".module-row"))
     page.get_by_role("button", name="Fold all", exact=True).click()
     assert modules.all_inner_texts()[1].startswith("▸blocks")  # in the model, beside modules of one node
@@ -133,7 +141,8 @@ def test_modules_fold_and_unfold_by_pointer_and_by_keys(page):
     assert 1 < rows.count() < everything
 
 
-def test_rows_open_by_the_keyboard_and_focus_comes_back(page):
+def test_report_browser_rows_open_by_keyboard(page):
+    """Rows open by the keyboard, and the focus returns."""
     row = page.locator("#layers-table tbody tr").first
     row.focus()
     page.keyboard.press("ArrowDown")
@@ -143,7 +152,8 @@ def test_rows_open_by_the_keyboard_and_focus_comes_back(page):
     assert page.evaluate("document.activeElement.parentElement.children[1] === document.activeElement")
 
 
-def test_the_curve_of_thresholds_tells_what_is_below_the_pointer(page):
+def test_report_browser_threshold_curve_follows_pointer(page):
+    """The threshold plot shows the values at the pointer."""
     plot = page.locator("#thresholds-plot svg")
     assert page.locator("#thresholds-plot .readout").inner_text().startswith("Chosen: threshold 0.005, 5 of 6 layers")
     plot.scroll_into_view_if_needed()
@@ -152,23 +162,27 @@ def test_the_curve_of_thresholds_tells_what_is_below_the_pointer(page):
     assert page.locator("#thresholds-plot .readout").inner_text().startswith("At ")
 
 
-def test_settings_are_copied(page):
+def test_report_browser_settings_copied(page):
+    """The button copies the settings."""
     page.locator("#repeat figure", has_text="settings.yaml").first.get_by_role("button").click()
     assert page.locator("#repeat figure button").first.inner_text() in ("Copied", "Selected")
 
 
-def test_it_is_dark_where_the_reader_wants_that(report, open_page):
+def test_report_browser_follows_dark_preference(report, open_page):
+    """The page is dark if the reader prefers it."""
     light, dark = (colours(open_page(report, dark=is_dark)) for is_dark in (False, True))
     assert light.most_common(1)[0][0] == LIGHT
     assert dark.most_common(1)[0][0] == DARK
 
 
-def test_on_a_narrow_screen_nothing_is_wider_than_the_screen(report, open_page):
+def test_report_browser_narrow_screen_fits(report, open_page):
+    """On a narrow screen, no element is wider than the screen."""
     page = open_page(report, width=420, height=800)
     assert page.evaluate("document.documentElement.scrollWidth") <= 420
 
 
-def test_printed_all_rows_are_there_and_tools_are_not(tmp_path, open_page):
+def test_report_browser_print_shows_all_rows(tmp_path, open_page):
+    """In print, all rows are shown and the navigation is hidden."""
     page = open_page(write(large(250), tmp_path))
     page.emulate_media(media="print")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
@@ -177,7 +191,8 @@ def test_printed_all_rows_are_there_and_tools_are_not(tmp_path, open_page):
 
 
 @pytest.mark.parametrize("make", [in_float, in_four_bits])
-def test_a_float_module_and_one_with_few_bits_open_without_errors(make, tmp_path, open_page):
+def test_report_browser_float_and_int4_modules_open(make, tmp_path, open_page):
+    """The reports of a float module and of an INT4 module open."""
     page = open_page(make().clika_report(tmp_path / "report.html"))
     assert page.locator("#layers-table tbody tr").count() >= 6
     notes = page.locator("#sensitivity .note").all_inner_texts()
@@ -186,7 +201,8 @@ def test_a_float_module_and_one_with_few_bits_open_without_errors(make, tmp_path
     assert page.locator("#details").is_visible()
 
 
-def test_names_that_look_like_html_are_shown_as_they_are_and_run_nothing(tmp_path, open_page):
+def test_report_browser_html_in_names_shown_as_text(tmp_path, open_page):
+    """HTML in names is shown as text and never executed."""
     name = '</script><img src=x onerror="document.title=1"><b>bold</b>'
     nodes = [node(name, name, operator=name, reason=name, bits=(8, 8), state="kept", sensitivity=0.1)]
     page = open_page(write(made_up(nodes, model=name, warnings=[name], target=name), tmp_path))
@@ -198,7 +214,8 @@ def test_names_that_look_like_html_are_shown_as_they_are_and_run_nothing(tmp_pat
     assert name in page.locator("#details").inner_text()
 
 
-def test_two_thousand_nodes_are_shown_sorted_and_scrolled_a_part_at_a_time(tmp_path, open_page):
+def test_report_browser_large_report_rendered_in_parts(tmp_path, open_page):
+    """A report of 2,000 nodes is sorted and scrolled in parts."""
     page = open_page(write(large(2000), tmp_path))
     rows = page.locator("#layers-table tbody tr")
     assert rows.count() == 100

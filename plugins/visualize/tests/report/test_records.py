@@ -21,7 +21,8 @@ def counted(*elements):
 
 
 @pytest.mark.parametrize("reach", [1.0, 3.7, 1000.0, 2.0**-140])
-def test_a_joined_histogram_has_few_bins_between_the_first_and_the_last_element_and_all_of_them(reach):
+def test_merge_bins_keeps_all_elements_in_few_bins(reach):
+    """The merged histogram contains all elements in few bins, between the min and the max."""
     elements = (torch.rand(5000, generator=torch.Generator().manual_seed(0)) * 2 - 0.7) * reach
     full = counted(*elements.tolist())
     found = merge_bins(full)
@@ -34,7 +35,8 @@ def test_a_joined_histogram_has_few_bins_between_the_first_and_the_last_element_
     assert (found.start / found.width).is_integer()  # 0 lies between two bins
 
 
-def test_each_element_is_in_the_bin_that_it_is_counted_in():
+def test_merge_bins_elements_stay_in_their_bin():
+    """Each element is counted in its own bin."""
     full = counted(-0.9, -0.01, 0.0, 0.01, 0.5, 0.99)
     found = merge_bins(full)
     for element in (-0.9, -0.01, 0.0, 0.01, 0.5, 0.99):
@@ -42,7 +44,8 @@ def test_each_element_is_in_the_bin_that_it_is_counted_in():
     assert found.counts[int((0.25 - found.start) // found.width)] == 0
 
 
-def test_nothing_counted_has_no_bins_and_one_number_has_one():
+def test_merge_bins_empty_and_constant_tensor():
+    """An empty histogram has no bins, a constant one has one."""
     assert merge_bins(Full()).counts == []
     assert merge_bins(counted(0.0, 0.0)).counts == [2]
 
@@ -61,11 +64,13 @@ def test_nothing_counted_has_no_bins_and_one_number_has_one():
         ("float", "float", False, "float"),
     ],
 )
-def test_the_state_of_a_node(planned, runs, is_kept, state):
+def test_state_of_planned_and_real_precision(planned, runs, is_kept, state):
+    """The state of a node follows from its planned and real precision."""
     assert state_of(planned, runs, is_kept=is_kept) == state
 
 
-def test_modules_stand_behind_those_that_hold_them_and_add_up():
+def test_module_records_sorted_and_summed():
+    """Modules follow their parents, with the sums of their nodes."""
     layer = {"bits": (8, 8), "bytes_before": 40, "bytes_after": 10, "products": 3, "state": "integers"}
     nodes = [
         node("a", "encoder.layers.0.fc", **layer, sensitivity=0.1, seconds=2.0),
@@ -91,7 +96,8 @@ def test_modules_stand_behind_those_that_hold_them_and_add_up():
     assert (whole.sensitivity, found[3].sensitivity) == (0.3, 0.1)
 
 
-def test_numbers_that_json_does_not_have_are_nothing():
+def test_to_plain_data_nan_and_inf_become_null():
+    """NaN and inf become null."""
     found = to_plain_data({"a": [float("nan"), 1.5, (float("-inf"), 2)]})
     assert found == {"a": [None, 1.5, [None, 2]]}
     assert json.loads(json.dumps(found, allow_nan=False)) == found
@@ -110,7 +116,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_whatever_a_name_holds_is_data_and_ends_no_script(name):
+def test_to_script_json_hostile_name_stays_data(name):
+    """A name with HTML stays data and does not end the script."""
     text = to_script_json({"name": name})
     assert "<" not in text
     assert ">" not in text
@@ -120,5 +127,6 @@ def test_whatever_a_name_holds_is_data_and_ends_no_script(name):
     assert "alert(1)</script>" not in page
 
 
-def test_a_report_of_two_thousand_nodes_is_smaller_than_3_mb():
+def test_render_report_two_thousand_nodes_below_3_mb():
+    """A report of 2,000 nodes is smaller than 3 MB."""
     assert len(render_report(large(2000))) < 3e6

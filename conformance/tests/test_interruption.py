@@ -1,0 +1,108 @@
+"""A run that is asked to end tidies up, whoever asks: a person at the terminal or a system."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from clika_ref_conformance.execution.interruption import END_SIGNALS, RunInterruption, handle_end_signals
+
+from clika_ref.core.errors import ClikaError
+
+HERE = Path(__file__).parent
+HEEDING = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+"""What a process needs that was started where SIGINT is ignored, as behind the & of a script."""
+
+COMMAND = f"{HEEDING}; from clika_ref_cli.cli import main; main()"
+STUCK = ["--target", "deadly_targets:Stuck", "-k", "relu/float32", "--level", "operators", "--workers", "1"]
+
+
+@pytest.mark.parametrize("number", END_SIGNALS)
+def test_handle_end_signals_interrupts_once_and_restores(number):
+    """In the block a signal interrupts once; later it does the same as before."""
+    heard = []
+    before = signal.signal(number, lambda *_: heard.append("outside"))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            send_twice_within_the_block(number)
+        assert heard == []
+        signal.raise_signal(number)
+        assert heard == ["outside"]
+    finally:
+        signal.signal(number, before)
+
+
+def send_twice_within_the_block(number):
+    """Send it to this thread, which has it before the call returns; what is sent to a process may come later."""
+    with handle_end_signals():
+        try:
+            signal.raise_signal(number)
+        finally:
+            signal.raise_signal(number)
+
+
+def test_handle_end_signals_second_sigint_interrupts_run():
+    """A second SIGINT raises RunInterruption."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(RunInterruption):
+            send_twice_within_the_block(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_handle_end_signals_raised_interrupt_becomes_error():
+    """A KeyboardInterrupt without a signal is an error with its line."""
+
+    def draw():
+        raise KeyboardInterrupt
+
+    message = r"draw raised a KeyboardInterrupt \(.*test_interruption.py, line \d+\)"
+    with pytest.raises(ClikaError, match=message), handle_end_signals():
+        draw()
+
+
+def test_handle_end_signals_keeps_ignored_signal():
+    """A signal that was ignored stays ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with handle_end_signals():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_end_signal_reports_and_removes_folder(number, tmp_path):
+    """An interrupted run writes its report and leaves no folder or worker."""
+    path = os.pathsep.join([str(HERE / "stand_ins"), *sys.path])
+    command = [sys.executable, "-c", COMMAND, "conformance", "run", *STUCK, "--out", str(tmp_path / "report")]
+    environment = {**os.environ, "PYTHONPATH": path, "ODD_MARKS": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        folder = folder_of_the_run(tmp_path / "held", process)
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=100)
+    assert process.returncode == 3
+    assert " tasks are not done: the run was interrupted" in said
+    assert "deadly_targets:Stuck PROVES TOO LITTLE" in said
+    assert (tmp_path / "report/report.json").exists()
+    assert not folder.exists()
+    with (tmp_path / "held").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # until the worker is gone
+
+
+def folder_of_the_run(held, process):
+    """Wait until a worker compiles, and return the folder of the run that it is to write into."""
+    while process.poll() is None:
+        time.sleep(0.1)
+        if held.exists() and held.read_text(encoding="utf-8").endswith("\n"):
+            path = Path(held.read_text(encoding="utf-8").strip())
+            return next(parent for parent in path.parents if parent.name.startswith("clika-ref-conformance-"))
+    pytest.fail("the run ended before its target compiled anything")

@@ -1,0 +1,24 @@
+"""What another process says is heard to the last whole line, and no longer than it lives."""
+
+import subprocess
+import sys
+
+from clika_ref_conformance.execution.pipe_reader import read_lines
+
+SAYING = """
+import os, pathlib, sys, time
+if os.fork() == 0:
+    time.sleep(20)
+    pathlib.Path("lived").touch()
+    os._exit(0)
+sys.stdout.write("".join(f"{i} é\\n" for i in range(20_000)) + "half a li")
+"""
+
+
+def test_read_lines_open_pipe_ends_with_process(tmp_path):
+    """All lines are read, and reading ends with the process even if the pipe stays open."""
+    command = [sys.executable, "-X", "utf8", "-c", SAYING]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        assert list(read_lines(process)) == [f"{i} é" for i in range(20_000)]
+        assert not (tmp_path / "lived").exists()
+        assert process.returncode == 0

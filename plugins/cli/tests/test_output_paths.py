@@ -1,0 +1,67 @@
+"""Where commands write: what is no place for it is told before the work begins."""
+
+import os
+import re
+
+import pytest
+from clika_ref_cli.exit_status import MisuseError
+from clika_ref_cli.output_paths import check_output_paths
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """The current folder, with a file and a folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").write_text("what was there before")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["new.onnx", "there", "link", "folder/new.onnx"])
+def test_check_output_paths_writable_file_accepted(here, name):
+    """A new or existing file is accepted."""
+    check_output_paths({"-o": here / name}, "give -o")
+    check_output_paths({"-o": here / name, "--save": None}, "give -o")
+
+
+def test_check_output_paths_no_output_accepted():
+    """No output is accepted if the command writes none."""
+    check_output_paths({}, "give -o")
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("folder", "-o: cannot write '.*folder': it is a folder; add a file name"),
+        ("/dev/null", "-o: cannot write '/dev/null': it is a device, pipe or socket, not a plain file; choose another"),
+        ("gone/new.onnx", "-o: there is no folder gone to write to; make it first"),
+        ("there/new.onnx", "-o: there is no folder there to write to; make it first"),
+        ("nu\0ll", "-o: cannot write '.*': .*null (byte|character).*; choose a path without it"),
+    ],
+)
+def test_check_output_paths_unwritable_path_names_option(here, place, said):
+    """A path that cannot be written raises an error that names the option."""
+    with pytest.raises(MisuseError, match=said):
+        check_output_paths({"-o": type(here)(place)}, "give -o")
+
+
+def test_check_output_paths_read_only_folder_raises(here, monkeypatch):
+    """A folder without write permission raises an error."""
+    monkeypatch.setattr(os, "access", lambda path, how: False)
+    with pytest.raises(MisuseError, match=f"-o: the folder {here} cannot be written to; choose another one"):
+        check_output_paths({"-o": here / "new.onnx"}, "give -o")
+
+
+@pytest.mark.parametrize("place", ["there", "link", "./there"])
+@pytest.mark.parametrize("word", ["there", "link", "ids=there", "float32:there,1x3", "folder/../there"])
+def test_check_output_paths_input_file_rejected(here, place, word):
+    """An output that is also an input raises an error."""
+    said = re.escape(f"--save: {here / place} is read here, and would be written over; choose another name")
+    with pytest.raises(MisuseError, match=said):
+        check_output_paths({"--save": here / place}, "give -o", ["1x3", "my_model:Net", word])
+
+
+def test_check_output_paths_words_without_file_ignored(here):
+    """Arguments that name no file are ignored."""
+    check_output_paths({"-o": here / "there"}, "give -o", ["1x3", "my_model:Net", "None", "nu\0ll", "", "x" * 999])

@@ -1,0 +1,402 @@
+"""What a report says of a module: the same as the summary, the explanation and the ranges, and why it says no more."""
+
+from importlib.metadata import version
+
+import pytest
+import torch
+from reported_nets import HERE, Small, X, in_float, in_four_bits, in_integers, told_in
+
+from clika_ref import (
+    ClikaModule,
+    DeploymentSettings_OpenVINO_ONNX,
+    DeploymentSettings_TensorRT_ONNX,
+    LoraSettings,
+    ModelError,
+    PruningSettings,
+    Settings,
+    TargetError,
+    clika_compile,
+)
+from clika_ref import LayerQuantizationSettings as Layer
+
+
+@pytest.fixture(scope="module")
+def module():
+    return in_integers(layers={"blocks.0.second": Layer(skip_quantization=True)})
+
+
+@pytest.fixture(scope="module")
+def told(module, tmp_path_factory):
+    return told_in(module.clika_report(tmp_path_factory.mktemp("told") / "report.html"))
+
+
+def named(told, name):
+    (found,) = [node for node in told["nodes"] if node["name"] == name]
+    return found
+
+
+def test_clika_report_layers_match_summary(module, told):
+    """The facts about each layer equal those of the summary."""
+    found = module.clika_state.quantized.found
+    assert len(found.layers) == 6
+    for layer in found.layers:
+        node = named(told, layer.name)
+        assert (node["scope"], node["operator"]) == (layer.scope, layer.operator)
+        assert tuple(node["bits"]) == layer.bits
+        assert node["sensitivity"] == layer.sensitivity
+        assert (node["bytes_before"], node["bytes_after"]) == (layer.bytes_before, layer.bytes_after)
+    skipped = named(told, "conv2d_2")
+    assert (skipped["scope"], skipped["state"]) == ("blocks.0.second", "kept")
+    assert "skip_quantization" in skipped["reason"]
+    activations = [node for node in told["nodes"] if node["operator"] == "hardswish"]
+    assert {node["state"] for node in activations} == {"float"}  # no layer, so that nobody kept it
+    assert all("no INT8 kernel" in node["reason"] for node in activations)
+
+
+def test_clika_report_nodes_match_explanation(module, told):
+    """The facts about each node equal those of `clika_explain`."""
+    explained = module.clika_explain()
+    assert [node["name"] for node in told["nodes"]] == [fact.name for fact in explained.nodes]
+    for node, fact in zip(told["nodes"], explained.nodes, strict=True):
+        assert (node["planned"], node["runs"], node["products"]) == (fact.planned, fact.runs, fact.products)
+    whole = told["modules"][0]
+    assert whole["products_in_integers"] / whole["products"] == explained.share()
+
+
+def test_clika_report_activations_show_range_and_observer(module, told):
+    """Activations show their observed range, the quantized range and the observer."""
+    table, plan = module.clika_state.calibration.table, module.clika_state.quantized.plan
+    values = {value["name"]: value for value in told["values"]}
+    assert set(plan.activations) <= set(values)
+    for name, scale in plan.activations.items():
+        value = values[name]
+        covered, seen = value["covered"], value["seen"]
+        assert (covered["scale"], covered["zero_point"], covered["levels"]) == (scale.scale, scale.zero_point, 256)
+        assert covered["high"] - covered["low"] == pytest.approx(255 * scale.scale)
+        assert covered["observer"] in ("mean of extremes", "least error")
+        source = table.values[seen["source"] or name]
+        assert (seen["low"], seen["high"], seen["batches"]) == (source.low, source.high, 2)
+        assert sum(seen["histogram"]["counts"]) == source.histogram.total
+        assert 0 <= covered["outside"] < 0.05
+    assert (values["x"]["maker"], values["x"]["type"]) == (None, "float32[batch, 3, 8, 8]")
+
+
+def test_clika_report_nodes_refer_to_activations(told):
+    """Nodes refer to the activations that they read and produce, across Q/DQ pairs."""
+    node = named(told, "conv2d_1")
+    assert [told["values"][place]["name"] for place in node["makes"]] == ["conv2d_1"]
+    assert [told["values"][place]["name"] for place in node["reads"]] == ["conv2d"]
+    for place, found in enumerate(told["nodes"]):
+        assert all(told["values"][value]["maker"] == place for value in found["makes"])
+
+
+def test_clika_report_thresholds_match_summary(module, told):
+    """The thresholds and the selected one equal those of the summary."""
+    found = module.clika_state.quantized.found
+    assert [(row["threshold"], row["layers"], row["bytes"]) for row in told["what_if"]] == [
+        (row.threshold, row.layers, row.bytes) for row in found.what_if
+    ]
+    chosen = told["chosen"]
+    assert (chosen["threshold"], chosen["layers"], chosen["of_layers"], chosen["bytes"]) == (0.005, 5, 6, found.bytes)
+
+
+def test_clika_report_lists_own_target_by_default(told):
+    """Only the module's own target is listed by default, with its latency."""
+    (row,) = told["targets"]
+    assert (row["target"], row["layers"], row["of_layers"]) == ("onnxruntime", 5, 6)
+    assert row["seconds"] > 0
+    assert row["ratio"] > 0
+
+
+def test_clika_report_node_latencies_sum_to_call(told):
+    """The latencies of nodes add up to that of a call."""
+    taken = [node["seconds"] for node in told["nodes"] if node["seconds"] is not None]
+    assert len(taken) >= 6
+    assert sum(taken) + told["latency"]["unnamed"] == pytest.approx(told["latency"]["seconds"])
+    assert 0 <= told["latency"]["unnamed"] < told["latency"]["seconds"]
+    assert told["modules"][0]["seconds"] == pytest.approx(sum(taken))
+
+
+def test_clika_report_other_targets_have_rows_or_reason(tmp_path):
+    """Further targets have rows, and an unsupported one has its reason."""
+    module = in_integers(weights_num_bits=8, prefer_weights_only_quantization=True, automatic_skip_quantization=False)
+    others = [DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()]
+    own, openvino, tensorrt = told_in(module.clika_report(tmp_path / "report.html", others))["targets"]
+    assert (own["target"], openvino["target"]) == ("onnxruntime", "openvino")
+    assert openvino["bytes"] > 0
+    assert "weights_num_bits: 8 bits are requested" in tensorrt["refusal"]
+
+
+def test_clika_report_emulated_target_has_no_latency(tmp_path):
+    """An emulated target has no latency, with the reason."""
+    module = in_integers(deployment=DeploymentSettings_TensorRT_ONNX())
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert found["latency"] is None
+    assert found["missing"]["latency"] == "tensorrt is emulated by ONNX Runtime here, whose times say nothing of it"
+    assert found["target"] == "tensorrt, emulated by ONNX Runtime"
+
+
+def test_clika_report_openvino_latency_per_layer(tmp_path):
+    """OpenVINO reports the latency of each layer."""
+    module = in_integers(deployment=DeploymentSettings_OpenVINO_ONNX())
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    taken = {node["name"] for node in found["nodes"] if node["seconds"]}
+    assert {node["name"] for node in found["nodes"] if node["bits"]} <= taken
+
+
+def test_clika_report_target_without_profile_shows_reason(tmp_path, monkeypatch):
+    """A target without `profile` has no latency, with the reason."""
+    module = in_float()
+    monkeypatch.delattr(type(module.clika_state.registry.targets["onnxruntime"]), "profile")
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert (
+        found["missing"]["latency"]
+        == "the target onnxruntime reports no times of nodes: it does not implement `profile`"
+    )
+
+
+def test_clika_report_missing_runtime_omits_own_parts_only(tmp_path, monkeypatch):
+    """A missing runtime removes only the parts that depend on it."""
+    module = in_integers()
+    monkeypatch.setattr(
+        type(module.clika_state.registry.targets["onnxruntime"]), "unavailable_reason", lambda self: "it is gone"
+    )
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert found["missing"] == {"runtime": "it is gone", "latency": "it is gone"}
+    assert {node["state"] for node in found["nodes"] if node["bits"]} == {"integers"}
+    assert {node["runs"] for node in found["nodes"]} == {None}
+    assert len(found["what_if"]) == 6
+
+
+def test_clika_report_failing_profile_omits_latency_only(tmp_path, monkeypatch):
+    """A failing `profile` removes only the latency."""
+
+    def failing(self, artifact, inputs):
+        raise TargetError("it ran out of patience")
+
+    module = in_integers()
+    monkeypatch.setattr(type(module.clika_state.registry.targets["onnxruntime"]), "profile", failing)
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert found["missing"] == {"latency": "it ran out of patience"}
+    assert found["bytes_of_file"] > 0
+
+
+def test_clika_report_float_module_explains_missing_parts(tmp_path):
+    """Parts about quantization are missing, because the module is float."""
+    found = told_in(in_float().clika_report(tmp_path / "report.html"))
+    assert sorted(found["missing"]) == ["sensitivity", "targets", "values", "what_if"]
+    assert all(reason.startswith("the module is float") for reason in found["missing"].values())
+    assert {node["state"] for node in found["nodes"]} <= {"float", "fused"}
+    assert found["bytes_before"] == found["bytes_after"]
+    assert [node["bits"] for node in found["nodes"] if node["bits"]] == [[32, 32]] * 6
+    assert found["modules"][0]["integers"] == 0
+    assert found["latency"]["seconds"] > 0
+    assert "global_quantization_settings: null" in found["repeat"]["settings"]
+    assert "tracing_inputs=inputs" in found["repeat"]["code"]
+
+
+def test_clika_report_int4_layer_shows_bits_and_bytes(tmp_path):
+    """INT4 layers show their bits and bytes."""
+    module = in_four_bits()
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    (linear,) = [node for node in found["nodes"] if node["scope"] == "head" and node["bits"]]
+    assert (linear["state"], linear["planned"], linear["bits"]) == ("weights", "int4 weights", [4, 32])
+    assert linear["bytes_before"] == 4 * 512 * 10
+    assert 512 * 10 / 2 < linear["bytes_after"] < 512 * 10
+    assert found["bytes_before"] - found["bytes_after"] > linear["bytes_before"] / 2
+
+
+def test_clika_report_loaded_module_keeps_bits_and_bytes(module, told, tmp_path):
+    """A loaded module keeps bits and bytes, and missing parts have their reason."""
+    module.clika_save(tmp_path / "saved")
+    loaded = ClikaModule.clika_load(tmp_path / "saved")
+    found = told_in(loaded.clika_report(tmp_path / "report.html"))
+    assert sorted(found["missing"]) == ["sensitivity", "targets", "values", "what_if"]
+    assert "was loaded, and files store only quantized weights" in found["missing"]["what_if"]
+    assert "or was loaded without calibration inputs" in found["missing"]["values"]
+    before = {
+        node["name"]: (node["bits"], node["state"], node["bytes_before"]) for node in told["nodes"] if node["bits"]
+    }
+    again = {
+        node["name"]: (node["bits"], node["state"], node["bytes_before"]) for node in found["nodes"] if node["bits"]
+    }
+    assert again == before
+
+
+def test_clika_report_module_sums_match_nodes(told):
+    """The sums of a module equal those of its nodes."""
+    modules = {module["scope"]: module for module in told["modules"]}
+    assert list(modules) == [
+        "",
+        "stem",
+        "blocks",
+        "blocks.0",
+        "blocks.0.first",
+        "blocks.0.second",
+        "blocks.1",
+        "blocks.1.first",
+        "blocks.1.second",
+        "head",
+    ]
+    block = modules["blocks.0"]
+    assert (block["layers"], block["integers"]) == (2, 1)
+    assert told["modules"][block["parent"]]["scope"] == "blocks"
+    inside = [node for node in told["nodes"] if node["scope"].startswith("blocks.0")]
+    assert block["count"] == len(inside)
+    assert block["bytes_after"] == sum(node["bytes_after"] for node in inside)
+    assert block["sensitivity"] == max(node["sensitivity"] for node in inside if node["sensitivity"] is not None)
+
+
+def test_clika_report_contains_warnings_of_log(tmp_path):
+    """The report contains the warnings of the log, each once."""
+    module = clika_compile(in_float_model(), tracing_inputs=[X], deployment_settings=HERE)
+    module.clika_initialize_algorithms()
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert any("values may differ from the data" in text for text in found["warnings"])
+    assert len(found["warnings"]) == len(set(found["warnings"]))
+
+
+def in_float_model():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3)).eval()
+
+
+def test_clika_report_planned_int8_run_in_float_warned(tmp_path, monkeypatch):
+    """INT8 layers that run in float are reported as a warning."""
+    module = in_integers()
+    target = type(module.clika_state.registry.targets["onnxruntime"])
+    monkeypatch.setattr(target, "explain", lambda self, artifact: {"conv2d": "float: for a test"})
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert any("planned in integers run in float: stem" in text for text in found["warnings"])
+    assert named(found, "conv2d")["state"] == "missed"
+
+
+def test_clika_report_repeat_contains_settings_and_versions(told):
+    """The report contains the settings, versions and timings to repeat the run."""
+    repeat = told["repeat"]
+    assert "quantization_sensitivity_threshold: 0.005" in repeat["settings"]
+    assert "blocks.0.second" in repeat["settings"]
+    assert {"Python", "clika-ref", "torch", "onnxruntime", "clika-ref-onnxruntime"} <= set(repeat["versions"])
+    assert repeat["versions"]["torch"] == version("torch")
+    assert {"system", "processor"} <= set(repeat["machine"])
+    assert {"Capturing", "Quantizing"} <= set(repeat["seconds"])
+
+
+def test_clika_report_pruned_adapted_module_limits_repeat(told, tmp_path):
+    """For pruned and adapted modules, the report lists the steps that the settings do not repeat."""
+    assert "repeat" not in told["missing"]
+    module = clika_compile(Small().eval(), calibration_inputs=[X] * 8, deployment_settings=HERE)
+    module.clika_prune(PruningSettings(pruning_sensitivity_threshold=1.0))
+    pruned = told_in(module.clika_report(tmp_path / "pruned.html"))["missing"]["repeat"]
+    assert pruned.endswith(
+        "again: it was pruned before, so that sizes before are those of what pruning left; do the same anew"
+    )
+    module.clika_initialize_algorithms()
+    module.clika_attach_lora(LoraSettings(rank=2, target_layers=["head"]))
+    both = told_in(module.clika_report(tmp_path / "both.html"))["missing"]["repeat"]
+    assert both.endswith("what pruning left, and adapters were attached to it; do the same anew")
+
+
+def test_clika_report_settings_load_from_file(module, told, tmp_path):
+    """The settings in the report load from a file."""
+    place = tmp_path / "settings.yaml"
+    place.write_text(told["repeat"]["settings"])
+    settings = Settings.load_from_path(place)
+    assert settings.global_quantization_settings == module.clika_state.request.given
+    assert settings.deployment_settings == HERE
+    assert settings.layer_settings["blocks.0.second"].quantization_settings.skip_quantization
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("report.pdf", r"'report.pdf' ends in '.pdf', and a report ends in .html; write it so"),
+        ("report", r"'report' has no suffix, and a report ends in .html; write it so"),
+        ("folder.html", r"cannot write a report to .*folder.html': it is a folder; add a file name"),
+        ("missing/report.html", r"cannot write .*missing' does not exist; create it, or choose another path"),
+    ],
+)
+def test_clika_report_invalid_path_raises_before_work(module, tmp_path, monkeypatch, name, said):
+    """An invalid path raises an error before the report is built."""
+    (tmp_path / "folder.html").mkdir()
+    monkeypatch.setattr("clika_ref_visualize.plugin.build_contents", None)
+    with pytest.raises(ModelError, match=said):
+        module.clika_report(tmp_path / name)
+
+
+def test_clika_report_wrong_argument_types_raise(module, tmp_path):
+    """A path or settings of a wrong type raise an error."""
+    with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'model.html'"):
+        module.clika_report(3)
+    with pytest.raises(ModelError, match=r"deployments is 'openvino'; give a list of deployment settings, such as"):
+        module.clika_report(tmp_path / "report.html", "openvino")
+
+
+def test_clika_report_failure_keeps_existing_file(module, tmp_path, monkeypatch):
+    """A failure keeps the existing report."""
+    place = tmp_path / "report.html"
+    place.write_text("before")
+
+    def failing(contents):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("clika_ref_visualize.plugin.render_report", failing)
+    with pytest.raises(KeyboardInterrupt):
+        module.clika_report(place)
+    assert place.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_clika_report_keeps_module_unchanged(tmp_path):
+    """The report changes neither the module nor its outputs."""
+    module = in_integers()
+    before, results = module.clika_serialize(), module(X)
+    module.clika_report(tmp_path / "report.html")
+    assert module.clika_serialize() == before
+    assert torch.equal(module(X), results)
+
+
+def counted(monkeypatch, target, *names):
+    """How often methods of a target are called, by their names."""
+    calls = dict.fromkeys(names, 0)
+
+    def count(name, method):
+        def called(self, *args, **options):
+            calls[name] += 1
+            return method(self, *args, **options)
+
+        monkeypatch.setattr(target, name, called)
+
+    for name in names:
+        count(name, getattr(target, name))
+    return calls
+
+
+def test_clika_report_compiles_one_int8_and_one_float_artifact(tmp_path, monkeypatch):
+    """One INT8 artifact is written for all facts, and one float artifact to compare with."""
+    module = in_integers()
+    target = type(module.clika_state.registry.targets["onnxruntime"])
+    calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    assert calls == {"compile": 2, "explain": 1, "profile": 1, "load": 2}
+    assert found["bytes_of_file"] == found["targets"][0]["bytes"]
+
+
+def test_clika_report_float_module_compiles_one_artifact(tmp_path, monkeypatch):
+    """A float module is written as one artifact."""
+    module = in_float()
+    target = type(module.clika_state.registry.targets["onnxruntime"])
+    calls = counted(monkeypatch, target, "compile", "explain", "profile", "load")
+    module.clika_report(tmp_path / "report.html")
+    assert calls == {"compile": 1, "explain": 1, "profile": 1, "load": 0}
+
+
+def test_clika_report_missing_runtime_keeps_file_size(tmp_path, monkeypatch):
+    """The file size is reported without the runtime."""
+    module = in_integers()
+    monkeypatch.setattr(
+        type(module.clika_state.registry.targets["onnxruntime"]), "unavailable_reason", lambda self: "it is gone"
+    )
+    found = told_in(module.clika_report(tmp_path / "report.html"))
+    (row,) = found["targets"]
+    assert found["bytes_of_file"] == row["bytes"] > 0
+    assert (row["missing"], row["refusal"]) == ("it is gone", "")

@@ -1,0 +1,154 @@
+"""The garbage collector is spared what exists, freed memory goes back to the system, calls stand in one chunk."""
+
+import ctypes
+import gc
+import os
+import platform
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from clika_ref.capture.memory_limits import freeze_gc, release_freed_memory, run_in_one_stack_chunk
+
+
+@pytest.fixture(autouse=True)
+def nothing_frozen():
+    gc.unfreeze()
+    yield
+    gc.unfreeze()
+
+
+def test_freeze_gc_unfreezes_after_error():
+    """Objects are frozen inside the context and unfrozen after an error."""
+
+    def fail():
+        with freeze_gc():
+            assert gc.get_freeze_count() > 0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert gc.get_freeze_count() == 0
+
+
+def test_freeze_gc_keeps_objects_frozen_before():
+    """Objects that were frozen before stay frozen."""
+    gc.freeze()
+    with freeze_gc():
+        pass
+    assert gc.get_freeze_count() > 0
+
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the call")
+def test_release_freed_memory_returns_memory_to_system():
+    """Freed memory below a live block is returned to the system."""
+    block = 100_000  # bytes: glibc takes what is below 128 KiB from its heap, and shrinks that from its end only
+    with release_freed_memory():
+        blocks = [torch.empty(block, dtype=torch.uint8).fill_(1) for _ in range(1000)]
+        stays = torch.empty(block, dtype=torch.uint8).fill_(1)
+        full = resident_bytes()
+        del blocks
+    assert full - resident_bytes() > 0.8 * 1000 * block
+    assert stays.sum() == block
+
+
+HOLES = """
+import resource
+from pathlib import Path
+import torch
+from clika_ref.capture.memory_limits import release_freed_memory
+
+def resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+def filled(size):
+    return torch.empty(size, dtype=torch.uint8).fill_(1)
+
+filled(30 * 2**20)  # once that is freed, glibc takes all that is smaller from its heap
+with release_freed_memory():
+    before, stays = resident_bytes(), []
+    for number in range(20):  # each is too large for the hole that the last one leaves below what stays
+        activations = filled(4 * 2**20 + number * 2**19)
+        stays.append(filled(100_000))
+        del activations
+    print(resident_bytes() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has the call")
+def test_release_freed_memory_leaves_no_holes():
+    """Freed activations leave no holes in the heap."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC", "GLIBC"))}
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) < 40 * 2**20
+
+
+def test_release_freed_memory_trims_after_error(monkeypatch):
+    """Memory is trimmed after an error too, and limits of the user are kept."""
+    calls = []
+    monkeypatch.setattr(sys, "platform", "linux")
+    for name in ("GLIBC_TUNABLES", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    libc = SimpleNamespace(malloc_trim=calls.append, mallopt=lambda *limit: calls.append(limit))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: libc)
+    with pytest.raises(KeyError), release_freed_memory():
+        raise KeyError
+    assert calls == [(-3, 2**17), (-3, 2**25), (-1, 2**26), 0]
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
+    calls.clear()
+    with release_freed_memory():
+        pass
+    assert calls == [0]
+
+
+def most_faults(depths=400, calls=100):
+    """Return the most page faults that calls at one depth of the stack met; a chunk of it is left at one depth."""
+
+    def nothing():
+        return None
+
+    def faults():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+    def descend(depth):
+        before = faults()
+        for _ in range(calls):
+            nothing()
+        met = faults() - before
+        return max(met, descend(depth - 1)) if depth else met
+
+    return descend(depths)
+
+
+def test_run_in_one_stack_chunk_avoids_page_faults():
+    """Calls below a function in one stack chunk allocate no other chunk."""
+    assert run_in_one_stack_chunk(most_faults)() < 20
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="mended in Python")
+def test_python_stack_chunk_boundary_causes_page_faults():
+    """If this fails, Python no longer needs `run_in_one_stack_chunk`."""
+    assert most_faults() >= 100
+
+
+def test_run_in_one_stack_chunk_keeps_name_and_result():
+    """A wrapped function keeps its name, docstring, arguments and result."""
+
+    @run_in_one_stack_chunk
+    def double(number, *, times=1):
+        """Say so."""
+        return number * 2**times
+
+    assert double(3, times=2) == 12
+    assert double.__name__ == "double"
+    assert double.__doc__ == "Say so."

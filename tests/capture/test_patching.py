@@ -1,0 +1,114 @@
+"""What is replaced in PyTorch is put back, whatever a model does meanwhile, and met by one thread."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import ModelError, clika_compile
+from clika_ref.capture.caught_errors import ErrorRecorder
+from clika_ref.capture.inputs import ModelCall
+from clika_ref.capture.patching import only_in_this_thread, patch_attributes
+from clika_ref.capture.tracers import TRACERS, Tracer, trace
+
+REPLACED = (
+    *((torch.Tensor, n) for n in ("requires_grad", "grad_fn", "register_hook", "data")),
+    *((torch.inference_mode, n) for n in ("__enter__", "__exit__")),
+    *((torch.fx.Proxy, n) for n in ("__hash__", "__bool__", "__float__", "__len__")),
+    (torch, "is_grad_enabled"),
+    (nn.modules.transformer, "_detect_is_causal_mask"),
+)
+
+
+def found():
+    return [vars(owner).get(name, "inherited") for owner, name in REPLACED]
+
+
+class Base:
+    inherited = 1
+
+
+class Derived(Base):
+    own = 1
+
+
+def test_patch_attributes_error_restores_names():
+    """All names are restored after an error, also if one is missing."""
+
+    def fail():
+        del Derived.inherited
+        raise KeyError(Derived.own)
+
+    with pytest.raises(KeyError, match="2"), patch_attributes({(Derived, "own"): 2, (Derived, "inherited"): 3}):
+        fail()
+    assert ("inherited" in vars(Derived), Derived.own, Derived.inherited) == (False, 1, 1)
+
+
+def test_patch_attributes_nested_restores_outer():
+    """A nested patch restores the outer one."""
+    with patch_attributes({(Derived, "inherited"): 2}):
+        with patch_attributes({(Derived, "inherited"): 3}):
+            assert Derived.inherited == 3
+        assert Derived.inherited == 2
+    assert "inherited" not in vars(Derived)
+
+
+def test_only_in_this_thread_other_thread_uses_original():
+    """Another thread uses the original."""
+    chosen = only_in_this_thread(lambda: "here", lambda: "elsewhere")
+    with ThreadPoolExecutor() as threads:
+        assert (chosen(), threads.submit(chosen).result()) == ("here", "elsewhere")
+
+
+class Compiling(nn.Module):
+    """Compiles another model when it is called."""
+
+    def forward(self, x):
+        return clika_compile(nn.ReLU(), tracing_inputs=[torch.ones(2, 3)])(x)
+
+
+def test_clika_compile_nested_compilation_restores_pytorch():
+    """A model that compiles another one leaves PyTorch unpatched."""
+    before = found()
+    with pytest.raises(ModelError, match="cannot be captured as one graph"):
+        clika_compile(Compiling(), tracing_inputs=[torch.ones(2, 3)])
+    assert found() == before
+
+
+def test_trace_patches_current_thread_only():
+    """Other threads keep inference mode, proxies and `.data` unpatched during a trace."""
+
+    def elsewhere():
+        x = torch.ones(2)
+        with torch.inference_mode():
+            inferred = torch.is_inference_mode_enabled()
+        x.data.add_(1)
+        torch.fx.Tracer().trace(lambda y: {y: 1}[y])
+        return inferred, x._version
+
+    def run(module, call, shapes):
+        with ThreadPoolExecutor() as threads:
+            answers.append(threads.submit(elsewhere).result())
+        return TRACERS[-1].run(module, call, shapes)
+
+    answers = []
+    trace(Tracer("beside another thread", run, oblivious=True), nn.ReLU(), ModelCall((torch.ones(2, 3),), {}), None)
+    assert answers == [(True, 0)]
+
+
+def test_error_recorder_ignores_other_threads():
+    """Errors of other threads are not recorded."""
+    raised = ErrorRecorder()
+
+    def failing():
+        try:
+            raised.watch(lambda: {}["a"])()
+        except KeyError:
+            return
+
+    with ThreadPoolExecutor() as threads:
+        threads.submit(failing).result()
+    assert not raised.describe_caught()
+    failing()
+    assert len(raised.describe_caught()) == 1

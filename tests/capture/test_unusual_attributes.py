@@ -1,0 +1,143 @@
+"""Attributes that are odd but legal, and that forward may never read, stop no model."""
+
+import functools
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch import nn
+
+from clika_ref import clika_compile
+from clika_ref.capture.attribute_snapshot import AttributeSnapshot, _is_opened
+from clika_ref.capture.saved_tensors import save_tensor
+
+
+class Holding(nn.Module):
+    """Holds a value under a name and inside a container."""
+
+    def __init__(self, held):
+        super().__init__()
+        self.direct, self.inside = held, {"a": [held]}
+
+    def forward(self, x):
+        return x * 2
+
+
+class Delegating:
+    """Asks its data, one of its slots that is never set, for what it lacks itself."""
+
+    __slots__ = ("_data", "unset")
+
+    def __init__(self):
+        self._data = {"unset": 1}
+
+    def __getattr__(self, name):
+        return self._data[name]
+
+
+class Empty(Delegating):
+    def __init__(self):
+        pass
+
+
+class Hiding:
+    @property
+    def __dict__(self):
+        raise RuntimeError("never read")
+
+
+class Showing:
+    @property
+    def __dict__(self):
+        return MappingProxyType({"a": 1})
+
+
+def loop():
+    def around(x):
+        return again(x)
+
+    def again(x):
+        return x
+
+    around.__wrapped__, again.__wrapped__ = again, around
+    return around
+
+
+class Called:
+    def __call__(self, x):
+        return x
+
+
+def four_bits(*values):
+    return torch.tensor(values, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+
+
+def wrapping(wrapped):
+    return functools.wraps(wrapped)(lambda x: x)
+
+
+def nested(**options):
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **options)
+
+
+ODD = {
+    "meta": lambda: torch.empty(3, device="meta"),
+    "nested": nested,
+    "jagged": lambda: nested(layout=torch.jagged),
+    "four bits": lambda: four_bits(0, 1, 2),
+    "eight bits": lambda: torch.zeros(3, dtype=torch.float8_e4m3fn),
+    "delegating": Delegating,
+    "recursing": Empty,
+    "hiding": Hiding,
+    "showing": Showing,
+    "loop": loop,
+    "wrapper of an object": lambda: wrapping(Called()),
+    "wrapper of a builtin": lambda: wrapping(torch.relu),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_capture_unusual_unused_attributes_accepted(make):
+    """A model may hold unusual attributes that it does not use."""
+    x = torch.ones(2, 3)
+    assert torch.equal(clika_compile(Holding(make()), tracing_inputs=[x], discard_input_model=False)(x), x * 2)
+
+
+@pytest.mark.parametrize("make", [loop, lambda: wrapping(Called())], ids=["loop", "wrapper of an object"])
+def test_capture_wrapped_functions_accepted(make):
+    """Functions with unusual `__wrapped__` attributes are compiled."""
+    x = torch.ones(2, 3)
+    assert torch.equal(clika_compile(make(), tracing_inputs=[x])(x), x)
+
+
+def test_attribute_snapshot_unset_slot_restored():
+    """A slot that forward sets is emptied without `__getattr__` of its class."""
+    module = nn.Module()
+    module.held = Delegating()
+    before = AttributeSnapshot(module)
+    module.held.unset = 2
+    assert before.changed() == ["self.held.unset"]
+    before.restore()
+    with pytest.raises(AttributeError):
+        Delegating.__dict__["unset"].__get__(module.held)
+
+
+def test_save_tensor_incomparable_dtype_restored():
+    """Elements that PyTorch cannot compare are restored."""
+    tensor = four_bits(0, 1, 2)
+    before = save_tensor("tensor", tensor, is_state=False)
+    assert not before.is_changed()
+    tensor.view(torch.uint8)[1] = 7
+    assert before.is_changed()
+    before.restore()
+    assert tensor.view(torch.uint8).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("module", "opened"),
+    [("types", True), ("torch.distributions.normal", True), ("torch.distributionsx", False), ("typesx", True)],
+)
+def test_is_opened_matches_whole_module_names(module, opened):
+    """Objects are opened by the whole name of their module."""
+    assert _is_opened(type("Held", (), {"__module__": module})) is opened
