@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from clika_ref.compress.calibration_pass import prepare_calibration as prepare_calibration
     from clika_ref.compress.quantize import calibrate_graph as calibrate_graph
     from clika_ref.compress.quantize import decide_quantization as decide_quantization
+    from clika_ref.core.artifacts import Artifact as Artifact
     from clika_ref.core.execution import interpret as interpret
     from clika_ref.core.fx_execution import compile_with_fx as compile_with_fx
     from clika_ref.core.ir import Graph as Graph
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from clika_ref.core.registry import Registry as Registry
     from clika_ref.core.registry import clean_graph as clean_graph
     from clika_ref.core.registry import load_registry as load_registry
-    from clika_ref.core.targets import Artifact as Artifact
     from clika_ref.core.targets import Target as Target
     from clika_ref.export.artifact_check import compare_artifact as compare_artifact
     from clika_ref.export.configuration import ExportConfiguration as ExportConfiguration

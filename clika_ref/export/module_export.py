@@ -14,11 +14,11 @@ from clika_ref.compiled.executors import update_simulation
 from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph
 from clika_ref.compiled.weights import device_of_weights, weight_dtype_error
 from clika_ref.compress.quantize import plan_for, warn_of_changed_weights
+from clika_ref.core.artifacts import Artifact
 from clika_ref.core.errors import ModelError
 from clika_ref.core.execution import interpret
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
-from clika_ref.core.targets import Artifact
 from clika_ref.export.configuration import current_configuration
 from clika_ref.export.example_inputs import choose_example, dummy_inputs
 from clika_ref.export.export import ExportRequest, artifact_path, export
