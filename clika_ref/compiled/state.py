@@ -54,6 +54,7 @@ class CompiledState:
     """
 
     registry: Registry = field(default_factory=load_registry)
+    """The known operators and targets."""
     deployment: BaseDeploymentSettings | None = None
     """The deployment target; None selects ONNX Runtime at export."""
     options: ClikaCompileOptions = field(default_factory=ClikaCompileOptions)
@@ -66,6 +67,7 @@ class CompiledState:
     timings: dict[str, float] = field(default_factory=dict[str, float])
     """Seconds of each stage of the compilation and of the last export."""
     warnings: tuple[str, ...] = ()
+    """Each warning of the compilation and of later calls, once."""
     idle_dropouts: int = 0
     """Number of dropouts traced in eval mode; reset once training has warned about them."""
     examples: list[list[torch.Tensor]] = field(default_factory=list[list[torch.Tensor]])
@@ -87,8 +89,11 @@ class CompiledState:
     """Calibration inputs that were given but not read yet."""
 
     float_executor: FloatExecutor | None = None
+    """Runs the graph in float; None for a quantized module."""
     training_executor: TrainingExecutor | None = None
+    """Runs the graph with fake quantization; None until the module is trained."""
     simulation: Simulation | None = None
+    """Runs the quantized graph; None until the module is evaluated."""
     accepted_shapes: set[Any] = field(default_factory=set[Any])
     """Shapes and dtypes of inputs that were checked."""
     number_inputs: list[bool] = field(default_factory=list[bool])
@@ -164,7 +169,14 @@ class CompiledState:
         logs_dir: Any = None,
         distributed: DistributedTrainingSettings | None = None,
     ) -> None:
-        """Set the fields of the same names."""
+        """Set the target and the options of later calls: the fields of the same names.
+
+        Args:
+            deployment: the deployment target.
+            options: options of exports, and of later quantization.
+            logs_dir: the folder for logs.
+            distributed: whether several processes work together.
+        """
         self.deployment, self.options, self.logs_dir, self.distributed = deployment, options, logs_dir, distributed
 
     def record_log(self, log: CompilationLog) -> None:
@@ -173,7 +185,7 @@ class CompiledState:
         self.warnings = (*dict.fromkeys((*self.warnings, *log.warnings)),)
 
     def move_inputs(self, before: torch.device, after: torch.device) -> None:
-        """Move the kept inputs along when the weights move to another device."""
+        """Move the kept inputs along when the weights move from the device ``before`` to ``after``."""
         self.examples = [move_inputs(inputs, before, after) for inputs in self.examples]
         self.calibration = self.calibration and self.calibration.moved(before, after)
         self.unfinished = self.unfinished and self.unfinished.moved(before, after)
@@ -194,8 +206,6 @@ class CompiledState:
             saved = json.loads(document)
             find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
             self.install(graph_from_json(saved["graph"], find), signature_from_json(saved["signature"]))
-            if self.quantized is None:  # a tracer could not build it in the next call
-                self.float_executor = FloatExecutor(self.graph)
 
 
 class CompiledModule(nn.Module):
@@ -252,12 +262,18 @@ def set_quantization(
     state = module.clika_state
     state.quantized, state.calibration, state.request = quantized, calibration, request
     state.simulation = state.training_executor = None
-    if quantized is None and state.float_executor is None:  # at once: a tracer could not build it in the next call
-        state.float_executor = FloatExecutor(state.graph)
+    build_float_executor(module)
     set_parameters(module, LOG_SCALE_SCOPES, initial_log_scales(quantized.plan) if quantized is not None else {})
     if adapters_of(state.graph):
         for log in log_scales_of(module).values():
             log.requires_grad_(False)
+
+
+def build_float_executor(module: CompiledModule) -> None:
+    """Build the executor of a float module at once: the next call may come from a tracer, which cannot build it."""
+    state = module.clika_state
+    if state.quantized is None and state.float_executor is None:
+        state.float_executor = FloatExecutor(bind_graph(module))
 
 
 def replace_graph(module: CompiledModule, graph: Graph) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from clika_ref.capture.inputs import ForwardFn
 from clika_ref.capture.signature import Signature
-from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, set_quantization
+from clika_ref.compiled.state import CompiledModule, CompiledState, bind_graph, build_float_executor, set_quantization
 from clika_ref.compiled.weights import device_of_weights, register_weights
 from clika_ref.compress.adapters import attach_lora, merge_lora, require_adapters
 from clika_ref.compress.calibrate import CalibrationArguments
@@ -158,6 +158,7 @@ class ClikaModule(CompiledModule):
         super().__setstate__(state)
         if not self.clika_state.is_empty:
             set_forward(self)
+            build_float_executor(self)
         if trains:
             rebuild_training_executor(self)
 

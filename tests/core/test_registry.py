@@ -243,7 +243,7 @@ def test_load_registry_duplicate_operator_or_call_raises(install):
 
 def test_build_registry_duplicate_visualizer_names_both_plugins():
     plugins = [Plugin(name, f"dist-{name}", "1", visualizers=(NamedVisualizer("same"),)) for name in ("a", "b")]
-    with pytest.raises(PluginError, match=r"visualizer 'same' is claimed by 'a' \(dist-a 1\) and by 'b' \(dist-b 1\)"):
+    with pytest.raises(PluginError, match=r"visualizer 'same' is declared by 'a' \(dist-a 1\) and by 'b' \(dist-b 1\)"):
         build_registry(plugins)
 
 

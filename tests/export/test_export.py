@@ -325,7 +325,7 @@ def broken(op: Operator) -> Operator:
 
 def test_clika_export_mismatch_names_first_node(module, tmp_path):
     """A mismatch raises an error that names the first node that differs."""
-    (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
+    (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     with pytest.raises(TargetError) as caught:
         module.clika_export(tmp_path / "m.onnx")
@@ -344,7 +344,7 @@ def test_clika_export_mismatch_reported_without_node(module, tmp_path, monkeypat
         raise TargetError(msg)
 
     monkeypatch.setattr(artifact_check, "find_first_difference", failing)
-    (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
+    (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     message = (
         r"something else than the module .*\. Which node is at fault could not be found: the probe does not load\. No"
@@ -382,14 +382,14 @@ def test_compute_in_float64_graph_with_fp16_casts():
 def test_clika_export_comparison_disabled(tmp_path):
     """The comparison can be disabled with `compare_after_export=False`."""
     module = clika_compile(Net(), tracing_inputs=[element(2, 3, 8, 8)], compare_after_export=False)
-    (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
+    (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     assert module.clika_export(tmp_path / "m.onnx").path.exists()
 
 
 def test_clika_export_missing_lowerings_listed_together(module, tmp_path):
     """All nodes without a lowering are reported in one error."""
-    for node in module.graph.nodes:
+    for node in module.clika_state.graph.nodes:
         if node.op.name in {"sigmoid", "mean"}:
             node.op = broken(node.op)
             node.op.lowering = None
@@ -487,7 +487,7 @@ def test_clika_export_rejected_artifact_keeps_old_file(module, tmp_path):
     """A rejected artifact leaves the old file."""
     path = tmp_path / "m.onnx"
     path.write_bytes(b"old")
-    (node,) = [n for n in module.graph.nodes if n.op.name == "sigmoid"]
+    (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     with pytest.raises(TargetError):
         module.clika_export(path)
@@ -503,7 +503,7 @@ def test_clika_export_weights_cast_after_compile_rejected(tmp_path):
 
 def test_clika_export_model_without_tensors_rejected(tmp_path):
     """A model that returns no tensor raises an error."""
-    with pytest.raises(ModelError, match="returns no tensor, so there is nothing to export"):
+    with pytest.raises(ModelError, match="cannot export function: it returns no tensor"):
         clika_compile(lambda x: 5, tracing_inputs=[torch.rand(2)]).clika_export(tmp_path / "m.onnx")
 
 

@@ -70,7 +70,7 @@ def test_forward_after_submodule_cast_raises():
 def test_forward_input_of_other_float_dtype_raises(module):
     """An input of another float dtype raises an error."""
     with pytest.raises(
-        ModelError, match=r"float16\[2, 4\] does not match float32\[2, 4\] .\* A graph computes in the dtypes .*traced"
+        ModelError, match=r"float16\[2, 4\] does not match float32\[2, 4\] .*\. A graph computes in the dtypes .*traced"
     ):
         module(torch.ones(2, 4).half())
 

@@ -173,7 +173,7 @@ def pip_commands(path):
     text = path.read_text(encoding="utf-8")
     for command in re.findall(r"`pip install ([^`\n]+)`", text):
         words = shlex.split(re.sub(r"--find-links \S+", "", command))
-        yield [word for word in words if word != "-e"]
+        yield [word for word in words if word not in {"-e", "--editable"}]
 
 
 def test_pip_commands_in_documents_name_existing_distributions():

@@ -61,7 +61,7 @@ def quantized(**options):
 
 def test_clika_compile_unknown_observer_raises():
     """An unknown observer raises an error."""
-    with pytest.raises(ModelError, match=r"option 'observer' is 'median'; it takes 'auto', 'every', 'min-max'"):
+    with pytest.raises(ModelError, match=r"option 'observer' is 'median'. Choose one of 'auto', 'every', 'min-max'"):
         quantized(observer="median")
 
 

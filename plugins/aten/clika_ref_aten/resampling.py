@@ -88,7 +88,7 @@ def _corner_attributes(op, corners):
     if any(corners):
         msg = (
             f"{op.name}(align_corners=True): eager PyTorch uses the weights of unaligned corners, and reads "
-            "a dim of size 1 wrongly; use align_corners=False with antialias=True"
+            "a dim of size 1 wrongly. Use align_corners=False with antialias=True"
         )
         raise ModelError(msg)
     return {}

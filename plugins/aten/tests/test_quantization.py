@@ -108,7 +108,7 @@ REFUSED = [
     (quantize, (FLOAT, NUMBERS, NUMBERS), {"axis": 2}, r"axis 2 of float32\[2, 3\] does not exist"),
     (quantize, (FLOAT, NUMBERS, NUMBERS), {"axis": 1}, r"must be \[3\], one for each index along axis 1, not float32"),
     (quantize, (FLOAT, NUMBERS, 0), {}, "must be a number or a 0-d tensor, not float32"),
-    (dequantize, (FLOAT, 0.1, 0), {}, "dequantize takes torch.int8, torch.uint8, torch.int32, not float32"),
+    (dequantize, (FLOAT, 0.1, 0), {}, "dequantize supports torch.int8, torch.uint8, torch.int32, not float32"),
     (dequantize, (CODE, NUMBERS), {"axis": -3}, r"axis -3 of int8\[2, 3\] does not exist"),
 ]
 
