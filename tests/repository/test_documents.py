@@ -166,7 +166,7 @@ def test_documents_methods_exist():
     named = set(re.findall(r"`(?:module\.|ClikaModule\.)?(clika_(?!ref)\w+)", text))
     known = {*dir(ClikaModule), *clika_ref.__all__}
     of_the_past = {"clika_ace", "clika_compression", "clika_compress", "clika_resume", "clika_deploy"}
-    of_others = {"clika_compile_options", "clika_digest", "clika_state"}  # an argument, an entry of a file, an attribute
+    of_others = {"clika_compile_options", "clika_digest", "clika_state"}  # an argument, entry, attribute
     assert len(named) > 20
     assert named <= known | of_the_past | of_others, "say of each name what is true of it now"
 
