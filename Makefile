@@ -14,7 +14,7 @@ RUNTIME := . plugins/aten plugins/cleanup plugins/cli plugins/onnxruntime plugin
 DEVELOPMENT := plugins/openvino plugins/tensorrt plugins/example conformance
 PYPROJECTS := pyproject.toml $(wildcard plugins/*/pyproject.toml) conformance/pyproject.toml
 
-.PHONY: help install demo test test-all docs conformance mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-training clean
+.PHONY: help install demo test test-all docs pictures conformance mutants alarms lint format package lowest bench bench-efficientnet bench-ptq bench-targets bench-training clean
 
 help:
 	@echo "make install  build the environment in .venv, with everything for development"
@@ -22,6 +22,7 @@ help:
 	@echo "make test    run every test that is not marked slow, in minutes"
 	@echo "make test-all  run every test, and show the 30 slowest"
 	@echo "make docs    build the documentation into build/docs, and check its links"
+	@echo "make pictures  measure the facts of the pictures in docs/pictures again, and draw them"
 	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
 	@echo "make mutants  count which seeded faults the conformance suite finds (about 50 minutes)"
 	@echo "make alarms  count what it says against targets that are right (about 90 minutes)"
@@ -52,6 +53,10 @@ test-all: $(VENV)/development.stamp
 docs: $(VENV)/development.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs --quiet build --strict
 	$(BIN)/python docs/building/check_site.py build/docs
+
+# One thread and fixed seeds: another CPU changes the last digits of some facts at most.
+pictures: $(VENV)/development.stamp
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m docs.building.pictures --record
 
 conformance: $(VENV)/development.stamp
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/clika-ref conformance run --target onnxruntime --profile quick --out build/conformance

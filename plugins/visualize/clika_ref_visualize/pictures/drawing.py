@@ -12,11 +12,11 @@ class Role(Enum):
     """Meaning of a box's color; the value is its text in the legend."""
 
     INTERFACE = "input or output"
-    FLOAT = "in float"
-    INTEGERS = "in integers"
-    WEIGHTS = "weight in few bits, in float"
+    FLOAT = "runs in float"
+    INTEGERS = "runs in INT8"
+    WEIGHTS = "low-bit weight, runs in float"
     KEPT = "kept in float"
-    MISSED = "planned in integers, runs in float"
+    MISSED = "planned in INT8, runs in float"
     ADAPTER = "adapter"
 
 

@@ -31,7 +31,7 @@ from clika_ref_visualize.pictures.style import (
 HEADLINE_FONT_SIZE, LEGEND_ROW_HEIGHT, SWATCH_SIZE = 17.0, 22.0, 13.0
 """Font size of the picture title, height of a legend row, and size of a legend swatch."""
 
-QUANTIZED_EDGE_LEGEND = "a tensor read as integers"
+QUANTIZED_EDGE_LEGEND = "quantized tensor"
 
 STYLE_SHEET = f"""
 text {{ font-family: {FONT}; font-size: {ROW_FONT_SIZE:g}px; fill: {TEXT_COLOR}; white-space: pre; }}
@@ -57,6 +57,7 @@ def write_svg(drawing: PictureDrawing) -> bytes:
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} viewBox="0 0 {width} {height}">',
         f"<title>{escape(drawing.title)}</title>",
+        f"<desc>{escape(drawing.subtitle)}</desc>",
         f"<style>{STYLE_SHEET}</style>",
         *render_markers(),
         f'<rect {size} fill="#ffffff"/>',

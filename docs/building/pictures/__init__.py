@@ -1,0 +1,1 @@
+"""The pictures of the documentation: `make pictures` draws all of them into `docs/pictures`."""
