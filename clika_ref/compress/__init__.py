@@ -1,1 +1,1 @@
-"""Compression of a compiled module: calibrate, quantize, compare targets."""
+"""Compression of a compiled module: calibrate, quantize, prune, add adapters."""
