@@ -48,7 +48,7 @@ def needed_bytes(module: ClikaModule) -> int:
     assert quantized is not None
     stored = find_storable_weights(graph, quantized.plan, target_of(quantized, registry), registry)
     planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.packed_weights.items()}
-    integers = sum(weight.integers.numel() * weight.bits // 8 for weight in stored.values())
+    integers = sum(weight.quantized.numel() * weight.bits // 8 for weight in stored.values())
     floats = [v.data for name, v in graph.constants.items() if name not in stored and v.data is not None]
     return integers + sum(t.nbytes for t in (*planned.values(), *floats))
 

@@ -88,37 +88,37 @@ class Weighing:
         """The graph as it is going to be written."""
         return self.calibration.graph
 
-    def decided(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
+    def decide(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
         """Quantize all that is not to stay float."""
         settings = QuantizationSettings(automatic_skip_quantization=False)
         chosen = resolve_node_settings(self.graph, settings, {})
         operators = self.registry.operators
         return QuantizationPipeline(
             self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})
-        ).decided()
+        ).decide()
 
     def rank_correlation(self) -> float:
         """Return Spearman's coefficient of estimates and of exact runs of one layer alone, with the same ranges."""
-        found = self.decided(ClikaCompileOptions())
+        found = self.decide(ClikaCompileOptions())
         estimates = {layer.name: layer.sensitivity for layer in found.layers if layer.sensitivity is not None}
         layers = {node.name: node for node in self.graph.nodes if node.name in estimates}
         exact: list[float] = []
         for name in estimates:
             others = {node: "another one is looked at" for other, node in layers.items() if other != name}
-            alone = self.decided(ALONE, others).plan
+            alone = self.decide(ALONE, others).plan
             ranges = {value: found.plan.activations.get(value, scale) for value, scale in alone.activations.items()}
             exact.append(self._share(replace(alone, activations=ranges), EXACT_SAMPLES))
         return spearman(list(estimates.values()), exact)
 
     def predictions(self) -> list[tuple[int, float, float]]:
         """Return of some thresholds how many layers they quantize, and the predicted and the measured SQNR, in dB."""
-        rows = self.decided(ClikaCompileOptions()).what_if
+        rows = self.decide(ClikaCompileOptions()).what_if
         found: list[tuple[int, float, float]] = []
         for row in dict.fromkeys(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4)):
             settings = QuantizationSettings()
             chosen = resolve_node_settings(self.graph, settings, {})
             stages = QuantizationPipeline(self.calibration, self.scheme, chosen, settings, self.registry.operators)
-            measured = self._sqnr(stages.decided(row.threshold))
+            measured = self._sqnr(stages.decide(row.threshold))
             found.append((row.layers, row.sqnr, measured))
         return found
 

@@ -144,7 +144,7 @@ def test_make_case_other_inputs_have_no_undefined_calls(drawings):
         (s.tensor(shape=(2, 3)), torch.ones(2, 3), True),
         (s.tensor(shape=(3, 2)), torch.ones(2, 3), False),
         (s.tensor(dtype=torch.int64), torch.ones(2, 3), False),
-        (s.tensor(rank=2, side=(3, 5)), torch.ones(2, 3), False),
+        (s.tensor(rank=2, size=(3, 5)), torch.ones(2, 3), False),
         (s.tensor(unique=True), torch.ones(2, 3), False),
         (s.tensor(domain=(0, 1)), torch.ones(2, 3), True),
         (s.tensor(dtype=torch.int64, domain=(0, 1)), torch.ones(2, 3).long(), False),

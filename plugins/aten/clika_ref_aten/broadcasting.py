@@ -42,7 +42,7 @@ def _(x, *, size):
 
 @expand.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE_DTYPES, side=(1, 3)))
+    x = draw(s.tensor(dtype=MOVABLE_DTYPES, size=(1, 3)))
     known = {"one": 1, "last": (3, *x.shape)[-1]}
 
     def length():  # the new size of a dim of size 1; "one" keeps it, so that it may be drawn with any size

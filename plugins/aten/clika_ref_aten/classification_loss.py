@@ -81,7 +81,7 @@ def _mean_by_weight(op, losses, weights):
 def _draw_classification(draw, s, **scores):
     """Draw scores ``x[n, c, ...]`` or ``x[c]``, targets, class weights and an ``ignore_index``."""
     classes = draw(s.integers(2, 5))
-    shape = list(draw(s.tensor(rank=(1, 5), side=(1, 4))).shape)
+    shape = list(draw(s.tensor(rank=(1, 5), size=(1, 4))).shape)
     shape[1 if len(shape) > 1 else 0] = classes
     x = draw(s.tensor(shape=shape, dtype=FLOATS, **scores))
     target = draw(

@@ -226,7 +226,7 @@ def _(x, *, p):
     return TensorType(x.dtype, (floor_quotient(rows * (rows - 1), 2),))
 
 
-pdist.samples(unary_sampler(rank=2, side=(2, 5), dtype=FLOATS[::2], attrs={"p": SAMPLE_NORM_ORDERS}))
+pdist.samples(unary_sampler(rank=2, size=(2, 5), dtype=FLOATS[::2], attrs={"p": SAMPLE_NORM_ORDERS}))
 
 
 @operator(aten.triplet_margin_loss.default, error=COMPOSE)

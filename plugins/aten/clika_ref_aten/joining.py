@@ -196,7 +196,7 @@ def _(x, *, split_sizes, dim):
 
 @split_with_sizes.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(2, 6), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(2, 6), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     side = x.shape[dim]
     cut = draw(s.integers(0, side))

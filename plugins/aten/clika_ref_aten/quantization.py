@@ -176,7 +176,7 @@ def _(draw, s):
     rank = (0, 5) if axis is None else (2, 5)
     reach = 4.0 if high > 15 else 1.0
     floats = (torch.float32, torch.float16)
-    x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, nan=False))
+    x = draw(s.tensor(rank=rank, size=(1, 4), dtype=floats, low=-reach, high=reach, nan=False))
     attrs = {"dtype": dtype, "quant_min": quant_min, "quant_max": quant_max, "axis": axis}
     return s.call(x, *_draw_qparams(draw, s, x, axis, (dtype, torch.int32, torch.int64), low, high), **attrs)
 
@@ -315,7 +315,7 @@ def _(draw, s):
     stored = draw(s.choice(*DEQUANTIZE_DTYPES))
     axis = draw(s.choice(None, None, 0, 1, -1))
     low, high = (-(2**30), 2**30) if stored == torch.int32 else integer_bounds(stored, None, None)
-    x = draw(s.tensor(rank=(0, 5) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
+    x = draw(s.tensor(rank=(0, 5) if axis is None else (2, 4), size=(1, 4), dtype=stored, low=low, high=high))
     scale, zero_point = _draw_qparams(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
     dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
     return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)

@@ -360,5 +360,5 @@ def _draw_multinomial(op, chances, num_samples):
 
 @multinomial.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 2), side=(2, 5), dtype=FLOATS, low=0.1, high=1, domain=(0, 9)))
+    x = draw(s.tensor(rank=(1, 2), size=(2, 5), dtype=FLOATS, low=0.1, high=1, domain=(0, 9)))
     return s.call(x, num_samples=draw(s.integers(1, x.shape[-1])), replacement=draw(s.booleans()))

@@ -149,7 +149,7 @@ def _restore_shape(op, x, result, merged):
 
 @index_put.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(2, 5), dtype=(torch.float32, torch.int64), low=-9, high=9))
+    x = draw(s.tensor(rank=(1, 5), size=(2, 5), dtype=(torch.float32, torch.int64), low=-9, high=9))
     if draw(s.choice(False, False, True)):
         at = draw(s.integers(0, x.rank - 1))
         mask = draw(s.tensor(shape=x.shape[at : at + draw(s.integers(1, x.rank - at))], dtype=torch.bool))

@@ -130,7 +130,7 @@ def _(x, *, dims):
 
 @squeeze.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 2), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(1, 2), dtype=MOVABLE_DTYPES))
     every = tuple(range(x.rank))
     return s.call(x, dims=draw(s.choice((0,), (-1,), every, every[:2], ())))
 

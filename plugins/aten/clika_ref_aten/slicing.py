@@ -46,7 +46,7 @@ def _(x, *, dim, start, end, step):
 
 @slice_.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 6), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(1, 6), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     return s.call(x, dim=dim, **_draw_bounds(draw, s, x.shape[dim]))
 
@@ -83,7 +83,7 @@ def _(op, x, src, *, dim, start, end, step):
 
 @slice_scatter.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 7), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(1, 7), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     bounds = _draw_bounds(draw, s, x.shape[dim])
     shape = replace_dim(TensorType(x.dtype, x.shape), dim, slice_length(x.shape[dim], **bounds)).shape

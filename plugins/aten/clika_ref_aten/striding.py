@@ -51,7 +51,7 @@ def _(x, *, dimension, size, step):
 
 @unfold.samples
 def _(draw, s):
-    x = draw(s.tensor(side=(2, 6), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(size=(2, 6), dtype=MOVABLE_DTYPES))
     dimension = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else 0
     return s.call(x, dimension=dimension, size=draw(s.integers(1, 2)) if x.rank else 1, step=draw(s.integers(1, 3)))
 

@@ -108,7 +108,7 @@ class _RegionRewriter:
         Nodes are connected by a value from one to the other, or by a permute that both read. Sets without an adjacent
         permute are omitted, since they have none to remove.
         """
-        bound = {symbol.side.name for symbol in self.graph.symbols.values()}
+        bound = {symbol.source.name for symbol in self.graph.symbols.values()}
         parent: dict[Node, Node] = {}
         reader: dict[Node, Node] = {}
         adjacent: list[Node] = []

@@ -118,7 +118,7 @@ def companion_path(file: Path, suffix: str) -> Path:
 def _input_symbols(graph: Graph) -> dict[str, Symbol]:
     """Return the symbols defined by inputs; others depend on data and are not part of a profile."""
     inputs = {value.name for value in graph.inputs}
-    return {name: symbol for name, symbol in graph.symbols.items() if symbol.side.name in inputs}
+    return {name: symbol for name, symbol in graph.symbols.items() if symbol.source.name in inputs}
 
 
 def _dynamic_input_shapes(graph: Graph) -> dict[str, tuple[Dim, ...]]:
@@ -127,16 +127,16 @@ def _dynamic_input_shapes(graph: Graph) -> dict[str, tuple[Dim, ...]]:
     For an input with an element that is a length or a slice bound, ``trtexec`` takes its value in place of a shape.
     """
     lengths = {name for node in graph.nodes for name in _length_symbols(node, graph)}
-    numbers = [s for s in _input_symbols(graph).values() if s.side.dim is None and s.name in lengths]
+    numbers = [s for s in _input_symbols(graph).values() if s.source.dim is None and s.name in lengths]
     dynamic = {v.name: v.type.shape for v in graph.inputs if not v.type.is_static}
-    return dynamic | {symbol.side.name: (symbol.expr,) for symbol in numbers}
+    return dynamic | {symbol.source.name: (symbol.expr,) for symbol in numbers}
 
 
 def _length_symbols(node: Node, graph: Graph) -> set[str]:
     """Return the symbols that the output shapes of a node contain or depend on."""
     made = {name for value in node.outputs for name in _symbol_names(value.type.shape)}
     outputs = {value.name for value in node.outputs}
-    makes_own = any(graph.symbols[name].side.name in outputs for name in made & graph.symbols.keys())
+    makes_own = any(graph.symbols[name].source.name in outputs for name in made & graph.symbols.keys())
     return (
         made | _symbol_names((*node.inputs, *node.attrs.values()))
         if makes_own or node.op_type in SLICING_OPERATORS

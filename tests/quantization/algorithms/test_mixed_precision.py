@@ -137,22 +137,22 @@ def floats(found):
 @pytest.mark.parametrize("switch", ["auto", "on"])
 def test_mixed_precision_float_layer_has_reason(switch):
     """A selected layer has its reason and is in no prediction for thresholds."""
-    found = stages(sparing=switch).decided()
+    found = stages(sparing=switch).decide()
     assert floats(found) == ["head"]
     assert "of the error" in found.layers[-1].reason
     assert [row.layers for row in found.what_if] == [1, 2, 3, 4]
     assert set(found.plan.weights) == {layer.name for layer in found.layers[:-1]}
-    error = stages(sparing="off").decided().what_if[-1].sqnr
+    error = stages(sparing="off").decide().what_if[-1].sqnr
     assert found.what_if[-1].sqnr > error
 
 
 def test_mixed_precision_off_or_everything_quantized():
     """The selection is skipped if it is off, or if the user quantizes everything or the tail."""
-    assert not floats(stages(sparing="off").decided())
+    assert not floats(stages(sparing="off").decide())
     everything = QuantizationSettings(automatic_skip_quantization=False)
-    assert not floats(stages(everything).decided())
+    assert not floats(stages(everything).decide())
     tail = QuantizationSettings(quantization_sensitivity_threshold=1.0, skip_tail_quantization=False)
-    assert not floats(stages(tail).decided())
+    assert not floats(stages(tail).decide())
 
 
 def test_mixed_precision_auto_needs_gain_on_other_batch(monkeypatch):
@@ -165,7 +165,7 @@ def test_mixed_precision_auto_needs_gain_on_other_batch(monkeypatch):
         return 1e-3
 
     monkeypatch.setattr(type(made.evaluation), "error", lambda _, plan: no_better(plan))
-    assert not floats(made.decided())
+    assert not floats(made.decide())
     assert any(len(plan.weights) == 4 for plan in plans)
 
 
@@ -178,11 +178,11 @@ def test_mixed_precision_excludes_too_sensitive_layers(monkeypatch):
         return replace(found, parts={**found.parts, first: LayerErrorTerms(5.0)})
 
     monkeypatch.setattr(stages_of_quantization, "estimate_sensitivities", with_one_too_sensitive)
-    found = stages(sparing="on").decided()
+    found = stages(sparing="on").decide()
     reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
     assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
     assert reasons["head"].endswith(" % of the cost")  # which it is not where 5.0 is counted among the errors
-    assert found.spared == ["head"]
+    assert found.cheap_float_layers == ["head"]
     assert len(reasons) == 2
 
 
