@@ -138,8 +138,8 @@ def _cumulative_min_max(wins):
         if op.rank(x) == 0:
             return op.Identity(x), op.constant(0, torch.int64)
         dtype, shape = op.dtype(x), op.shape(x)
-        kept = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
-        values = x if kept else op.cast(x, torch.int32)
+        is_supported = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
+        values = x if is_supported else op.cast(x, torch.int32)
         axis = dim % len(shape)
         steps = _scan_steps(op, x, dim)
         count = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])

@@ -257,12 +257,12 @@ def _blend_running_statistic(op, running, batch, shape, *, momentum, per_instanc
     count = math.prod(shape)
     wide = op.cast(running, op.dtype(batch))
     old = op.Mul(wide, op.like(batch, 1 - momentum))
-    moved = op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
+    updated = op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
     if op.sizes.may_be_zero(count):
-        moved = op.Where(is_nonempty(op, count), moved, running)
+        updated = op.Where(is_nonempty(op, count), updated, running)
     if per_instance and op.sizes.may_be_zero(shape[0]):
-        moved = op.Where(is_nonempty(op, shape[0]), moved, op.like(running, math.nan))
-    return moved
+        updated = op.Where(is_nonempty(op, shape[0]), updated, op.like(running, math.nan))
+    return updated
 
 
 def _running_type(x, running, *, momentum, per_instance):

@@ -59,11 +59,11 @@ def _(op, x, *, pad, mode, value):
 def _(x, *, pad, mode, value):
     if mode == "circular":
         _check_circular(x.shape, pad)
-    sides = (
+    sizes = (
         normalize_size(n + before + after)
         for n, (before, after) in zip(x.shape, _pads_per_dim(x.rank, pad), strict=True)
     )
-    return TensorType(x.dtype, tuple(sides))
+    return TensorType(x.dtype, tuple(sizes))
 
 
 @pad_.samples

@@ -26,7 +26,7 @@ def draw_random(op, op_type, shape, dtype):
         model = op.Expand(op.scalar(0.0, kind), op.ints(shape)) if shape else op.scalar(0.0, kind)
         values = op.node(f"{op_type}Like", model)
     else:
-        values = op.declare(op.node(op_type, shape=[int(side) for side in shape], dtype=kind), kind)
+        values = op.declare(op.node(op_type, shape=[int(size) for size in shape], dtype=kind), kind)
     return op.cast(values, dtype)
 
 

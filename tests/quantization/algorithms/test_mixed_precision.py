@@ -47,14 +47,14 @@ def graph_of(net) -> Graph:
     return clika_compile(net.eval(), tracing_inputs=[torch.randn(8, 64)]).graph.clone()
 
 
-def weighed(graph, errors, products, joints=None, values=None):
+def weighed(graph, errors, macs, joints=None, values=None):
     """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     parts = {
         n: LayerErrorTerms(e, {n.inputs[0].name: 0.0} if values is None else values[i])
         for i, (n, e) in enumerate(zip(nodes, errors, strict=True))
     }
-    found = Sensitivities(parts, joints or {}, [], products=dict(zip(nodes, products, strict=True)))
+    found = Sensitivities(parts, joints or {}, [], macs=dict(zip(nodes, macs, strict=True)))
     return found, {n: n.output.name for n in nodes}
 
 
@@ -96,13 +96,13 @@ def test_select_float_layers_output_quantized_for_others_skipped():
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     result = nodes[-1].output.name
     reads = [{n.inputs[0].name: 0.0} for n in nodes]
-    errors, products = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
+    errors, macs = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
     closed = [*reads[:-1], {**reads[-1], result: 0.0}]
-    assert select_float_layers(*weighed(graph, errors, products, values=closed))
+    assert select_float_layers(*weighed(graph, errors, macs, values=closed))
     read_too = [{**reads[0], result: 0.0}, *reads[1:]]
-    assert not select_float_layers(*weighed(graph, errors, products, values=read_too))
+    assert not select_float_layers(*weighed(graph, errors, macs, values=read_too))
     summed = {"sum": JointErrorTerm(frozenset({result}), 0.0)}
-    assert not select_float_layers(*weighed(graph, errors, products, joints=summed))
+    assert not select_float_layers(*weighed(graph, errors, macs, joints=summed))
 
 
 def test_select_float_layers_shared_input_error_ignored():
