@@ -51,7 +51,7 @@ COMPILE_OPTIONS = (
 """Arguments of `clika_compile` that the backend accepts as options."""
 
 DECIDED_BY_DYNAMO = {
-    "dynamic": "Dynamo decides which sides are dynamic; pass it to torch.compile itself",
+    "dynamic": "Dynamo decides which dims are dynamic; pass it to torch.compile itself",
     "fullgraph": "Dynamo decides where graphs end; pass it to torch.compile itself",
     "disable": "Dynamo decides whether to compile at all; pass it to torch.compile itself",
     "skip_eval_set_mode": "Dynamo traces the mode that the model is in; call model.eval() or model.train() before it",
