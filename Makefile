@@ -26,7 +26,7 @@ help:
 	@echo "make conformance  hold every operator and pass against eager PyTorch, in ONNX Runtime"
 	@echo "make mutants  count which seeded faults the conformance suite finds (about 50 minutes)"
 	@echo "make alarms  count what it says against targets that are right (about 90 minutes)"
-	@echo "make lint    check format, lint, types and imports"
+	@echo "make lint    check format, lint, types, imports, terms and style"
 	@echo "make format  write the format and the fixes that ruff knows"
 	@echo "make package build sdists and wheels, install them where nothing is, and go the way of a newcomer there"
 	@echo "make lowest  do that with the lowest versions that pyproject.toml allows, and run tests with them"
@@ -74,6 +74,7 @@ lint: $(VENV)/development.stamp
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
+	$(BIN)/python -m releasing.style
 
 format: $(VENV)/development.stamp
 	$(BIN)/ruff format .

@@ -20,8 +20,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from benchmarks.measuring import in_fresh_process, in_turn, processor_seconds, ratio
-from benchmarks.ptq.judging import judged, outputs
-from benchmarks.ptq.quantizers import compiled
+from benchmarks.ptq.judging import compare_outputs, outputs
+from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.runtimes import RUNTIMES
 from benchmarks.ptq.subjects import SUBJECTS, Batch, Prepared
 
@@ -41,7 +41,7 @@ DEPLOYMENTS = {
     "openvino": DeploymentSettings_OpenVINO_ONNX(),
     "onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(),
 }
-SEEN = 5
+CALIBRATION_IMAGES = 5
 """Batches of the calibration data in which ranges are looked for."""
 ROUNDS = 20
 
@@ -104,21 +104,21 @@ def main(name: str) -> list[tuple[str, ...]]:
 
 def _rows(runtime: str, prepared: Prepared, exact: np.ndarray) -> Iterator[tuple[str, ...]]:
     opened = RUNTIMES[runtime].open
-    with TemporaryDirectory() as place:
-        path = Path(place) / "planned.onnx"
-        compiled(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_export(path)
+    with TemporaryDirectory() as position:
+        path = Path(position) / "planned.onnx"
+        compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_export(path)
         attention = Attention(onnx.load(path), runtime)
-        ranges = attention.ranges(prepared.calibration[:SEEN])
+        ranges = attention.ranges(prepared.calibration[:CALIBRATION_IMAGES])
         runs = {}
         for variant, kinds in VARIANTS.items():
-            file = Path(place) / f"{variant}.onnx"
+            file = Path(position) / f"{variant}.onnx"
             onnx.save(attention.in_integers(kinds, ranges), file)
             runs[variant] = opened(file)
         feed = {name: tensor.numpy() for name, tensor in prepared.test[0].items()}
         calls = {name: lambda one=one: processor_seconds(lambda: one(feed)) for name, one in runs.items()}
         seconds = in_turn(calls, ROUNDS)
         for variant, one in runs.items():
-            found = judged(outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
+            found = compare_outputs(outputs(one, prepared.test).reshape(exact.shape), exact, prepared)
             slower = ratio(seconds[variant], seconds["as planned"])
             numbers = (f"{found['sqnr']:.1f} dB", f"{found['cosine']:.4f}")
             row = runtime, variant, f"{statistics.median(seconds[variant]) * 1e3:.2f}", f"{slower:.2f}", *numbers
@@ -150,9 +150,9 @@ class Attention:
         """Return the least and the greatest element of what these products read."""
         import onnxruntime  # noqa: PLC0415 - the table needs none of it
 
-        shown, products = onnx.ModelProto(), self.products
+        shown, matrix_products = onnx.ModelProto(), self.products
         shown.CopyFrom(self.model)
-        read = dict.fromkeys(n for node in shown.graph.node if node.output[0] in products for n in node.input)
+        read = dict.fromkeys(n for node in shown.graph.node if node.output[0] in matrix_products for n in node.input)
         shown.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in read)
         session = onnxruntime.InferenceSession(shown.SerializeToString(), providers=["CPUExecutionProvider"])
         found = dict.fromkeys(read, (0.0, 0.0))
@@ -165,19 +165,19 @@ class Attention:
 
     def in_integers(self, kinds: Collection[str], ranges: Mapping[str, tuple[float, float]]) -> onnx.ModelProto:
         """Return the model with pairs before the products of some kinds."""
-        made, products = onnx.ModelProto(), self.products
+        made, matrix_products = onnx.ModelProto(), self.products
         made.CopyFrom(self.model)
         nodes: list[onnx.NodeProto] = []
         for node in made.graph.node:
-            kind = products.get(node.output[0], "")
+            kind = matrix_products.get(node.output[0], "")
             for position, name in enumerate([*node.input] if kind in kinds else ()):
                 scale, zero = self._scale(kind, position, *ranges[name])
-                held = f"{node.output[0]}_operand_{position}"
-                numbers = {f"{held}_scale": np.float32(scale), f"{held}_zero": zero}
+                values = f"{node.output[0]}_operand_{position}"
+                numbers = {f"{values}_scale": np.float32(scale), f"{values}_zero": zero}
                 made.graph.initializer.extend(numpy_helper.from_array(n, key) for key, n in numbers.items())
-                quantize = helper.make_node("QuantizeLinear", [name, *numbers], [f"{held}_q"], f"{held}_q")
-                nodes += [quantize, helper.make_node("DequantizeLinear", [f"{held}_q", *numbers], [held], held)]
-                node.input[position] = held
+                quantize = helper.make_node("QuantizeLinear", [name, *numbers], [f"{values}_q"], f"{values}_q")
+                nodes += [quantize, helper.make_node("DequantizeLinear", [f"{values}_q", *numbers], [values], values)]
+                node.input[position] = values
             nodes.append(node)
         del made.graph.node[:]
         made.graph.node.extend(nodes)

@@ -34,23 +34,23 @@ FOUR_BITS = QuantizationSettings(
 
 SETTINGS: Mapping[str, QuantizationSettings] = {"int8": steps.EVERY_LAYER, "int4, weights only": FOUR_BITS}
 
-DEEP = ("mobilenet_v3_large", "densenet121")
+DEEP_NETWORKS = ("mobilenet_v3_large", "densenet121")
 """Models of many layers with few weights each, of which graph, plan and ranges are a larger part."""
 
 SUBJECTS: Mapping[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = steps.SUBJECTS | {
-    name: lambda name=name: (MODELS[name]().make(), torch.randn(16, 3, 64, 64)) for name in DEEP
+    name: lambda name=name: (MODELS[name]().make(), torch.randn(16, 3, 64, 64)) for name in DEEP_NETWORKS
 }
 
 
-def needed_bytes(module: ClikaModule) -> int:
+def count_needed_bytes(module: ClikaModule) -> int:
     """Return what the weights of a quantized module need: integers in their bits, scales, and what stays float."""
     quantized, graph, registry = module.clika_state.quantized, module.graph, load_registry()
     assert quantized is not None
     stored = find_storable_weights(graph, quantized.plan, target_of(quantized, registry), registry)
-    planned = quantized.plan.weights | {name: held.scales for name, held in quantized.plan.packed_weights.items()}
-    integers = sum(weight.integers.numel() * weight.bits // 8 for weight in stored.values())
+    planned = quantized.plan.weights | {name: values.scales for name, values in quantized.plan.packed_weights.items()}
+    quantized_bytes = sum(weight.quantized.numel() * weight.bits // 8 for weight in stored.values())
     floats = [v.data for name, v in graph.constants.items() if name not in stored and v.data is not None]
-    return integers + sum(t.nbytes for t in (*planned.values(), *floats))
+    return quantized_bytes + sum(t.nbytes for t in (*planned.values(), *floats))
 
 
 def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
@@ -75,7 +75,12 @@ def measure(name: str, settings: str, rounds: str) -> dict[str, Any]:
         }
         in_turn(loads, 1)
         seconds = in_turn(loads, int(rounds))
-        return {"bytes": file.stat().st_size, "needed": needed_bytes(module), "seconds": seconds, "saving": saving}
+        return {
+            "bytes": file.stat().st_size,
+            "needed": count_needed_bytes(module),
+            "seconds": seconds,
+            "saving": saving,
+        }
 
 
 def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
@@ -85,9 +90,9 @@ def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
     for name in names or SUBJECTS:
         for settings in SETTINGS:
             found = in_fresh_process("benchmarks.checkpoints", name, settings, str(rounds))
-            ours, theirs = (statistics.median(found["seconds"][road]) for road in ("ours", "safetensors"))
+            clika_ref, torch_save = (statistics.median(found["seconds"][method]) for method in ("ours", "safetensors"))
             size = max(size, (found["bytes"] - SPARE_BYTES) / found["needed"])
-            slower = max(slower, ours - theirs)
+            slower = max(slower, clika_ref - torch_save)
             rows.append(
                 (
                     name,
@@ -95,9 +100,9 @@ def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
                     f"{found['bytes'] / 1e6:.2f} MB",
                     f"{found['bytes'] / found['needed']:.3f}",
                     f"{found['saving']:.2f} s",
-                    f"{ours * 1e3:.0f} ms",
-                    f"{theirs * 1e3:.0f} ms",
-                    f"{ours / theirs:.1f}",
+                    f"{clika_ref * 1e3:.0f} ms",
+                    f"{torch_save * 1e3:.0f} ms",
+                    f"{clika_ref / torch_save:.1f}",
                 )
             )
     title = "Saved modules; loads in turn, one thread, processor time, plugins loaded before"

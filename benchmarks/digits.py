@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.measuring import in_fresh_process, verdict
-from benchmarks.ptq.digits import BATCH, convolutional, data, depthwise, trained
+from benchmarks.ptq.digits import BATCH, convolutional, data, depthwise, train_network
 from clika_ref import (
     ClikaModule,
     DeploymentSettings_ONNXRuntime_ONNX,
@@ -47,7 +47,7 @@ def dense() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Road:
+class Compression:
     """A compression of a network, after which it is trained."""
 
     build: Callable[[], nn.Module]
@@ -60,7 +60,7 @@ class Road:
     """Whether its artifact is to be faster."""
 
 
-INTEGERS = {"quantization_settings": QuantizationSettings(automatic_skip_quantization=False)}
+INT8_SETTINGS = {"quantization_settings": QuantizationSettings(automatic_skip_quantization=False)}
 
 FOUR_BITS = {
     "quantization_settings": QuantizationSettings(
@@ -71,17 +71,19 @@ FOUR_BITS = {
     )
 }
 
-LIVE = {"batch_norm": "live"}
+LIVE_NORM_SETTINGS = {"batch_norm": "live"}
 """What is pruned has other statistics than before."""
 
-ROADS: Mapping[str, Road] = {
-    "INT8": Road(convolutional, INTEGERS, 0.0),
-    "INT8, depthwise": Road(depthwise, INTEGERS, 0.0, epochs=30, rate=3e-4),
-    "INT4 weights": Road(dense, FOUR_BITS, 0.5),
-    "2:4": Road(convolutional, {"pruning_settings": PruningSettings("2:4", None)} | LIVE, 0.2, rate=1e-3),
-    "half of the channels": Road(
+COMPRESSIONS: Mapping[str, Compression] = {
+    "INT8": Compression(convolutional, INT8_SETTINGS, 0.0),
+    "INT8, depthwise": Compression(depthwise, INT8_SETTINGS, 0.0, epochs=30, rate=3e-4),
+    "INT4 weights": Compression(dense, FOUR_BITS, 0.5),
+    "2:4": Compression(
+        convolutional, {"pruning_settings": PruningSettings("2:4", None)} | LIVE_NORM_SETTINGS, 0.2, rate=1e-3
+    ),
+    "half of the channels": Compression(
         convolutional,
-        {"pruning_settings": PruningSettings("structured", None, 0.5)} | LIVE,
+        {"pruning_settings": PruningSettings("structured", None, 0.5)} | LIVE_NORM_SETTINGS,
         0.5,
         epochs=30,
         rate=3e-3,
@@ -90,15 +92,15 @@ ROADS: Mapping[str, Road] = {
 }
 
 
-def fine_tuned(module: ClikaModule, teacher: nn.Module, road: Road, seed: int) -> ClikaModule:
+def fine_tune(module: ClikaModule, teacher: nn.Module, compression: Compression, seed: int) -> ClikaModule:
     """Train a module on the digits, and on what the original says of them."""
     images, labels, *_ = data()
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], road.rate)
-    steps = road.epochs * (len(images) // BATCH)
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], compression.rate)
+    steps = compression.epochs * (len(images) // BATCH)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     module.train()
-    for _ in range(road.epochs):
+    for _ in range(compression.epochs):
         order = torch.randperm(len(images), generator=generator)
         for part in order[: len(images) // BATCH * BATCH].split(BATCH):
             outputs = module(images[part])
@@ -122,8 +124,8 @@ def accuracy(run: Callable[[torch.Tensor], torch.Tensor]) -> float:
 def measure(name: str, seed: str) -> dict[str, float]:
     """Train a network, compress it, train it on, and judge its artifact in ONNX Runtime."""
     torch.manual_seed(int(seed))
-    road, target = ROADS[name], load_registry().targets["onnxruntime"]
-    teacher = trained(road.build(), int(seed))
+    compression, target = COMPRESSIONS[name], load_registry().targets["onnxruntime"]
+    teacher = train_network(compression.build(), int(seed))
     images, *_ = data()
     batches = list(images[: BATCH * 16].split(BATCH))
 
@@ -137,12 +139,12 @@ def measure(name: str, seed: str) -> dict[str, float]:
         )
 
     with TemporaryDirectory() as folder:
-        module = compiled(**road.settings)
+        module = compiled(**compression.settings)
         before = accuracy(module)
-        artifact = fine_tuned(module, teacher, road, int(seed)).clika_export(Path(folder) / "after.onnx")
+        artifact = fine_tune(module, teacher, compression, int(seed)).clika_export(Path(folder) / "after.onnx")
         session = target.load(artifact)
         found = {"float": accuracy(teacher), "before": before, "after": accuracy(lambda x: session([x])[0])}
-        if road.is_timed:
+        if compression.is_timed:
             whole = target.load(compiled().clika_export(Path(folder) / "before.onnx"))
             found["faster"] = 1 / measure_seconds_and_ratio(session, [images[:BATCH]], whole, [images[:BATCH]])[1]
     return found
@@ -152,11 +154,11 @@ def run(names: Sequence[str] | None = None, seeds: int = SEEDS) -> None:
     """Measure and print a row for each road, and whether it loses no more than it may."""
     rows: list[Sequence[object]] = []
     verdicts: list[str] = []
-    for name in names or ROADS:
+    for name in names or COMPRESSIONS:
         found = [in_fresh_process("benchmarks.digits", name, str(seed)) for seed in range(seeds)]
         mean = {key: statistics.mean(each[key] for each in found) for key in found[0]}
         rows.append((name, *(f"{mean[key]:.2f} %" for key in ("float", "before", "after"))))
-        verdicts.append(f"{name}: points lost: {verdict(mean['float'] - mean['after'], ROADS[name].points)}")
+        verdicts.append(f"{name}: points lost: {verdict(mean['float'] - mean['after'], COMPRESSIONS[name].points)}")
         if "faster" in mean:
             is_met = "reached" if mean["faster"] >= TIMES_FASTER else "MISSED"
             verdicts.append(f"{name}: {mean['faster']:.2f} times faster of at least {TIMES_FASTER}: {is_met}")

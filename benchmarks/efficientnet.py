@@ -87,9 +87,9 @@ def crop(photograph: Tensor, count: int, seed: int) -> Tensor:
     shortest = round(MIN_CROP_SHARE * longest)
     crops: list[Tensor] = []
     for _ in range(count):
-        side = shortest + draw_below(longest - shortest + 1)
-        top, left = draw_below(height - side + 1), draw_below(width - side + 1)
-        part = photograph[None, :, top : top + side, left : left + side]
+        size = shortest + draw_below(longest - shortest + 1)
+        top, left = draw_below(height - size + 1), draw_below(width - size + 1)
+        part = photograph[None, :, top : top + size, left : left + size]
         part = part.flip(3) if draw_below(2) else part
         crops.append(interpolate(part, (SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False))
     return (torch.cat(crops) - PIXEL_MEAN) / PIXEL_STD

@@ -48,8 +48,11 @@ def run(names: Sequence[str] | None = None, rounds: int = 3) -> None:
 
 
 def _row(name: str, rounds: int) -> tuple[tuple[Any, ...], tuple[float, ...]]:
-    found = in_fresh_process("benchmarks.roads", "time", name, str(rounds))
-    peaks = {road: in_fresh_process("benchmarks.roads", "memory", name, road)["peak"] for road in ("ours", "theirs")}
+    found = in_fresh_process("benchmarks.export_methods", "time", name, str(rounds))
+    peaks = {
+        method: in_fresh_process("benchmarks.export_methods", "memory", name, method)["peak"]
+        for method in ("ours", "theirs")
+    }
     against = {
         other: [ratio(found[kind]["ours"], found[kind][other]) for kind in ("clock", "processor")]
         for other in ("theirs", "floor")
@@ -58,9 +61,9 @@ def _row(name: str, rounds: int) -> tuple[tuple[Any, ...], tuple[float, ...]]:
     stages = {s: statistics.median(t[s] for t in found["stages"]) for s in found["stages"][0]}
     row = (
         name,
-        *(f"{statistics.median(found['clock'][road]):.2f} s" for road in ("ours", "theirs", "floor")),
+        *(f"{statistics.median(found['clock'][method]):.2f} s" for method in ("ours", "theirs", "floor")),
         *(f"{figure:.2f}" for figure in (*against["theirs"], *against["floor"])),
-        *(f"{peaks[road] / 1e6:,.0f} MB" for road in ("ours", "theirs")),
+        *(f"{peaks[method] / 1e6:,.0f} MB" for method in ("ours", "theirs")),
         f"{memory:.2f}",
         ", ".join(f"{s} {t:.2f}" for s, t in stages.items()),
     )

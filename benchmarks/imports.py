@@ -13,7 +13,7 @@ from clika_ref.reporting.tables import print_table
 
 LIMIT_S = 0.3
 
-UNWANTED = ("onnx", "onnxruntime", "hypothesis", "onnx_ir", "onnxscript", "sympy")
+LAZY_MODULES = ("onnx", "onnxruntime", "hypothesis", "onnx_ir", "onnxscript", "sympy")
 
 STATEMENTS = {
     "torch": "import torch",
@@ -35,7 +35,7 @@ def run(rounds: int = 9) -> None:
     loaded: dict[str, str] = {}
 
     def measured(name: str) -> float:
-        program = PROGRAM.format(statement=STATEMENTS[name], unwanted=UNWANTED)
+        program = PROGRAM.format(statement=STATEMENTS[name], unwanted=LAZY_MODULES)
         command = [sys.executable, "-W", "ignore", "-c", program]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 - our own program
         seconds, *modules = done.stdout.split()
@@ -52,8 +52,8 @@ def run(rounds: int = 9) -> None:
         (STATEMENTS[name], f"{statistics.median(found[name]):.3f} s", f"{added[name]:+.3f} s", loaded[name])
         for name in STATEMENTS
     ]
-    print_table(("statement", "median", "added", f"loaded of {', '.join(UNWANTED)}"), rows, title="Import")
+    print_table(("statement", "median", "added", f"loaded of {', '.join(LAZY_MODULES)}"), rows, title="Import")
     for name in ("clika_ref", "clika_compile"):
         print(f"{STATEMENTS[name]}: seconds added to torch: {verdict(added[name], LIMIT_S)}")
-    alone = statistics.median(found["command line"])
-    print(f"{STATEMENTS['command line']}: seconds, without torch: {verdict(alone, LIMIT_S)}")
+    single = statistics.median(found["command line"])
+    print(f"{STATEMENTS['command line']}: seconds, without torch: {verdict(single, LIMIT_S)}")

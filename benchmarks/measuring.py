@@ -43,9 +43,9 @@ def processor_seconds(call: Callable[[], Any]) -> float:
     return time.process_time() - start
 
 
-def ratio(ours: Iterable[float], theirs: Iterable[float]) -> float:
+def ratio(first: Iterable[float], second: Iterable[float]) -> float:
     """Return the median of the ratios of runs that stood beside each other."""
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    return statistics.median(a / b for a, b in zip(first, second, strict=True))
 
 
 def geometric_mean(numbers: Iterable[float]) -> float:

@@ -23,8 +23,8 @@ SUBJECTS = ("vit_b_16", "resnet18")
 SECONDS, MEGABYTES = 2.0, 3.0
 """How long a page may take until it is drawn, and how large it may be."""
 
-FILLED = "document.querySelectorAll('#layers-table tbody tr').length > 0"
-DRAWN = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+TABLE_FILLED_SCRIPT = "document.querySelectorAll('#layers-table tbody tr').length > 0"
+FRAME_DRAWN_SCRIPT = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 """Done once what is laid out has been painted: behind the frame after the next."""
 
 
@@ -33,7 +33,7 @@ def run(names: Sequence[str] | None = None, rounds: int = 5) -> None:
     for name in names or SUBJECTS:
         with TemporaryDirectory() as folder, sync_playwright() as playwright:
             path = Path(folder) / "report.html"
-            nodes = _reported(name, path)
+            nodes = _write_report(name, path)
             seconds = [_seconds_to_drawn(playwright, path) for _ in range(rounds)]
             megabytes = path.stat().st_size / 1e6
         shown = [f"{s:.2f} s" for s in (min(seconds), max(seconds))]
@@ -42,7 +42,7 @@ def run(names: Sequence[str] | None = None, rounds: int = 5) -> None:
         print(f"{name}: MB of the page: {verdict(megabytes, MEGABYTES)}")
 
 
-def _reported(name: str, path: Path) -> int:
+def _write_report(name: str, path: Path) -> int:
     """Quantize a model, write its report, and return how many nodes it has."""
     model = MODELS[name]()
     data = [model.inputs(4) for _ in range(4)]
@@ -64,6 +64,6 @@ def _seconds_to_drawn(playwright: Playwright, path: Path) -> float:
     with playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"]) as browser:
         page = browser.new_page()
         page.goto(path.as_uri())
-        page.wait_for_function(FILLED)
-        page.evaluate(DRAWN)
+        page.wait_for_function(TABLE_FILLED_SCRIPT)
+        page.evaluate(FRAME_DRAWN_SCRIPT)
         return time.perf_counter() - start

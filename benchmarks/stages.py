@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 
-from benchmarks.traces import traced_graph
+from benchmarks.traces import trace_graph
 from clika_ref.capture.program import ProgramImporter, TracedGraph
 from clika_ref.capture.traced_calls import TracedCalls
 from clika_ref.core.execution import interpret, to_fx
@@ -57,8 +57,8 @@ def main(size: int) -> dict[str, float]:
 
 
 def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
-    program, calls = traced_graph(size)
-    traced = watch("import", lambda: _imported(program, calls, registry))
+    program, calls = trace_graph(size)
+    traced = watch("import", lambda: _import_graph(program, calls, registry))
     graph: Graph = traced.graph
     watch("verify", lambda: verify(graph))
     _passes(graph, registry, Phase.CLEAN, watch)
@@ -71,7 +71,7 @@ def _stages(registry: Registry, size: int, watch: Stopwatch) -> None:
         watch("write", lambda: write_model(model, Path(folder) / "model.onnx"))
 
 
-def _imported(program: Any, calls: TracedCalls, registry: Registry) -> TracedGraph:
+def _import_graph(program: Any, calls: TracedCalls, registry: Registry) -> TracedGraph:
     log: list[str] = []
     return ProgramImporter(
         program, calls, registry, name="model", fallback=lambda _: None, detail=log.append

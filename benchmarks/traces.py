@@ -21,7 +21,7 @@ from clika_ref.capture.traced_calls import TracedCalls
 
 aten = torch.ops.aten
 
-CHANNELS, SIDE = 4, 4
+CHANNELS, IMAGE_SIZE = 4, 4
 
 CALLS_PER_BLOCK = 22
 
@@ -76,12 +76,12 @@ class TraceWriter:
         return node
 
 
-def traced_graph(nodes: int) -> tuple[Any, TracedCalls]:
+def trace_graph(nodes: int) -> tuple[Any, TracedCalls]:
     """Return a program of about that many calls, and the calls of the model that it was traced for."""
     trace = TraceWriter()
     weights = [_declare(trace, block) for block in range(nodes // CALLS_PER_BLOCK)]
     steps = trace.buffer("steps", 1)
-    x = trace.input("x", 2, CHANNELS, SIDE, SIDE)
+    x = trace.input("x", 2, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     shared = trace.call(aten.add.Tensor, x, 1.0)
     for trace.block, own in enumerate(weights):
         x = _block(trace, x, shared, steps, own)
@@ -114,15 +114,15 @@ def _block(trace: TraceWriter, x: fx.Node, shared: fx.Node, steps: fx.Node, w: d
     size = call(aten.sym_size.int, x, 0)
     assert size.meta["val"] == batch
     y = call(aten.permute.default, y, [0, 2, 3, 1])
-    y = call(aten.reshape.default, y, [size, SIDE * SIDE, CHANNELS])
+    y = call(aten.reshape.default, y, [size, IMAGE_SIZE * IMAGE_SIZE, CHANNELS])
     y = call(aten.linear.default, y, w["matrix"])
     y = call(aten.gelu.default, y)
-    half = call(aten.slice.Tensor, y, 1, 0, SIDE * SIDE // 2)
+    half = call(aten.slice.Tensor, y, 1, 0, IMAGE_SIZE * IMAGE_SIZE // 2)
     call(aten.mul_.Tensor, half, 0.5)  # a write through a view: the base changes
     mask = call(aten.arange.default, CHANNELS)  # the same constants in every block
     mask = call(aten.lt.Scalar, mask, 3)
     y = call(aten.masked_fill.Scalar, y, mask, 0.25)
-    y = call(aten.reshape.default, y, [size, SIDE, SIDE, CHANNELS])
+    y = call(aten.reshape.default, y, [size, IMAGE_SIZE, IMAGE_SIZE, CHANNELS])
     y = call(aten.permute.default, y, [0, 3, 1, 2])
     y = call(aten.contiguous.default, y)
     y = call(aten.mul.Tensor, y, 1.0)
@@ -143,7 +143,7 @@ def _program(trace: TraceWriter) -> Any:
 
 def _calls(module: torch.nn.Module) -> TracedCalls:
     callee: TracedCallable = make_callable(module)
-    x = torch.randn(2, CHANNELS, SIDE, SIDE)
+    x = torch.randn(2, CHANNELS, IMAGE_SIZE, IMAGE_SIZE)
     _, spec = pytree.tree_flatten(x)
     _, returned = pytree.tree_flatten((x,))
     assert tuple(inspect.signature(module.forward).parameters) == ("x",)

@@ -29,7 +29,7 @@ def main(model: nn.Module, data: list[Tensor]) -> None:
         fired = apply_rules(graph, rules, registry.operators)  # the pass of one's own
         calibration = stages.prepare_calibration(graph, request, registry)
         pipeline = stages.calibrate_graph(calibration, batches, request, registry, log, model=graph)
-        quantized = stages.quantize_for_target(graph, pipeline.decided().plan, target, registry)
+        quantized = stages.quantize_for_target(graph, pipeline.decide().plan, target, registry)
         (exact,), (found,) = (stages.interpret(g, data[:1])[0] for g in (graph, quantized))
         own, whole = sqnr(exact, found), sqnr(model(data[0]), found)
         print(f"{name}: {fired} nodes replaced, {own:.1f} dB against its own float, {whole:.1f} dB against the model")

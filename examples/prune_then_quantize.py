@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 from digits import digits, network, percent, train
+from qat import decisions, train_on
 from torch import nn
-from train_in_integers import decisions, train_on
 
 from clika_ref import (
     ClikaModule,
@@ -37,7 +37,7 @@ def main(path: Path) -> None:
         right = percent(decisions(module, test_images) == test_labels)
         rows.append((stage, f"{right:.2f} %", f"{artifact.facts['bytes'] / 1024:,.0f} KiB"))
 
-    module = compiled(teacher, train_images)
+    module = compile_copy(teacher, train_images)
     note("in float", module)
 
     # Half of the channels of each group go, with all that makes and reads them.
@@ -51,7 +51,7 @@ def main(path: Path) -> None:
     print_table(["stage", "accuracy", "file"], rows, title=f"\n  What {path} held")
 
 
-def compiled(model: nn.Module, images: torch.Tensor) -> ClikaModule:
+def compile_copy(model: nn.Module, images: torch.Tensor) -> ClikaModule:
     """Compile a copy of a model for ONNX Runtime, for any number of images."""
     module = clika_compile(
         copy.deepcopy(model),

@@ -12,20 +12,20 @@ import typer
 from releasing.baseline.commands import app as baseline
 from releasing.building import build
 from releasing.code_lines import STARTING_COMMIT, commit_tree, comparison_table, measure_groups, working_tree
-from releasing.distributions import ROOT, distributions, lowest_versions, pinned
+from releasing.distributions import ROOT, distributions, lowest_versions, pinned_versions
 from releasing.fresh import Fresh
 from releasing.trying import try_commands, try_first_artifact, try_missing_plugins
 
 app = typer.Typer(add_completion=False, help=__doc__, pretty_exceptions_enable=False)
 app.add_typer(baseline, name="baseline")
 
-PLACE = ROOT / "build"
-WHEELS = PLACE / "dist"
+BUILD_DIR = ROOT / "build"
+WHEELS = BUILD_DIR / "dist"
 
 EXTRAS = "clika-ref[standard,openvino,tensorrt,conformance]"
 EXAMPLE = "clika-ref-example"
 
-AT_LOWEST = (
+LOWEST_VERSION_TESTS = (
     *("plugins/onnxruntime/tests", "plugins/openvino/tests", "plugins/tensorrt/tests"),
     *("plugins/example/tests/test_example.py", "plugins/example/tests/test_reference.py"),
     *("tests/onnx_export", "tests/export"),
@@ -43,8 +43,8 @@ def code_lines(at: Annotated[str, typer.Option(help="The commit to compare with.
 def package() -> None:
     """Build sdists and wheels, install them into an empty environment, and try them there."""
     build_all()
-    environment = Fresh(PLACE / "fresh")
-    installed(environment, pinned())
+    environment = Fresh(BUILD_DIR / "fresh")
+    install_distributions(environment, pinned_versions())
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
@@ -56,14 +56,14 @@ def package() -> None:
 def lowest() -> None:
     """Do the same with the lowest versions that are allowed of what runs and reads models, and run tests there."""
     build_all()
-    environment = Fresh(PLACE / "lowest")
+    environment = Fresh(BUILD_DIR / "lowest")
     versions = lowest_versions()
-    installed(environment, {**pinned(), **versions})
+    install_distributions(environment, {**pinned_versions(), **versions})
     with tempfile.TemporaryDirectory() as folder:
         try_first_artifact(environment, Path(folder))
         try_commands(environment, Path(folder))
     with environment.timed("tests"):
-        passed = environment.run("pytest", "-q", "-p", "no:cacheprovider", *AT_LOWEST, cwd=ROOT)
+        passed = environment.run("pytest", "-q", "-p", "no:cacheprovider", *LOWEST_VERSION_TESTS, cwd=ROOT)
     shown = ", ".join(f"{name} {version}" for name, version in versions.items())
     environment.show([f"with {shown}:", passed.splitlines()[-1]])
 
@@ -76,7 +76,7 @@ def build_all() -> None:
         build(found, WHEELS)
 
 
-def installed(environment: Fresh, versions: dict[str, str]) -> None:
+def install_distributions(environment: Fresh, versions: dict[str, str]) -> None:
     """Install what was built, and at given versions all that it asks for."""
     # torch first and alone, as in the Makefile: otherwise pip may fetch another one, with all of CUDA.
     environment.install("torch", f"torch=={versions['torch']}")

@@ -10,7 +10,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from releasing.distributions import DESCRIBING, Distribution
+from releasing.distributions import METADATA_FILES, Distribution
 
 
 def build(found: Distribution, out: Path) -> None:
@@ -40,7 +40,7 @@ def differences(found: Distribution, wheel: Path) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     packed = {name for name in names if name.startswith(f"{found.package}/")}
-    files = {name for name in found.files() if name not in DESCRIBING}
+    files = {name for name in found.files() if name not in METADATA_FILES}
     yield from (f"  {name} is missing; list it under [tool.setuptools.package-data]" for name in sorted(files - packed))
     yield from (f"  {name} is in there, and in no folder of git" for name in sorted(packed - files))
     (described,) = {name.partition("/")[0] for name in names} - {found.package}

@@ -13,10 +13,10 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-DESCRIBING = ("LICENSE", "README.md", "pyproject.toml")
+METADATA_FILES = ("LICENSE", "README.md", "pyproject.toml")
 """Files beside a package that belong to its distribution."""
 
-RANGED = ("torch", "onnx", "onnxruntime", "openvino")
+RUNTIME_PACKAGES = ("torch", "onnx", "onnxruntime", "openvino")
 """What runs or reads models, of which the lowest version that is allowed is tried."""
 
 
@@ -60,7 +60,7 @@ class Distribution:
             "--exclude-standard",
             "--",
             self.package,
-            *DESCRIBING,
+            *METADATA_FILES,
         ]
         found = subprocess.run(listed, cwd=self.folder, capture_output=True, text=True, check=True).stdout
         packed = {path for path in found.split("\0") if path and not path.startswith(tuple(self.excluded_folders))}
@@ -69,18 +69,18 @@ class Distribution:
 
 def distributions() -> list[Distribution]:
     """Return every distribution, the project itself first."""
-    places = [
+    folders = [
         ROOT / "pyproject.toml",
         *sorted(ROOT.glob("plugins/*/pyproject.toml")),
         ROOT / "conformance/pyproject.toml",
     ]
-    return [Distribution(path.parent, tomllib.loads(path.read_text(encoding="utf-8"))) for path in places]
+    return [Distribution(path.parent, tomllib.loads(path.read_text(encoding="utf-8"))) for path in folders]
 
 
 def lowest_versions() -> dict[str, str]:
-    """Return, of each of `RANGED`, the lowest version that is allowed."""
+    """Return, of each of `RUNTIME_PACKAGES`, the lowest version that is allowed."""
     asked = [text for found in distributions() for text in found.requirements]
-    return {name: _lowest(name, asked) for name in RANGED}
+    return {name: _lowest(name, asked) for name in RUNTIME_PACKAGES}
 
 
 def _lowest(name: str, requirements: list[str]) -> str:
@@ -88,7 +88,7 @@ def _lowest(name: str, requirements: list[str]) -> str:
     return version
 
 
-def pinned() -> dict[str, str]:
+def pinned_versions() -> dict[str, str]:
     """Return the versions that development uses."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("==") for line in lines if not line.startswith("#"))

@@ -25,13 +25,13 @@ class Fresh:
         with self.timed("an empty environment"):
             venv.create(folder, with_pip=True, clear=True)
 
-    def timed(self, what: str) -> Timed:
+    def timed(self, label: str) -> Timed:
         """Return a block whose time is kept."""
-        return Timed(what, self.seconds)
+        return Timed(label, self.seconds)
 
-    def install(self, what: str, *words: str) -> None:
+    def install(self, label: str, *words: str) -> None:
         """Let pip install something."""
-        with self.timed(what):
+        with self.timed(label):
             self.run("pip", "install", "--quiet", "--no-input", "--disable-pip-version-check", *words)
 
     def run(self, command: str, *words: object, cwd: Path | None = None) -> str:
@@ -42,16 +42,16 @@ class Fresh:
         """
         here = {name: value for name, value in os.environ.items() if _is_passed_on(name)}
         variables = {**here, "PATH": f"{self.folder / 'bin'}{os.pathsep}{here['PATH']}", "OMP_NUM_THREADS": "2"}
-        said = [str(self.folder / "bin" / command), *map(str, words)]
-        done = subprocess.run(said, cwd=cwd, env=variables, stdout=subprocess.PIPE, text=True, check=False)
+        output = [str(self.folder / "bin" / command), *map(str, words)]
+        done = subprocess.run(output, cwd=cwd, env=variables, stdout=subprocess.PIPE, text=True, check=False)
         if done.returncode:
-            raise SystemExit(f"{' '.join([command, *said[1:]])} ended with {done.returncode}\n{done.stdout[-8000:]}")
+            raise SystemExit(f"{' '.join([command, *output[1:]])} ended with {done.returncode}\n{done.stdout[-8000:]}")
         return done.stdout
 
     def show(self, lines: Iterable[str] = ()) -> None:
         """Print what each step took, and further lines."""
-        for what, seconds in self.seconds.items():
-            print(f"{seconds:8.1f} s  {what}")
+        for label, seconds in self.seconds.items():
+            print(f"{seconds:8.1f} s  {label}")
         for line in lines:
             print(line)
         sys.stdout.flush()
@@ -64,8 +64,8 @@ def _is_passed_on(name: str) -> bool:
 class Timed:
     """A block whose time is kept."""
 
-    def __init__(self, what: str, seconds: dict[str, float]) -> None:
-        self.what = what
+    def __init__(self, label: str, seconds: dict[str, float]) -> None:
+        self.what = label
         self.seconds = seconds
 
     def __enter__(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from releasing.distributions import ROOT, distributions
 from releasing.fresh import Fresh
 
-LINES = 12
+MAX_README_LINES = 12
 """From the README to a first artifact in integers of a module of one's own, at most."""
 
 OWN = '''"""A model of a newcomer's own."""
@@ -29,7 +29,7 @@ class Network(torch.nn.Module):
 model = Network()
 '''
 
-IN_INTEGERS = """
+INT8_SETTINGS = """
 import sys, onnx
 kinds = {tensor.data_type for tensor in onnx.load(sys.argv[1]).graph.initializer}
 sys.exit(None if onnx.TensorProto.INT8 in kinds else f"{sys.argv[1]} holds no int8")
@@ -72,13 +72,15 @@ def readme_lines() -> list[str]:
     """Return what the README says of a first artifact in integers, with a module of one's own for the model of it.
 
     Raises:
-        SystemExit: that is more than `LINES`.
+        SystemExit: that is more than `MAX_README_LINES`.
     """
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
     (code,) = [block for block in blocks if "calibration_inputs" in block]
     lines = [line for line in code.splitlines() if line.strip()]
-    if len(lines) > LINES:
-        raise SystemExit(f"the README needs {len(lines)} lines for a first artifact in integers, not {LINES}")
+    if len(lines) > MAX_README_LINES:
+        raise SystemExit(
+            f"the README needs {len(lines)} lines for a first artifact in integers, not {MAX_README_LINES}"
+        )
     return [re.sub(r"^model = .*", "from own import model", line) for line in lines]
 
 
@@ -88,7 +90,7 @@ def try_first_artifact(environment: Fresh, folder: Path) -> None:
     (folder / "first.py").write_text("\n".join(readme_lines()) + "\n", encoding="utf-8")
     with environment.timed("the first artifact in integers, of a module of one's own"):
         environment.run("python", "first.py", cwd=folder)
-    environment.run("python", "-c", IN_INTEGERS, "quantized.onnx", cwd=folder)
+    environment.run("python", "-c", INT8_SETTINGS, "quantized.onnx", cwd=folder)
 
 
 def try_commands(environment: Fresh, folder: Path) -> None:
@@ -100,12 +102,12 @@ def try_commands(environment: Fresh, folder: Path) -> None:
     with environment.timed("commands, and a run of the conformance suite"):
         environment.run("pip", "check")
         version = environment.run("clika-ref", "--version").split()[-1]
-        told = json.loads(environment.run("clika-ref", "plugins", "--json", cwd=folder))
-        wanted = {name for found in distributions() for name in _entry_points(found.stated["project"])}
-        if told["failures"] or {plugin["name"] for plugin in told["plugins"]} != wanted:
-            raise SystemExit(f"plugins are {wanted}, and found are {told}")
-        if {plugin["version"] for plugin in told["plugins"]} != {version}:
-            raise SystemExit(f"clika-ref has version {version}, and found are {told}")
+        output = json.loads(environment.run("clika-ref", "plugins", "--json", cwd=folder))
+        expected = {name for found in distributions() for name in _entry_points(found.stated["project"])}
+        if output["failures"] or {plugin["name"] for plugin in output["plugins"]} != expected:
+            raise SystemExit(f"plugins are {expected}, and found are {output}")
+        if {plugin["version"] for plugin in output["plugins"]} != {version}:
+            raise SystemExit(f"clika-ref has version {version}, and found are {output}")
         environment.run("clika-ref", "new-plugin", "tried", cwd=folder)
         environment.run("python", "-c", OTHER_TARGETS, cwd=folder)
         environment.run("clika-ref", "check", "tensorrt.onnx", "--target", "tensorrt", cwd=folder)

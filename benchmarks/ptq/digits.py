@@ -48,7 +48,7 @@ def depthwise() -> nn.Module:
     )
 
 
-def trained(model: nn.Module, seed: int) -> nn.Module:
+def train_network(model: nn.Module, seed: int) -> nn.Module:
     """Train a network on the digits."""
     images, labels, *_ = data()
     generator = torch.Generator().manual_seed(seed)

@@ -8,19 +8,19 @@ import sys
 import warnings
 from pathlib import Path
 
-from benchmarks.ptq.quantizers import compiled
+from benchmarks.ptq.quantizers import compile_quantized
 from benchmarks.ptq.subjects import read
 from clika_ref import DeploymentSettings_ONNXRuntime_ONNX, DeploymentSettings_OpenVINO_ONNX
 
 DEPLOYMENTS = {"onnxruntime": DeploymentSettings_ONNXRuntime_ONNX(), "openvino": DeploymentSettings_OpenVINO_ONNX()}
 
 
-def main(runtime: str, place: str) -> dict[str, float]:
+def main(runtime: str, folder: str) -> dict[str, float]:
     """Return which share of products is planned in integers, and of the layers that are, which share runs so."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    prepared = read(Path(place))
-    explained = compiled(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
+    prepared = read(Path(folder))
+    explained = compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
     planned = [node for node in explained.nodes if node.products and node.planned != "float"]
     missed = sum(node in explained.missed for node in planned)
     return {

@@ -46,7 +46,7 @@ def outputs(run: Run, batches: Sequence[dict[str, torch.Tensor]]) -> np.ndarray:
     return np.concatenate([np.asarray(run(feed)) for feed in feeds])
 
 
-def judged(actual: np.ndarray, exact: np.ndarray, prepared: Prepared) -> dict[str, float]:
+def compare_outputs(actual: np.ndarray, exact: np.ndarray, prepared: Prepared) -> dict[str, float]:
     """Compare outputs with those in float, and with labels where there are any."""
     noise, varying = actual.astype(float) - exact, exact - exact.mean(0, dtype=float)
     found = {
@@ -65,21 +65,21 @@ def judged(actual: np.ndarray, exact: np.ndarray, prepared: Prepared) -> dict[st
 def _nearest(embedded: np.ndarray) -> np.ndarray:
     """Return which other sample is nearest to each."""
     unit = embedded / np.linalg.norm(embedded, axis=1, keepdims=True)
-    alike = unit @ unit.T
-    np.fill_diagonal(alike, -np.inf)
-    return alike.argmax(1)
+    is_same = unit @ unit.T
+    np.fill_diagonal(is_same, -np.inf)
+    return is_same.argmax(1)
 
 
-def main(runtime: str, place: str, rounds: str, *names: str) -> dict[str, Any]:
+def main(runtime: str, path: str, rounds: str, *names: str) -> dict[str, Any]:
     """Judge the files of one folder, by name."""
-    folder, chosen = Path(place), RUNTIMES[runtime]
+    folder, chosen = Path(path), RUNTIMES[runtime]
     prepared = read(folder)
     runs = {name: chosen.open(folder / f"{name}{chosen.suffix}") for name in names}
     feed = {name: tensor[:1].numpy() for name, tensor in prepared.test[0].items()}
     seconds = latencies(runs, feed, int(rounds))
     with torch.no_grad():
         exact = np.concatenate([prepared.model(**batch).numpy() for batch in prepared.test])
-    found = {name: judged(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
+    found = {name: compare_outputs(outputs(run, prepared.test), exact, prepared) for name, run in runs.items()}
     return {"latency": seconds, "judged": found}
 
 

@@ -40,18 +40,18 @@ def _tiny_data() -> list[Batch]:
     return [{"x": torch.randn(2, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}]
 
 
-def main(runtime: str, road: str, place: str) -> dict[str, Any]:
+def main(runtime: str, method: str, location: str) -> dict[str, Any]:
     """Return the seconds from module to file, and by how much they raised the peak of memory."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    folder, chosen = Path(place), RUNTIMES[runtime]
-    walk, path = chosen.roads[road], folder / f"{road}{chosen.suffix}"
+    folder, chosen = Path(location), RUNTIMES[runtime]
+    export, path = chosen.methods[method], folder / f"{method}{chosen.suffix}"
     with TemporaryDirectory() as other, contextlib.redirect_stdout(io.StringIO()):
-        walk(_Tiny().eval(), _tiny_data(), Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
+        export(_Tiny().eval(), _tiny_data(), Path(other) / f"tiny{chosen.suffix}", is_transformer=False)
         prepared = read(folder)
         gc.collect()
         before, start = peak_bytes(), time.perf_counter()
-        walk(prepared.model, prepared.calibration, path, is_transformer=prepared.is_transformer)
+        export(prepared.model, prepared.calibration, path, is_transformer=prepared.is_transformer)
         seconds = time.perf_counter() - start
     written = [file for file in (path, path.with_suffix(".bin")) if file.exists()]
     return {"seconds": seconds, "peak": peak_bytes() - before, "bytes": sum(f.stat().st_size for f in written)}

@@ -9,7 +9,7 @@ from torch.nn.functional import interpolate
 SIZE = 224
 MEAN, STD = (torch.tensor(values).view(3, 1, 1) for values in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 """Those of ImageNet, which models of vision expect."""
-LEAST_SIDE = 96
+MIN_IMAGE_SIZE = 96
 """Of a crop, in pixels, before it is scaled to ``SIZE``."""
 
 
@@ -25,16 +25,16 @@ def crops(count: int, seed: int) -> torch.Tensor:
     for _ in range(count):
         image = photographs[below(len(photographs))]
         height, width = image.shape[1:]
-        side = LEAST_SIDE + below(min(height, width) - LEAST_SIDE)
-        top, left = below(height - side + 1), below(width - side + 1)
-        crop = image[:, top : top + side, left : left + side]
+        size = MIN_IMAGE_SIZE + below(min(height, width) - MIN_IMAGE_SIZE)
+        top, left = below(height - size + 1), below(width - size + 1)
+        crop = image[:, top : top + size, left : left + size]
         crop = crop.flip(2) if below(2) else crop
         scaled = interpolate(crop[None], (SIZE, SIZE), mode="bilinear", antialias=True, align_corners=False)
         found.append((scaled[0] - MEAN) / STD)
     return torch.stack(found)
 
 
-def settled(model: torch.nn.Module, images: torch.Tensor, batch: int = 16) -> torch.nn.Module:
+def set_batch_norm_statistics(model: torch.nn.Module, images: torch.Tensor, batch: int = 16) -> torch.nn.Module:
     """Give batch norms the mean statistics of images: with those they are made with, random weights vanish or burst.
 
     A last layer of zeros, as vision transformers are made with, is drawn: what returns nothing cannot be compared.

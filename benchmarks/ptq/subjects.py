@@ -51,19 +51,19 @@ def _crops(count: int, seed: int) -> torch.Tensor:
     return photographs.crops(count, seed)
 
 
-def _named(images: torch.Tensor, size: int, name: str = "x") -> list[Batch]:
+def _make_batches(images: torch.Tensor, size: int, name: str = "x") -> list[Batch]:
     return [{name: part} for part in images.split(size)]
 
 
 def _vision(name: str, *, is_transformer: bool = False) -> Subject:
     def make() -> torch.nn.Module:
-        return photographs.settled(MODELS[name]().make(), _crops(SETTLING_CROPS, 1))
+        return photographs.set_batch_norm_statistics(MODELS[name]().make(), _crops(SETTLING_CROPS, 1))
 
     calibrating = CALIBRATION_BATCHES * BATCH
     return Subject(
         make,
-        lambda: _named(_crops(calibrating, 2), BATCH),
-        lambda: _named(_crops(TEST_CROPS, 3), BATCH),
+        lambda: _make_batches(_crops(calibrating, 2), BATCH),
+        lambda: _make_batches(_crops(TEST_CROPS, 3), BATCH),
         is_transformer=is_transformer,
     )
 
@@ -71,13 +71,13 @@ def _vision(name: str, *, is_transformer: bool = False) -> Subject:
 def _digits(build: Callable[[], torch.nn.Module], seed: int) -> Subject:
     def make() -> torch.nn.Module:
         torch.manual_seed(seed)
-        return digits.trained(build(), seed)
+        return digits.train_network(build(), seed)
 
     def calibration() -> list[Batch]:
         images, *_ = digits.data()
-        return _named(images[: CALIBRATION_BATCHES * BATCH], BATCH, "input")
+        return _make_batches(images[: CALIBRATION_BATCHES * BATCH], BATCH, "input")
 
-    return Subject(make, calibration, lambda: _named(digits.data()[2], BATCH, "input"), lambda: digits.data()[3])
+    return Subject(make, calibration, lambda: _make_batches(digits.data()[2], BATCH, "input"), lambda: digits.data()[3])
 
 
 def _encoder() -> Subject:

@@ -17,18 +17,18 @@ NAMES = ("resnet18", "encoder")
 def run(names: Sequence[str] | None = None, rounds: int = 9) -> None:
     """Measure and print a row for each model and road."""
     rows: list[tuple[str, ...]] = []
-    worst, beside = 0.0, 0.0
+    worst, compared = 0.0, 0.0
     for name in names or NAMES:
         found = in_fresh_process("benchmarks.qat.steps", name, str(rounds))
         seconds = found["seconds"]
-        for road, times in seconds.items():
+        for method, times in seconds.items():
             figure = ratio(times, seconds["float"])
-            rows.append((name, road, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
-            worst = max(worst, figure) if road.startswith("ours") else worst
-        rows += [(name, road, "makes none", reason) for road, reason in found["lacking"].items()]
-        peers = [ratio(seconds["ours"], seconds[road]) for road in ("NNCF", "torchao") if road in seconds]
-        beside = max(beside, *peers) if peers else beside
+            rows.append((name, method, f"{statistics.median(times) * 1e3:.1f} ms", f"{figure:.2f}"))
+            worst = max(worst, figure) if method.startswith("ours") else worst
+        rows += [(name, method, "makes none", reason) for method, reason in found["lacking"].items()]
+        peers = [ratio(seconds["ours"], seconds[method]) for method in ("NNCF", "torchao") if method in seconds]
+        compared = max(compared, *peers) if peers else compared
     title = "One step: forward, backward, SGD; in turn, one thread, processor time"
     print_table(("model", "road", "step", "times a float step"), rows, title=title)
     print(f"Worst ratio to float: {verdict(worst, LIMIT)}")
-    print(f"Worst ratio to a peer: {verdict(beside, 1.0)}" if beside else "No peer is installed")
+    print(f"Worst ratio to a peer: {verdict(compared, 1.0)}" if compared else "No peer is installed")

@@ -49,17 +49,17 @@ def floating(model: nn.Module, _: torch.Tensor) -> nn.Module:
     return model
 
 
-def ours(model: nn.Module, x: torch.Tensor) -> nn.Module:
+def train_quantized(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """Train in integers, norms being frozen."""
-    return _compiled(model, x)
+    return _compile_module(model, x)
 
 
-def ours_live(model: nn.Module, x: torch.Tensor) -> nn.Module:
+def train_quantized_live(model: nn.Module, x: torch.Tensor) -> nn.Module:
     """Train in integers, norms being those of the batch."""
-    return _compiled(model, x, batch_norm="live")
+    return _compile_module(model, x, batch_norm="live")
 
 
-def _compiled(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
+def _compile_module(model: nn.Module, x: torch.Tensor, **options: Any) -> nn.Module:
     return clika_compile(
         model,
         calibration_inputs=[x],
@@ -85,7 +85,13 @@ def torchao(model: nn.Module, x: torch.Tensor) -> nn.Module:
     return peer.prepare_qat_pt2e(torch.export.export(model.train(), (x,)).module(), quantizer)
 
 
-ROADS = {"float": floating, "ours": ours, "ours, live norms": ours_live, "NNCF": nncf, "torchao": torchao}
+TRAINING_METHODS = {
+    "float": floating,
+    "ours": train_quantized,
+    "ours, live norms": train_quantized_live,
+    "NNCF": nncf,
+    "torchao": torchao,
+}
 
 
 def step_of(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
@@ -107,16 +113,16 @@ def main(name: str, rounds: str) -> dict[str, Any]:
     model, x = SUBJECTS[name]()
     steps: dict[str, Callable[[], float]] = {}
     lacking: dict[str, str] = {}
-    for road, make in ROADS.items():
-        if road == "ours, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
+    for method, make in TRAINING_METHODS.items():
+        if method == "ours, live norms" and not any(isinstance(m, nn.BatchNorm2d) for m in model.modules()):
             continue
         try:
             made = make(copy.deepcopy(model), x)
-            steps[road] = step_of(made.train() if road != "torchao" else made, x)
-            steps[road]()
+            steps[method] = step_of(made.train() if method != "torchao" else made, x)
+            steps[method]()
         except (ImportError, ValueError) as error:  # the latter by torchao, of modules that are called twice
-            lacking[road] = str(error)
-            steps.pop(road, None)
+            lacking[method] = str(error)
+            steps.pop(method, None)
     in_turn(steps, WARM_UP)
     return {"seconds": in_turn(steps, int(rounds)), "lacking": lacking}
 

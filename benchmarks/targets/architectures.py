@@ -16,12 +16,12 @@ import transformers
 
 Inputs = dict[str, torch.Tensor]
 
-VOCABULARY, LENGTH, SIDE = 1000, 32, 64
+VOCABULARY, LENGTH, IMAGE_SIZE = 1000, 32, 64
 
 WIDTH = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 512}
 TEXT = {**WIDTH, "vocab_size": VOCABULARY}
 DECODER = {**TEXT, "num_key_value_heads": 2, "use_cache": False}
-PATCHES = {**WIDTH, "image_size": SIDE, "patch_size": 16}
+PATCHES = {**WIDTH, "image_size": IMAGE_SIZE, "patch_size": 16}
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Architecture:
     inputs: Callable[[int], Inputs]
 
 
-def _vision(name: str, side: int = 224) -> Architecture:
+def _vision(name: str, size: int = 224) -> Architecture:
     build = getattr(torchvision.models, name)
     (argument,) = inspect.signature(build().forward).parameters
-    return Architecture(lambda: build(weights=None), lambda batch: {argument: torch.randn(batch, 3, side, side)})
+    return Architecture(lambda: build(weights=None), lambda batch: {argument: torch.randn(batch, 3, size, size)})
 
 
 def _tokens(batch: int) -> Inputs:
@@ -44,7 +44,7 @@ def _tokens(batch: int) -> Inputs:
 
 
 def _pixels(batch: int) -> Inputs:
-    return {"pixel_values": torch.randn(batch, 3, SIDE, SIDE)}
+    return {"pixel_values": torch.randn(batch, 3, IMAGE_SIZE, IMAGE_SIZE)}
 
 
 def _of(model: str, config: str, inputs: Callable[[int], Inputs], **sizes: Any) -> Architecture:
@@ -52,13 +52,13 @@ def _of(model: str, config: str, inputs: Callable[[int], Inputs], **sizes: Any) 
     return Architecture(lambda: getattr(transformers, model)(chosen), inputs)
 
 
-def _named(build: Callable[..., Architecture], *arguments: Any, **sizes: Any) -> Callable[[], Architecture]:
+def _declare(build: Callable[..., Architecture], *arguments: Any, **sizes: Any) -> Callable[[], Architecture]:
     return lambda: build(*arguments, **sizes)
 
 
 ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
     **{
-        name: _named(_vision, name)
+        name: _declare(_vision, name)
         for name in (
             "resnet18",
             "mobilenet_v3_large",
@@ -72,21 +72,21 @@ ARCHITECTURES: dict[str, Callable[[], Architecture]] = {
             "squeezenet1_1",
         )
     },
-    "bert": _named(_of, "BertModel", "BertConfig", _tokens, **TEXT),
-    "distilbert": _named(
+    "bert": _declare(_of, "BertModel", "BertConfig", _tokens, **TEXT),
+    "distilbert": _declare(
         _of, "DistilBertModel", "DistilBertConfig", _tokens,
         vocab_size=VOCABULARY, dim=128, n_layers=3, n_heads=4, hidden_dim=512,
     ),
-    "electra": _named(_of, "ElectraModel", "ElectraConfig", _tokens, embedding_size=128, **TEXT),
-    "gpt2": _named(
+    "electra": _declare(_of, "ElectraModel", "ElectraConfig", _tokens, embedding_size=128, **TEXT),
+    "gpt2": _declare(
         _of, "GPT2LMHeadModel", "GPT2Config", _tokens,
         vocab_size=VOCABULARY, n_embd=128, n_layer=3, n_head=4, use_cache=False,
     ),
-    "llama": _named(_of, "LlamaForCausalLM", "LlamaConfig", _tokens, **DECODER),
-    "qwen2": _named(_of, "Qwen2ForCausalLM", "Qwen2Config", _tokens, **DECODER),
-    "vit": _named(_of, "ViTModel", "ViTConfig", _pixels, **PATCHES),
-    "deit": _named(_of, "DeiTModel", "DeiTConfig", _pixels, **PATCHES),
-    "dinov2": _named(_of, "Dinov2Model", "Dinov2Config", _pixels, **PATCHES),
-    "clip_vision": _named(_of, "CLIPVisionModel", "CLIPVisionConfig", _pixels, **PATCHES),
+    "llama": _declare(_of, "LlamaForCausalLM", "LlamaConfig", _tokens, **DECODER),
+    "qwen2": _declare(_of, "Qwen2ForCausalLM", "Qwen2Config", _tokens, **DECODER),
+    "vit": _declare(_of, "ViTModel", "ViTConfig", _pixels, **PATCHES),
+    "deit": _declare(_of, "DeiTModel", "DeiTConfig", _pixels, **PATCHES),
+    "dinov2": _declare(_of, "Dinov2Model", "Dinov2Config", _pixels, **PATCHES),
+    "clip_vision": _declare(_of, "CLIPVisionModel", "CLIPVisionConfig", _pixels, **PATCHES),
 }  # fmt: skip
 """By name; each is made on demand."""

@@ -31,7 +31,9 @@ def run(names: Sequence[str] | None = None) -> None:
         every[name] = in_fresh_process("benchmarks.targets.run", name)
         print(f"{name}: {every[name]}", file=sys.stderr)
     rows = [(name, *found.values()) for name, targets in every.items() for found in targets]
-    print_table(COLUMNS, [[_shown(cell) for cell in row] for row in rows], title="quantized once, written for both")
+    print_table(
+        COLUMNS, [[_format_cell(cell) for cell in row] for row in rows], title="quantized once, written for both"
+    )
     for number, target in enumerate(("tensorrt, emulated", "openvino")):
         found = [targets[number] for targets in every.values()]
         print(f"{target}: {sum(f['broken'] for f in found)} rules broken by {len(found)} architectures")
@@ -39,7 +41,7 @@ def run(names: Sequence[str] | None = None) -> None:
         print(f"{target}: at least {min(f['runs'] for f in found):.1%} of what is planned runs so")
 
 
-def _shown(cell: Any) -> str:
+def _format_cell(cell: Any) -> str:
     return f"{cell:.3f}" if isinstance(cell, float) else str(cell)
 
 

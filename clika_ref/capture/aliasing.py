@@ -101,8 +101,8 @@ class AliasTracker:
         target: Any = node.target
         if target.overloadpacket in DROPOUT_OVERLOADS:  # tracers return a new tensor for these
             names = (argument.name for argument in target._schema.arguments)
-            said: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-            return (not said["train"] or said["p"] == 0) and storage_id(node.meta["val"]) not in self._written
+            arguments: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+            return (not arguments["train"] or arguments["p"] == 0) and storage_id(node.meta["val"]) not in self._written
         return target.overloadpacket in CONDITIONAL_NOOPS and _is_same_tensor(
             node.meta["val"], node.all_input_nodes[0].meta["val"]
         )

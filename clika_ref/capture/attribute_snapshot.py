@@ -256,10 +256,12 @@ class AttributeSnapshot:
             self._snapshots[id(function)] = _NamespaceSnapshot("", scope, found(scope), found)
         return [(n, v) for n, v in find_referenced_names(function).items() if type(v) not in _ATOMIC_TYPES]
 
-    def changed(self) -> list[str]:
+    def find_changes(self) -> list[str]:
         """Return the names of the attributes, other than parameters and buffers, with changed contents."""
         return list(
-            dict.fromkeys(n for held in self._snapshots.values() if held.is_attribute() for n in held.changes())
+            dict.fromkeys(
+                n for snapshot in self._snapshots.values() if snapshot.is_attribute() for n in snapshot.changes()
+            )
         )
 
     def restore(self, *, state: bool = True) -> None:
@@ -269,8 +271,8 @@ class AttributeSnapshot:
             state: whether to also restore parameters and buffers that were rebound to tensors that a graph can hold.
                 Those registered meanwhile are removed in either case.
         """
-        for held in self._snapshots.values():
-            held.restore(state=state)
+        for snapshot in self._snapshots.values():
+            snapshot.restore(state=state)
         for registered, before in self._hooks:
             if registered != before:
                 registered.clear()

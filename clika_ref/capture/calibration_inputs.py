@@ -146,8 +146,8 @@ def _find_differences(first: Sequence[tuple[Any, ...]], other: Sequence[tuple[An
     if [len(d) for d in first] != [len(d) for d in other]:
         return {tuple(len(d) for d in other)}
     return {
-        (leaf, side)
+        (leaf, dim)
         for leaf, (own, its) in enumerate(zip(first, other, strict=True))
-        for side, (a, b) in enumerate(zip(own, its, strict=True))
+        for dim, (a, b) in enumerate(zip(own, its, strict=True))
         if a != b
     }

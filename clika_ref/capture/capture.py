@@ -139,8 +139,8 @@ def _run_eager(
         traced = flatten_calls(callee, calls, dynamic=dynamic)
     if any(run.is_rerun for run in traced.expected):
         detail("Ran forward twice on inputs: once to find its writes, and once for the results under autocast")
-    least = min(calls, key=lambda call: count_elements(pytree.tree_leaves((call.args, call.kwargs))))
-    lost = [*find_custom_gradients(callee, least), *find_lost_hooks(callee), *asked.queries, *asked.hooks]
+    smallest = min(calls, key=lambda call: count_elements(pytree.tree_leaves((call.args, call.kwargs))))
+    lost = [*find_custom_gradients(callee, smallest), *find_lost_hooks(callee), *asked.queries, *asked.hooks]
     put_by = {run.unfit: None for run in traced.expected if run.unfit}
     unkept = [
         (f"forward assigns {unfit}, which the compiled module does not keep: each call computes it again.")
@@ -152,9 +152,9 @@ def _run_eager(
 def _trace(traced: TracedCalls, tracer: Tracer, leaves: list[Any], *, recording: bool) -> torch.export.ExportedProgram:
     call = traced.rebuild(leaves)
     assigned = trace_assignments_as_writes(traced.callee.module, traced.written)
-    kept = preserve_module(traced.callee, outside=True)  # a tracer may run the real model
+    snapshot = preserve_module(traced.callee, outside=True)  # a tracer may run the real model
     mode = torch.set_grad_enabled(recording)
-    with kept, traced.traceable_callee.as_module() as module, assigned, record_trace_errors() as raised, mode:
+    with snapshot, traced.traceable_callee.as_module() as module, assigned, record_trace_errors() as raised, mode:
         program = trace(tracer, module, call.copy(), traced.dynamic_shapes())
     _reject_caught_errors(raised, traced.callee, call)
     return program

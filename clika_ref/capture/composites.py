@@ -25,8 +25,8 @@ def _kron(x: Tensor, other: Tensor) -> Tensor:
     """``result[i * k + j] = x[i] * other[j]`` along each dim; the shorter shape is padded with ones in front."""
     rank = max(x.dim(), other.dim())
     shapes = [[1] * (rank - t.dim()) + list(t.shape) for t in (x, other)]
-    left = x.reshape([n for side in shapes[0] for n in (side, 1)])
-    right = other.reshape([n for side in shapes[1] for n in (1, side)])
+    left = x.reshape([n for size in shapes[0] for n in (size, 1)])
+    right = other.reshape([n for size in shapes[1] for n in (1, size)])
     return (left * right).reshape([a * b for a, b in zip(*shapes, strict=True)])
 
 

@@ -37,17 +37,17 @@ def register_dataclass(cls: type[Any]) -> None:
 
     def flatten(value: Any) -> tuple[list[Any], AttributeNames]:
         names = _attributes(value)
-        held = [n for n in names if getattr(value, n) is not None]
-        return [getattr(value, n) for n in held], [held, [n for n in names if n not in held]]
+        present = [n for n in names if getattr(value, n) is not None]
+        return [getattr(value, n) for n in present], [present, [n for n in names if n not in present]]
 
     def flatten_with_keys(value: Any) -> tuple[list[tuple[Any, Any]], AttributeNames]:
         leaves, context = flatten(value)
         return [(pytree.GetAttrKey(n), leaf) for n, leaf in zip(context[0], leaves, strict=True)], context
 
     def unflatten(leaves: Iterable[Any], context: AttributeNames) -> Any:
-        held, empty = context
+        present, empty = context
         value = object.__new__(cls)
-        for name, leaf in [*zip(held, leaves, strict=True), *((n, None) for n in empty)]:
+        for name, leaf in [*zip(present, leaves, strict=True), *((n, None) for n in empty)]:
             object.__setattr__(value, name, leaf)  # bypasses __setattr__ of frozen classes
         return value
 

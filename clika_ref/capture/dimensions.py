@@ -32,14 +32,14 @@ class InputComparison:
     def groups(self) -> list[list[InputDim]]:
         """The dynamic dims, grouped by equal sizes in all calls."""
         by_lengths: dict[tuple[int, ...], list[InputDim]] = {}
-        for side, lengths in self.sizes.items():
-            by_lengths.setdefault(lengths, []).append(side)
+        for dim, lengths in self.sizes.items():
+            by_lengths.setdefault(lengths, []).append(dim)
         return list(by_lengths.values())
 
-    def label(self, side: InputDim) -> str:
+    def label(self, dim: InputDim) -> str:
         """Return a readable name of a dim."""
-        name = self.names[side.leaf]
-        return name if side.dim is None else f"dim {side.dim} of {name!r}"
+        name = self.names[dim.leaf]
+        return name if dim.dim is None else f"dim {dim.dim} of {name!r}"
 
 
 def compare_inputs(names: list[str], calls: Sequence[Sequence[Any]], *, dynamic: bool) -> InputComparison:
@@ -112,7 +112,7 @@ def choose_tracing_inputs(comparison: InputComparison) -> list[list[Any]]:
         if min(lengths) >= 2 and len(set(lengths)) == len(lengths):
             return [comparison.calls[i]]
     chosen = _choose_distinct_sizes(columns)
-    sizes = {side: size for group, size in zip(groups, chosen, strict=True) for side in group}
+    sizes = {dim: size for group, size in zip(groups, chosen, strict=True) for dim in group}
     return [resize_leaves(comparison.calls[by_size[0]], sizes), comparison.calls[by_size[0]]]
 
 
@@ -133,13 +133,13 @@ def _choose_distinct_sizes(columns: list[tuple[int, ...]]) -> list[int]:
 def resize_leaves(leaves: list[Any], sizes: dict[InputDim, int]) -> list[Any]:
     """Return leaves with some dims repeated or cut to the given sizes."""
     result = list(leaves)
-    for side, size in sizes.items():
-        leaf = result[side.leaf]
-        if side.dim is None:
-            result[side.leaf] = size
-        elif leaf.shape[side.dim] != size and leaf.shape[side.dim] > 0:
-            index = torch.arange(size, device=leaf.device) % leaf.shape[side.dim]
-            result[side.leaf] = leaf.index_select(side.dim, index)
+    for dim, size in sizes.items():
+        leaf = result[dim.leaf]
+        if dim.dim is None:
+            result[dim.leaf] = size
+        elif leaf.shape[dim.dim] != size and leaf.shape[dim.dim] > 0:
+            index = torch.arange(size, device=leaf.device) % leaf.shape[dim.dim]
+            result[dim.leaf] = leaf.index_select(dim.dim, index)
     return result
 
 

@@ -31,7 +31,7 @@ class ModuleSnapshot:
     attributes: AttributeSnapshot
     tensors: list[SavedTensor]
 
-    def written(self) -> list[str]:
+    def find_writes(self) -> list[str]:
         """Return the attributes whose tensors were written to, except parameters and buffers."""
         return list(dict.fromkeys(t.name for t in self.tensors if not t.is_state and t.is_changed()))
 
@@ -65,23 +65,23 @@ def run_eager(callee: TracedCallable, call: ModelCall) -> EagerRun:
         ModelError: the model replaces the ``.data`` of a parameter or buffer. Or the next call reads an attribute that
             it changed, or a buffer that it rebound to another shape or dtype.
     """
-    kept = _WriteRecorder(callee.module)
+    recorder = _WriteRecorder(callee.module)
     with (
         release_freed_memory(),
         callee.as_module() as module,
         preserve_module(callee) as before,
         torch.no_grad(),
-        kept.undo_on_exit(),
+        recorder.undo_on_exit(),
     ):
         with _record_autocast_regions() as entered:
-            run = _compute_results(module, call, kept)
+            run = _compute_results(module, call, recorder)
         if entered or torch._C._is_any_autocast_enabled():
             before.restore()
-            kept.undo()
+            recorder.undo()
             run = replace(_compute_results(module, call, contextlib.nullcontext()), is_rerun=True)
-        kept.check_own_data()
-        state, unfit = kept.state(before), kept.unfit()
-        changed = [*before.attributes.changed(), *before.written()]
+        recorder.check_own_data()
+        state, unfit = recorder.state(before), recorder.unfit()
+        changed = [*before.attributes.find_changes(), *before.find_writes()]
         if (unfit or changed) and _depends_on_attributes(before, callee, module, call):
             raise ModelError(_make_unfit_message(unfit) if unfit else _make_changed_message(callee, changed))
         return replace(run, state=state, unfit=unfit)
@@ -127,9 +127,9 @@ def _depends_on_attributes(
     """
 
     def rerun() -> EagerRun:
-        kept = _WriteRecorder(callee.module)
-        with preserve_module(callee), kept.undo_on_exit():
-            return _compute_results(module, call, kept)
+        recorder = _WriteRecorder(callee.module)
+        with preserve_module(callee), recorder.undo_on_exit():
+            return _compute_results(module, call, recorder)
 
     try:
         found = rerun()
@@ -179,10 +179,10 @@ def isolate_writes(module: torch.nn.Module) -> Iterator[None]:
     Enter it within `preserve_module`, which binds the original buffers again: a buffer that was written to is no longer
     a leaf.
     """
-    kept = _WriteRecorder(module)
+    recorder = _WriteRecorder(module)
     for part in module.modules():
         part._buffers.update({n: b.detach().clone() for n, b in part._buffers.items() if b is not None})
-    with kept.undo_on_exit(), kept:
+    with recorder.undo_on_exit(), recorder:
         yield
 
 
@@ -287,11 +287,11 @@ def preserve_module(callee: TracedCallable, *, outside: bool = False) -> Iterato
     """
     attributes = AttributeSnapshot(callee.module)
     parameters, buffers = dict(callee.module.named_parameters()), dict(callee.module.named_buffers())
-    places = {storage_id(t) for t in (*parameters.values(), *buffers.values())}
+    storages = {storage_id(t) for t in (*parameters.values(), *buffers.values())}
     tensors = [
         *(save_tensor(n, t, is_state=True) for n, t in buffers.items()),
         *(save_tensor(n, t, is_state=True, copied=callee.is_preserved) for n, t in parameters.items()),
-        *(_save_plain_tensor(n, t, callee, places) for n, t in attributes.tensors),
+        *(_save_plain_tensor(n, t, callee, storages) for n, t in attributes.tensors),
     ]
     if outside:
         attributes.add_outer_scopes(callee.function)
@@ -303,6 +303,6 @@ def preserve_module(callee: TracedCallable, *, outside: bool = False) -> Iterato
             before.restore()
 
 
-def _save_plain_tensor(name: str, tensor: torch.Tensor, callee: TracedCallable, places: set[int]) -> SavedTensor:
-    is_state = storage_id(tensor) in places
+def _save_plain_tensor(name: str, tensor: torch.Tensor, callee: TracedCallable, storages: set[int]) -> SavedTensor:
+    is_state = storage_id(tensor) in storages
     return save_tensor(name, tensor, is_state=is_state, copied=callee.is_preserved or not is_state)

@@ -165,7 +165,7 @@ class Importer:
         values, named = self._to_values(args), self._to_values(kwargs)
         if self._autocast is not None:
             values = self._cast_all(find_cast_dtype(target, node, self._autocast), values)
-        call = op.converted(target, *values, **named)
+        call = op.convert_call(target, *values, **named)
         if op.name in ("batch_norm", "instance_norm"):
             self._update_statistics(op.name, call.operands, call.attrs, args)
         attrs = {k: self._attribute_value(v) for k, v in call.attrs.items()}
@@ -384,8 +384,8 @@ class Importer:
     def _attribute(self, program: fx.GraphModule, node: fx.Node) -> Any:
         found: Any = python_operator.attrgetter(str(node.target))(program)
         if isinstance(found, torch.Tensor):
-            kept = self.graph.add_constant(found.detach(), f"constants.{node.name}")
-            return self.aliases.root(kept, node.meta.get("val", found))
+            constant = self.graph.add_constant(found.detach(), f"constants.{node.name}")
+            return self.aliases.root(constant, node.meta.get("val", found))
         return found
 
     def _type(self, fake: torch.Tensor, dtype: torch.dtype) -> TensorType:

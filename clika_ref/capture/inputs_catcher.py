@@ -28,7 +28,7 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
         ModelError: ``device`` names no device, or one that is not available.
     """
     try:
-        place = torch.device(device)
+        placement = torch.device(device)
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         msg = f'clika_move_to_device(..., {device!r}): not a device ({reason}). Write for example "cpu" or "cuda:0".'
@@ -38,11 +38,13 @@ def clika_move_to_device(nested: Nested, device: torch.device | str | int) -> Ne
         if isinstance(leaf, torch.nn.Module | type) or not callable(getattr(leaf, "to", None)):
             return leaf
         try:
-            return leaf.to(place)
+            return leaf.to(placement)
         except (AssertionError, RuntimeError, NotImplementedError) as error:
             reason = str(error).partition("\n")[0]
-            what = f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
-            msg = f"cannot move {what} to {str(place)!r}: {reason}. Choose a device that this machine has."
+            description = (
+                f"a tensor of shape {list(leaf.shape)}" if isinstance(leaf, torch.Tensor) else type(leaf).__name__
+            )
+            msg = f"cannot move {description} to {str(placement)!r}: {reason}. Choose a device that this machine has."
             raise ModelError(msg) from error
 
     return _rebuild(nested, move, {})
@@ -167,8 +169,8 @@ class InputsCatcher:
         record_call.clika_inputs_catcher = self  # type: ignore[attr-defined]
         name = method.__func__.__name__
         before = getattr(owner, "__dict__", {}).get(name)
-        held = getattr(owner, name, None) == method  # false if a decorator changed the method's name
-        obstacle = _set(owner, name, record_call) if held else f"its object does not have it as {name!r}"
+        is_method = getattr(owner, name, None) == method  # false if a decorator changed the method's name
+        obstacle = _set(owner, name, record_call) if is_method else f"its object does not have it as {name!r}"
         if obstacle is not None:
             msg = (
                 f"cannot catch the inputs of {method.__func__.__qualname__}: {obstacle}. Pass the module that it calls."

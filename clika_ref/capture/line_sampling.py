@@ -30,12 +30,12 @@ _TRACER_DIRS = tuple(str(Path(spec.origin).parent) for spec in _SPECS if spec an
 
 
 @contextlib.contextmanager
-def sample_lines(what: str, progress: Callable[[str], None]) -> Iterator[Counter[str]]:
+def sample_lines(task: str, progress: Callable[[str], None]) -> Iterator[Counter[str]]:
     """Yield a counter of the model lines where this thread is sampled while the context lasts.
 
     Args:
-        what: a description of the thread's work, for people.
-        progress: receives ``what`` and the line at each sample.
+        task: a description of the thread's work, for people.
+        progress: receives ``task`` and the line at each sample.
     """
     lines: Counter[str] = Counter()
     thread, over = threading.get_ident(), threading.Event()
@@ -46,7 +46,7 @@ def sample_lines(what: str, progress: Callable[[str], None]) -> Iterator[Counter
             line = innermost_model_line(sys._current_frames().get(thread))
             if line is not None:
                 lines[line] += 1
-                progress(f"{what}, at {line}")
+                progress(f"{task}, at {line}")
 
     watcher = threading.Thread(target=sample, name="clika-ref: which line is traced", daemon=True)
     watcher.start()

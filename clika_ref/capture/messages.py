@@ -95,9 +95,9 @@ def _unique_failures(failures: Sequence[tuple[str, Exception]]) -> list[tuple[st
     return list(seen.values())
 
 
-def _format_reason(error: Exception, said: str = "") -> str:
+def _format_reason(error: Exception, message: str = "") -> str:
     text = str(error).strip()
-    if text == said:
+    if text == message:
         return "the reason above"
     first = shorten(text.splitlines()[0], MAX_REASON_LENGTH, placeholder=" ...") if text else ""
     line = _user_line(text) or _traceback_line(error)
@@ -156,9 +156,9 @@ def _inference_advice(callee: TracedCallable) -> str:
 
 def _find_crosswise_dims(comparison: InputComparison) -> tuple[InputDim, InputDim] | None:
     """Find two dims of different tensors that are 1 in different inputs."""
-    sides = [s for s in comparison.sizes if s.dim is not None and 1 in comparison.sizes[s]]
-    for i, a in enumerate(sides):
-        for b in sides[i + 1 :]:
+    dims = [s for s in comparison.sizes if s.dim is not None and 1 in comparison.sizes[s]]
+    for i, a in enumerate(dims):
+        for b in dims[i + 1 :]:
             pairs = list(zip(comparison.sizes[a], comparison.sizes[b], strict=True))
             if a.leaf != b.leaf and any(x == 1 < y for x, y in pairs) and any(y == 1 < x for x, y in pairs):
                 return a, b

@@ -96,11 +96,11 @@ class ProgramImporter:
 
     def _check_writes(self) -> None:
         written = {self.graph.aliases.get(name, name) for name in self.traced.written}
-        unseen = sorted(written - self.graph.state.keys())
-        if unseen:
+        missing = sorted(written - self.graph.state.keys())
+        if missing:
             msg = (
-                f"forward writes to {', '.join(unseen)} in a way that this trace does not record, such as through "
-                f".data. Write in place: with torch.no_grad(): self.{unseen[0]}.copy_(...)"
+                f"forward writes to {', '.join(missing)} in a way that this trace does not record, such as through "
+                f".data. Write in place: with torch.no_grad(): self.{missing[0]}.copy_(...)"
             )
             raise MismatchError(msg)
 
@@ -211,7 +211,7 @@ class ProgramImporter:
 
     def _list_input_symbols(self) -> set[str]:
         inputs = {v.name for v in self.graph.inputs}
-        return {n for n, s in self.graph.symbols.items() if s.side.name in inputs}
+        return {n for n, s in self.graph.symbols.items() if s.source.name in inputs}
 
     def _find_shape_env(self) -> Any:
         for node in self.program.graph.nodes:

@@ -104,12 +104,12 @@ def record_unowned_modules(owner: nn.Module, name: str) -> Iterator[list[str]]:
     """Yield warnings about modules with weights that run while the context lasts but are no part of ``owner``."""
     found: list[str] = []
     known, thread = {id(m) for m in owner.modules()}, threading.get_ident()
-    kept: list[nn.Module] = []  # keeps them alive, so that ids are not reused
+    visited: list[nn.Module] = []  # keeps them alive, so that ids are not reused
 
     def check_module(module: nn.Module, _: Any) -> None:
         if id(module) in known or threading.get_ident() != thread:
             return
-        kept.append(module)
+        visited.append(module)
         known.update(id(part) for part in module.modules())
         if any(True for _ in (*module.parameters(), *module.buffers())):
             line = innermost_model_line(sys._getframe(1))

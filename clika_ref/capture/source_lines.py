@@ -35,9 +35,9 @@ def record_model_lines(outermost: str) -> Iterator[None]:
 
     def summarize(env: ShapeEnv, is_debug: bool = False, framework_loc: Any = None) -> tuple[SLoc, str]:  # noqa: FBT001, FBT002 - PyTorch's
         asking: Any = framework_loc or _innermost_frame(_is_interesting)
-        place, debug = summary(env, is_debug, asking)
+        location, debug = summary(env, is_debug, asking)
         model = _innermost_frame(_is_of_model, outermost)
-        return LocatedSLoc(place.framework_loc, place.maybe_user_loc, model), debug
+        return LocatedSLoc(location.framework_loc, location.maybe_user_loc, model), debug
 
     def filter_frames(tracer: TracerBase, stack: StackSummary) -> StackSummary:
         return StackSummary.from_list(_model_frames_within(outermost, stack)) or frames(tracer, stack)

@@ -88,27 +88,29 @@ class SymbolTable:
         symbols = (size.node._expr, size.node.expr)
         return all(isinstance(s, sympy.Symbol) and s not in self.known_symbols for s in symbols)
 
-    def _bind(self, size: torch.SymInt, side: SymbolSource, *, first: bool) -> None:
+    def _bind(self, size: torch.SymInt, source: SymbolSource, *, first: bool) -> None:
         raw = size.node._expr
-        hint = side.name if side.dim is None else "batch" if first else f"{side.name}_{side.dim}".replace(".", "_")
+        hint = (
+            source.name if source.dim is None else "batch" if first else f"{source.name}_{source.dim}".replace(".", "_")
+        )
         if isinstance(raw, sympy.Symbol) and raw not in self.known_symbols:
-            self._declare_with_replacement(size, side, hint)
+            self._declare_with_replacement(size, source, hint)
         else:  # a size that tracing derived from others: read it too, so that the relation is checked
-            self._declare(sympy.Dummy(), side, hint)
+            self._declare(sympy.Dummy(), source, hint)
             self.derived_guards.append(Guard(sympy.Eq(list(self.known_symbols.values())[-1], self.translate(size)), ""))
 
-    def _declare_with_replacement(self, size: torch.SymInt, side: SymbolSource, hint: str) -> None:
+    def _declare_with_replacement(self, size: torch.SymInt, source: SymbolSource, hint: str) -> None:
         """Declare a symbol, and also the replacement that tracing found to equal it: types use the replacement."""
         raw, settled = size.node._expr, size.node.expr
-        self._declare(raw, side, hint)
+        self._declare(raw, source, hint)
         if isinstance(settled, sympy.Symbol):
             self.known_symbols.setdefault(settled, self.known_symbols[raw])
 
-    def _declare(self, raw: sympy.Symbol, side: SymbolSource, hint: str) -> None:
+    def _declare(self, raw: sympy.Symbol, source: SymbolSource, hint: str) -> None:
         name, count = hint, 1
         while name in self.graph.symbols:
             name, count = f"{hint}_{count}", count + 1
-        self.graph.symbols[name] = Symbol(name, None if side.dim is None else 0, None, side)
+        self.graph.symbols[name] = Symbol(name, None if source.dim is None else 0, None, source)
         self.known_symbols[raw] = self.graph.symbols[name].expr
         self._translated.clear()
 
@@ -177,7 +179,7 @@ def drop_derived_symbols(graph: Graph) -> None:
     inputs = {v.name: v for v in graph.inputs}
     meaning: dict[sympy.Symbol, Any] = {}
     for name, symbol in list(graph.symbols.items()):
-        value, dim = inputs.get(symbol.side.name), symbol.side.dim
+        value, dim = inputs.get(symbol.source.name), symbol.source.dim
         if value is not None and dim is not None and value.type.shape[dim] != symbol.expr:
             meaning[symbol.expr] = value.type.shape[dim]
             del graph.symbols[name]
@@ -246,8 +248,8 @@ def _holds_from_two(relation: sympy.Basic) -> bool:
     if len(relation.free_symbols) != 1 or not isinstance(relation, sympy.core.relational.Relational):
         return False
     (symbol,) = relation.free_symbols
-    sides = {relation.lhs, relation.rhs} - {symbol}
-    return sides in ({sympy.S.Zero}, {sympy.S.One}, {sympy.Integer(2)}) and all(
+    terms = {relation.lhs, relation.rhs} - {symbol}
+    return terms in ({sympy.S.Zero}, {sympy.S.One}, {sympy.Integer(2)}) and all(
         bool(relation.subs(symbol, length)) for length in (2, 3, 5)
     )
 

@@ -56,11 +56,11 @@ class TracedCalls:
             return None
         dims: list[Any] = []
         for index, leaf in enumerate(self.comparison.calls[0]):
-            sides = [s.dim for s in self.comparison.sizes if s.leaf == index]
+            differing_dims = [s.dim for s in self.comparison.sizes if s.leaf == index]
             if isinstance(leaf, torch.Tensor):
-                dims.append({d: torch.export.Dim.AUTO for d in sides if d is not None} or None)
+                dims.append({d: torch.export.Dim.AUTO for d in differing_dims if d is not None} or None)
             else:
-                dims.append(torch.export.Dim.AUTO if sides else None)
+                dims.append(torch.export.Dim.AUTO if differing_dims else None)
         call, remaining = self.rebuild(self.comparison.calls[0]), iter(dims)
         return {
             name: _replace_leaves(value, remaining)
@@ -89,9 +89,9 @@ def flatten_calls(callee: TracedCallable, calls: Sequence[ModelCall], *, dynamic
     arguments, specs, names, _ = flat[0]
     for number, other in enumerate(flat[1:], 2):
         if other[:2] != (arguments, specs):
-            given, wanted = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
+            given, expected = (dict(zip(*call, strict=True)) for call in (other[:2], (arguments, specs)))
             msg = (
-                f"input {number} has a different structure than input 1: {given} instead of {wanted}. Give inputs of "
+                f"input {number} has a different structure than input 1: {given} instead of {expected}. Give inputs of "
                 "one structure."
             )
             raise ModelError(msg)
@@ -137,9 +137,9 @@ def _run_original(callee: TracedCallable, call: ModelCall, number: int) -> Eager
         raise ModelError(msg) from error
     for path, leaf in pytree.tree_leaves_with_path(run.structure.unflatten(run.leaves)):
         if not isinstance(leaf, RETURNABLE_TYPES):
-            place = pytree.keystr(path)
+            location = pytree.keystr(path)
             msg = (
-                f"{callee.name} returns a {type(leaf).__name__} (result{place}), but its tensors are not known to "
+                f"{callee.name} returns a {type(leaf).__name__} (result{location}), but its tensors are not known to "
                 "PyTorch. Return tensors in tuples, lists, dicts or dataclasses, or register the class with "
                 "torch.utils._pytree.register_pytree_node."
             )

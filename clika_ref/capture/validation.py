@@ -124,20 +124,20 @@ class Validation:
 
     def _require_dynamic_dims(self) -> None:
         inputs = {v.name: v for v in self.result.graph.inputs}
-        for side in self.traced.comparison.sizes:
-            value = inputs.get(self.traced.comparison.names[side.leaf])
-            fixed = value.type.shape[side.dim] if value is not None and side.dim is not None else None
+        for dim in self.traced.comparison.sizes:
+            value = inputs.get(self.traced.comparison.names[dim.leaf])
+            fixed = value.type.shape[dim.dim] if value is not None and dim.dim is not None else None
             if value is None or isinstance(fixed, int):
-                label = self.traced.comparison.label(side)
-                given = ", ".join(map(str, dict.fromkeys(self.traced.comparison.sizes[side])))
-                why = self._guards_on(side)
+                label = self.traced.comparison.label(dim)
+                given = ", ".join(map(str, dict.fromkeys(self.traced.comparison.sizes[dim])))
+                why = self._guards_on(dim)
                 msg = f"{label} has the lengths {given} in the inputs, but the model fixes it{why}"
                 raise MismatchError(msg)
 
-    def _guards_on(self, side: InputDim) -> str:
-        name = self.traced.comparison.names[side.leaf]
+    def _guards_on(self, dim: InputDim) -> str:
+        name = self.traced.comparison.names[dim.leaf]
         for symbol in self.result.graph.symbols.values():
-            if symbol.side.name == name and symbol.side.dim == side.dim:
+            if symbol.source.name == name and symbol.source.dim == dim.dim:
                 found = [g.guard for g in self.result.guards if symbol.expr in g.guard.relation.free_symbols]
                 return f": {'; '.join(map(str, found))}" if found else ""
         return ""
@@ -163,7 +163,7 @@ class Validation:
 
     def _format_sizes(self, g: TracedGuard, sizes: Mapping[str, int]) -> str:
         used = [s for s in self.result.graph.symbols.values() if s.expr in g.guard.relation.free_symbols]
-        return ", ".join(f"{s.name} = {sizes[s.name]}, {s.side}" for s in used)
+        return ", ".join(f"{s.name} = {sizes[s.name]}, {s.source}" for s in used)
 
     def _find_disagreement(self, leaves: list[Any], run: EagerRun) -> str | None:
         inputs = self.result.signature.graph_inputs([_copy_leaf(leaf) for leaf in leaves])
@@ -220,16 +220,16 @@ class Validation:
         for lengths in ((1, 2, 3, None), (0,), (-1, -4)):
             for length, symbols in product(lengths, self._group_symbols()):
                 size = base.get(symbols[0].name, 3) + 1 if length is None else length
-                if size >= 0 or all(s.side.dim is None for s in symbols):
+                if size >= 0 or all(s.source.dim is None for s in symbols):
                     self._run_at(leaves, symbols, size, evidence)
             for g in evidence.idle(g for g in self.result.guards if g.is_testable):
                 self._drop(g)
 
     def _group_symbols(self) -> list[list[Symbol]]:
         """Return each symbol alone, then groups of symbols with equal sizes in all inputs, as a model may need that."""
-        sides = {s.name: self._dim_of(s) for s in self.result.graph.symbols.values()}
-        symbols = [s for s in self.result.graph.symbols.values() if sides[s.name] is not None]
-        groups = [[s for s in symbols if sides[s.name] in group] for group in self.traced.comparison.groups]
+        dims = {s.name: self._dim_of(s) for s in self.result.graph.symbols.values()}
+        symbols = [s for s in self.result.graph.symbols.values() if dims[s.name] is not None]
+        groups = [[s for s in symbols if dims[s.name] in group] for group in self.traced.comparison.groups]
         return [*([s] for s in symbols), *(group for group in groups if len(group) > 1)]
 
     def _run_at(self, leaves: list[Any], symbols: list[Symbol], length: int, evidence: GuardEvidence) -> None:
@@ -239,31 +239,31 @@ class Validation:
         if not all(g.is_testable for g in violated) or (length == 0 and len(violated) != 1):
             return
         if evidence.is_run_useful(violated):
-            sides = [side for s in symbols if (side := self._dim_of(s)) is not None]
-            changes = {s: size for side in sides for s, size in self._resize_equal_dims(side, length).items()}
+            dims = [dim for s in symbols if (dim := self._dim_of(s)) is not None]
+            changes = {s: size for dim in dims for s, size in self._resize_equal_dims(dim, length).items()}
             evidence.runs.append((violated, self._agrees(resize_leaves(leaves, changes))))
 
     def _find_smallest_call(self) -> list[Any]:
         """Return the smallest call, the cheapest to run, among those with dims that can be resized."""
-        sides, calls = self.traced.comparison.sizes, self.traced.comparison.calls
-        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in sides.values())]
+        dims, calls = self.traced.comparison.sizes, self.traced.comparison.calls
+        usable = [c for i, c in enumerate(calls) if all(lengths[i] >= 2 for lengths in dims.values())]
         return min([self.leaves, *usable], key=count_elements)
 
     def _dim_of(self, symbol: Any) -> InputDim | None:
         names = self.traced.comparison.names
-        return InputDim(names.index(symbol.side.name), symbol.side.dim) if symbol.side.name in names else None
+        return InputDim(names.index(symbol.source.name), symbol.source.dim) if symbol.source.name in names else None
 
-    def _resize_equal_dims(self, side: InputDim, length: int) -> dict[InputDim, int]:
+    def _resize_equal_dims(self, dim: InputDim, length: int) -> dict[InputDim, int]:
         """Resize all dims that have the same size expression in the graph together."""
         inputs = {v.name: v for v in self.result.graph.inputs}
         names = self.traced.comparison.names
-        if side.dim is None:
-            return {side: length}
-        wanted = inputs[names[side.leaf]].type.shape[side.dim]
+        if dim.dim is None:
+            return {dim: length}
+        size = inputs[names[dim.leaf]].type.shape[dim.dim]
         return {
             s: length
             for s in self.traced.comparison.sizes
-            if s.dim is not None and inputs[names[s.leaf]].type.shape[s.dim] == wanted
+            if s.dim is not None and inputs[names[s.leaf]].type.shape[s.dim] == size
         }
 
     def _agrees(self, leaves: list[Any]) -> bool:

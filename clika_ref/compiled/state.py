@@ -113,7 +113,7 @@ class CompiledState:
         for value in self._graph.constants.values():
             value.data = None
         self.float_executor, self.accepted_shapes = None, set()
-        numbers = {s.side.name for s in graph.symbols.values() if s.side.dim is None}
+        numbers = {s.source.name for s in graph.symbols.values() if s.source.dim is None}
         self.number_inputs = [value.name in numbers for value in graph.inputs]
 
     @property
@@ -187,8 +187,8 @@ class CompiledState:
     def move_inputs(self, before: torch.device, after: torch.device) -> None:
         """Move the kept inputs along when the weights move from the device ``before`` to ``after``."""
         self.examples = [move_inputs(inputs, before, after) for inputs in self.examples]
-        self.calibration = self.calibration and self.calibration.moved(before, after)
-        self.unfinished = self.unfinished and self.unfinished.moved(before, after)
+        self.calibration = self.calibration and self.calibration.move(before, after)
+        self.unfinished = self.unfinished and self.unfinished.move(before, after)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what copies and pickles keep; they build the rest again, or have no use for it."""

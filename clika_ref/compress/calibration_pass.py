@@ -158,7 +158,7 @@ def _search_factors(
     smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = smallest_width_and_blocks(settings)
-        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, ways=WeightOnlyOptions.of(wanted.options))
+        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=WeightOnlyOptions.of(wanted.options))
         wishes = SmoothingOptions(
             None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0
         )  # each is evaluated on held-out data

@@ -146,7 +146,7 @@ def decide_quantization(
     """
 
     def decide_here() -> Quantization:
-        found = stages.decided()
+        found = stages.decide()
         is_timed = wanted.options.optimize_for == "latency" and not found.plan.is_empty
         return _drop_slow_parts(found, stages, graph, wanted, registry) if is_timed else found
 
@@ -168,14 +168,12 @@ def _drop_slow_parts(
     if found.plan.packed_weights:
         timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
         slow = timer.find_slow_layers(stages.calibration.graph, inputs, found.plan.packed_weights)
-        found = replace(stages, slow_layers=slow).decided() if slow else found
+        found = replace(stages, slow_layers=slow).decide() if slow else found
     if found.plan.is_empty:
         return found
     ratio = measure_ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
     reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
-    return (
-        replace(stages, slow_layers=dict.fromkeys(stages.chosen, reason)).decided() if ratio > MIN_SLOWDOWN else found
-    )
+    return replace(stages, slow_layers=dict.fromkeys(stages.chosen, reason)).decide() if ratio > MIN_SLOWDOWN else found
 
 
 RESTART_WARNING = (

@@ -95,7 +95,7 @@ def _search(
         return broadcast_score(own, ready.ranks)
 
     def decide_at(threshold: float) -> Quantization:
-        return decide_on_rank0(partial(pipeline.decided, threshold), pipeline.scheme, ready.ranks)
+        return decide_on_rank0(partial(pipeline.decide, threshold), pipeline.scheme, ready.ranks)
 
     try:
         with ready.log.stage("Searching") as stage:

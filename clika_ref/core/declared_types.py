@@ -46,6 +46,6 @@ class DeclaredTypes:
 
     def _shape(self, stated: tuple[Any, ...]) -> tuple[int, ...] | None:
         if stated not in self._shapes:
-            symbols = {str(s) for side in stated for s in getattr(side, "free_symbols", ())}
+            symbols = {str(s) for size in stated for s in getattr(size, "free_symbols", ())}
             self._shapes[stated] = resolve(stated, self._sizes) if symbols <= self._sizes.keys() else None
         return self._shapes[stated]

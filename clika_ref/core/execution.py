@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def read_sizes(graph: Graph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
     """Return the size of each symbol of a graph, read from ``inputs``: one tensor for each input, in order."""
     by_name = {value.name: tensor for value, tensor in zip(graph.inputs, inputs, strict=True)}
-    return {s.name: _read_symbol(s, by_name[s.side.name]) for s in graph.symbols.values() if s.side.name in by_name}
+    return {s.name: _read_symbol(s, by_name[s.source.name]) for s in graph.symbols.values() if s.source.name in by_name}
 
 
 def _read_symbol(symbol: Symbol, tensor: torch.Tensor) -> int:
-    return int(tensor) if symbol.side.dim is None else tensor.shape[symbol.side.dim]
+    return int(tensor) if symbol.source.dim is None else tensor.shape[symbol.source.dim]
 
 
 def interpret(
@@ -49,7 +49,7 @@ def interpret(
     sizes = read_sizes(graph, inputs)
     late: dict[str, list[Symbol]] = {}
     for symbol in graph.symbols.values():
-        late.setdefault(symbol.side.name, []).append(symbol)
+        late.setdefault(symbol.source.name, []).append(symbol)
     device = next((t.device for t in values.values()), torch.device("cpu"))
     last_use = {v: node for node in graph.nodes for v in node.inputs if isinstance(v, Value)}
     for node in graph.nodes:
@@ -129,28 +129,28 @@ class _FxWriter:
         for i, value in enumerate(self.graph.inputs):
             self.nodes[value] = self.fx.placeholder(f"input_{i}")
         for symbol in self.graph.symbols.values():
-            self.symbols_by_source.setdefault(symbol.side.name, []).append(symbol)
+            self.symbols_by_source.setdefault(symbol.source.name, []).append(symbol)
         for value in self.graph.inputs:
             self._bind(value)
         by_name = {v.name: v for v in (*self.graph.inputs, *self.graph.constants.values())}
         shared = set(map(_find_base, (*self.graph.outputs, *self.graph.state.values())))
-        places = [
+        state_nodes = [
             self._state_destination(by_name[name], is_shared=by_name[name] in shared) for name in self.graph.state
         ]
         for node in self.graph.nodes:
             self._call(node)
-        for place, value in zip(places, self.graph.state.values(), strict=True):
-            self.fx.call_method("copy_", (place, self._value(value)))
+        for destination, value in zip(state_nodes, self.graph.state.values(), strict=True):
+            self.fx.call_method("copy_", (destination, self._value(value)))
         self.fx.output(tuple(map(self._value, self.graph.outputs)))
         return self.fx
 
     def _state_destination(self, value: Value, *, is_shared: bool) -> fx.Node:
         """Return the node that new state is written to at the end; until then, reads use `snapshot_state`."""
-        place = self._value(value)
-        self.nodes[value] = self.fx.call_function(snapshot_state, (place, is_shared))
+        destination = self._value(value)
+        self.nodes[value] = self.fx.call_function(snapshot_state, (destination, is_shared))
         if isinstance(value.data, torch.nn.Parameter):  # autograd rejects in-place writes to a leaf
-            place = self.fx.call_method("detach", (place,))
-        return place
+            destination = self.fx.call_method("detach", (destination,))
+        return destination
 
     def _value(self, value: Value) -> fx.Node:
         if value not in self.nodes:  # a constant, fetched at its first use
@@ -159,10 +159,10 @@ class _FxWriter:
 
     def _bind(self, value: Value) -> None:
         for symbol in self.symbols_by_source.get(value.name, ()):
-            if symbol.side.dim is None:
+            if symbol.source.dim is None:
                 size = self.fx.call_method("item", (self.nodes[value],))
             else:
-                size = self.fx.call_method("size", (self.nodes[value], symbol.side.dim))
+                size = self.fx.call_method("size", (self.nodes[value], symbol.source.dim))
             self.sizes[symbol.expr] = size
 
     def _call(self, node: Node) -> None:

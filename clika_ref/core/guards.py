@@ -27,13 +27,13 @@ def check_inputs(graph: Graph, inputs: Sequence[torch.Tensor]) -> None:
         _check_type(value, tensor)
     sizes = read_sizes(graph, inputs)
     for value, tensor in zip(graph.inputs, inputs, strict=True):
-        for dim, (wanted, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
-            length = _evaluate_length(wanted, sizes)
+        for dim, (expected, found) in enumerate(zip(value.type.shape, tensor.shape, strict=True)):
+            length = _evaluate_length(expected, sizes)
             if length != found:
-                static = isinstance(wanted, int)
+                static = isinstance(expected, int)
                 msg = (
                     f"input {value.name!r}: {_describe_tensor(tensor)} does not match {value.type} of the graph: dim "
-                    f"{dim} must be {wanted if static else f'{wanted} = {length}'}. "
+                    f"{dim} must be {expected if static else f'{expected} = {length}'}. "
                 )
                 msg += (
                     "To make this dim dynamic, compile with tracing inputs that differ in it."
@@ -70,9 +70,9 @@ def is_met(guard: Guard, sizes: Mapping[str, int]) -> bool:
         return False
 
 
-def _evaluate_length(wanted: Any, sizes: Mapping[str, int]) -> int | str:
+def _evaluate_length(expected: Any, sizes: Mapping[str, int]) -> int | str:
     try:
-        return evaluate(wanted, sizes)
+        return evaluate(expected, sizes)
     except ZeroDivisionError:
         return "a division by 0"
 
@@ -81,7 +81,7 @@ def _check_guard(graph: Graph, guard: Guard, sizes: Mapping[str, int]) -> None:
     if is_met(guard, sizes):
         return
     used = [s for s in graph.symbols.values() if s.expr in guard.relation.free_symbols]
-    shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.side})" for s in used)
+    shown = ", ".join(f"{s.name} = {sizes[s.name]} ({s.source})" for s in used)
     msg = (
         f"the graph does not support this input: {shown} violates {guard}. If the model supports it, compile a second "
         "module with tracing inputs of that size."

@@ -119,7 +119,7 @@ class Operator:
         absent = (None,) * sum(p.optional and not p.variadic for p in self.operands[len(operands) :])
         return Call((*operands, *absent), {**self.attributes, **attrs})
 
-    def converted(self, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Call:
+    def convert_call(self, overload: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Call:
         """Convert a PyTorch call, an ATen ``overload`` with its ``args`` and ``kwargs``, to a call of this operator."""
         convert = self.converters.get(overload) or self.converters.get(str(overload), self.call)
         return convert(*args, **kwargs)

@@ -189,8 +189,10 @@ def sort_passes(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     while waiting:
         ready = next((p for p in waiting.values() if not any(a in waiting for a in p.after)), None)
         if ready is None:
-            wishes = "; ".join(f"{p.name} after {', '.join(p.after)}" for p in waiting.values())
-            msg = f"cannot order the passes {', '.join(waiting)}: they form a cycle ({wishes}). Remove one `after`."
+            requirements = "; ".join(f"{p.name} after {', '.join(p.after)}" for p in waiting.values())
+            msg = (
+                f"cannot order the passes {', '.join(waiting)}: they form a cycle ({requirements}). Remove one `after`."
+            )
             raise PassError(msg)
         result.append(waiting.pop(ready.name))
     return tuple(result)

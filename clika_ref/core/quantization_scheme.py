@@ -136,7 +136,7 @@ def is_int32_bias_supported(scheme: QuantizationScheme, operator: str, read: Ten
         operator: of the layer.
         read: the type of its input.
     """
-    is_flat = read.rank == 2 or all(isinstance(side, int) for side in read.shape)
+    is_flat = read.rank == 2 or all(isinstance(size, int) for size in read.shape)
     return operator in scheme.int32_bias and (is_flat or operator not in scheme.int32_bias_2d_or_static)
 
 
@@ -148,5 +148,5 @@ def is_fused(scheme: QuantizationScheme, operator: str, attributes: Mapping[str,
         operator: the operator.
         attributes: its attributes.
     """
-    wanted = scheme.fused.get(operator)
-    return wanted is not None and all(attributes[name] == value for name, value in wanted.items())
+    required = scheme.fused.get(operator)
+    return required is not None and all(attributes[name] == value for name, value in required.items())

@@ -90,10 +90,10 @@ def load_registry(limit: str | None = None) -> Registry:
     Raises:
         PluginError: plugins fail to load or clash; the message lists all failures.
     """
-    wanted = limit if limit is not None else os.environ.get(PLUGINS_VARIABLE)
+    requested = limit if limit is not None else os.environ.get(PLUGINS_VARIABLE)
     found = sorted(entry_points(group=hooks.ENTRY_POINT_GROUP), key=lambda e: (e.name, e.value))
-    if wanted is not None:
-        names = [name.strip() for name in wanted.split(",") if name.strip()]
+    if requested is not None:
+        names = [name.strip() for name in requested.split(",") if name.strip()]
         unknown = sorted(set(names) - {e.name for e in found})
         if unknown:
             msg = (

@@ -63,7 +63,7 @@ class MatchStats:
 
 
 def apply_rules(
-    graph: Graph, rules: Sequence[Rule], operators: Mapping[str, Operator], misses: MatchStats | None = None
+    graph: Graph, rules: Sequence[Rule], operators: Mapping[str, Operator], stats: MatchStats | None = None
 ) -> int:
     """Apply rules until none fires, revisiting only nodes that a rewrite may affect; return the number of rewrites.
 
@@ -71,7 +71,7 @@ def apply_rules(
         graph: the graph to change.
         rules: the rules, tried in this order.
         operators: operators by name, for building replacements.
-        misses: records why rules did not fire.
+        stats: records why rules did not fire.
 
     Raises:
         PassError: a rule returned something other than replacements of the right number and types.
@@ -89,7 +89,7 @@ def apply_rules(
         if node not in graph:
             continue
         for r in by_kind[node.op_type]:
-            touched = _apply_rule(graph, r, node, operators, misses)
+            touched = _apply_rule(graph, r, node, operators, stats)
             if touched is None:
                 continue
             fired += 1
@@ -102,15 +102,15 @@ def apply_rules(
 
 
 def _apply_rule(
-    graph: Graph, r: Rule, node: Node, operators: Mapping[str, Operator], misses: MatchStats | None
+    graph: Graph, r: Rule, node: Node, operators: Mapping[str, Operator], stats: MatchStats | None
 ) -> list[Node] | None:
     """Try one rule on one node; return the nodes to visit again, or None if it did not fire."""
     previous = next(graph.nodes_backward(node), None)
     build = Builder(graph, operators, node, node.origin.with_rule(r.name))
     answer = r.rewrite(node, build)
     if isinstance(answer, Skip):
-        if misses is not None:
-            misses.record(r, answer, node)
+        if stats is not None:
+            stats.record(r, answer, node)
         return None
     replacements = tuple(answer) if isinstance(answer, tuple) else (answer,)
     if len(replacements) != len(node.outputs) or not all(isinstance(v, Value) for v in replacements):
@@ -126,8 +126,8 @@ def _apply_rule(
     less_read = dict.fromkeys(v for gone in erase_dead(graph, node) for v in gone.inputs if isinstance(v, Value))
     producers = [v.producer for v in less_read if v.producer]
     # A node that is now the only reader of a value may match rules that require a single use.
-    alone = [u.user for v in less_read if v.use_count == 1 for u in v.uses if isinstance(u.user, Node)]
-    return [*made, *producers, *readers, *alone]
+    single_users = [u.user for v in less_read if v.use_count == 1 for u in v.uses if isinstance(u.user, Node)]
+    return [*made, *producers, *readers, *single_users]
 
 
 def can_substitute(graph: Graph, old: Value, new: Value) -> bool:
@@ -149,7 +149,7 @@ def substitute(graph: Graph, old: Value, new: Value) -> None:
 
 
 def _symbol_sources(graph: Graph) -> set[str]:
-    return {symbol.side.name for symbol in graph.symbols.values()}
+    return {symbol.source.name for symbol in graph.symbols.values()}
 
 
 def erase_dead(graph: Graph, *roots: Node) -> list[Node]:

@@ -53,14 +53,14 @@ class TensorDescription:
     dtypes: tuple[torch.dtype, ...]
     shape: tuple[int, ...] | None
     rank: tuple[int, int]
-    side: tuple[int, int]
+    size: tuple[int, int]
     low: float
     high: float
     domain: tuple[float, float] | None
     nan: bool
     unique: bool
 
-    def decided(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSample:
+    def make_sample(self, dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSample:
         """Return a sample with the given dtype and shape."""
         return TensorSample(dtype, shape, self.low, self.high, self.domain, nan=self.nan, unique=self.unique)
 
@@ -110,7 +110,7 @@ class Descriptions:
         *,
         shape: Sequence[int] | None = None,
         rank: int | tuple[int, int] = (0, 5),
-        side: tuple[int, int] = (1, 5),
+        size: tuple[int, int] = (1, 5),
         dtype: torch.dtype | Sequence[torch.dtype] = torch.float32,
         low: float = -3.0,
         high: float = 3.0,
@@ -123,7 +123,7 @@ class Descriptions:
         Args:
             shape: the size of each dim; None draws them.
             rank: the number of dims, or its minimum and maximum.
-            side: the minimum and maximum size of each dim.
+            size: the minimum and maximum size of each dim.
             dtype: the dtype of the elements, or several to draw from.
             low: the smallest element.
             high: the largest element.
@@ -133,8 +133,8 @@ class Descriptions:
         """
         dtypes = (dtype,) if isinstance(dtype, torch.dtype) else tuple(dtype)
         ranks = (rank, rank) if isinstance(rank, int) else rank
-        sides = None if shape is None else tuple(shape)
-        return TensorDescription(dtypes, sides, ranks, side, low, high, domain, nan, unique)
+        fixed_shape = None if shape is None else tuple(shape)
+        return TensorDescription(dtypes, fixed_shape, ranks, size, low, high, domain, nan, unique)
 
     def floats(self, low: float, high: float) -> FloatRange:
         """Describe a float in ``[low, high]``."""
@@ -181,8 +181,8 @@ def random_draw(random: Random) -> Draw:
 
 
 def _draw_tensor(random: Random, d: TensorDescription) -> TensorSample:
-    shape = tuple(random.randint(*d.side) for _ in range(random.randint(*d.rank))) if d.shape is None else d.shape
-    return d.decided(random.choice(d.dtypes), shape)
+    shape = tuple(random.randint(*d.size) for _ in range(random.randint(*d.rank))) if d.shape is None else d.shape
+    return d.make_sample(random.choice(d.dtypes), shape)
 
 
 def realize(sample: TensorSample, generator: torch.Generator) -> torch.Tensor:

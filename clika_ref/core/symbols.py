@@ -34,22 +34,22 @@ class SymbolSource:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A dynamic size or number ``name`` in ``[low, high]`` (None: unbounded), its source ``side``, an ``example``."""
+    """A dynamic size or number ``name`` in ``[low, high]`` (None: unbounded), its ``source``, an ``example``."""
 
     name: str
     low: int | None
     high: int | None
-    side: SymbolSource
+    source: SymbolSource
     example: int | None = None
 
     @property
     def expr(self) -> sympy.Symbol:
         """The sympy symbol used in types and attributes."""
-        return make_symbol(self.name, is_length=self.side.dim is not None)
+        return make_symbol(self.name, is_length=self.source.dim is not None)
 
     def __str__(self) -> str:
         low, high = ("" if end is None else end for end in (self.low, self.high))
-        return f"{self.name}: {low}..{high} from {self.side}"
+        return f"{self.name}: {low}..{high} from {self.source}"
 
 
 @dataclass(frozen=True, slots=True)

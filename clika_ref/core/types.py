@@ -75,5 +75,5 @@ class Origin:
         return replace(self, history=(*self.history, rule))
 
     def __str__(self) -> str:
-        place = self.scope or "<root>"
-        return f"{place} at {self.line}" if self.line else place
+        location = self.scope or "<root>"
+        return f"{location} at {self.line}" if self.line else location

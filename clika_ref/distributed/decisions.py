@@ -47,8 +47,8 @@ def check_same_model(fingerprint: str, ranks: Ranks) -> None:
     Raises:
         ModelError: the fingerprint of a graph differs from that of rank 0.
     """
-    said = [document["model"] for document, _ in ranks.gather_messages(({"model": fingerprint}, {}))]
-    other = [str(rank) for rank, model in enumerate(said) if model != said[0]]
+    messages = [document["model"] for document, _ in ranks.gather_messages(({"model": fingerprint}, {}))]
+    other = [str(rank) for rank, model in enumerate(messages) if model != messages[0]]
     if other:
         raise ModelError(MODEL_MISMATCH.format(", ".join(other)))
 
@@ -65,24 +65,28 @@ def check_same_settings(settings: Mapping[str, Any], ranks: Ranks) -> None:
     """
     if not ranks.is_distributed:
         return
-    said = [
+    messages = [
         document["settings"] for document, _ in ranks.gather_messages(({"settings": _settings_to_text(settings)}, {}))
     ]
-    other = {rank: differences for rank, own in enumerate(said) if (differences := _describe_differences(own, said[0]))}
+    other = {
+        rank: differences
+        for rank, own in enumerate(messages)
+        if (differences := _describe_differences(own, messages[0]))
+    }
     if other:
         raise ModelError("; ".join(SETTINGS_MISMATCH.format(rank, difference) for rank, difference in other.items()))
 
 
 def _settings_to_text(settings: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as text that is the same in each process, including the fields of dataclasses."""
-    spelled: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in settings.items():
         is_one = dataclasses.is_dataclass(value)
-        spelled[name] = type(value).__name__ if is_one else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+        texts[name] = type(value).__name__ if is_one else re.sub(r" at 0x[0-9a-f]+", "", repr(value))
         for field in dataclasses.fields(value) if is_one else ():
             if field.name not in RANK_LOCAL_OPTIONS:
-                spelled |= _settings_to_text({f"{name}.{field.name}": getattr(value, field.name)})
-    return spelled
+                texts |= _settings_to_text({f"{name}.{field.name}": getattr(value, field.name)})
+    return texts
 
 
 def _describe_differences(own: Mapping[str, str], first: Mapping[str, str]) -> str:
@@ -103,7 +107,7 @@ def _to_message(found: Quantization) -> Message:
         "what_if": [dataclasses.asdict(row) for row in found.what_if],
         "observer": found.observer,
         "bytes": found.bytes,
-        "spared": [*found.spared],
+        "cheap_float_layers": [*found.cheap_float_layers],
         "observers": {**found.observers},
     }
     return message, tensors
@@ -115,7 +119,7 @@ def _from_message(
     plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
     layers = [LayerReport(**{**layer, "widths": tuple(layer["widths"])}) for layer in document["layers"]]
     rows = [ThresholdPrediction(**row) for row in document["what_if"]]
-    facts = (document[name] for name in ("observer", "bytes", "spared", "observers"))
+    facts = (document[name] for name in ("observer", "bytes", "cheap_float_layers", "observers"))
     return Quantization(plan, layers, rows, *facts)
 
 

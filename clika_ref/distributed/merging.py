@@ -36,13 +36,13 @@ def merge_calibrations(calibration: Calibration, ranks: Ranks) -> list[int]:
     table = calibration.table
     if not ranks.is_distributed:
         return [table.batches]
-    said = [document for document, _ in ranks.gather_messages((_summary(calibration), {}))]
-    table.values = _merge_values(calibration, [document["values"] for document in said], ranks)
-    table.first = next((document["first"] for document in said if document["first"]), "")
-    counts = [int(document["batches"]) for document in said]
+    messages = [document for document, _ in ranks.gather_messages((_summary(calibration), {}))]
+    table.values = _merge_values(calibration, [document["values"] for document in messages], ranks)
+    table.first = next((document["first"] for document in messages if document["first"]), "")
+    counts = [int(document["batches"]) for document in messages]
     table.batches = sum(counts)
-    sizes = [{tuple((name, size) for name, size in of): n for of, n in document["sizes"]} for document in said]
-    calibration.take(_merge_reservoir(calibration, said, ranks), sum(map(Counter, sizes), Counter()))
+    sizes = [{tuple((name, size) for name, size in of): n for of, n in document["sizes"]} for document in messages]
+    calibration.take(_merge_reservoir(calibration, messages, ranks), sum(map(Counter, sizes), Counter()))
     return counts
 
 
@@ -58,10 +58,12 @@ def _summary(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _merge_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> dict[str, Statistics]:
+def _merge_values(
+    calibration: Calibration, messages: Sequence[Mapping[str, Any]], ranks: Ranks
+) -> dict[str, Statistics]:
     own, none = calibration.table.values, torch.zeros(2 * BINS_PER_SIGN, dtype=torch.int64)
     merged: dict[str, Statistics] = {}
-    for of_rank in said:
+    for of_rank in messages:
         for name, entry in of_rank.items():
             found = merged.setdefault(name, Statistics())
             found.merge(statistics_from_json(entry, none))
@@ -76,13 +78,13 @@ def _merge_values(calibration: Calibration, said: Sequence[Mapping[str, Any]], r
     return merged
 
 
-def _merge_reservoir(calibration: Calibration, said: Sequence[Mapping[str, Any]], ranks: Ranks) -> Reservoir:
+def _merge_reservoir(calibration: Calibration, messages: Sequence[Mapping[str, Any]], ranks: Ranks) -> Reservoir:
     """Return the batches that one process would have kept; each rank sends its own share of them."""
     own = calibration.reservoir
-    turns = interleave_turns([document["batches"] for document in said])
-    chosen = _select_turns(turns, [document["kept"] for document in said], own.limit_bytes)
-    mine = {place: own.batches[place] for place, rank in chosen if rank == ranks.rank}
-    tensors = {f"{place}.{i}": x for place, inputs in mine.items() for i, x in enumerate(inputs)}
+    turns = interleave_turns([document["batches"] for document in messages])
+    chosen = _select_turns(turns, [document["kept"] for document in messages], own.limit_bytes)
+    mine = {position: own.batches[position] for position, rank in chosen if rank == ranks.rank}
+    tensors = {f"{position}.{i}": x for position, inputs in mine.items() for i, x in enumerate(inputs)}
     heard = ranks.gather_messages(({}, tensors))
     merged, devices = Reservoir(own.limit_bytes), calibration.devices
     for turn in chosen:
@@ -103,13 +105,13 @@ def gather_batches(ranks: Ranks, batches: Sequence[Sequence[Tensor]], *, are_dea
     if not ranks.is_distributed:
         return [*batches]
     own = [*batches] if are_dealt or ranks.is_first else []
-    named = {f"{place}.{i}": x.clone() for place, inputs in enumerate(own) for i, x in enumerate(inputs)}
+    named = {f"{position}.{i}": x.clone() for position, inputs in enumerate(own) for i, x in enumerate(inputs)}
     heard = ranks.gather_messages(({"inputs": [len(inputs) for inputs in own]}, named))
     counts = [document["inputs"] for document, _ in heard]
     known = [x.device for x in batches[0]] if batches else None
     return [
-        _read_batch((place, rank), heard, known or [torch.device("cpu")] * counts[rank][place])
-        for place, rank in interleave_turns([len(of_rank) for of_rank in counts])
+        _read_batch((position, rank), heard, known or [torch.device("cpu")] * counts[rank][position])
+        for position, rank in interleave_turns([len(of_rank) for of_rank in counts])
     ]
 
 
@@ -119,23 +121,23 @@ def interleave_turns(counts: Sequence[int]) -> list[BatchTurn]:
     >>> interleave_turns([2, 3])
     [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
     """
-    return sorted((place, rank) for rank, count in enumerate(counts) for place in range(count))
+    return sorted((position, rank) for rank, count in enumerate(counts) for position in range(count))
 
 
 def _select_turns(turns: Sequence[BatchTurn], sizes: Sequence[Sequence[int]], limit_bytes: int) -> list[BatchTurn]:
     """Return the turns of the batches within the limit; a batch beyond the limit of its rank is left out as well."""
-    kept: list[BatchTurn] = []
-    held = 0
-    for place, rank in turns:
-        size = sizes[rank][place] if place < len(sizes[rank]) else limit_bytes + 1
-        if kept and held + size > limit_bytes:
+    chosen_turns: list[BatchTurn] = []
+    total_bytes = 0
+    for position, rank in turns:
+        size = sizes[rank][position] if position < len(sizes[rank]) else limit_bytes + 1
+        if chosen_turns and total_bytes + size > limit_bytes:
             break
-        kept.append((place, rank))
-        held += size
-    return kept
+        chosen_turns.append((position, rank))
+        total_bytes += size
+    return chosen_turns
 
 
 def _read_batch(turn: BatchTurn, heard: Sequence[Message], devices: Sequence[torch.device]) -> list[Tensor]:
-    place, rank = turn
+    position, rank = turn
     tensors = heard[rank][1]
-    return [tensors[f"{place}.{i}"].to(device) for i, device in enumerate(devices)]
+    return [tensors[f"{position}.{i}"].to(device) for i, device in enumerate(devices)]

@@ -62,7 +62,7 @@ class Ranks:
         """
         if not self.is_distributed:
             return [message]
-        return [read_extra_state(said) for said in self._exchange_bytes(write_extra_state(*message))]
+        return [read_extra_state(messages) for messages in self._exchange_bytes(write_extra_state(*message))]
 
     def broadcast_message(self, make: Callable[[], Message]) -> Message:
         """Broadcast a message that rank 0 creates; all ranks call it.
@@ -73,8 +73,8 @@ class Ranks:
         """
         if not self.is_distributed:
             return make()
-        said = self._exchange_bytes(write_extra_state(*make()) if self.is_first else _empty_message())
-        return read_extra_state(said[0])
+        messages = self._exchange_bytes(write_extra_state(*make()) if self.is_first else _empty_message())
+        return read_extra_state(messages[0])
 
     def sum_counts(self, counts: Tensor) -> Tensor:
         """All-reduce integers by sum: ``int64[...]`` on the CPU, of one shape on all ranks; all ranks call it."""
@@ -85,7 +85,7 @@ class Ranks:
                 dist.all_reduce(counts, group=self.group)
         return counts
 
-    def tell(self, error: Exception) -> None:
+    def report_failure(self, error: Exception) -> None:
         """Report the failure of this rank to the others, at their next communication."""
         self._exchange_bytes(_empty_message(), f"{type(error).__name__}: {error}")
 
@@ -106,23 +106,23 @@ class Ranks:
             heads = [torch.zeros(2, dtype=torch.int64) for _ in range(self.count)]
             dist.all_gather(heads, torch.tensor([len(own), int(failure is not None)]), group=self.group)
             failed = [rank for rank, head in enumerate(heads) if head[1]]
-            said = [
+            messages = [
                 self._broadcast_bytes(rank, int(head[0]), own) if not failed or rank in failed else _empty_message()
                 for rank, head in enumerate(heads)
             ]
         if failed and failure is None:
-            raise RemoteFailureError(self._failure_reasons({rank: said[rank] for rank in failed}))
-        return said
+            raise RemoteFailureError(self._failure_reasons({rank: messages[rank] for rank in failed}))
+        return messages
 
     def _broadcast_bytes(self, rank: int, size: int, own: Tensor) -> Tensor:
         """Broadcast the bytes of one rank; an empty message needs no transfer."""
-        said = own if rank == self.rank else torch.empty(size, dtype=torch.uint8)
+        messages = own if rank == self.rank else torch.empty(size, dtype=torch.uint8)
         if size:
-            dist.broadcast(said, src=rank, group=self.group)
-        return said
+            dist.broadcast(messages, src=rank, group=self.group)
+        return messages
 
-    def _failure_reasons(self, said: Mapping[int, Tensor]) -> str:
-        texts = {rank: bytes(text.tolist()).decode(errors="replace") for rank, text in said.items()}
+    def _failure_reasons(self, messages: Mapping[int, Tensor]) -> str:
+        texts = {rank: bytes(text.tolist()).decode(errors="replace") for rank, text in messages.items()}
         return "; ".join(
             f"rank {rank} of {self.count} failed, so all ranks stop: {text}" for rank, text in texts.items()
         )
@@ -161,7 +161,7 @@ def open_ranks(settings: DistributedTrainingSettings | None) -> Iterator[Ranks]:
     except Exception as error:
         if not isinstance(error, _LostProcessError):
             with contextlib.suppress(_LostProcessError):  # this error is more useful than the lost connection
-                ranks.tell(error)
+                ranks.report_failure(error)
         raise
     else:
         ranks.part()
@@ -209,8 +209,8 @@ def broadcast_from_rank0(ranks: Ranks, tensors: Mapping[str, Tensor]) -> None:
     """
     if not ranks.is_distributed:
         return
-    _, said = ranks.broadcast_message(lambda: ({}, {name: x.detach().clone() for name, x in tensors.items()}))
+    _, messages = ranks.broadcast_message(lambda: ({}, {name: x.detach().clone() for name, x in tensors.items()}))
     with torch.no_grad():
         for name, x in tensors.items():
-            if name in said and said[name].shape == x.shape:
-                x.copy_(said[name])
+            if name in messages and messages[name].shape == x.shape:
+                x.copy_(messages[name])

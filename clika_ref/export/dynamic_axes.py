@@ -43,7 +43,7 @@ def restrict_dynamic_dims(
     labels = _labels(graph, dynamic_axes, input_names, output_names)
     sizes = _choose_sizes(graph, labels, examples)
     inputs = {v.name for v in graph.inputs}
-    free = [k for k, s in graph.symbols.items() if s.side.name not in inputs or s.side.dim is None or k in labels]
+    free = [k for k, s in graph.symbols.items() if s.source.name not in inputs or s.source.dim is None or k in labels]
     names = _unique_names(free, labels, graph.symbols)
     mapping: dict[sympy.Symbol, Any] = {}
     kept: dict[str, Symbol] = {}
@@ -140,7 +140,7 @@ def _choose_sizes(
     different = {label: keys for label, keys in alike.items() if len({choices[0][k] for k in keys}) > 1}
     different = different or {label: keys for label, keys in alike.items() if len(keys) > 1}
     label, keys = next(iter(different.items()))
-    shown = ", ".join(f"{graph.symbols[k].side} is {choices[0][k]}" for k in keys)
+    shown = ", ".join(f"{graph.symbols[k].source} is {choices[0][k]}" for k in keys)
     msg = (
         f"dynamic_axes gives several sides the name {label!r}, which makes them one, but they differ in every example "
         f"({shown}); give each a name of its own, or example_inputs in which they are equal"
@@ -166,4 +166,4 @@ def _merge_symbols(name: str, one: Symbol, other: Symbol, example: int | None) -
     """Return a symbol for two merged dims, read from the first."""
     lows = [s.low for s in (one, other) if s.low is not None]
     highs = [s.high for s in (one, other) if s.high is not None]
-    return Symbol(name, max(lows, default=None), min(highs, default=None), one.side, example)
+    return Symbol(name, max(lows, default=None), min(highs, default=None), one.source, example)

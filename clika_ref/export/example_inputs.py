@@ -68,7 +68,7 @@ def dummy_inputs(graph: Graph, signature: Signature, device: torch.device) -> di
         if isinstance(leaf, ConstantLeaf):
             leaves.append(leaf.value)
         elif isinstance(leaf, NumberLeaf):
-            leaves.append(next(s.example for s in graph.symbols.values() if s.side.name == leaf.name))
+            leaves.append(next(s.example for s in graph.symbols.values() if s.source.name == leaf.name))
         else:
             shape = resolve(types[leaf.name].shape, sizes)
             leaves.append(torch.ones(shape, dtype=types[leaf.name].dtype, device=device))

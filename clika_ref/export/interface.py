@@ -49,8 +49,8 @@ def _rename(graph: Graph, chosen: Mapping[Value, str]) -> None:
     """Rename values, all at once: the new name of one may be the old name of another."""
     new = {value.name: name for value, name in chosen.items()}
     for key, symbol in graph.symbols.items():
-        side = symbol.side
-        graph.symbols[key] = replace(symbol, side=replace(side, name=new.get(side.name, side.name)))
+        side = symbol.source
+        graph.symbols[key] = replace(symbol, source=replace(side, name=new.get(side.name, side.name)))
     graph.constants = {new.get(name, name): value for name, value in graph.constants.items()}
     for value, name in chosen.items():
         value.name = name

@@ -66,7 +66,7 @@ def _is_always_met(graph: Graph, guard: Guard) -> bool:
     sides = {
         s.expr: sympy.Dummy(integer=True, nonnegative=True) + 1
         for s in graph.symbols.values()
-        if s.side.dim is not None
+        if s.source.dim is not None
     }
     relation: Any = guard.relation.xreplace(sides)
     if relation in (sympy.true, sympy.false):

@@ -87,11 +87,11 @@ def _reshard_after_eval(module: nn.Module, _: Any, __: Any) -> None:
 
 
 def _check_same_plan(module: ClikaModule, steps: int | None, ranks: Ranks) -> None:
-    said = [document for document, _ in ranks.gather_messages(({"plan": _digest(module), "steps": steps}, {}))]
-    other = [str(rank) for rank, document in enumerate(said) if document["plan"] != said[0]["plan"]]
+    messages = [document for document, _ in ranks.gather_messages(({"plan": _digest(module), "steps": steps}, {}))]
+    other = [str(rank) for rank, document in enumerate(messages) if document["plan"] != messages[0]["plan"]]
     if other:
         raise ModelError(PLAN_MISMATCH.format(", ".join(other)))
-    counts = [document["steps"] for document in said]
+    counts = [document["steps"] for document in messages]
     if len({*counts}) > 1:
         raise ModelError(STEPS_MISMATCH.format(", ".join(map(str, counts))))
 

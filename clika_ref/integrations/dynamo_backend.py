@@ -51,7 +51,7 @@ COMPILE_OPTIONS = (
 """Arguments of `clika_compile` that the backend accepts as options."""
 
 DECIDED_BY_DYNAMO = {
-    "dynamic": "Dynamo decides which sides are dynamic; pass it to torch.compile itself",
+    "dynamic": "Dynamo decides which dims are dynamic; pass it to torch.compile itself",
     "fullgraph": "Dynamo decides where graphs end; pass it to torch.compile itself",
     "disable": "Dynamo decides whether to compile at all; pass it to torch.compile itself",
     "skip_eval_set_mode": "Dynamo traces the mode that the model is in; call model.eval() or model.train() before it",
@@ -153,10 +153,10 @@ def _reject_graph_breaks(program: fx.GraphModule) -> None:
     if reason is not None and reason.graph_break:
         frame = reason.user_stack[-1] if reason.user_stack else None
         where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
-        said = _summarize_reason(str(reason.reason))
-        asks = any(word in said for word in DATA_DEPENDENT_PHRASES)
+        message = _summarize_reason(str(reason.reason))
+        asks = any(word in message for word in DATA_DEPENDENT_PHRASES)
         advice = f". {DATA_DEPENDENT_ADVICE}" if asks else ": remove the cause, or compile the parts one by one"
-        msg = f"Dynamo breaks the model into several graphs at {where}: {said}. One graph is needed{advice}"
+        msg = f"Dynamo breaks the model into several graphs at {where}: {message}. One graph is needed{advice}"
         raise ModelError(msg)
 
 

@@ -93,8 +93,8 @@ def _find_mismatch(tensor: object, own: Value, *, is_second: bool) -> str:
             f"is {tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__}, not a floating-point tensor"
         )
     if tensor.shape != own.type.shape:
-        sides = ["x".join(map(str, shape)) for shape in (tensor.shape, own.type.shape)]
-        return f"is {sides[0]}, but that of the adapter is {sides[1]}"
+        shapes = ["x".join(map(str, shape)) for shape in (tensor.shape, own.type.shape)]
+        return f"is {shapes[0]}, but that of the adapter is {shapes[1]}"
     return ""
 
 

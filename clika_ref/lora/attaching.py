@@ -94,8 +94,8 @@ def _adapter_attributes(settings: LoraSettings) -> dict[str, Any]:
 def _add_matrices(graph: Graph, weight: Value, layer: Node, rank: int) -> tuple[Value, Value]:
     """Return the parameters of a new adapter of a weight."""
     path = ADAPTER_PREFIX + _owner_path(graph, weight, layer)
-    sides = weight.type.shape[::-1] if has_columns(layer) else weight.type.shape
-    down, up = _init_matrices(weight, sides, rank, groups_of(layer))
+    shape = weight.type.shape[::-1] if has_columns(layer) else weight.type.shape
+    down, up = _init_matrices(weight, shape, rank, groups_of(layer))
     return graph.add_constant(nn.Parameter(down), path + DOWN_SUFFIX), graph.add_constant(
         nn.Parameter(up), path + UP_SUFFIX
     )
@@ -138,16 +138,16 @@ def _owner_path(graph: Graph, weight: Value, layer: Node) -> str:
 
 
 @torch.inference_mode(mode=False)
-def _init_matrices(weight: Value, sides: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
+def _init_matrices(weight: Value, shape: Sequence[Any], rank: int, groups: int) -> tuple[Tensor, Tensor]:
     """Return ``down`` with PyTorch's default initialization of such a layer, and ``up`` with zeros.
 
     Args:
         weight: the weight of the layer.
-        sides: its dims, outputs first.
+        shape: its dims, outputs first.
         rank: the rank of the adapter.
         groups: the groups of the layer.
     """
-    outputs, *rest = map(int, sides)
+    outputs, *rest = map(int, shape)
     assert weight.data is not None
     like = {"dtype": weight.data.dtype, "device": weight.data.device}
     down = nn.init.kaiming_uniform_(torch.empty(groups * rank, *rest, **like), a=math.sqrt(5))  # as nn.Linear does

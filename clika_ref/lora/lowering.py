@@ -114,10 +114,10 @@ def _trace_weight(operand: Any) -> tuple[str, list[DeferredConstant]]:
     """Return the name of the parameter behind a weight, and the formulas applied to it, in order."""
     steps: list[DeferredConstant] = []
     while isinstance(operand, Value):
-        formula = operand.deferred_data
-        if isinstance(formula, DeferredConstant) and formula.sources and isinstance(formula.sources[0], Value):
-            steps.append(formula)
-            operand = formula.sources[0]
+        deferred = operand.deferred_data
+        if isinstance(deferred, DeferredConstant) and deferred.sources and isinstance(deferred.sources[0], Value):
+            steps.append(deferred)
+            operand = deferred.sources[0]
         elif operand.producer is not None and _is_mask(operand.producer.inputs):
             operand = operand.producer.inputs[0]
         else:
@@ -133,14 +133,14 @@ def _is_mask(operands: Sequence[Any]) -> bool:
 def _apply_steps(graph: Graph, adapter: DetachedAdapter, steps: Sequence[DeferredConstant]) -> tuple[Value, Value]:
     """Return the matrices of an adapter after applying the changes of the weight."""
     down, up = adapter.down, adapter.up
-    for formula in steps:
-        arguments = dict(formula.arguments)
-        if formula.function is scale_input_channels:
-            down = _apply_formula(down, formula)
-        elif formula.function is fold_weight or (formula.function is scale_along_dim and arguments["axis"] == 0):
-            up = _apply_formula(up, formula)
-        elif formula.function is not transpose_weight and not _is_mask(formula.sources):
-            name = getattr(formula.function, "__name__", repr(formula.function))
+    for deferred in steps:
+        arguments = dict(deferred.arguments)
+        if deferred.function is scale_input_channels:
+            down = _apply_deferred(down, deferred)
+        elif deferred.function is fold_weight or (deferred.function is scale_along_dim and arguments["axis"] == 0):
+            up = _apply_deferred(up, deferred)
+        elif deferred.function is not transpose_weight and not _is_mask(deferred.sources):
+            name = getattr(deferred.function, "__name__", repr(deferred.function))
             msg = (
                 f"cannot keep the adapter of {adapter.weight!r} in {adapter.origin} unmerged: a pass changed the "
                 f"weight by more than a scale of its channels ({name}). Attach it with LoraSettings(merging='on')."
@@ -149,11 +149,11 @@ def _apply_steps(graph: Graph, adapter: DetachedAdapter, steps: Sequence[Deferre
     return _register_matrix(graph, down), _register_matrix(graph, up)
 
 
-def _apply_formula(matrix: Value, formula: DeferredConstant) -> Value:
+def _apply_deferred(matrix: Value, deferred: DeferredConstant) -> Value:
     return Value(
         matrix.type,
         matrix.name,
-        data=DeferredConstant(formula.function, (matrix, *formula.sources[1:]), formula.arguments),
+        data=DeferredConstant(deferred.function, (matrix, *deferred.sources[1:]), deferred.arguments),
     )
 
 

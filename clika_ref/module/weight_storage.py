@@ -48,14 +48,14 @@ def find_storable_weights(graph: Graph, plan: Plan, target: Target, registry: Re
         return {}
     nodes, nearest = {n.name: n for n in changed.nodes if n.name in layers}, with_nearest_rounding(plan, layers)
     again = {name: quantize_layer_weight(nodes[w.layer], nearest, registry.operators)[0] for name, w in found.items()}
-    return {name: weight for name, weight in found.items() if torch.equal(again[name], weight.integers)}
+    return {name: weight for name, weight in found.items() if torch.equal(again[name], weight.quantized)}
 
 
 def with_nearest_rounding(plan: Plan, layers: Collection[str]) -> Plan:
     """Return a plan that rounds the weights of some layers to nearest, which restores their stored integers."""
-    moved = {name: steps for name, steps in plan.moved.items() if name not in layers}
-    compressed = {n: replace(held, moved=None) if n in layers else held for n, held in plan.packed_weights.items()}
-    return replace(plan, moved=moved, packed_weights=compressed)
+    moved = {name: steps for name, steps in plan.offsets.items() if name not in layers}
+    compressed = {n: replace(held, offsets=None) if n in layers else held for n, held in plan.packed_weights.items()}
+    return replace(plan, offsets=moved, packed_weights=compressed)
 
 
 def _lower_clone(graph: Graph, plan: Plan, target: Target, registry: Registry) -> Graph:

@@ -264,16 +264,16 @@ class OnnxBuilder:
         """
         known_type = self._types[x]
         own = known_type.shape if isinstance(known_type, TensorType) else ()
-        kept = [0 if is_symbolic(side) and i < len(own) and side == own[i] else side for i, side in enumerate(shape)]
-        if 0 not in shape and not is_symbolic(tuple(kept)):
-            return self.Reshape(x, self.ints(kept))
-        sides = list(shape)
-        symbolic = [i for i, side in enumerate(sides) if is_symbolic(side)]
-        known = all(isinstance(s, int) and s > 0 for s in sides if not is_symbolic(s))
+        sizes = [0 if is_symbolic(size) and i < len(own) and size == own[i] else size for i, size in enumerate(shape)]
+        if 0 not in shape and not is_symbolic(tuple(sizes)):
+            return self.Reshape(x, self.ints(sizes))
+        dims = list(shape)
+        symbolic = [i for i, size in enumerate(dims) if is_symbolic(size)]
+        known = all(isinstance(s, int) and s > 0 for s in dims if not is_symbolic(s))
         if len(symbolic) == 1 and known:
-            sides[symbolic[0]] = -1
-        zero = 0 in sides
-        return self.Reshape(x, self.ints(sides), allowzero=1 if zero or len(symbolic) > 1 else None)
+            dims[symbolic[0]] = -1
+        zero = 0 in dims
+        return self.Reshape(x, self.ints(dims), allowzero=1 if zero or len(symbolic) > 1 else None)
 
 
 @functools.cache

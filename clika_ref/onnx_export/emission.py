@@ -99,7 +99,7 @@ class _Emission:
         self.symbols: dict[str, list[Symbol]] = {}
         self.texts: dict[sympy.Basic, str] = {}
         for symbol in graph.symbols.values():
-            self.symbols.setdefault(symbol.side.name, []).append(symbol)
+            self.symbols.setdefault(symbol.source.name, []).append(symbol)
 
     def model(self) -> ir.Model:
         inputs = [self._declare(value) for value in self.graph.inputs]
@@ -190,9 +190,9 @@ class _Emission:
         results = result if isinstance(result, tuple) else (result,)
         odd = [result for result in results if not isinstance(result, ir.Value)]
         if odd or len(results) != len(node.outputs):
-            wanted = f"{len(node.outputs)} results of `op` for {node!r}"
+            expected = f"{len(node.outputs)} results of `op` for {node!r}"
             found = f"{odd[0]!r}" if odd else f"{len(results)} values"
-            msg = f"the ONNX lowering of {node.op.name} returned {found}. It must return {wanted}."
+            msg = f"the ONNX lowering of {node.op.name} returned {found}. It must return {expected}."
             raise PluginError(msg)
         return results
 

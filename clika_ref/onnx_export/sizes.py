@@ -55,7 +55,7 @@ class SizeEmitter:
 
     def bind(self, symbol: Symbol, source: ir.Value) -> None:
         """Declare the value that carries a symbol; it is read at the first expression that needs it."""
-        self._sources[symbol.expr] = (source, symbol.side.dim)
+        self._sources[symbol.expr] = (source, symbol.source.dim)
         lowest = symbol.low
         anything = sympy.Dummy(integer=True, nonnegative=lowest is not None or None)
         self._in_range[symbol.expr] = anything + (lowest or 0)
@@ -64,18 +64,18 @@ class SizeEmitter:
         """Whether a size can be 0 within the ranges of its symbols."""
         return not size.xreplace(self._in_range).is_positive if is_symbolic(size) else size == 0
 
-    def vector(self, sides: tuple[Any, ...]) -> ir.Value:
+    def vector(self, sizes: tuple[Any, ...]) -> ir.Value:
         """Return int64[n] of numbers and expressions; consecutive numbers form one constant."""
         parts: list[ir.Value] = []
         run: list[int] = []
-        for side in sides:
-            if is_symbolic(side):
+        for size in sizes:
+            if is_symbolic(size):
                 if run:
                     parts.append(self.op.ints(run))
                     run = []
-                parts.append(self.emit_vector(side))
+                parts.append(self.emit_vector(size))
             else:
-                run.append(int(side))
+                run.append(int(size))
         if run:
             parts.append(self.op.ints(run))
         return parts[0] if len(parts) == 1 else self.op.Concat(*parts, axis=0)

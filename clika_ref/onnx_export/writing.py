@@ -47,16 +47,16 @@ def write_model(model: ir.Model, path: Path, *, external_data: bool = False) -> 
     _check(proto, weights, path)
     apart = external_data or total > MAX_FILE_BYTES
     headers: list[tuple[onnx.TensorProto, ir.Value | None]]
-    with stage_file(path) as place:
+    with stage_file(path) as staged:
         if apart:
-            data_path = place.with_name(f"{place.name}.data")
+            data_path = staged.with_name(f"{staged.name}.data")
             with data_path.open("xb") as data:
                 headers = list(_write_external(weights, data, data_path.name))
         else:
             headers = [(_make_header(value), value) for value in weights.values()]
-        with place.open("xb") as main:
+        with staged.open("xb") as main:
             _write(proto, headers, main)
-        return sum(file.stat().st_size for file in place.parent.iterdir())
+        return sum(file.stat().st_size for file in staged.parent.iterdir())
 
 
 def _nbytes(value: ir.Value) -> int:

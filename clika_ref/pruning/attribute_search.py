@@ -42,42 +42,42 @@ def _every_other(families: Iterable[Sequence[int]]) -> frozenset[int]:
 def find_attributes(asked: NodeProbe, found: DependencyGraph, gone: frozenset[int]) -> dict[str, Any] | None:
     """Return attributes that give the same results without some units, or None if there are none."""
     node = asked.node
-    kept = {v: found.kept(v, gone) for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
+    kept = {v: found.remaining_indices(v, gone) for v in (*node.inputs, *node.outputs) if isinstance(v, Value)}
     if not any(kept.values()):
         return node.attrs
-    if any(not len(places) for some in kept.values() for places in some.values()):
+    if any(not len(indices) for some in kept.values() for indices in some.values()):
         return None
     operands = [
         select_indices(o, kept[v]) if isinstance(v, Value) else o
         for v, o in zip(node.inputs, asked.operands, strict=True)
     ]
-    wanted = [select_indices(r, kept[v]) for v, r in zip(node.outputs, asked.results, strict=True)]
+    expected = [select_indices(r, kept[v]) for v, r in zip(node.outputs, asked.results, strict=True)]
     shapes = {v.type.shape: found.shape(v, kept[v]) for v in node.outputs}
-    lengths = [(len(found.of(v)[axis]), places) for v, some in kept.items() for axis, places in some.items()]
+    lengths = [(len(found.of(v)[axis]), indices) for v, some in kept.items() for axis, indices in some.items()]
     for attrs in _candidates(node, lengths, shapes):
-        if _is_equivalent(asked, operands, attrs, wanted):
+        if _is_equivalent(asked, operands, attrs, expected):
             return attrs
     return None
 
 
 def select_indices(tensor: Tensor, kept: Mapping[int, Tensor]) -> Tensor:
     """Return a tensor with only the kept indices along some dims, by axis."""
-    for axis, places in kept.items():
-        tensor = tensor.index_select(axis, places.to(tensor.device))
+    for axis, indices in kept.items():
+        tensor = tensor.index_select(axis, indices.to(tensor.device))
     return tensor
 
 
 def _is_equivalent(
-    asked: NodeProbe, operands: Sequence[Any], attrs: Mapping[str, Any], wanted: Sequence[Tensor]
+    asked: NodeProbe, operands: Sequence[Any], attrs: Mapping[str, Any], expected: Sequence[Tensor]
 ) -> bool:
     """Whether a node returns the expected results; operators raise various errors for operands that do not fit."""
     try:
         results = asked.run(operands, attrs)
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError):
         return False
-    return len(results) == len(wanted) and all(
+    return len(results) == len(expected) and all(
         r.shape == w.shape and torch.allclose(r.double(), w.double(), rtol=RESULT_TOLERANCE, atol=RESULT_TOLERANCE)
-        for r, w in zip(results, wanted, strict=True)
+        for r, w in zip(results, expected, strict=True)
     )
 
 
@@ -96,29 +96,29 @@ def _value_candidates(value: Any, shapes: Mapping[Any, Any], lengths: Sequence[t
     found = [value]
     if isinstance(value, tuple) and value in shapes:
         found.append(shapes[value])
-    for length, places in lengths:
+    for length, indices in lengths:
         if isinstance(value, tuple) and value and all(type(n) is int for n in value):
-            found.append(tuple(_count_kept(n, length, places) for n in value))
+            found.append(tuple(_count_kept(n, length, indices) for n in value))
             if sum(value) == length:
-                found.append(_split_lengths(value, places))
+                found.append(_split_lengths(value, indices))
         elif type(value) is int:
-            found += [_count_kept(value, length, places), _scale_count(value, length, places)]
+            found += [_count_kept(value, length, indices), _scale_count(value, length, indices)]
     return [v for i, v in enumerate(found) if v not in found[:i]]
 
 
-def _count_kept(bound: int, length: int, places: Tensor) -> int:
+def _count_kept(bound: int, length: int, indices: Tensor) -> int:
     """Return the number of kept indices before a bound; a negative bound counts from the end."""
     if 0 <= bound <= length:
-        return int((places < bound).sum())
-    return -int((places >= length + bound).sum()) if -length <= bound < 0 else bound
+        return int((indices < bound).sum())
+    return -int((indices >= length + bound).sum()) if -length <= bound < 0 else bound
 
 
-def _scale_count(count: int, length: int, places: Tensor) -> int:
+def _scale_count(count: int, length: int, indices: Tensor) -> int:
     """Scale a number of parts by the kept share of a dim."""
-    return count * len(places) // length
+    return count * len(indices) // length
 
 
-def _split_lengths(pieces: Sequence[int], places: Tensor) -> tuple[int, ...]:
+def _split_lengths(pieces: Sequence[int], indices: Tensor) -> tuple[int, ...]:
     """Return the kept length of each split of a dim."""
-    ends = list(itertools.accumulate(pieces))
-    return tuple(int(((places >= end - n) & (places < end)).sum()) for n, end in zip(pieces, ends, strict=True))
+    stops = list(itertools.accumulate(pieces))
+    return tuple(int(((indices >= end - n) & (indices < end)).sum()) for n, end in zip(pieces, stops, strict=True))

@@ -57,10 +57,10 @@ class PruningBatches:
     @property
     def weights(self) -> list[float]:
         """The weight of each batch: its share of the squared norm of the outputs."""
-        energies = [sum(map(sum_squares, outputs)) for outputs in self.float_outputs]
-        return [one / sum(energies) if any(energies) else 1 / len(energies) for one in energies]
+        squared_norms = [sum(map(sum_squares, outputs)) for outputs in self.float_outputs]
+        return [one / sum(squared_norms) if any(squared_norms) else 1 / len(squared_norms) for one in squared_norms]
 
-    def missed(self, graph: Graph) -> float:
+    def relative_error(self, graph: Graph) -> float:
         """Return ``||F - W||^2 / ||W||^2`` for the current outputs F over all samples, averaged over the outputs."""
         found = [_outputs(graph, some) for some in self.inputs]
         by_output = zip(zip(*found, strict=True), zip(*self.float_outputs, strict=True), strict=True)

@@ -28,7 +28,7 @@ class DependencyGraph:
 
     graph: Graph
     units: Units = field(default_factory=Units)
-    sides: dict[Value, DimUnits] = field(default_factory=dict[Value, DimUnits])
+    dim_units: dict[Value, DimUnits] = field(default_factory=dict[Value, DimUnits])
     layers: dict[Node, ChannelDims] = field(default_factory=dict[Node, ChannelDims])
     """The layers that multiply by weights, in order."""
     known: dict[Any, IndexSources | None] = field(default_factory=dict[Any, "IndexSources | None"])
@@ -36,46 +36,46 @@ class DependencyGraph:
 
     def of(self, value: Value) -> DimUnits:
         """Return the units along the dims of a tensor; a weight gets its own on first use."""
-        if value not in self.sides:
+        if value not in self.dim_units:
             is_weight = value.is_constant and value.type.dtype.is_floating_point
             lengths = enumerate(value.type.shape) if is_weight else ()
-            self.sides[value] = {i: self.units.fresh(int(n)) for i, n in lengths if int(n) > 1}
+            self.dim_units[value] = {i: self.units.fresh(int(n)) for i, n in lengths if int(n) > 1}
             if value.name in self.graph.state:
                 self.fix(value, "a call writes to it")
-        return self.sides[value]
+        return self.dim_units[value]
 
     def fix(self, value: Value, reason: str) -> None:
         """Keep all units along the dims of a tensor."""
         for units in self.of(value).values():
             self.units.fix_all(units, reason)
 
-    def kept(self, value: Value, gone: frozenset[int]) -> dict[int, Tensor]:
+    def remaining_indices(self, value: Value, gone: frozenset[int]) -> dict[int, Tensor]:
         """Return by axis the remaining indices after removing units, for the dims that lose some."""
-        found = {axis: self.units.kept(units, gone) for axis, units in self.of(value).items()}
-        return {axis: places for axis, places in found.items() if len(places) < len(self.of(value)[axis])}
+        found = {axis: self.units.remaining_indices(units, gone) for axis, units in self.of(value).items()}
+        return {axis: indices for axis, indices in found.items() if len(indices) < len(self.of(value)[axis])}
 
     def shape(self, value: Value, kept: Mapping[int, Tensor]) -> tuple[Dim, ...]:
         """Return the shape of a tensor with the kept indices, by axis; dynamic dims shrink in proportion."""
         lengths = {axis: len(units) for axis, units in self.of(value).items()}
         return tuple(
-            _scale_dim(side, len(kept[axis]), lengths[axis]) if axis in kept else side
-            for axis, side in enumerate(value.type.shape)
+            _scale_dim(size, len(kept[axis]), lengths[axis]) if axis in kept else size
+            for axis, size in enumerate(value.type.shape)
         )
 
 
-def _scale_dim(side: Dim, kept: int, length: int) -> Dim:
-    return kept if isinstance(side, int) else side * sympy.Rational(kept, length)
+def _scale_dim(size: Dim, kept: int, length: int) -> Dim:
+    return kept if isinstance(size, int) else size * sympy.Rational(kept, length)
 
 
-def is_periodic(side: Dim, units: Tensor) -> bool:
+def is_periodic(size: Dim, units: Tensor) -> bool:
     """Whether the length of a dim is a multiple of a dynamic size, with the same units in each period.
 
     So are the heads of all samples of a batch in one dim: sample by sample, or head by head.
     """
-    if isinstance(side, int):
+    if isinstance(size, int):
         return True
-    count = int(side.as_coeff_Mul()[0])
+    count = int(size.as_coeff_Mul()[0])
     if count < 2 or len(units) % count:
         return False
-    alike = (units.reshape(-1, count), units.reshape(count, -1).T)
-    return any(bool((rows == rows[:1]).all()) for rows in alike)
+    periods = (units.reshape(-1, count), units.reshape(count, -1).T)
+    return any(bool((rows == rows[:1]).all()) for rows in periods)

@@ -35,9 +35,9 @@ def build_dependency_graph(graph: Graph, sizes: Mapping[str, int]) -> Dependency
     found = DependencyGraph(graph)
     with torch.no_grad():
         for node in graph.nodes:
-            sides = find_channel_dims(node)
-            if sides is not None and found.of(sides.weight):
-                _couple_layer(found, node, sides)
+            dims = find_channel_dims(node)
+            if dims is not None and found.of(dims.weight):
+                _couple_layer(found, node, dims)
             elif any(found.of(v) for v in node.inputs if isinstance(v, Value)):
                 _couple_node(found, node, sizes)
     for value in graph.outputs:
@@ -61,7 +61,7 @@ def _couple_layer(found: DependencyGraph, node: Node, layer: ChannelDims) -> Non
     if layer.bias is not None and made is not None:
         units.merge_all(made, found.of(layer.bias).get(0, made))
     found.layers[node] = layer
-    found.sides[node.output] = {**passed, **({} if made is None else {layer.channel % node.output.type.rank: made})}
+    found.dim_units[node.output] = {**passed, **({} if made is None else {layer.channel % node.output.type.rank: made})}
 
 
 def _couple_ungrouped(found: DependencyGraph, node: Node, layer: ChannelDims) -> Tensor | None:
@@ -136,25 +136,25 @@ def _propagate(
     def follow(position: int, axis: int, own: Tensor) -> None:
         come = _get_sources(found, asked, position, axis)
         again = come if other is asked or isinstance(other, str) else _get_sources(found, other, position, axis)
-        side = f"dim {axis} of its operand {position}"
+        label = f"dim {axis} of its operand {position}"
         if come is None:
-            found.units.fix_all(own, f"{node!r} combines elements along {side}")
+            found.units.fix_all(own, f"{node!r} combines elements along {label}")
         elif isinstance(other, str) or not come.is_same(again):
-            found.units.fix_all(own, f"{node!r} selects from {side} by data")
+            found.units.fix_all(own, f"{node!r} selects from {label} by data")
         else:
             if come.has_no_source:
-                found.units.fix_all(own, f"the effect of {node!r} on {side} is unknown")
+                found.units.fix_all(own, f"the effect of {node!r} on {label} is unknown")
             found.units.merge_all(own[come.tied[:, 0]], own[come.tied[:, 1]])
-            for sides, p in zip(reached, come.places, strict=True):
-                sides.setdefault(position, []).append(propagate_units(found.units, own, p, f"{node!r}"))
+            for dims, p in zip(reached, come.indices, strict=True):
+                dims.setdefault(position, []).append(propagate_units(found.units, own, p, f"{node!r}"))
 
     for position, axis in given:
         follow(position, axis, found.of(node.inputs[position])[axis])
     for position, axis in _find_mapped_dims(asked, given, reached):
         stays = f"{node!r} reads %{node.inputs[position].name}, which cannot change"
         follow(position, axis, found.units.add_fixed(asked.operands[position].shape[axis], stays))
-    for output, sides in zip(node.outputs, reached, strict=True):
-        found.sides[output] = _merge_units(found.units, output, sides.values(), f"{node!r}")
+    for output, dims in zip(node.outputs, reached, strict=True):
+        found.dim_units[output] = _merge_units(found.units, output, dims.values(), f"{node!r}")
 
 
 def _split_shuffled(found: DependencyGraph, node: Node) -> None:
@@ -199,9 +199,9 @@ def _find_mapped_dims(
             last = torch.tensor([asked.operands[position].shape[axis] - 1])
             marked = asked.operands[position].index_fill(axis, last, torch.nan)
             results = asked.run([*asked.operands[:position], marked, *asked.operands[position + 1 :]])
-            for sides, result in zip(reached, results, strict=True):
-                of_others = {a for i, some in sides.items() if i != position for one in some for a in one}
-                own = {a for one in sides.get(position, ()) for a in one}
+            for dims, result in zip(reached, results, strict=True):
+                of_others = {a for i, some in dims.items() if i != position for one in some for a in one}
+                own = {a for one in dims.get(position, ()) for a in one}
                 if any(_is_partly_nan(result.isnan(), a) for a in of_others - own):
                     yield position, axis
                     break
@@ -218,8 +218,8 @@ def _merge_units(units: Units, output: Value, operands: Iterable[Iterable[DimUni
     found: DimUnits = {}
     for reached in operands:
         own: DimUnits = {}
-        for sides in reached:
-            for axis, some in sides.items():
+        for dims in reached:
+            for axis, some in dims.items():
                 own[axis] = _cross_units(units, own[axis], some) if axis in own else some
         for axis, some in own.items():
             before = found.get(axis, some)

@@ -15,7 +15,7 @@ from clika_ref.pruning.dependency_graph import DependencyGraph
 class UnitGroup:
     """Units that may be removed individually, as long as one remains."""
 
-    places: int = 1
+    channels_per_unit: int = 1
     """Number of channels of the first producer per unit."""
     fixed: int = 0
     """Number of its channels that are always kept."""
@@ -30,7 +30,7 @@ class UnitGroup:
     @property
     def kind(self) -> str:
         """The kind of its units, in words."""
-        if self.places == 1:
+        if self.channels_per_unit == 1:
             return "channels"
         if any(node.attrs.get("groups", 1) > 1 for node in self.producers):
             return "groups"
@@ -45,10 +45,10 @@ def find_groups(found: DependencyGraph) -> list[UnitGroup]:
     by_families: dict[frozenset[int], UnitGroup] = {}
     of_unit: dict[int, UnitGroup] = {}
     for node, layer in found.layers.items():
-        side = found.of(layer.weight).get(layer.unit_dim)
-        fixed = 0 if side is None else sum(not found.units.free([place]) for place in side.tolist())
-        for unit, places, crossed in _count_units(found, side):
-            group = by_families.setdefault(found.units.families(unit), UnitGroup(places, fixed))
+        channel_units = found.of(layer.weight).get(layer.unit_dim)
+        fixed = 0 if channel_units is None else sum(not found.units.free([index]) for index in channel_units.tolist())
+        for unit, dim_units, crossed in _count_units(found, channel_units):
+            group = by_families.setdefault(found.units.families(unit), UnitGroup(dim_units, fixed))
             if unit not in of_unit:
                 of_unit[unit] = group
                 group.units.append(unit)
@@ -64,12 +64,12 @@ def find_groups(found: DependencyGraph) -> list[UnitGroup]:
     return sorted(every, key=lambda group: -len(group.producers))
 
 
-def _count_units(found: DependencyGraph, places: Tensor | None) -> Iterator[tuple[int, int, set[int]]]:
+def _count_units(found: DependencyGraph, dim_units: Tensor | None) -> Iterator[tuple[int, int, set[int]]]:
     """Yield the free units along a dim, each with its number of indices, and the units that cross it there."""
     counts: dict[int, int] = {}
     crossed: dict[int, set[int]] = {}
-    for place in () if places is None else places.tolist():
-        free = found.units.free([place])
+    for index in () if dim_units is None else dim_units.tolist():
+        free = found.units.free([index])
         for unit in free:
             counts[unit] = counts.get(unit, 0) + 1
             crossed.setdefault(unit, set()).update(u for u in free if u != unit)
@@ -80,8 +80,8 @@ def _count_units(found: DependencyGraph, places: Tensor | None) -> Iterator[tupl
 def find_fixed_reason(found: DependencyGraph, node: Node) -> str:
     """Return why none of the output channels of a layer can be removed: the reason for the first."""
     layer = found.layers[node]
-    places = found.of(layer.weight).get(layer.unit_dim)
-    if places is None:
+    dim_units = found.of(layer.weight).get(layer.unit_dim)
+    if dim_units is None:
         return "it has one output channel"
-    plain = (p for place in places.tolist() for p in found.units.plain(place))
+    plain = (p for index in dim_units.tolist() for p in found.units.plain(index))
     return next((reason for p in plain if (reason := found.units.reason(p))), "no layer reads its channels")

@@ -57,7 +57,7 @@ def estimate_effects(
     numbers = {unit: i for i, unit in enumerate(u for group in groups for u in group.units)}
     consumers = {n for group in groups for n in group.consumers}
     readers = [node for node in found.layers if node in consumers]
-    clone, places = _insert_probes(found.graph, readers, operators)
+    clone, recorded = _insert_probes(found.graph, readers, operators)
     columns = {
         node: [
             [numbers[u] for u in numbers.keys() & found.units.plain(p)]
@@ -67,34 +67,34 @@ def estimate_effects(
     }
     rows: list[Tensor] = []
     for inputs, weight in zip(batches.inputs, batches.weights, strict=True):
-        tape, own = record_gradients(clone, places, inputs), list[Tensor]()
-        for slopes in tape.iter_gradients([*places], batches.direction_count):
-            missed = torch.zeros(sample_count(inputs), len(numbers), dtype=torch.float64)
+        recorder, own = record_gradients(clone, recorded, inputs), list[Tensor]()
+        for slopes in recorder.iter_gradients([*recorded], batches.direction_count):
+            effects = torch.zeros(sample_count(inputs), len(numbers), dtype=torch.float64)
             for node in readers:
-                slope, read = slopes.get(node.name), tape.held[places[node.name]].detach()
+                slope, read = slopes.get(node.name), recorder.tensors[recorded[node.name]].detach()
                 product = torch.full_like(read, UNKNOWN_SENSITIVITY**0.5) if slope is None else read * slope
-                _accumulate(missed, product.movedim(found.layers[node].channel, -1), columns[node])
-            own.append(missed)
-        rows += [missed * (weight / len(own)) ** 0.5 for missed in own]
+                _accumulate(effects, product.movedim(found.layers[node].channel, -1), columns[node])
+            own.append(effects)
+        rows += [effects * (weight / len(own)) ** 0.5 for effects in own]
     if not rows:
         rows.append(torch.full((1, len(numbers)), UNKNOWN_SENSITIVITY**0.5, dtype=torch.float64))
     return UnitEffects(torch.cat(rows), numbers)
 
 
-def _accumulate(missed: Tensor, product: Tensor, columns: Sequence[Sequence[int]]) -> None:
+def _accumulate(effects: Tensor, product: Tensor, columns: Sequence[Sequence[int]]) -> None:
     """Accumulate the effects of one layer, per sample if dim 0 is the batch dim.
 
     Args:
-        missed: ``[samples, units]``.
+        effects: ``[samples, units]``.
         product: activation x gradient of each element, with the channels of the layer in the last dim.
         columns: the units of each channel.
     """
     by_place = product.double().cpu().nan_to_num()
-    has_samples = by_place.ndim > 1 and by_place.shape[0] == len(missed)
-    by_place = by_place.reshape(len(missed) if has_samples else 1, -1, by_place.shape[-1]).sum(1)
-    for place, some in enumerate(columns):
+    has_samples = by_place.ndim > 1 and by_place.shape[0] == len(effects)
+    by_place = by_place.reshape(len(effects) if has_samples else 1, -1, by_place.shape[-1]).sum(1)
+    for position, some in enumerate(columns):
         for column in some:
-            missed[: len(by_place), column] += by_place[:, place]
+            effects[: len(by_place), column] += by_place[:, position]
 
 
 def _insert_probes(
@@ -102,10 +102,10 @@ def _insert_probes(
 ) -> tuple[Graph, dict[str, Value]]:
     """Return a clone where each given layer is the only reader of its input, and these inputs by layer name."""
     clone, names, reshape = graph.clone(), {node.name for node in readers}, operators["reshape"]
-    places: dict[str, Value] = {}
+    recorded: dict[str, Value] = {}
     for node in [n for n in clone.nodes if n.name in names]:
         read = node.inputs[0]
         own = clone.insert(Node(reshape, [read], {"shape": read.type.shape}, node.origin), [read.type], node)
         clone.set_input(node, 0, own.output)
-        places[node.name] = own.output
-    return clone, places
+        recorded[node.name] = own.output
+    return clone, recorded

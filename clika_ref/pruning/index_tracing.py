@@ -16,7 +16,7 @@ from clika_ref.pruning.units import ABSENT_UNIT
 class IndexSources:
     """The indices along one dim of an operand that the results of a node depend on."""
 
-    places: Sequence[Tensor]
+    indices: Sequence[Tensor]
     """For each element of each result, its index along that dim; `ABSENT_UNIT` if it depends on none."""
     tied: Tensor
     """``int64[n, 2]``: indices that affect the same elements; the first represents both in `places`."""
@@ -25,13 +25,13 @@ class IndexSources:
         """Whether another one is equal."""
         if others is None:
             return False
-        pairs = zip((*self.places, self.tied), (*others.places, others.tied), strict=True)
+        pairs = zip((*self.indices, self.tied), (*others.indices, others.tied), strict=True)
         return all(torch.equal(own, other) for own, other in pairs)
 
     @property
     def has_no_source(self) -> bool:
         """Whether no element depends on that dim."""
-        return all(bool((p == ABSENT_UNIT).all()) for p in self.places)
+        return all(bool((p == ABSENT_UNIT).all()) for p in self.indices)
 
 
 def trace_sources(asked: NodeProbe, position: int, axis: int) -> IndexSources | None:
@@ -53,13 +53,13 @@ def trace_sources(asked: NodeProbe, position: int, axis: int) -> IndexSources | 
     found: IndexSources | None = None
     length = asked.operands[position].shape[axis]
     every = torch.ones(length, dtype=torch.bool)
-    for tried in _probe_variants(asked):
-        operand = tried.operands[position]
+    for probe in _probe_variants(asked):
+        operand = probe.operands[position]
         for others in (torch.full_like(operand, torch.nan), 2 - operand):  # elements are around 1 or -1
-            places = _trace_indices(tried, position, axis, others, every)
-            if places is None:
-                return _trace_halves(tried, position, axis, others) if length > 2 else None
-            found = IndexSources(places, torch.empty(0, 2, dtype=torch.int64))
+            positions = _trace_indices(probe, position, axis, others, every)
+            if positions is None:
+                return _trace_halves(probe, position, axis, others) if length > 2 else None
+            found = IndexSources(positions, torch.empty(0, 2, dtype=torch.int64))
             if not found.has_no_source:
                 return found
     return found
@@ -88,11 +88,11 @@ def _probe_variants(asked: NodeProbe) -> Iterator[NodeProbe]:
 def _trace_indices(asked: NodeProbe, position: int, axis: int, others: Tensor, among: Tensor) -> list[Tensor] | None:
     """Return the index that each element depends on, found by replacing elements of an operand by ``others``."""
     shape = [-1 if i == axis else 1 for i in range(others.ndim)]
-    places, is_asked = torch.arange(others.shape[axis]).reshape(shape), among.reshape(shape)
+    positions, is_asked = torch.arange(others.shape[axis]).reshape(shape), among.reshape(shape)
     found = [torch.zeros(r.shape, dtype=torch.int64) for r in asked.results]
     reached: list[Tensor] = []
-    for bit in range(max(1, (places.numel() - 1).bit_length())):
-        has_bit = (places >> bit & 1).bool()
+    for bit in range(max(1, (positions.numel() - 1).bit_length())):
+        has_bit = (positions >> bit & 1).bool()
         with_bit, without = (
             _find_changes(asked, position, mask, others) for mask in (has_bit & is_asked, ~has_bit & is_asked)
         )

@@ -58,7 +58,7 @@ def resolve_settings(
                 "linear layer."
             )
             raise ModelError(msg)
-        weights = {sides.weight for node in nodes if (sides := find_channel_dims(node)) is not None}
+        weights = {dims.weight for node in nodes if (dims := find_channel_dims(node)) is not None}
         for node in nodes:
             found[node] = _apply_override(found[node], key, layer, is_one=len(weights) == 1)
     for node, choice in found.items():
@@ -74,13 +74,13 @@ def _apply_override(before: PruningChoice, key: str, layer: LayerPruningSettings
     if layer.skip_pruning:
         return replace(before, skipped=f"skip_pruning of {key!r}", user_key="")
     mask_type = _normalize_mask_type(layer.mask_type) if layer.mask_type is not None else before.mask_type
-    kept = parse_pattern(mask_type)
-    is_own = layer.sparsity is not None or (layer.mask_type is not None and kept is not None)
+    pattern = parse_pattern(mask_type)
+    is_own = layer.sparsity is not None or (layer.mask_type is not None and pattern is not None)
     threshold = layer.pruning_sensitivity_threshold
     return PruningChoice(
         mask_type,
         threshold if threshold is not None or is_own else before.threshold,
-        None if kept else layer.sparsity if layer.sparsity is not None else before.sparsity,
+        None if pattern else layer.sparsity if layer.sparsity is not None else before.sparsity,
         user_key=key if is_one else "",
     )
 

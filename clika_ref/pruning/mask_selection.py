@@ -49,10 +49,10 @@ def choose_masks(
             found |= dict.fromkeys(sharing, MaskResult(None, None, choice.skipped))
         else:
             open_[weight] = [*sharing], choice
-    for (nodes, choice), weighed in zip(
+    for (nodes, choice), sensitivities in zip(
         open_.values(), _estimate_errors(graph, layers, [*open_.values()], batches), strict=True
     ):
-        found |= dict.fromkeys(nodes, _choose_share(layers[nodes[0]], choice, weighed))
+        found |= dict.fromkeys(nodes, _choose_share(layers[nodes[0]], choice, sensitivities))
     return {node: found[node] for node in layers}
 
 
@@ -73,31 +73,31 @@ def _estimate_errors(
     """Return for each weight the error of the outputs by masked share, given the layers that share it."""
     found = [dict.fromkeys(_candidate_shares(choice), 0.0) for _, choice in weights]
     for inputs, part in zip(batches.inputs, batches.weights, strict=True) if weights else ():
-        tape = record_gradients(graph, {node: node.output for nodes, _ in weights for node in nodes}, inputs)
+        recorder = record_gradients(graph, {node: node.output for nodes, _ in weights for node in nodes}, inputs)
         for step in range(max(map(len, found))):
             shares = [[*by_share][step : step + 1] for by_share in found]
             errors = {
-                node: _output_error(tape, node, layers[node], choice, share)
+                node: _output_error(recorder, node, layers[node], choice, share)
                 for (nodes, choice), some in zip(weights, shares, strict=True)
                 for share in some
                 for node in nodes
             }
-            missed = tape.estimate_effects(errors, probes=batches.direction_count)
+            squared_errors = recorder.estimate_effects(errors, probes=batches.direction_count)
             for (nodes, _), some, by_share in zip(weights, shares, found, strict=True):
                 for share in some:
-                    by_share[share] += part * _bound_joint_error(missed[node] for node in nodes)
+                    by_share[share] += part * _bound_joint_error(squared_errors[node] for node in nodes)
     return found
 
 
-def _bound_joint_error(missed: Iterable[float]) -> float:
+def _bound_joint_error(squared_errors: Iterable[float]) -> float:
     """Return an upper bound of the joint squared error: the norms add up."""
-    return sum(one**0.5 for one in missed) ** 2
+    return sum(one**0.5 for one in squared_errors) ** 2
 
 
 def make_mask(layer: ChannelDims, choice: PruningChoice, share: float) -> Tensor:
     """Return the mask of a weight for a masked share."""
-    weight, kept = _read_weight(layer.weight), parse_pattern(choice.mask_type)
-    return pattern_mask(weight, layer.inner, *kept) if kept else magnitude_mask(weight, share)
+    weight, pattern = _read_weight(layer.weight), parse_pattern(choice.mask_type)
+    return pattern_mask(weight, layer.inner, *pattern) if pattern else magnitude_mask(weight, share)
 
 
 def _read_weight(weight: Value) -> Tensor:
@@ -110,9 +110,9 @@ def _read_weight(weight: Value) -> Tensor:
 
 def _candidate_shares(choice: PruningChoice) -> list[float]:
     """Return the candidate shares of a weight, ascending."""
-    kept = parse_pattern(choice.mask_type)
-    if kept:
-        return [1 - kept[0] / kept[1]]
+    pattern = parse_pattern(choice.mask_type)
+    if pattern:
+        return [1 - pattern[0] / pattern[1]]
     if choice.sparsity is None:
         return list(CANDIDATE_SHARES)
     return (
@@ -124,24 +124,26 @@ def _candidate_shares(choice: PruningChoice) -> list[float]:
 
 @torch.no_grad()
 def _output_error(
-    tape: GradientRecorder, node: Node, layer: ChannelDims, choice: PruningChoice, share: float
+    recorder: GradientRecorder, node: Node, layer: ChannelDims, choice: PruningChoice, share: float
 ) -> Tensor:
     """Return the change of a layer's output with a masked weight."""
     weight = _read_weight(layer.weight)
-    operands = [tape.held[v] if v in tape.held else v.data if isinstance(v, Value) else v for v in node.inputs]
+    operands = [
+        recorder.tensors[v] if v in recorder.tensors else v.data if isinstance(v, Value) else v for v in node.inputs
+    ]
     operands[node.op.trait.weight or 0] = weight * make_mask(layer, choice, share)
-    return node.op(*operands, **node.attrs) - tape.held[node.output]
+    return node.op(*operands, **node.attrs) - recorder.tensors[node.output]
 
 
-def _choose_share(layer: ChannelDims, choice: PruningChoice, weighed: Mapping[float, float]) -> MaskResult:
+def _choose_share(layer: ChannelDims, choice: PruningChoice, sensitivities: Mapping[float, float]) -> MaskResult:
     """Choose the largest share that is not too sensitive."""
     limit = choice.threshold
-    fitting = [share for share, error in weighed.items() if limit is None or error <= limit]
+    fitting = [share for share, error in sensitivities.items() if limit is None or error <= limit]
     if not fitting:
-        share, error = min(weighed.items())
+        share, error = min(sensitivities.items())
         text = (
             f"too sensitive: error {error:.2g} with {share:.0%} masked is above pruning_sensitivity_threshold={limit:g}"
         )
         return MaskResult(None, error, text)
     share = max(fitting)
-    return MaskResult(make_mask(layer, choice, share), weighed[share], f"{share:.0%} of the weights masked")
+    return MaskResult(make_mask(layer, choice, share), sensitivities[share], f"{share:.0%} of the weights masked")

@@ -23,9 +23,9 @@ def minimize_batch(graph: Graph, sizes: Mapping[str, int]) -> dict[str, int]:
     The cost of running nodes grows with the batch, and the results do not depend on it.
     """
     found = dict(sizes)
-    for name in [s.name for s in graph.symbols.values() if s.side.dim == 0 and s.name in sizes]:
-        tried = ({**found, name: count} for count in range(2, found[name]))
-        found = next((few for few in tried if _is_allowed(graph, few)), found)
+    for name in [s.name for s in graph.symbols.values() if s.source.dim == 0 and s.name in sizes]:
+        candidates = ({**found, name: count} for count in range(2, found[name]))
+        found = next((candidate for candidate in candidates if _is_allowed(graph, candidate)), found)
     return found
 
 

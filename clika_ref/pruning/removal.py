@@ -35,12 +35,14 @@ def remove_units(found: DependencyGraph, gone: frozenset[int], sizes: Mapping[st
     """
     graph = found.graph
     made = [v for node in graph.nodes for v in node.outputs]
-    kept = {v: some for v in (*graph.constants.values(), *made) if (some := found.kept(v, gone))}
+    kept = {v: some for v in (*graph.constants.values(), *made) if (some := found.remaining_indices(v, gone))}
     shapes = {v: found.shape(v, some) for v, some in kept.items()}
-    tried = {node: _new_attributes(found, node, gone, kept, sizes) for node in graph.nodes if _is_touched(node, kept)}
-    attrs = {node: own for node, own in tried.items() if own is not None}
-    if len(attrs) < len(tried):
-        return [node for node in tried if node not in attrs]
+    attributes = {
+        node: _new_attributes(found, node, gone, kept, sizes) for node in graph.nodes if _is_touched(node, kept)
+    }
+    attrs = {node: own for node, own in attributes.items() if own is not None}
+    if len(attrs) < len(attributes):
+        return [node for node in attributes if node not in attrs]
     for value, shape in shapes.items():
         value.type = TensorType(value.type.dtype, shape)
         if value.is_constant and value.data is not None:

@@ -22,9 +22,9 @@ def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> Pru
     Raises:
         ModelError: the user requests channels of a layer by name that are coupled with those of a skipped layer.
     """
-    theirs = [chosen[node] for node in group.producers]
-    named = next((c.user_key for c in theirs if c.user_key and c.mask_type == STRUCTURED), "")
-    for node, choice in zip(group.producers, theirs, strict=True):
+    choices = [chosen[node] for node in group.producers]
+    named = next((c.user_key for c in choices if c.user_key and c.mask_type == STRUCTURED), "")
+    for node, choice in zip(group.producers, choices, strict=True):
         if choice.skipped or choice.mask_type != STRUCTURED:
             kept = choice.skipped or f"mask_type={choice.mask_type!r}"
             reason = f"is pruned together with that of {_describe_node(node)}, which has {kept}"
@@ -33,7 +33,7 @@ def resolve_group(group: UnitGroup, chosen: Mapping[Node, PruningChoice]) -> Pru
                 raise ModelError(msg)
             return replace(choice, skipped=choice.skipped or reason)
     return PruningChoice(
-        STRUCTURED, _minimum(c.threshold for c in theirs), _minimum(c.sparsity for c in theirs), user_key=named
+        STRUCTURED, _minimum(c.threshold for c in choices), _minimum(c.sparsity for c in choices), user_key=named
     )
 
 
@@ -43,11 +43,11 @@ def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Pruni
     Raises:
         ModelError: the user requests by name a mask that the weight cannot have.
     """
-    theirs = [chosen[node] for node in layers]
-    skipped = next((c for c in theirs if c.skipped), None)
+    choices = [chosen[node] for node in layers]
+    skipped = next((c for c in choices if c.skipped), None)
     if skipped is not None:
         return skipped
-    reason, named = _mask_problem(layers, chosen), next((c.user_key for c in theirs if c.user_key), "")
+    reason, named = _mask_problem(layers, chosen), next((c.user_key for c in choices if c.user_key), "")
     if reason and named:
         node = next(iter(layers))
         msg = (
@@ -55,8 +55,8 @@ def resolve_mask(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Pruni
             "skip_pruning."
         )
         raise ModelError(msg)
-    threshold, sparsity = _minimum(c.threshold for c in theirs), _minimum(c.sparsity for c in theirs)
-    return PruningChoice(theirs[0].mask_type, threshold, sparsity, skipped=reason, user_key=named)
+    threshold, sparsity = _minimum(c.threshold for c in choices), _minimum(c.sparsity for c in choices)
+    return PruningChoice(choices[0].mask_type, threshold, sparsity, skipped=reason, user_key=named)
 
 
 def _mask_problem(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, PruningChoice]) -> str:
@@ -72,7 +72,7 @@ def _mask_problem(layers: Mapping[Node, ChannelDims], chosen: Mapping[Node, Prun
     if reader:
         return f"its weight is also {reader}, which a mask would change"
     kept = parse_pattern(mask_type)
-    if kept and len({side.inner for side in layers.values()}) > 1:
+    if kept and len({dims.inner for dims in layers.values()}) > 1:
         return f"mask_type={mask_type!r} applies along the inputs of each output, but the weight has two dims of inputs"
     if kept and layer.in_channels_per_output % kept[1]:
         return (

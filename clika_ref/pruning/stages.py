@@ -65,7 +65,7 @@ class _PruningState:
 
 def prune_graph(
     graph: Graph,
-    wanted: PruningRequest,
+    request: PruningRequest,
     inputs: Sequence[Sequence[Tensor]],
     operators: Mapping[str, Operator],
     log: CompilationLog,
@@ -78,7 +78,7 @@ def prune_graph(
 
     Args:
         graph: the graph of a module, float.
-        wanted: the user's request.
+        request: the user's request.
         inputs: batches, at least one, with a tensor for each input of the graph; used to estimate sensitivities.
         operators: the operators of the registry.
         log: the log to report to.
@@ -87,10 +87,10 @@ def prune_graph(
         ModelError: the settings cannot be satisfied, or request channel removal from a graph with masked weights.
         PassError: a node returns other types than expected after removal, which is a bug.
     """
-    for settings in (wanted.settings, *wanted.layers.values()):
+    for settings in (request.settings, *request.layers.values()):
         settings.check()
     with log.stage("Pruning") as stage:
-        chosen = resolve_settings(graph, wanted.settings, wanted.layers)
+        chosen = resolve_settings(graph, request.settings, request.layers)
         layers = [node for node in graph.nodes if find_channel_dims(node) is not None]
         if not layers:
             msg = f"cannot prune {graph.name}: it has no layer with weights, such as a convolution or a linear layer."
@@ -103,7 +103,7 @@ def prune_graph(
         results = _remove_channels(work)
         results |= _mask_weights(work)
         reports = [_report(node, size, results[node], work) for node, size in zip(layers, before, strict=True)]
-        found = PruningReport(reports, bytes_before, bytes_of(graph), batches.missed(graph))
+        found = PruningReport(reports, bytes_before, bytes_of(graph), batches.relative_error(graph))
         log.table("Pruning", found.table)
         stage.done(found.in_one_line())
     return found
@@ -123,9 +123,9 @@ def _remove_channels(work: _PruningState) -> dict[Node, MaskResult]:
     sizes = minimize_batch(work.graph, work.sizes)
     found = build_dependency_graph(work.graph, sizes)
     every = find_groups(found)
-    weighed = estimate_effects(found, every, work.operators, work.batches) if every else None
+    effects = estimate_effects(found, every, work.operators, work.batches) if every else None
     while True:
-        results, gone = _decide_removals(every, work, weighed)
+        results, gone = _decide_removals(every, work, effects)
         _report_fixed(found, every, work.chosen, results)
         hindering = remove_units(found, gone, sizes) if gone else []
         if not hindering:
@@ -141,12 +141,12 @@ def _initial_results(work: _PruningState) -> dict[Node, MaskResult]:
 
 
 def _decide_removals(
-    every: Sequence[UnitGroup], work: _PruningState, weighed: UnitEffects | None
+    every: Sequence[UnitGroup], work: _PruningState, effects: UnitEffects | None
 ) -> tuple[dict[Node, MaskResult], frozenset[int]]:
     """Return the decision for each layer, or why nothing is removed, and the units to remove."""
     results, gone = _initial_results(work), set[int]()
     for group in every:
-        taken = _group_removal(group, work.chosen, weighed, gone)
+        taken = _group_removal(group, work.chosen, effects, gone)
         gone |= {*taken.units}
         count = f"{len(taken.units)} of {len(group.units)} {group.kind} removed"
         for node in group.producers:
@@ -168,23 +168,23 @@ def _fix_units(found: DependencyGraph, node: Node, every: Sequence[UnitGroup], g
 
 
 def _group_removal(
-    group: UnitGroup, chosen: Mapping[Node, PruningChoice], weighed: UnitEffects | None, gone: set[int]
+    group: UnitGroup, chosen: Mapping[Node, PruningChoice], effects: UnitEffects | None, gone: set[int]
 ) -> UnitRemoval:
     """Return the units to remove from a group, given the removals of the groups before it."""
     choice = resolve_group(group, chosen)
-    if choice.skipped or weighed is None:
+    if choice.skipped or effects is None:
         return UnitRemoval([], None, choice.skipped)
     if not gone.isdisjoint(group.crossed_units):
         return UnitRemoval([], None, "a crossing group is removed")
-    return choose_removal(group, choice, weighed)
+    return choose_removal(group, choice, effects)
 
 
 def _merge_results(before: MaskResult, now: MaskResult) -> MaskResult:
     """Merge the results of two groups for one layer; the sensitivity is the maximum of both."""
     if not before.decision:
         return now
-    weighed = [one.sensitivity for one in (before, now) if one.sensitivity is not None]
-    return MaskResult(None, max(weighed, default=None), f"{before.decision}; {now.decision}")
+    effects = [one.sensitivity for one in (before, now) if one.sensitivity is not None]
+    return MaskResult(None, max(effects, default=None), f"{before.decision}; {now.decision}")
 
 
 def _report_fixed(
@@ -215,13 +215,13 @@ def _report_fixed(
 def _mask_weights(work: _PruningState) -> dict[Node, MaskResult]:
     """Mask the weights of layers with unstructured or N:M pruning; return the result per layer."""
     wanting = {
-        node: side for node in work.select_layers(removal=False) if (side := find_channel_dims(node)) is not None
+        node: dims for node in work.select_layers(removal=False) if (dims := find_channel_dims(node)) is not None
     }
     results = choose_masks(work.graph, wanting, work.chosen, work.batches)
     for node, masked in results.items():
-        side = find_channel_dims(node)  # a tied weight may have been masked with another layer
-        if masked.mask is not None and side is not None:
-            apply_mask(work.graph, side.weight, masked.mask, work.operators)
+        dims = find_channel_dims(node)  # a tied weight may have been masked with another layer
+        if masked.mask is not None and dims is not None:
+            apply_mask(work.graph, dims.weight, masked.mask, work.operators)
     return results
 
 

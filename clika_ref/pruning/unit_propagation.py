@@ -10,7 +10,7 @@ from torch import Tensor
 from clika_ref.pruning.units import ABSENT_UNIT, Units
 
 
-def propagate_units(units: Units, own: Tensor, places: Tensor, reason: str) -> dict[int, Tensor]:
+def propagate_units(units: Units, own: Tensor, indices: Tensor, reason: str) -> dict[int, Tensor]:
     """Return the units along the dims of a result, by axis, so that removing indices there removes whole units.
 
     If each index along one dim has elements of a single unit, the units are on that dim. If a dim of ``h * d`` indices
@@ -20,7 +20,7 @@ def propagate_units(units: Units, own: Tensor, places: Tensor, reason: str) -> d
     Args:
         units: all units.
         own: the units along the dim of the operand.
-        places: for each element of the result, its source index along that dim, or `ABSENT_UNIT`.
+        indices: for each element of the result, its source index along that dim, or `ABSENT_UNIT`.
         reason: prefix of the reason for fixed units.
 
     >>> units = Units()
@@ -30,10 +30,10 @@ def propagate_units(units: Units, own: Tensor, places: Tensor, reason: str) -> d
     >>> {axis: len(own) for axis, own in found.items()}
     {0: 2, 1: 3}
     """
-    reached = torch.bincount(places.flatten() + 1, minlength=len(own) + 1)[1:] > 0
+    reached = torch.bincount(indices.flatten() + 1, minlength=len(own) + 1)[1:] > 0
     present, order = units.roots(own[reached]).unique(return_inverse=True)
     numbers = torch.full_like(own, ABSENT_UNIT).index_put((reached,), order)
-    elements = torch.where(places == ABSENT_UNIT, ABSENT_UNIT, numbers[places.clamp(min=0)])
+    elements = torch.where(indices == ABSENT_UNIT, ABSENT_UNIT, numbers[indices.clamp(min=0)])
     return _propagate(units, present.tolist(), elements, reason)
 
 
@@ -42,7 +42,7 @@ def _propagate(units: Units, present: Sequence[int], elements: Tensor, reason: s
     if len(present) < 2 or not elements.numel():
         return _fix_units(units, present, f"{reason}: there is only one of them")
     lines = [_min_max(elements, axis) for axis in range(elements.ndim)]
-    direct = [axis for axis, (least, most) in enumerate(lines) if torch.equal(least, most)]
+    direct = [axis for axis, (lowest, highest) in enumerate(lines) if torch.equal(lowest, highest)]
     if len(direct) == 1:
         return {direct[0]: torch.tensor([*present, ABSENT_UNIT])[lines[direct[0]][0]]}
     if direct:
@@ -50,7 +50,7 @@ def _propagate(units: Units, present: Sequence[int], elements: Tensor, reason: s
     crossings = [units.crossing(unit) for unit in present]
     if all(len(c) == len(crossings[0]) > 1 for c in crossings):
         return _propagate_parts(units, crossings, elements, reason)
-    return _split_dims(units, present, elements, [least for least, _ in lines], reason)
+    return _split_dims(units, present, elements, [lowest for lowest, _ in lines], reason)
 
 
 def _fix_units(units: Units, some: Sequence[int], reason: str) -> dict[int, Tensor]:
@@ -62,9 +62,9 @@ def _fix_units(units: Units, some: Sequence[int], reason: str) -> dict[int, Tens
 def _min_max(elements: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """Return the minimum and maximum unit number at each index along a dim; `ABSENT_UNIT` if there is none."""
     rows = elements.movedim(axis, 0).reshape(elements.shape[axis], -1)
-    most = rows.amax(1)
-    least = torch.where(rows == ABSENT_UNIT, torch.iinfo(rows.dtype).max, rows).amin(1)
-    return torch.where(most == ABSENT_UNIT, ABSENT_UNIT, least), most
+    highest = rows.amax(1)
+    lowest = torch.where(rows == ABSENT_UNIT, torch.iinfo(rows.dtype).max, rows).amin(1)
+    return torch.where(highest == ABSENT_UNIT, ABSENT_UNIT, lowest), highest
 
 
 def _propagate_parts(
@@ -97,9 +97,9 @@ def _split_dims(
         along = kinds.reshape(shape).expand(elements.shape)[is_there]
         first, last = (
             torch.zeros(len(present), dtype=torch.int64).scatter_reduce(
-                0, elements[is_there], along, extreme, include_self=False
+                0, elements[is_there], along, reduce, include_self=False
             )
-            for extreme in ("amin", "amax")
+            for reduce in ("amin", "amax")
         )
         different = kinds[kinds != ABSENT_UNIT].unique()
         if len(different) > 1 and torch.equal(first, last):

@@ -126,7 +126,7 @@ class Units:
         plain = dict.fromkeys(p for unit in units if unit != ABSENT_UNIT for p in self.plain(unit))
         return [unit for unit in plain if not self.reason(unit)]
 
-    def kept(self, units: Tensor, gone: frozenset[int]) -> Tensor:
+    def remaining_indices(self, units: Tensor, gone: frozenset[int]) -> Tensor:
         """Return the indices along a dim that remain after removing plain units, given the units of the dim."""
         stays = [i for i, unit in enumerate(units.tolist()) if gone.isdisjoint(self.plain(unit))]
         return torch.tensor(stays, dtype=torch.int64)

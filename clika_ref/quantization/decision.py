@@ -115,7 +115,7 @@ class Quantization(HasTables):
     """Observer that chose the activation ranges; empty for weight-only quantization."""
     bytes: int
     """Bytes of the file, counted as in `ThresholdPrediction`."""
-    spared: Sequence[str] = ()
+    cheap_float_layers: Sequence[str] = ()
     """Layers kept in float at any threshold, since they cost little and cause much of the error."""
     observers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Observer of each quantized value, by value name."""
@@ -135,7 +135,9 @@ class Quantization(HasTables):
         return self.table, "", f"{THRESHOLD_TABLE_TITLE}:", self.prediction_table
 
 
-def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: QuantizationScheme) -> list[LayerReport]:
+def layer_reports(
+    placement: Placement, sensitivities: Mapping[Node, float], scheme: QuantizationScheme
+) -> list[LayerReport]:
     """Return a row for each layer: first the quantized layers, then those in float, each in graph order."""
     widths = scheme.weights.bits, scheme.activations.bits
     return [
@@ -143,7 +145,7 @@ def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: Q
             node.name,
             node.origin.scope,
             node.op_type,
-            weighed.get(node),
+            sensitivities.get(node),
             placement.floats.get(node, ""),
             widths,
             _weight_bytes(node),
@@ -156,13 +158,15 @@ def layer_reports(placement: Placement, weighed: Mapping[Node, float], scheme: Q
 def summarize_weight_only(graph: Graph, scheme: QuantizationScheme, found: WeightOnlyResult) -> Quantization:
     """Return the result of weight-only quantization."""
     plan = Plan(scheme)
-    plan.packed_weights = {node.name: held for node, held in found.held.items()}
+    plan.packed_weights = {node.name: packed for node, packed in found.packed.items()}
     plan.floats = {node.name: reason for node, reason in found.floats.items()}
     reports: list[LayerReport] = []
     for node in graph.nodes:
-        if node in found.held or node in found.floats:
-            tried, before = found.tried.get(node), _weight_bytes(node)
-            bits, after = (tried.bits, tried.bytes_of(_weight_elements(node))) if tried else (FLOAT32_BITS, before)
+        if node in found.packed or node in found.floats:
+            evaluated, before = found.evaluated.get(node), _weight_bytes(node)
+            bits, after = (
+                (evaluated.bits, evaluated.bytes_of(_weight_elements(node))) if evaluated else (FLOAT32_BITS, before)
+            )
             facts = (
                 node.name,
                 node.origin.scope,
@@ -200,10 +204,10 @@ def predict_thresholds(
     """
     foreseen = sum_layer_errors((parts[r.name] for r in reports if r.name in parts and not r.reason), joints)
     excess = measured / foreseen - 1 if measured and foreseen else 0.0
-    weighed = [(r.sensitivity, r) for r in reports if r.sensitivity is not None and r.name in parts]
+    sensitivities = [(r.sensitivity, r) for r in reports if r.sensitivity is not None and r.name in parts]
     rows: list[ThresholdPrediction] = []
     file, quantized = _FileSize(graph), list[LayerErrorTerms]()
-    for count, (sensitivity, layer) in enumerate(sorted(weighed, key=lambda pair: pair[0]), 1):
+    for count, (sensitivity, layer) in enumerate(sorted(sensitivities, key=lambda pair: pair[0]), 1):
         file.quantize(layer)
         quantized.append(parts[layer.name])
         error = sum_layer_errors(quantized, joints)

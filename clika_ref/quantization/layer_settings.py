@@ -165,10 +165,10 @@ def _yield_skips(
 
 def _nodes_between(graph: Graph, key: str, nodes: Sequence[Node], until: Mapping[str, Sequence[Node]]) -> set[Node]:
     """Return the nodes and all nodes on a path from them to the named ones; the named ones are excluded."""
-    behind = _downstream(graph, nodes)
+    downstream = _downstream(graph, nodes)
     found: set[Node] = set()
-    for name, ends in until.items():
-        between = behind & _upstream(graph, ends) - {*ends}
+    for name, last_layers in until.items():
+        between = downstream & _upstream(graph, last_layers) - {*last_layers}
         if not between:
             msg = f"{SKIP_UNTIL_SETTING} of {key!r}: {name!r} does not depend on {key!r}. Name a later layer."
             raise ModelError(msg)

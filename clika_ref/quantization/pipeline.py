@@ -83,7 +83,7 @@ class QuantizationPipeline:
         else:
             _reject_widths(self.chosen, self.scheme)
 
-    def decided(self, threshold: float | None = None) -> Quantization:
+    def decide(self, threshold: float | None = None) -> Quantization:
         """Return the quantization at a threshold.
 
         Args:
@@ -111,15 +111,20 @@ class QuantizationPipeline:
             settings,
             self._skip_reasons,
             forced=self._find_forced_layers(settings),
-            ways=lambda: WeightOnlyOptions.of(self.options, is_late=self._is_late),
+            find_options=lambda: WeightOnlyOptions.of(self.options, is_late=self._is_late),
         )
         return summarize_weight_only(self._graph, self.scheme, found)
 
     def _decide_full(self, settings: QuantizationSettings) -> Quantization:
         ranging = self.observer_search
-        weighed, placement, plan, error = ranging.sensitivities, self.placement, replace(ranging.plan), ranging.error
+        sensitivities, placement, plan, error = (
+            ranging.sensitivities,
+            self.placement,
+            replace(ranging.plan),
+            ranging.error,
+        )
         forced = self._find_forced_layers(settings)
-        too_sensitive = _find_sensitive_layers(weighed, settings, forced)
+        too_sensitive = _find_sensitive_layers(sensitivities, settings, forced)
         if too_sensitive:
             placement, plan, error = self._place_without(too_sensitive)
         cheap = self._find_cheap_layers(settings, {*too_sensitive, *forced})
@@ -131,19 +136,19 @@ class QuantizationPipeline:
         plan, error = self._try_change(
             self.options.weight_rounding, lambda p: self._round_weights(p, left), plan, error
         )
-        left = {name: share for name, share in left.items() if name in plan.moved}
+        left = {name: share for name, share in left.items() if name in plan.offsets}
         plan, error = self._correct_biases(plan, error)
-        reports = layer_reports(placement, weighed.of, self.scheme)
-        varying = variance_share(weighed.outputs, self.evaluation.outputs)
+        reports = layer_reports(placement, sensitivities.of, self.scheme)
+        varying = variance_share(sensitivities.outputs, self.evaluation.outputs)
         parts = {
             n.name: replace(part, own=part.own * left.get(n.name, 1.0))
-            for n, part in weighed.parts.items()
+            for n, part in sensitivities.parts.items()
             if n not in cheap or n in placement.layers
         }
-        rows = predict_thresholds(reports, parts, weighed.joints, varying, error, graph=self._graph)
-        spared_here = [node.origin.scope or node.name for node in placement.floats if node in cheap]
+        rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
+        cheap_float_layers = [node.origin.scope or node.name for node in placement.floats if node in cheap]
         size, observers = count_file_bytes(self._graph, reports), ranging.observers_of(plan)
-        return Quantization(plan, reports, rows, ranging.observers, size, spared_here, observers)
+        return Quantization(plan, reports, rows, ranging.observers, size, cheap_float_layers, observers)
 
     def _place_without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return the placement with further layers in float, its plan, and its error on data."""
@@ -155,9 +160,9 @@ class QuantizationPipeline:
         """Return the layers, among those not decided yet, that cause much of the error and cost little."""
         if self.options.sparing == "off" or not settings.automatic_skip_quantization:
             return {}
-        weighed, of = self.observer_search.sensitivities.without_layers(decided), self.placement
+        sensitivities, of = self.observer_search.sensitivities.without_layers(decided), self.placement
         return select_float_layers(
-            weighed, {node: source_of_rounding(of.layers[node], of).name for node in weighed.parts}
+            sensitivities, {node: source_of_rounding(of.layers[node], of).name for node in sensitivities.parts}
         )
 
     def _try_change(
@@ -176,7 +181,7 @@ class QuantizationPipeline:
         batches = [self.calibration.reservoir.batches[i] for i in self._fitted_batches[: 1 if only_cheap else None]]
         found = round_weights(self._graph, plan, batches, only_cheap=only_cheap)
         left.update({name: rounded.left for name, rounded in found.items()})
-        return replace(plan, moved={name: rounded.moved for name, rounded in found.items()})
+        return replace(plan, offsets={name: rounded.offsets for name, rounded in found.items()})
 
     def _correct_biases(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan with corrected biases, if they help on one batch; further batches then refine them."""
@@ -270,12 +275,12 @@ class QuantizationPipeline:
 
 def _reject_widths(chosen: Mapping[Node, NodeSettings], scheme: QuantizationScheme) -> None:
     for node, choice in chosen.items():
-        for wanted, kind, of in (
+        for requested, kind, of in (
             (choice.weights_num_bits, scheme.weights, "weights"),
             ((choice.activations_num_bits,), scheme.activations, "activations"),
         ):
-            lacking = [bits for bits in wanted if bits not in (8, kind.bits)]
-            if len(lacking) == len(wanted) and node.op.trait.weight is not None:
+            lacking = [bits for bits in requested if bits not in (8, kind.bits)]
+            if len(lacking) == len(requested) and node.op.trait.weight is not None:
                 used = f" (of which it uses {kind.bits} here)" if kind.bits != 8 else ""
                 msg = (
                     f"{of}_num_bits: {lacking[0]} bits are requested for {node.name} in {node.origin}, but the target "
@@ -313,15 +318,17 @@ def tail_layers(graph: Graph) -> list[Node]:
 
 
 def _find_sensitive_layers(
-    weighed: Sensitivities, settings: QuantizationSettings, forced: Collection[Node]
+    sensitivities: Sensitivities, settings: QuantizationSettings, forced: Collection[Node]
 ) -> dict[Node, str]:
     limit = settings.quantization_sensitivity_threshold
     if not settings.automatic_skip_quantization:
         return {}
     if not limit:
-        return dict.fromkeys(weighed.of, "quantization_sensitivity_threshold=0: quantization would change the results")
+        return dict.fromkeys(
+            sensitivities.of, "quantization_sensitivity_threshold=0: quantization would change the results"
+        )
     return {
         node: sensitivity_reason(found, limit)
-        for node, found in weighed.of.items()
+        for node, found in sensitivities.of.items()
         if found > limit and node not in forced
     }

@@ -21,8 +21,8 @@ def log_quantization(found: Quantization, log: CompilationLog) -> None:
     log.table(THRESHOLD_TABLE_TITLE, found.prediction_table)
     if reason := float_only_reason(found):
         log.warning(reason)
-    if found.spared:
-        log.detail(f"Not in this table: {', '.join(found.spared)}. sparing='off' quantizes them as well.")
+    if found.cheap_float_layers:
+        log.detail(f"Not in this table: {', '.join(found.cheap_float_layers)}. sparing='off' quantizes them as well.")
 
 
 NO_DECISIONS_MESSAGE = (
@@ -51,6 +51,6 @@ def summarize_quantization(found: Quantization) -> str:
     if not found.observer:
         return f"Quantized the weights of {count:,}/{len(layers):,} layers, {sizes}"
     algorithms = [found.observer]
-    algorithms += [f"GPTQ for {len(found.plan.moved)}"] if found.plan.moved else []
+    algorithms += [f"GPTQ for {len(found.plan.offsets)}"] if found.plan.offsets else []
     algorithms += ["bias correction"] if found.plan.corrections else []
     return f"Quantized {count:,}/{len(layers):,} layers, weights {sizes} ({', '.join(algorithms)})"

@@ -25,10 +25,10 @@ def reject_nonfinite_weights(model: Graph) -> None:
         ModelError: there are such weights; the message names all of them.
     """
     read = {name: v.data for name, v in model.constants.items() if v.uses and name not in model.state}
-    held = {name: data for name, data in read.items() if data is not None}
-    operands = [node.inputs[place] for node in model.nodes if (place := _find_weight_position(node)) is not None]
+    tensors = {name: data for name, data in read.items() if data is not None}
+    operands = [node.inputs[position] for node in model.nodes if (position := _find_weight_position(node)) is not None]
     weights = {weight.name: data_of(weight) for weight in operands if is_unchanged_constant(model, weight)}
-    invalid = [f"NaN in {name!r}" for name in _float_tensor_names(held) if has_nan(held[name])]
+    invalid = [f"NaN in {name!r}" for name in _float_tensor_names(tensors) if has_nan(tensors[name])]
     invalid += [f"infinity in {name!r}" for name in _float_tensor_names(weights) if _has_infinity(weights[name])]
     if invalid:
         msg = f"cannot quantize the weights: {', '.join(invalid)}. Fix these weights first."
@@ -40,12 +40,12 @@ def _find_weight_position(node: Node) -> int | None:
     if node.op.trait.kind == COMPUTE_TRAIT:
         return weight_position_of(node)
     names = [operand.name for operand in node.op.operands] if node.op.error is NORM else []
-    place = names.index("weight") if "weight" in names else len(node.inputs)
-    return place if place < len(node.inputs) else None  # trailing operands may be omitted
+    position = names.index("weight") if "weight" in names else len(node.inputs)
+    return position if position < len(node.inputs) else None  # trailing operands may be omitted
 
 
-def _float_tensor_names(held: Mapping[str, torch.Tensor]) -> list[str]:
-    return [name for name, data in held.items() if data.is_floating_point()]
+def _float_tensor_names(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    return [name for name, data in tensors.items() if data.is_floating_point()]
 
 
 def nan_warning(tensors: Mapping[str, torch.Tensor]) -> str | None:

@@ -55,17 +55,17 @@ def require_suffix(path: Any, kind: str, suffixes: Collection[str], default: str
     Raises:
         ModelError: it is no path, a folder, or has another suffix.
     """
-    place = require_path(path, f"model{next(iter(suffixes))}")
-    if place.is_dir():
-        msg = f"cannot write {kind} to {str(place)!r}: it is a folder; add a file name"
+    target = require_path(path, f"model{next(iter(suffixes))}")
+    if target.is_dir():
+        msg = f"cannot write {kind} to {str(target)!r}: it is a folder; add a file name"
         raise ModelError(msg)
-    if not place.suffix and default:
-        return place.with_name(f"{place.name}{default}")
-    if place.suffix.lower() not in suffixes:
-        told = f"ends in {place.suffix!r}" if place.suffix else "has no suffix"
-        msg = f"{place.name!r} {told}, and {kind} ends in {' or '.join(suffixes)}; write it so"
+    if not target.suffix and default:
+        return target.with_name(f"{target.name}{default}")
+    if target.suffix.lower() not in suffixes:
+        fault = f"ends in {target.suffix!r}" if target.suffix else "has no suffix"
+        msg = f"{target.name!r} {fault}, and {kind} ends in {' or '.join(suffixes)}; write it so"
         raise ModelError(msg)
-    return place
+    return target
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def write_atomically(path: Path | str) -> Iterator[BinaryIO]:
     Raises:
         ModelError: the folder is missing or cannot be written, ``path`` cannot be a file, or the disk is full.
     """
-    with stage_file(path) as place, place.open("xb") as file:
+    with stage_file(path) as target, target.open("xb") as file:
         yield file
 
 
@@ -116,11 +116,11 @@ def stage_file(path: Path | str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _translate_os_errors(place: Path) -> Iterator[None]:
+def _translate_os_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(error, place) from error
+        raise _write_error(error, target) from error
 
 
 def _move_files(staged: Path, main: Path) -> None:
@@ -129,22 +129,22 @@ def _move_files(staged: Path, main: Path) -> None:
     for file in files:
         check_writable(main.with_name(file.name))
         _sync(file)
-    moved: list[tuple[Path, Path]] = []
+    replaced: list[tuple[Path, Path]] = []
     try:
         for file in files:
-            place, backup = main.with_name(file.name), staged.with_name(f"old-{len(moved)}")
-            moved.append((place, backup))
-            if place.exists():
-                shutil.copymode(place, file)
-                if place != main:
-                    place.rename(backup)
-            file.replace(place)  # replacing main commits all files
+            target, backup = main.with_name(file.name), staged.with_name(f"old-{len(replaced)}")
+            replaced.append((target, backup))
+            if target.exists():
+                shutil.copymode(target, file)
+                if target != main:
+                    target.rename(backup)
+            file.replace(target)  # replacing main commits all files
     except BaseException:  # also on an interrupt: the old companions belong to the old main
-        for (place, backup), file in zip(moved, files, strict=False):
+        for (target, backup), file in zip(replaced, files, strict=False):
             if backup.exists():
-                backup.replace(place)
-            elif place != main and not file.exists():
-                place.unlink()
+                backup.replace(target)
+            elif target != main and not file.exists():
+                target.unlink()
         raise
     _sync(main.parent)  # makes the renames durable
 
@@ -158,32 +158,32 @@ def _sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def check_writable(place: Path) -> None:
+def check_writable(target: Path) -> None:
     """Reject a path that cannot be written as a plain file.
 
     Raises:
         ModelError: its folder is missing, or it is a folder, a device, a pipe or a socket.
     """
-    if not place.parent.is_dir():
-        reason = "is not a folder" if place.parent.exists() else "does not exist"
-        remedy = "choose another path" if place.parent.exists() else "create it, or choose another path"
-        msg = f"cannot write {str(place)!r}: {str(place.parent)!r} {reason}; {remedy}"
+    if not target.parent.is_dir():
+        reason = "is not a folder" if target.parent.exists() else "does not exist"
+        remedy = "choose another path" if target.parent.exists() else "create it, or choose another path"
+        msg = f"cannot write {str(target)!r}: {str(target.parent)!r} {reason}; {remedy}"
         raise ModelError(msg)
-    if place.is_dir():
-        msg = f"cannot write {str(place)!r}: it is a folder; add a file name"
+    if target.is_dir():
+        msg = f"cannot write {str(target)!r}: it is a folder; add a file name"
         raise ModelError(msg)
-    if place.exists() and not stat.S_ISREG(place.stat().st_mode):
+    if target.exists() and not stat.S_ISREG(target.stat().st_mode):
         # Renaming would replace, for example, /dev/null by a plain file.
-        msg = f"cannot write {str(place)!r}: it is a device, pipe or socket, not a plain file; choose another path"
+        msg = f"cannot write {str(target)!r}: it is a device, pipe or socket, not a plain file; choose another path"
         raise ModelError(msg)
 
 
-def _write_error(error: OSError, place: Path) -> ModelError:
+def _write_error(error: OSError, target: Path) -> ModelError:
     if error.errno in DISK_FULL_ERRORS:
-        free = shutil.disk_usage(place.parent).free / 1e6
+        free = shutil.disk_usage(target.parent).free / 1e6
         reason = f"no more bytes fit there ({error.strerror}; {free:,.0f} MB are free)"
         remedy = "free some space, or choose a path on another disk"
     else:
         reason = error.strerror or str(error)
         remedy = "choose a path that you may write to"
-    return ModelError(f"cannot write {str(place)!r}: {reason}; {remedy}. What was there before is unchanged.")
+    return ModelError(f"cannot write {str(target)!r}: {reason}; {remedy}. What was there before is unchanged.")

@@ -34,5 +34,5 @@ def unpack_bits(packed: Tensor, shape: tuple[int, ...]) -> Tensor:
     return ((packed[:, None] >> _bit_indices(packed)) & 1).bool().reshape(-1)[:count].reshape(shape)
 
 
-def _bit_indices(beside: Tensor) -> Tensor:
-    return torch.arange(BITS_PER_BYTE, dtype=torch.uint8, device=beside.device)
+def _bit_indices(like: Tensor) -> Tensor:
+    return torch.arange(BITS_PER_BYTE, dtype=torch.uint8, device=like.device)

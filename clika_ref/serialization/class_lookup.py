@@ -24,10 +24,10 @@ def find_imported(name: str) -> Any:
     return found
 
 
-def unknown_class_error(what: str, name: str) -> ModelError:
+def unknown_class_error(role: str, name: str) -> ModelError:
     """Return the error for a saved model that needs a class unknown to this process."""
     return ModelError(
-        f"the saved model {what} a {name.replace(':', '.')}, but this process has no such class. Import the module "
+        f"the saved model {role} a {name.replace(':', '.')}, but this process has no such class. Import the module "
         f"that defines it first (here {name.partition(':')[0]})."
     )
 

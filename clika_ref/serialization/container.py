@@ -105,9 +105,9 @@ def _to_dense_cpu(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor
     seen = set[int]()
     for name, tensor in tensors.items():
         dense = tensor.detach().cpu().contiguous()
-        place = dense.untyped_storage().data_ptr()
-        found[name] = dense.clone() if place in seen else dense
-        seen.add(place)
+        address = dense.untyped_storage().data_ptr()
+        found[name] = dense.clone() if address in seen else dense
+        seen.add(address)
     return found
 
 
@@ -162,28 +162,28 @@ def _check_data_length(table: TensorTable, data: memoryview) -> None:
         raise ModelError(msg)
 
 
-def deflate(held: bytes) -> torch.Tensor:
+def deflate(content: bytes) -> torch.Tensor:
     """Compress bytes with zlib into ``uint8[bytes]``.
 
     >>> inflate(deflate(b"graph"), 5)
     b'graph'
     """
-    return torch.frombuffer(bytearray(zlib.compress(held, COMPRESSION_LEVEL)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(zlib.compress(content, COMPRESSION_LEVEL)), dtype=torch.uint8)
 
 
-def inflate(squeezed: torch.Tensor, most: int) -> bytes:
+def inflate(squeezed: torch.Tensor, limit_bytes: int) -> bytes:
     """Decompress the result of `deflate`.
 
     Args:
         squeezed: the compressed bytes.
-        most: maximum size of the result, because a small forged file may expand without limit.
+        limit_bytes: maximum size of the result, because a small forged file may expand without limit.
 
     Raises:
         ValueError: the result is larger.
         zlib.error: the bytes are damaged.
     """
-    found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), most + 1)
-    if len(found) > most:
-        msg = f"{len(squeezed):,} bytes decompress to more than {most:,}"
+    found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), limit_bytes + 1)
+    if len(found) > limit_bytes:
+        msg = f"{len(squeezed):,} bytes decompress to more than {limit_bytes:,}"
         raise ValueError(msg)
     return found

@@ -131,8 +131,8 @@ def _decode_expression(item: Any) -> sympy.Basic:
 
 def _check_power(base: sympy.Basic, exponent: sympy.Basic) -> None:
     """Reject powers of numbers, which are saved as their value, and high powers of sizes: both may take forever."""
-    most = 1 if base.is_number else MAX_EXPONENT
-    if exponent.is_number and abs(exponent) > most:  # type: ignore[arg-type, operator]
+    limit = 1 if base.is_number else MAX_EXPONENT
+    if exponent.is_number and abs(exponent) > limit:  # type: ignore[arg-type, operator]
         msg = f"cannot load a saved size expression: the power {exponent} of {base} is not supported"
         raise ModelError(msg)
 
@@ -166,7 +166,7 @@ def graph_to_json(graph: Graph) -> dict[str, Any]:
         "constants": list(graph.constants),
         "constant_types": [_encode_type(v.type) for v in graph.constants.values()],
         "aliases": graph.aliases,
-        "symbols": [[s.name, s.low, s.high, s.side.name, s.side.dim, s.example] for s in graph.symbols.values()],
+        "symbols": [[s.name, s.low, s.high, s.source.name, s.source.dim, s.example] for s in graph.symbols.values()],
         "guards": [[_encode_expression(g.relation), g.line] for g in graph.guards],
         "nodes": [_encode_node(n) for n in graph.nodes],
         "outputs": [v.name for v in graph.outputs],

@@ -19,15 +19,15 @@ def symbol_sizes_of(graph: Graph, inputs: Sequence[torch.Tensor]) -> SymbolSizes
     return tuple(sorted(read_sizes(graph, inputs).items()))
 
 
-def translate_sizes(seen: Mapping[SymbolSizes, int], names: Mapping[str, str | int]) -> Counter[SymbolSizes]:
+def translate_sizes(frequencies: Mapping[SymbolSizes, int], names: Mapping[str, str | int]) -> Counter[SymbolSizes]:
     """Translate the frequencies of sizes to the symbols of an artifact, for the calls that it accepts.
 
     Args:
-        seen: how often each combination of sizes occurred in calls of the module.
+        frequencies: how often each combination of sizes occurred in calls of the module.
         names: for each symbol of the module its name in the artifact, or the length that it is fixed to.
     """
     found = Counter[SymbolSizes]()
-    for sizes, count in seen.items():
+    for sizes, count in frequencies.items():
         pairs = {(names[symbol], size) for symbol, size in sizes if symbol in names}
         is_taken = len(dict(pairs)) == len(pairs) and all(name == size for name, size in pairs if isinstance(name, int))
         if is_taken:

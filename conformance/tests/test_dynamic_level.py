@@ -51,7 +51,7 @@ def rows(x: Tensor, *, size: tuple[int, ...]) -> Tensor:
 
 
 def flat(draw, s):
-    x = draw(s.tensor(rank=3, side=(2, 5)))
+    x = draw(s.tensor(rank=3, size=(2, 5)))
     return s.call(x, size=(x.shape[0], x.shape[1] * x.shape[2]))
 
 
@@ -61,7 +61,7 @@ def halves(x: Tensor, *, length: int) -> Tensor:
 
 
 def half(draw, s):
-    x = draw(s.tensor(rank=1, side=(2, 9)))
+    x = draw(s.tensor(rank=1, size=(2, 9)))
     return s.call(x, length=x.shape[0] // 2)
 
 
@@ -71,9 +71,9 @@ def raised(x: Tensor, index: Tensor) -> Tensor:
 
 
 def places(draw, s):
-    x = draw(s.tensor(rank=2, side=(1, 5)))
+    x = draw(s.tensor(rank=2, size=(1, 5)))
     last = x.shape[1] - 1
-    return s.call(x, draw(s.tensor(rank=1, side=(2, 3), dtype=torch.int64, low=0, high=last, domain=(0, last))))
+    return s.call(x, draw(s.tensor(rank=1, size=(2, 3), dtype=torch.int64, low=0, high=last, domain=(0, last))))
 
 
 def negated(x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def negated(x: Tensor) -> Tensor:
 
 
 def any_tensor(draw, s):
-    return s.call(draw(s.tensor(rank=(1, 3), side=(1, 5))))
+    return s.call(draw(s.tensor(rank=(1, 3), size=(1, 5))))
 
 
 def product(x: Tensor, w: Tensor) -> Tensor:
@@ -177,7 +177,7 @@ def beside(x: Tensor, y: Tensor) -> Tensor:
 
 
 def last_two(draw, s):
-    x = draw(s.tensor(rank=1, side=(1, 6)))
+    x = draw(s.tensor(rank=1, size=(1, 6)))
     return s.call(x, draw(s.tensor(shape=(min(2, x.shape[0]),))))
 
 
@@ -201,7 +201,7 @@ def parts(x: Tensor, *, start: int, step: int) -> Tensor:
 
 
 def any_part(draw, s):
-    x = draw(s.tensor(rank=(1, 2), side=(2, 5)))
+    x = draw(s.tensor(rank=(1, 2), size=(2, 5)))
     return s.call(x, start=draw(s.choice(0, 1, 9, 19)), step=draw(s.choice(1, 2, 3)))
 
 
@@ -216,7 +216,7 @@ def test_call_pool_calls_differ_and_have_elements():
 
 
 def halves_or_one(draw, s):
-    x = draw(s.tensor(rank=2, side=(4, 9)))
+    x = draw(s.tensor(rank=2, size=(4, 9)))
     halved = draw(s.choice(True, True, False))
     return s.call(x, draw(s.tensor(shape=(x.shape[0], x.shape[1] // 2 if halved else 1))))
 

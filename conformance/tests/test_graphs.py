@@ -101,7 +101,9 @@ def test_graph_case_strategy_same_seed_repeats():
 
 def test_grow_graph_unsupported_node_rejected():
     """A node that the target does not support is not inserted."""
-    growth = grown(3, unsupported_reason=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).builder
+    growth = grown(
+        3, unsupported_reason=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None
+    ).builder
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
     assert any(reason == "no" for _, reason in growth.rejected)
 
@@ -144,7 +146,7 @@ def test_make_case_other_inputs_have_no_undefined_calls(drawings):
         (s.tensor(shape=(2, 3)), torch.ones(2, 3), True),
         (s.tensor(shape=(3, 2)), torch.ones(2, 3), False),
         (s.tensor(dtype=torch.int64), torch.ones(2, 3), False),
-        (s.tensor(rank=2, side=(3, 5)), torch.ones(2, 3), False),
+        (s.tensor(rank=2, size=(3, 5)), torch.ones(2, 3), False),
         (s.tensor(unique=True), torch.ones(2, 3), False),
         (s.tensor(domain=(0, 1)), torch.ones(2, 3), True),
         (s.tensor(dtype=torch.int64, domain=(0, 1)), torch.ones(2, 3).long(), False),

@@ -248,7 +248,7 @@ def test_operators_reference_writing_operand_fails_contract(tmp_path, monkeypatc
 
 def test_operators_layout_rejected_by_eager_dropped(tmp_path, monkeypatch):
     """A layout that eager rejects is dropped."""
-    picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=2, side=(2, 3)))))
+    picky.samples(lambda draw, s: s.call(draw(s.tensor(rank=2, size=(2, 3)))))
     monkeypatch.setattr(picky, "reference", lambda x, **attrs: x.view(-1).view(x.shape).clone())
     outcome = named(checks(picky, tmp_path), "layouts").run()
     assert outcome.verdict is Verdict.PASS

@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-TOLD = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
+COPIED_PAGES = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
 """Documents that lie outside ``docs/`` and are pages all the same."""
 
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)\s]*\))")
@@ -26,9 +26,12 @@ LINK = re.compile(r"(\]\()([^)#\s]+)([^)\s]*\))")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add a page for each document, file and folder outside that is linked to."""
-    for name in TOLD:
+    for name in COPIED_PAGES:
         files.append(File.generated(config, page_of(name), content=(ROOT / name).read_text(encoding="utf-8")))
-    written = [*TOLD, *(f"docs/{file.src_uri}" for file in files.documentation_pages() if not file.generated_by)]
+    written = [
+        *COPIED_PAGES,
+        *(f"docs/{file.src_uri}" for file in files.documentation_pages() if not file.generated_by),
+    ]
     linked = {path for name in written for path in outside(name)}
     for path in sorted(linked):
         shown = File.generated(config, page_of(path), content=source_page(path), inclusion=InclusionLevel.NOT_IN_NAV)
@@ -44,7 +47,7 @@ def on_page_markdown(
 ) -> str:
     """Let each link lead to the page that its file has become."""
     place = page.file.src_uri
-    name = next((told for told in TOLD if page_of(told) == place), f"docs/{place}")
+    name = next((told for told in COPIED_PAGES if page_of(told) == place), f"docs/{place}")
 
     def rewritten(link: re.Match[str]) -> str:
         path = resolved(name, link[2])
@@ -59,7 +62,7 @@ def outside(name: str) -> Iterator[str]:
     """Yield the paths that a document links to and that are no pages of their own."""
     for link in LINK.finditer((ROOT / name).read_text(encoding="utf-8")):
         path = resolved(name, link[2])
-        if path is not None and path not in TOLD and not path.startswith("docs/"):
+        if path is not None and path not in COPIED_PAGES and not path.startswith("docs/"):
             yield path
 
 
@@ -73,7 +76,7 @@ def page_of(path: str) -> str:
     """Return where in the site a path of the repository is shown."""
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
-    return path.lower() if path in TOLD else f"source/{path}.md"
+    return path.lower() if path in COPIED_PAGES else f"source/{path}.md"
 
 
 def source_page(path: str) -> str:

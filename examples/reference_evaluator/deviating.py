@@ -23,7 +23,7 @@ def loss_of_log_of_softmax(
     return torch.ops.aten.cross_entropy_loss.default(logs, target, weight, reduction, *others)
 
 
-def quantized_by_int32(
+def quantize_by_int32(
     x: torch.Tensor, scale: Any, zero_point: Any, *, axis: int | None = None, **options: Any
 ) -> torch.Tensor:
     """Return steps of ``scale`` as integers that were int32 before they were cut off at the ends of their range."""
@@ -32,8 +32,8 @@ def quantized_by_int32(
     steps = torch.where(inside, steps, -(2.0**31)).to(torch.int32) + along(zero_point, x, axis).to(torch.int32)
     limits = torch.iinfo(dtype := options.get("dtype", torch.int8))
     low, high = options.get("quant_min"), options.get("quant_max")
-    ends = (limits.min if low is None else low, limits.max if high is None else high)
-    return torch.clamp(steps, *ends).to(dtype)
+    bounds = (limits.min if low is None else low, limits.max if high is None else high)
+    return torch.clamp(steps, *bounds).to(dtype)
 
 
 def along(item: Any, x: torch.Tensor, axis: int | None) -> torch.Tensor:
@@ -41,6 +41,6 @@ def along(item: Any, x: torch.Tensor, axis: int | None) -> torch.Tensor:
     item = torch.as_tensor(item)
     if axis is None:
         return item
-    sides = [1] * x.ndim
-    sides[axis] = -1
-    return item.reshape(sides)
+    shape = [1] * x.ndim
+    shape[axis] = -1
+    return item.reshape(shape)

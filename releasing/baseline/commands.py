@@ -54,9 +54,9 @@ def compare_baseline(
 ) -> None:
     """Compare a record with the state of this checkout, or with another record. Exit with 1 where they differ."""
     parts = _parts(only, is_quick=quick)
-    before = _selected(read_record(file), parts)
+    before = _select(read_record(file), parts)
     before = rename(before, read_renames(renames)) if renames else before
-    after = _selected(read_record(other), parts) if other else record([*before["parts"]])
+    after = _select(read_record(other), parts) if other else record([*before["parts"]])
     for warning in environment_warnings(before, after):
         print(f"warning: {warning}")
     found = compare_records(before, after)
@@ -80,6 +80,6 @@ def _parts(only: str, *, is_quick: bool) -> list[str]:
     return parts
 
 
-def _selected(found: Record, parts: list[str]) -> Record:
+def _select(found: Record, parts: list[str]) -> Record:
     """Return a record with only the parts asked for."""
     return {**found, "parts": {name: found["parts"][name] for name in parts if name in found["parts"]}}

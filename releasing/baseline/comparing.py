@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PLACES_SHOWN = 6
+MAX_PATHS_SHOWN = 6
 """Places listed for one difference; ``--all`` lists each."""
 
 TEXT_LENGTH = 300
 """A longer value is cut where it is shown."""
 
-PLACE_DEPTHS = {"networks": 2, "commands": 1, "signatures": 1}
+PATH_DEPTHS = {"networks": 2, "commands": 1, "signatures": 1}
 """Number of leading words of a path that form the place of a difference."""
 
 Flat = dict[tuple[str, ...], str]
@@ -76,11 +76,11 @@ def _flatten(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 def _differences(part: str, old: Flat, new: Flat) -> Iterator[Difference]:
     section, _, name = part.partition("/")
-    depth = PLACE_DEPTHS[section]
+    depth = PATH_DEPTHS[section]
     for kind, path, text in _changes(old, new):
-        place = "/".join([*([name] if name else []), *path[:depth]])
+        location = "/".join([*([name] if name else []), *path[:depth]])
         shown = " / ".join("[]" if word.isdecimal() else word for word in path[depth:])
-        yield Difference(section, kind, f"{shown}: {text}".strip(": "), place)
+        yield Difference(section, kind, f"{shown}: {text}".strip(": "), location)
 
 
 def _changes(old: Flat, new: Flat) -> Iterator[tuple[str, tuple[str, ...], str]]:
@@ -122,15 +122,15 @@ def show_differences(found: list[Difference], *, shows_all: bool = False) -> Ite
         groups.setdefault((one.section, one.kind), {}).setdefault(one.text, []).append(one.place)
     for (section, kind), differences in sorted(groups.items()):
         yield f"{section}, {kind}: {sum(map(len, differences.values()))}"
-        for text, places in differences.items():
+        for text, locations in differences.items():
             yield f"  {text}"
-            yield f"      in {_show_places(places, shows_all=shows_all)}"
+            yield f"      in {_show_paths(locations, shows_all=shows_all)}"
 
 
-def _show_places(places: list[str], *, shows_all: bool) -> str:
-    if shows_all or len(places) <= PLACES_SHOWN:
-        return ", ".join(places)
-    return f"{', '.join(places[:PLACES_SHOWN])} and {len(places) - PLACES_SHOWN} more"
+def _show_paths(locations: list[str], *, shows_all: bool) -> str:
+    if shows_all or len(locations) <= MAX_PATHS_SHOWN:
+        return ", ".join(locations)
+    return f"{', '.join(locations[:MAX_PATHS_SHOWN])} and {len(locations) - MAX_PATHS_SHOWN} more"
 
 
 def read_renames(path: Path) -> dict[str, str]:

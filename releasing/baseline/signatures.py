@@ -62,7 +62,7 @@ def _describe_top_level() -> Iterator[tuple[str, str]]:
 def _describe_plugin_interface() -> Iterator[tuple[str, str]]:
     """Yield the public names of the core, and those of other modules that plugins import."""
     names = {f"{module}.{name}" for module in _modules_of_core() for name in _defined_in(module)}
-    for path in sorted(names | set(_imported_by_plugins())):
+    for path in sorted(names | set(_collect_plugin_imports())):
         module, _, name = path.rpartition(".")
         try:
             value = getattr(importlib.import_module(module), name)
@@ -99,7 +99,7 @@ def _defined_in(module: str) -> Iterator[str]:
         yield from (name for name in names if not name.startswith("_"))
 
 
-def _imported_by_plugins() -> Iterator[str]:
+def _collect_plugin_imports() -> Iterator[str]:
     """Yield the full names that plugins, the conformance suite and examples import from the package."""
     for pattern in SOURCES_OF_PLUGINS:
         for path in ROOT.glob(pattern):

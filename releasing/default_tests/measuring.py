@@ -55,7 +55,7 @@ def read_data(kind: str) -> coverage.CoverageData:
     return data
 
 
-def executed(kind: str) -> dict[str, set[int]]:
+def count_executed_lines(kind: str) -> dict[str, set[int]]:
     """Return the lines that a measurement executed, by path from the root."""
     data = read_data(kind)
     return {str(Path(f).relative_to(ROOT)): set(data.lines(f) or ()) for f in sorted(data.measured_files())}
@@ -63,7 +63,7 @@ def executed(kind: str) -> dict[str, set[int]]:
 
 def compare() -> Iterator[FileCoverage]:
     """Yield the coverage of each file by the default tests, and by these and the slow ones."""
-    default, slow = executed("default"), executed("slow")
+    default, slow = count_executed_lines("default"), count_executed_lines("slow")
     analysis = coverage.Coverage(data_file=None, config_file=str(DATA / "coverage.ini"))
     for path in sorted({*default, *slow}):
         statements = set(analysis.analysis2(str(ROOT / path))[1])

@@ -219,9 +219,9 @@ def test_attribute_snapshot_long_container_not_opened():
     module.rows = [[number] for number in range(2000)]
     before = AttributeSnapshot(module)
     module.rows[5].append(1)
-    assert before.changed() == []
+    assert before.find_changes() == []
     module.rows.append([])
-    assert before.changed() == ["self.rows"]
+    assert before.find_changes() == ["self.rows"]
     before.restore()
     assert len(module.rows) == 2000
 
@@ -458,4 +458,4 @@ def test_attribute_snapshot_many_objects_limited(monkeypatch):
     before = AttributeSnapshot(module)
     for node in module.nodes:
         node.mark = True
-    assert 0 < len(before.changed()) <= 10
+    assert 0 < len(before.find_changes()) <= 10

@@ -117,7 +117,7 @@ def test_attribute_snapshot_unset_slot_restored():
     module.held = Delegating()
     before = AttributeSnapshot(module)
     module.held.unset = 2
-    assert before.changed() == ["self.held.unset"]
+    assert before.find_changes() == ["self.held.unset"]
     before.restore()
     with pytest.raises(AttributeError):
         Delegating.__dict__["unset"].__get__(module.held)

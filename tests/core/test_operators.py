@@ -172,14 +172,14 @@ def test_from_torch_custom_op_claimed_before_library_loads():
     library = torch.library.Library("clika_ref_test", "DEF")
     library.define("halve(Tensor given, *, float scale=1.0) -> Tensor")
     overload = torch.ops.clika_ref_test.halve.default
-    assert halved.converted(overload, "x", scale=1.0) == Call(("x",))
+    assert halved.convert_call(overload, "x", scale=1.0) == Call(("x",))
     assert index_by_overload([halved]) == {"clika_ref_test.halve.default": halved}
     assert build_registry([Plugin("p", "d", "1", operators=(halved,))]).operator_for(overload) is halved
 
 
 def test_converted_unclaimed_overload_uses_own_schema():
     """A call of an unclaimed overload binds to the operator's own signature."""
-    assert softplus.converted(aten.relu.default, "x", beta=2) == softplus.call("x", beta=2)
+    assert softplus.convert_call(aten.relu.default, "x", beta=2) == softplus.call("x", beta=2)
 
 
 def test_converter_tensor_list_fills_variadic_operand():

@@ -14,4 +14,4 @@ def test_decision_message_round_trip_equal():
         *(found.observer, found.bytes),
     )
     assert again.observers == found.observers != {}
-    assert [*again.spared] == [*found.spared]
+    assert [*again.cheap_float_layers] == [*found.cheap_float_layers]

@@ -155,7 +155,7 @@ def test_gather_batches_failing_rank_raises_on_others():
 
     def work(rank):
         if rank.rank:
-            rank.tell(ValueError("no"))
+            rank.report_failure(ValueError("no"))
             return "told"
         return gather_batches(rank, [[torch.ones(1)]], are_dealt=True)
 

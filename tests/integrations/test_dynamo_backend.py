@@ -282,7 +282,7 @@ def test_backend_options_reach_compilation(tmp_path):
         ({"settings": "config.yaml"}, "cannot read the settings in config.yaml: No such file"),
         ({"tracing_inputs": 5}, "tracing_inputs are a int. Give a list with one element for each call"),
         ({"example_inputs": torch.ones(2)}, "example_inputs are a Tensor. Give a list with one element for each call"),
-        ({"dynamic": True}, "'dynamic': Dynamo decides which sides are dynamic; pass it to torch.compile itself"),
+        ({"dynamic": True}, "'dynamic': Dynamo decides which dims are dynamic; pass it to torch.compile itself"),
         ({"fullgraph": True}, "'fullgraph': Dynamo decides where graphs end; pass it to torch.compile itself"),
         ({"disable": True}, "'disable': Dynamo decides whether to compile at all; pass it to torch.compile itself"),
         ({"skip_eval_set_mode": True}, "'skip_eval_set_mode': Dynamo traces the mode that the model is in; call"),

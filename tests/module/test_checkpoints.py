@@ -168,7 +168,9 @@ def test_clika_serialize_keep_float_weights_restores_state(quantized):
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in state.items() if name != "_extra_state")
     assert same(results(quantized, Convolutions), results(loaded, Convolutions))
-    assert quantized.clika_state.quantized.plan.moved.keys() == loaded.clika_state.quantized.plan.moved.keys() != set()
+    assert (
+        quantized.clika_state.quantized.plan.offsets.keys() == loaded.clika_state.quantized.plan.offsets.keys() != set()
+    )
 
 
 def test_clika_serialize_tied_weights_stored_once():
@@ -204,7 +206,7 @@ def test_clika_serialize_lossy_int8_weight_stays_float():
     module.clika_prune(PruningSettings("2:4", None), calibration_inputs=batches(Convolutions))
     module.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions), deployment_settings=HERE)
     mask, plan = module.get_buffer("clika.masks.last.weight"), module.clika_state.quantized.plan
-    plan.moved["conv2d_2"] = torch.where(mask, 0, 1).to(torch.int8)  # what is masked, rounded away from 0
+    plan.offsets["conv2d_2"] = torch.where(mask, 0, 1).to(torch.int8)  # what is masked, rounded away from 0
     assert plan.weights.keys() >= {"conv2d_2"}
     assert "last.weight" not in stored(module.clika_serialize())[1]["integers"]
     assert same(results(module, Convolutions), results(again(module), Convolutions))

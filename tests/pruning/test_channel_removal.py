@@ -36,7 +36,7 @@ def with_zeros(found, gone):
     for layer in found.layers.values():
         places = found.of(layer.x).get(layer.channel)
         if layer.groups == 1 and places is not None:
-            kept = set(found.units.kept(places, gone).tolist())
+            kept = set(found.units.remaining_indices(places, gone).tolist())
             lost = torch.tensor([i for i in range(len(places)) if i not in kept], dtype=torch.int64)
             weight = clone.constants[layer.weight.name]
             weight.data = weight.data.detach().index_fill(layer.inner, lost, 0.0)

@@ -13,7 +13,7 @@ def test_units_merged_units_removed_together():
     assert units.roots(a).tolist() == units.roots(b).tolist()
     assert len(units.families(int(a[0]))) == 2
     gone = frozenset(units.free([int(b[1])]))
-    assert units.kept(a, gone).tolist() == [0, 2]
+    assert units.remaining_indices(a, gone).tolist() == [0, 2]
 
 
 def test_units_crossing_removed_with_either_unit():
@@ -21,8 +21,8 @@ def test_units_crossing_removed_with_either_unit():
     units = Units()
     heads, inner = units.fresh(2).tolist(), units.fresh(3).tolist()
     places = torch.tensor([units.cross([h, i]) for h in heads for i in inner])
-    assert units.kept(places, frozenset({heads[0]})).tolist() == [3, 4, 5]
-    assert units.kept(places, frozenset({inner[1]})).tolist() == [0, 2, 3, 5]
+    assert units.remaining_indices(places, frozenset({heads[0]})).tolist() == [3, 4, 5]
+    assert units.remaining_indices(places, frozenset({inner[1]})).tolist() == [0, 2, 3, 5]
     assert units.cross([heads[0], inner[0]]) == int(places[0])
 
 

@@ -49,7 +49,7 @@ def quantized(settings=None, layers=None, scheme=SCHEME, net=None, shape=(), **o
     settings, calibration = settings or QuantizationSettings(), calibrated(net, *shape)
     chosen = resolve_node_settings(calibration.graph, settings, layers or {})
     stages = QuantizationPipeline(calibration, scheme, chosen, settings, OPERATORS, ClikaCompileOptions(**options))
-    return calibration, stages.decided()
+    return calibration, stages.decide()
 
 
 def test_pipeline_default_quantizes_all_layers():
@@ -113,7 +113,7 @@ def test_pipeline_skip_tail_false_quantizes_sensitive_tail():
     stages = QuantizationPipeline(
         calibration, SCHEME, resolve_node_settings(calibration.graph, strict, {}), strict, OPERATORS
     )
-    assert all(layer.reason for layer in stages.decided(1e-9).layers), "a search for thresholds searches all of them"
+    assert all(layer.reason for layer in stages.decide(1e-9).layers), "a search for thresholds searches all of them"
 
 
 def test_pipeline_skipped_layer_has_no_sensitivity():

@@ -1,4 +1,4 @@
-"""The house rules that no linter checks: sizes, names, where imports stand, and that nothing read is executed."""
+"""The rules that no linter checks: sizes, names, where imports stand, and that nothing read is executed."""
 
 import ast
 import io

@@ -81,8 +81,8 @@ def test_demo_int8_keeps_accuracy_in_a_third_of_the_bytes(example, tmp_path, cap
 def test_qat_example_artifact_keeps_accuracy(example, tmp_path, capsys):
     """The QAT example exports an INT8 artifact with an accuracy above 90 %."""
     path = tmp_path / "build" / "trained.onnx"
-    example("digits").EPOCHS, example("train_in_integers").EPOCHS = 3, 1
-    example("train_in_integers").main(path)
+    example("digits").EPOCHS, example("qat").EPOCHS = 3, 1
+    example("qat").main(path)
     out = capsys.readouterr().out
     found = [float(x) for x in re.findall(r"(?:in float|quantized|trained in integers) +([\d.]+) %", out)]
     assert len(found) == 3, out
@@ -130,7 +130,7 @@ def test_ddp_example_ranks_end_with_equal_model(tmp_path):
     """The example starts torchrun with two processes, and both end with the same model."""
     place, environment = tmp_path / "build" / "two.onnx", {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "two_processes.py"), str(place)],
+        [sys.executable, str(EXAMPLES / "ddp_quantize.py"), str(place)],
         capture_output=True,
         text=True,
         check=False,

@@ -6,14 +6,14 @@ import pytest
 
 from releasing.building import differences
 from releasing.code_lines import CodeSize, comparison_table, group_of, measure
-from releasing.distributions import distributions, lowest_versions, pinned
-from releasing.trying import LINES, readme_lines
+from releasing.distributions import distributions, lowest_versions, pinned_versions
+from releasing.trying import MAX_README_LINES, readme_lines
 
 
 def test_readme_first_int8_artifact_in_twelve_lines():
     """The README takes at most twelve lines to the first INT8 artifact."""
     lines = readme_lines()
-    assert len(lines) <= LINES == 12
+    assert len(lines) <= MAX_README_LINES == 12
     assert "from own import model" in lines, "the model of the README is not the one line that a newcomer changes"
 
 
@@ -73,7 +73,7 @@ def test_lowest_versions_not_above_pinned():
     def parts(version):
         return [int(part) for part in version.split(".")]
 
-    lowest, usual = lowest_versions(), pinned()
+    lowest, usual = lowest_versions(), pinned_versions()
     assert {name: version for name, version in lowest.items() if parts(version) > parts(usual[name])} == {}
 
 

@@ -69,9 +69,9 @@ def test_clika_compile_options_off_and_on_control_algorithms():
     """Algorithms that are off are not used, and those that are on are used."""
     every = ("weight_rounding", "bias_correction")
     off, on = (quantized(**dict.fromkeys(every, switch)) for switch in ("off", "on"))
-    assert not off.moved
+    assert not off.offsets
     assert not off.corrections
-    assert on.moved.keys() == on.corrections.keys() == on.weights.keys()
+    assert on.offsets.keys() == on.corrections.keys() == on.weights.keys()
     wide = quantized(observer="min-max", weight_rounding="off")
     assert wide.activations["input"].scale > quantized(observer="99.99 %").activations["input"].scale
 
@@ -86,18 +86,18 @@ def test_weight_clipping_off_covers_whole_weight(monkeypatch):
 
 def test_weight_rounding_auto_kept_only_if_error_falls(monkeypatch):
     """An algorithm on 'auto' is kept only if it reduces the error."""
-    found = quantized().moved
+    found = quantized().offsets
     assert found
     worse = {name: RoundedWeight(torch.full_like(moved, 9), 1.0) for name, moved in found.items()}
     monkeypatch.setattr(pipeline, "round_weights", lambda *_, **__: worse)
-    assert not quantized().moved
-    assert quantized(weight_rounding="on").moved
+    assert not quantized().offsets
+    assert quantized(weight_rounding="on").offsets
 
 
 def test_algorithm_seconds_expired_skips_auto():
     """Algorithms on 'auto' are skipped after the time limit; those that are on are used."""
     late = quantized(algorithm_seconds=1e-9)
-    assert not late.moved
+    assert not late.offsets
     assert not late.corrections
     assert late.weights
     assert quantized(algorithm_seconds=1e-9, bias_correction="on").corrections

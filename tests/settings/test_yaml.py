@@ -465,5 +465,5 @@ def test_translate_options_limits_batches_by_stats_steps():
     assert not read
     assert [*found] == ["a", "b"]
     assert translate_options({**options, "train_dataloader": ["a", "b", "c"]})["calibration_inputs"] == ["a", "b"]
-    with pytest.raises(ModelError, match="train_dataloader are a int. Give a list"):
+    with pytest.raises(ModelError, match=r"train_dataloader are a int. Give a list"):
         translate_options({**options, "train_dataloader": 3})

@@ -43,13 +43,13 @@ class ScoredQuantization:
         return self.found.bytes
 
 
-TRIAL_COLUMNS: Mapping[str, Callable[[ScoredQuantization], object]] = {
-    "threshold": lambda trial: trial.threshold,
-    "quantized layers": lambda trial: trial.layers,
-    "file bytes": lambda trial: trial.bytes,
-    "score": lambda trial: f"{trial.score:g}",
-    "drop": lambda trial: f"{trial.drop:g}",
-    "within max_drop": lambda trial: "yes" if trial.is_within else "no",
+CANDIDATE_COLUMNS: Mapping[str, Callable[[ScoredQuantization], object]] = {
+    "threshold": lambda candidate: candidate.threshold,
+    "quantized layers": lambda candidate: candidate.layers,
+    "file bytes": lambda candidate: candidate.bytes,
+    "score": lambda candidate: f"{candidate.score:g}",
+    "drop": lambda candidate: f"{candidate.drop:g}",
+    "within max_drop": lambda candidate: "yes" if candidate.is_within else "no",
 }
 
 
@@ -68,7 +68,7 @@ class AccuracySearch(HasTables):
     max_drop: float
     baseline: float = math.nan
     """Score of the float model."""
-    trials: list[ScoredQuantization] = field(default_factory=list[ScoredQuantization])
+    candidates: list[ScoredQuantization] = field(default_factory=list[ScoredQuantization])
     """The scored quantizations, in order."""
     reason: str = ""
     """Reason not to quantize more, once it is done; empty if no threshold would."""
@@ -87,7 +87,7 @@ class AccuracySearch(HasTables):
     @property
     def best(self) -> ScoredQuantization | None:
         """The trial within ``max_drop`` that has the fewest bytes; None if only the float model is within it."""
-        return min((t for t in self.trials if t.is_within), key=lambda t: t.bytes, default=None)
+        return min((t for t in self.candidates if t.is_within), key=lambda t: t.bytes, default=None)
 
     def settings(self, chosen: QuantizationSettings) -> QuantizationSettings:
         """Return settings to quantize as much for other targets: with the threshold of the best trial.
@@ -100,7 +100,7 @@ class AccuracySearch(HasTables):
     def run(
         self, decided: Callable[[float], Quantization], score: Callable[[Quantization | None], float]
     ) -> AccuracySearch:
-        """Run the search; after an error, the trials so far are kept.
+        """Run the search; after an error, the candidates so far are kept.
 
         Args:
             decided: returns the quantization at a threshold.
@@ -129,26 +129,30 @@ class AccuracySearch(HasTables):
     def _try(self, threshold: float, found: Quantization, score: Callable[[Quantization | None], float]) -> bool:
         reached = _check_finite(score(found))
         drop = self.baseline - reached
-        self.trials.append(ScoredQuantization(threshold, found, reached, drop, drop <= self.max_drop))
+        self.candidates.append(ScoredQuantization(threshold, found, reached, drop, drop <= self.max_drop))
         return drop <= self.max_drop
 
     def _stop_reason(self, whole: Quantization) -> str:
-        failed = [trial for trial in self.trials if not trial.is_within]
+        failed = [candidate for candidate in self.candidates if not candidate.is_within]
         if not whole.what_if:
             return "no layer can be quantized: see the summary for the reasons"
         if not failed:
-            return f"{', '.join(whole.spared)} stay in float unless sparing is 'off'" if whole.spared else ""
-        least = max(failed, key=lambda trial: trial.bytes)
-        last = max((x for x in least.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)
+            return (
+                f"{', '.join(whole.cheap_float_layers)} stay in float unless sparing is 'off'"
+                if whole.cheap_float_layers
+                else ""
+            )
+        smallest = max(failed, key=lambda candidate: candidate.bytes)
+        last = max((x for x in smallest.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)
         named = f", of which {last.scope or last.name} is the most sensitive" if last else ""
-        fall = f"the score drops by {least.drop:g}, more than max_drop={self.max_drop:g}"
+        fall = f"the score drops by {smallest.drop:g}, more than max_drop={self.max_drop:g}"
         advice = ". Allow more, or train the model further" if self.best is None else ""
-        return f"with {least.layers} quantized layers{named}, {fall}{advice}"
+        return f"with {smallest.layers} quantized layers{named}, {fall}{advice}"
 
     @property
     def table(self) -> Table[ScoredQuantization]:
-        """The trials, in order."""
-        return Table(self.trials, TRIAL_COLUMNS)
+        """The candidates, in order."""
+        return Table(self.candidates, CANDIDATE_COLUMNS)
 
     def parts(self) -> Sequence[Table[Any] | str]:
         """Return the table, and a summary line below it."""
@@ -160,7 +164,7 @@ class AccuracySearch(HasTables):
         if best is not None:
             outcome = f"{best.layers} quantized layers, the score drops by {best.drop:g}"
         why = f"; {self.reason}" if self.reason else ""
-        return f"{outcome}, after {len(self.trials) + 1} evaluations{why}"
+        return f"{outcome}, after {len(self.candidates) + 1} evaluations{why}"
 
 
 def _check_finite(score: object) -> float:

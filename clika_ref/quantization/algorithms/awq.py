@@ -26,7 +26,7 @@ class LowBitWeightEvaluator:
         x: Tensor,
         bits: int,
         blocks: Sequence[int],
-        ways: WeightOnlyOptions | None = None,
+        options: WeightOnlyOptions | None = None,
     ) -> None:
         """Prepare an evaluation with the first block size that fits.
 
@@ -35,9 +35,9 @@ class LowBitWeightEvaluator:
             x: tensor of the value.
             bits: of the weights.
             blocks: block sizes in order of preference, 0 for one scale per row.
-            ways: options of the rounding.
+            options: options of the rounding.
         """
-        self.layer_weights, self.bits, self.ways = channels.layer_weights(), bits, ways or WeightOnlyOptions()
+        self.layer_weights, self.bits, self.options = channels.layer_weights(), bits, options or WeightOnlyOptions()
         rows = channels.rows(x).float()
         self.mean = rows.abs().mean(0)
         self.fitted, self.judged = (half.T @ half for half in (rows[::2], rows[1::2]))
@@ -51,9 +51,9 @@ class LowBitWeightEvaluator:
     def error(self, factor: Tensor) -> float:
         """Return the squared error of products of the rounded weights with the input."""
         fitted, judged = (gram / factor / factor[:, None] for gram in (self.fitted, self.judged))
-        missed = 0.0
+        squared_error = 0.0
         for _, weight in self.layer_weights:
             rows = weight * factor
-            held = quantize_low_bit(rows, self.bits, self.block_size, fitted, judged, self.ways)
-            missed += sum_squared_product_error(rows, held, judged)
-        return missed
+            packed = quantize_low_bit(rows, self.bits, self.block_size, fitted, judged, self.options)
+            squared_error += sum_squared_product_error(rows, packed, judged)
+        return squared_error

@@ -40,20 +40,20 @@ class BiasShifts:
         return twin
 
     @torch.no_grad()
-    def add(self, inputs: Sequence[Tensor], wanted: Mapping[str, Tensor]) -> None:
+    def add(self, inputs: Sequence[Tensor], expected: Mapping[str, Tensor]) -> None:
         """Measure the shifts on one batch, correcting each layer before the next one reads its output.
 
         The shifts of a layer therefore include the error that earlier corrections leave.
 
         Args:
             inputs: the batch, one tensor for each input of the graph.
-            wanted: the `channel_means` of the float graph on this batch, by layer name.
+            expected: the `channel_means` of the float graph on this batch, by layer name.
         """
 
         def correct(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             if node.name not in self.plan.weights or node.op.trait.bias is None:
                 return None
-            shifts = wanted[node.name] - channel_means(node, results[0])
+            shifts = expected[node.name] - channel_means(node, results[0])
             self.of.setdefault(node.name, []).append(shifts)
             return (results[0] + reshape_to_channels(node, _shrink_mean(shifts), results[0]),)
 
@@ -67,9 +67,9 @@ class BiasShifts:
         return {name: _shrink_mean(torch.cat(shifts)) for name, shifts in self.of.items()}
 
 
-def compute_correction(node: Node, wanted: Tensor, found: Tensor) -> Tensor:
+def compute_correction(node: Node, expected: Tensor, found: Tensor) -> Tensor:
     """Return the correction for the output of a single layer, in a shape that broadcasts to it."""
-    return reshape_to_channels(node, _shrink_mean(channel_means(node, wanted) - channel_means(node, found)), found)
+    return reshape_to_channels(node, _shrink_mean(channel_means(node, expected) - channel_means(node, found)), found)
 
 
 def _shrink_mean(shifts: Tensor) -> Tensor:

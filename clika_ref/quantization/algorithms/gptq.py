@@ -38,7 +38,7 @@ GPTQ_BLOCK_COLUMNS = 128
 class RoundedWeight:
     """How the weight of a layer is rounded."""
 
-    moved: Tensor
+    offsets: Tensor
     """Offset of its integers from the nearest ones, ``int8`` of its shape."""
     left: float
     """Error of products with data, as a share of that of the nearest integers."""
@@ -59,22 +59,22 @@ def round_weights(
         only_cheap: whether to omit layers that take long, or read too little data to fit.
     """
     lengths = DEFAULT_ROW_LENGTHS if only_cheap else range(1, MAX_ROW_LENGTH + 1)
-    wanted = [node for node in graph.nodes if node.name in plan.weights and _row_length(node) in lengths]
-    few = MIN_ROWS_PER_INPUT if only_cheap else 0
+    selected = [node for node in graph.nodes if node.name in plan.weights and _row_length(node) in lengths]
+    min_rows = MIN_ROWS_PER_INPUT if only_cheap else 0
     grams: dict[Node, Tensor] = {}
-    held: dict[Value, Tensor] = {}
-    read = {node.inputs[0] for node in wanted}
+    tensors: dict[Value, Tensor] = {}
+    read = {node.inputs[0] for node in selected}
 
     def hold(value: Value, x: Tensor) -> None:
         if value in read:
-            held[value] = x
+            tensors[value] = x
 
     for inputs in batches:
         visit_activations(graph, inputs, hold)
-        for node in wanted:
-            products = _unfold_input(node, held[node.inputs[0]])
-            if len(products) >= few * products.shape[-1]:
-                gram = torch.einsum("rgi,rgj->gij", products, products)
+        for node in selected:
+            columns = _unfold_input(node, tensors[node.inputs[0]])
+            if len(columns) >= min_rows * columns.shape[-1]:
+                gram = torch.einsum("rgi,rgj->gij", columns, columns)
                 grams[node] = grams[node] + gram if node in grams else gram
     kind = plan.scheme.weights
     return {node.name: _round_weight(node, plan.weights[node.name], kind, gram) for node, gram in grams.items()}
@@ -92,23 +92,25 @@ def _unfold_input(node: Node, x: Tensor) -> Tensor:
     The operator itself computes them: a layer with the rows of the identity as weight returns its input.
     """
     inputs, groups = _row_length(node), groups_of(node)
-    sides = tuple(map(int, weight_of(node).type.shape[1:]))
-    identity = torch.eye(inputs, dtype=x.dtype, device=x.device).repeat(groups, 1).reshape(-1, *sides)
-    products = run_with_weight(node, identity, x)
-    return products.movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
+    kernel_shape = tuple(map(int, weight_of(node).type.shape[1:]))
+    identity = torch.eye(inputs, dtype=x.dtype, device=x.device).repeat(groups, 1).reshape(-1, *kernel_shape)
+    columns = run_with_weight(node, identity, x)
+    return columns.movedim(node.op.trait.channel or 0, -1).reshape(-1, groups, inputs)
 
 
-def _round_weight(node: Node, scales: Tensor, integers: QuantizedType, gram: Tensor) -> RoundedWeight:
+def _round_weight(node: Node, scales: Tensor, quantized_type: QuantizedType, gram: Tensor) -> RoundedWeight:
     weight = data_of(weight_of(node)).float()
     rows, groups = weight.flatten(1), len(gram)
     own = scales.expand(len(rows)).unsqueeze(1)
-    near = (rows / own).round().clamp(integers.low, integers.high)
+    near = (rows / own).round().clamp(quantized_type.low, quantized_type.high)
     parts = [*zip(rows.chunk(groups), own.chunk(groups), near.chunk(groups), gram, strict=True)]
-    steps = [_coalesce(quantize_with_gptq(part, scale, integers, of), nearest) for part, scale, nearest, of in parts]
+    steps = [
+        _coalesce(quantize_with_gptq(part, scale, quantized_type, of), nearest) for part, scale, nearest, of in parts
+    ]
     before = sum(_sum_squared_error(nearest * scale - part, of) for part, scale, nearest, of in parts)
     after = sum(_sum_squared_error(s * scale - part, of) for s, (part, scale, _, of) in zip(steps, parts, strict=True))
-    moved = (torch.cat(steps) - near).to(torch.int8).reshape(weight.shape)
-    return RoundedWeight(moved, after / before if before else 1.0)
+    offsets = (torch.cat(steps) - near).to(torch.int8).reshape(weight.shape)
+    return RoundedWeight(offsets, after / before if before else 1.0)
 
 
 def _sum_squared_error(error: Tensor, gram: Tensor) -> float:
@@ -121,7 +123,7 @@ def _coalesce(found: Tensor | None, otherwise: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def quantize_with_gptq(rows: Tensor, scales: Tensor, integers: QuantizedType, gram: Tensor) -> Tensor | None:
+def quantize_with_gptq(rows: Tensor, scales: Tensor, quantized_type: QuantizedType, gram: Tensor) -> Tensor | None:
     """Return the quantized weight with the least error of its products with data, not of its elements.
 
     Zeros stay 0, such as those of a pruning mask.
@@ -129,7 +131,7 @@ def quantize_with_gptq(rows: Tensor, scales: Tensor, integers: QuantizedType, gr
     Args:
         rows: ``float32[outputs, inputs]``.
         scales: ``float32[outputs, blocks]``.
-        integers: the quantized type.
+        quantized_type: the quantized type.
         gram: ``x.T @ x`` of the layer's input, ``float32[inputs, inputs]``.
 
     Returns:
@@ -145,14 +147,14 @@ def quantize_with_gptq(rows: Tensor, scales: Tensor, integers: QuantizedType, gr
     block = inputs // scales.shape[1]
     for start in range(0, inputs, GPTQ_BLOCK_COLUMNS):
         end = min(start + GPTQ_BLOCK_COLUMNS, inputs)
-        missed = rows.new_zeros(len(rows), end - start)
+        residuals = rows.new_zeros(len(rows), end - start)
         for at in range(start, end):
             scale = scales[:, at // block]
-            whole = (left[:, at] / scale).round().clamp(integers.low, integers.high) * (rows[:, at] != 0)
+            whole = (left[:, at] / scale).round().clamp(quantized_type.low, quantized_type.high) * (rows[:, at] != 0)
             steps[:, at] = whole.to(torch.int8)
-            missed[:, at - start] = (left[:, at] - whole * scale) / chosen[at, at]
-            left[:, at + 1 : end] -= missed[:, at - start, None] * chosen[at, at + 1 : end]
-        left[:, end:] -= missed @ chosen[start:end, end:]
+            residuals[:, at - start] = (left[:, at] - whole * scale) / chosen[at, at]
+            left[:, at + 1 : end] -= residuals[:, at - start, None] * chosen[at, at + 1 : end]
+        left[:, end:] -= residuals @ chosen[start:end, end:]
     return steps
 
 

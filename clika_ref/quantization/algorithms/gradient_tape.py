@@ -37,12 +37,12 @@ class GradientRecorder:
     """Outputs that depend on layers."""
     float_outputs: Sequence[Tensor]
     """All outputs except integer tensors."""
-    held: Mapping[Value, Tensor]
+    tensors: Mapping[Value, Tensor]
     """Inputs and outputs of layers, and the recorded values."""
-    places: Mapping[Node | Value, Value]
+    values: Mapping[Node | Value, Value]
     """The value of each key: the output of a layer, or the value itself."""
     inputs: Sequence[Tensor]
-    products: Mapping[Node, int]
+    macs: Mapping[Node, int]
     """MACs of each layer."""
 
     def estimate_effects(self, errors: Mapping[Any, Tensor], *, probes: int | None = None) -> dict[Any, float]:
@@ -53,64 +53,64 @@ class GradientRecorder:
         """
         probes = probes or -(-ERROR_SAMPLES // sample_count(self.inputs))
         if not self.outputs:
-            return {place: UNKNOWN_SENSITIVITY * bool(error.any()) for place, error in errors.items()}
+            return {key: UNKNOWN_SENSITIVITY * bool(error.any()) for key, error in errors.items()}
         found = dict.fromkeys(errors, 0.0)
         reached: set[Any] = set()
 
-        def add_effect(place: Any, slope: Tensor) -> None:
-            reached.add(place)
-            found[place] += self._square_effect(slope, errors[place]) / probes
+        def add_effect(key: Any, slope: Tensor) -> None:
+            reached.add(key)
+            found[key] += self._square_effect(slope, errors[key]) / probes
 
         for _ in self._backward([*errors], probes, add_effect):
             pass
-        behind_none = errors.keys() - reached if any(_output_weights(self.outputs)) else ()
-        return found | {place: UNKNOWN_SENSITIVITY * bool(errors[place].any()) for place in behind_none}
+        without_output = errors.keys() - reached if any(_output_weights(self.outputs)) else ()
+        return found | {key: UNKNOWN_SENSITIVITY * bool(errors[key].any()) for key in without_output}
 
     def _square_effect(self, slope: Tensor, error: Tensor) -> float:
         """Return the squared effect of an error along a gradient, with samples squared separately if there are any."""
-        moved = slope.mul(error)
-        square = self._sum_squares(moved)
+        change = slope.mul(error)
+        square = self._sum_squares(change)
         if not math.isfinite(square):  # no error has no effect, however steep the gradient
-            square = self._sum_squares(moved.masked_fill_(error == 0, 0.0))
+            square = self._sum_squares(change.masked_fill_(error == 0, 0.0))
         return square if math.isfinite(square) else UNKNOWN_SENSITIVITY
 
-    def _sum_squares(self, moved: Tensor) -> float:
-        sums = moved.flatten(1).sum(1) if _has_batch_dim(moved, self.inputs) else moved.sum()
+    def _sum_squares(self, change: Tensor) -> float:
+        sums = change.flatten(1).sum(1) if _has_batch_dim(change, self.inputs) else change.sum()
         return float(sums.double().square().sum())
 
-    def iter_gradients(self, places: Sequence[Any], probes: int) -> Iterator[Mapping[Any, Tensor]]:
+    def iter_gradients(self, keys: Sequence[Any], probes: int) -> Iterator[Mapping[Any, Tensor]]:
         """Yield the gradients of a sum of all outputs at the given places, for each random direction.
 
         Places without a path to the outputs are omitted. Nothing is yielded if all outputs are zero.
         """
         found: dict[Any, Tensor] = {}
-        for _ in self._backward(places, probes, found.__setitem__):
+        for _ in self._backward(keys, probes, found.__setitem__):
             yield found
             found.clear()
 
-    def _backward(self, places: Sequence[Any], probes: int, visit: Callable[[Any, Tensor], None]) -> Iterator[None]:
+    def _backward(self, keys: Sequence[Any], probes: int, visit: Callable[[Any, Tensor], None]) -> Iterator[None]:
         """Run backward passes in random directions, and visit each place with its gradient, which is then released.
 
         Gradients of all places at once would take as much memory as their values.
         """
         weights, at = _output_weights(self.outputs), defaultdict[Value, list[Any]](list)
-        for place in places:
-            at[self.places[place]].append(place)
+        for key in keys:
+            at[self.values[key]].append(key)
 
         def visit_places(value: Value, slope: Tensor | None) -> None:
             if slope is not None:
-                for place in at.get(value, ()):
-                    visit(place, slope)
+                for key in at.get(value, ()):
+                    visit(key, slope)
 
-        first = {v: x for v, x in self.held.items() if x.requires_grad and x.is_leaf}
-        hooks = [self.held[v].register_hook(partial(visit_places, v)) for v in at if v not in first]
+        first = {v: x for v, x in self.tensors.items() if x.requires_grad and x.is_leaf}
+        hooks = [self.tensors[v].register_hook(partial(visit_places, v)) for v in at if v not in first]
         try:
-            for number in range(probes if any(weights) and places else 0):
+            for number in range(probes if any(weights) and keys else 0):
                 directions = self._directions(weights, number)
-                ends = torch.autograd.grad(
+                gradients = torch.autograd.grad(
                     self.outputs, [*first.values()], directions, retain_graph=True, allow_unused=True
                 )
-                for value, slope in zip(first, ends, strict=True):
+                for value, slope in zip(first, gradients, strict=True):
                     visit_places(value, slope)
                 yield
         finally:
@@ -128,9 +128,9 @@ class GradientRecorder:
 
 def _output_weights(outputs: Sequence[Tensor]) -> list[float]:
     """Return factors for the outputs that turn squared errors into means of shares of their squared norms."""
-    energies = [sum_squares(o) for o in outputs]
-    count = sum(map(bool, energies))
-    return [1 / math.sqrt(whole * count) if whole else 0.0 for whole in energies]
+    squared_norms = [sum_squares(o) for o in outputs]
+    count = sum(map(bool, squared_norms))
+    return [1 / math.sqrt(whole * count) if whole else 0.0 for whole in squared_norms]
 
 
 def _has_batch_dim(error: Tensor, inputs: Sequence[Tensor]) -> bool:
@@ -138,15 +138,15 @@ def _has_batch_dim(error: Tensor, inputs: Sequence[Tensor]) -> bool:
     return error.ndim > 1 and all(x.ndim and x.shape[0] == error.shape[0] for x in inputs)
 
 
-def record_gradients(graph: Graph, places: Mapping[Any, Value], inputs: Sequence[Tensor]) -> GradientRecorder:
+def record_gradients(graph: Graph, keys: Mapping[Any, Value], inputs: Sequence[Tensor]) -> GradientRecorder:
     """Run a graph and record gradients at places: the outputs of layers, with their nodes as keys, and values."""
-    leaves = set(places.values())
-    layers = [place for place in places if isinstance(place, Node)]
-    wanted = {
+    leaves = set(keys.values())
+    layers = [key for key in keys if isinstance(key, Node)]
+    recorded = {
         v for node in layers for v in (*node.inputs, node.output) if isinstance(v, Value) and not v.is_constant
     } | leaves
     given = [_require_grad(x) if v in leaves else x for v, x in zip(graph.inputs, inputs, strict=True)]
-    held = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in wanted}
+    tensors = {v: x for v, x in zip(graph.inputs, given, strict=True) if v in recorded}
 
     counter = MacCounter(graph, inputs)
     sloped = {v for v, x in zip(graph.inputs, given, strict=True) if x.requires_grad}
@@ -160,14 +160,14 @@ def record_gradients(graph: Graph, places: Mapping[Any, Value], inputs: Sequence
                 result.requires_grad_()
             if result.requires_grad:
                 sloped.add(value)
-            if value in wanted:
-                held[value] = result
+            if value in recorded:
+                tensors[value] = result
         return results
 
     with torch.enable_grad():
         outputs = run_graph(graph, given, record_node)
     returned = [o.detach() for o in outputs if o.is_floating_point()]
-    return GradientRecorder([o for o in outputs if o.requires_grad], returned, held, places, inputs, counter.of)
+    return GradientRecorder([o for o in outputs if o.requires_grad], returned, tensors, keys, inputs, counter.of)
 
 
 def _require_grad(x: Tensor) -> Tensor:

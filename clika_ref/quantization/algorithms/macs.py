@@ -13,20 +13,20 @@ from clika_ref.quantization.qdq.layer_weights import matrices_of
 from clika_ref.quantization.qdq.placement import COMPUTE_TRAIT
 
 
-def count_macs(node: Node, sides: Callable[[Any], Sequence[int]]) -> int:
+def count_macs(node: Node, find_shape: Callable[[Any], Sequence[int]]) -> int:
     """Return the MACs of one call of a layer, given the shapes of its inputs and outputs."""
     trait = node.op.trait
     if "equation" in node.attrs:
-        return _count_einsum_macs(node.attrs["equation"], [sides(v) for v in node.inputs], sides(node.output))
+        return _count_einsum_macs(node.attrs["equation"], [find_shape(v) for v in node.inputs], find_shape(node.output))
     if trait.matrices is not None:  # each input vector multiplies all weights, or one matrix of a stack
         met = slice(-2, None) if (trait.axis or 0) < 0 else slice(None)
-        weights = sum(math.prod(sides(weight)[met]) for weight in matrices_of(node))
-        return math.prod(sides(node.inputs[0])[:-1]) * weights
-    weight, axis = sides(node.inputs[trait.weight or 0]), trait.axis or 0
+        weights = sum(math.prod(find_shape(weight)[met]) for weight in matrices_of(node))
+        return math.prod(find_shape(node.inputs[0])[:-1]) * weights
+    weight, axis = find_shape(node.inputs[trait.weight or 0]), trait.axis or 0
     if axis > 0:  # a transposed layer multiplies each input element by all weights of its channel
-        return math.prod(sides(node.inputs[0])) * math.prod(weight[1:])
+        return math.prod(find_shape(node.inputs[0])) * math.prod(weight[1:])
     multiplied = weight[-2:] if axis < 0 else weight  # only the last two dims of matrices are multiplied over
-    return math.prod(sides(node.output)) * math.prod(multiplied) // max(multiplied[axis], 1)
+    return math.prod(find_shape(node.output)) * math.prod(multiplied) // max(multiplied[axis], 1)
 
 
 def _count_einsum_macs(equation: str, operands: Sequence[Sequence[int]], result: Sequence[int]) -> int:
@@ -35,9 +35,9 @@ def _count_einsum_macs(equation: str, operands: Sequence[Sequence[int]], result:
     summed = {c for c in left if c.isalpha() and (c not in right if arrow else left.count(c) > 1)}
     lengths = dict.fromkeys(summed, 1)
     for term, shape in zip(left.split(","), operands, strict=True):
-        before, _, behind = term.partition("...")
-        named = [*zip(before, shape, strict=False), *zip(reversed(behind), reversed(shape), strict=False)]
-        lengths |= {c: max(lengths[c], side) for c, side in named if c in summed}
+        before, _, after = term.partition("...")
+        named = [*zip(before, shape, strict=False), *zip(reversed(after), reversed(shape), strict=False)]
+        lengths |= {c: max(lengths[c], size) for c, size in named if c in summed}
     return math.prod(result) * math.prod(lengths.values()) if len(operands) > 1 else 0
 
 

@@ -23,18 +23,18 @@ MIN_ERROR_DIVISOR = sys.float_info.min
 """Replacement for zero in divisions by an error."""
 
 
-def select_float_layers(weighed: Sensitivities, results: Mapping[Node, str]) -> dict[Node, str]:
+def select_float_layers(sensitivities: Sensitivities, results: Mapping[Node, str]) -> dict[Node, str]:
     """Return the layers to keep in float, with the reason for each; those with the largest error per cost come first.
 
     The cost of a layer is its share of all MACs, which take time, or of all weight elements, which take memory,
     whichever is larger. A layer with a result that others read in quantized form would cost more, and is excluded.
 
     Args:
-        weighed: sensitivities of the layers that are quantized otherwise.
+        sensitivities: sensitivities of the layers that are quantized otherwise.
         results: names of the values that they return, and that may be rounded.
     """
-    readers = _RoundingCounts(weighed)
-    costs, errors = _cost_shares(weighed), readers.compute_own_errors()
+    readers = _RoundingCounts(sensitivities)
+    costs, errors = _cost_shares(sensitivities), readers.compute_own_errors()
     found: dict[Node, str] = {}
     left = MAX_FLOAT_COST_SHARE
     for node in sorted(results, key=lambda n: costs[n] / max(errors[n], MIN_ERROR_DIVISOR)):
@@ -45,21 +45,21 @@ def select_float_layers(weighed: Sensitivities, results: Mapping[Node, str]) -> 
     return found
 
 
-def _cost_shares(weighed: Sensitivities) -> dict[Node, float]:
+def _cost_shares(sensitivities: Sensitivities) -> dict[Node, float]:
     """Return the share of all MACs, or of all weight elements, by layer."""
-    elements = {node: weight_of(node).type.element_count for node in weighed.parts}
-    products = {node: weighed.products.get(node, 0) for node in weighed.parts}
-    most = max(sum(elements.values()), 1), max(sum(products.values()), 1)
-    return {node: max(elements[node] / most[0], products[node] / most[1]) for node in weighed.parts}
+    elements = {node: weight_of(node).type.element_count for node in sensitivities.parts}
+    macs = {node: sensitivities.macs.get(node, 0) for node in sensitivities.parts}
+    totals = max(sum(elements.values()), 1), max(sum(macs.values()), 1)
+    return {node: max(elements[node] / totals[0], macs[node] / totals[1]) for node in sensitivities.parts}
 
 
 class _RoundingCounts:
     """Counts the layers that round each value."""
 
-    def __init__(self, weighed: Sensitivities) -> None:
-        self.sensitivities = weighed
-        self.times = Counter(name for part in weighed.parts.values() for name in part.values)
-        self.times.update(name for joint in weighed.joints.values() for name in joint.operands)
+    def __init__(self, sensitivities: Sensitivities) -> None:
+        self.sensitivities = sensitivities
+        self.times = Counter(name for part in sensitivities.parts.values() for name in part.values)
+        self.times.update(name for joint in sensitivities.joints.values() for name in joint.operands)
 
     def is_only_reader(self, node: Node, name: str) -> bool:
         """Return whether no other layer or sum uses a value that this layer rounds."""

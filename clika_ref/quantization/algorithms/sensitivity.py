@@ -58,7 +58,7 @@ class Sensitivities:
     """Outputs of the graph in float, without integer tensors."""
     rivals: Sequence[Mapping[str, float]] = ()
     """Error from rounding each value with the scales of other plans, by value name."""
-    products: Mapping[Node, int] = field(default_factory=dict[Node, int])
+    macs: Mapping[Node, int] = field(default_factory=dict[Node, int])
     """MACs of each layer."""
 
     @property
@@ -135,29 +135,29 @@ def estimate_sensitivities(
     }
     values = dict.fromkeys(value for some in (*read.values(), joint) for value in some)
     rounded_by = {(value, number): value for number in range(1 + len(rivals)) for value in values}
-    tape = record_gradients(graph, {**placement.layers, **rounded_by}, inputs)
-    plans = [_LayerErrors(tape.held, each, operators) for each in (plan, *rivals)]
+    recorder = record_gradients(graph, {**placement.layers, **rounded_by}, inputs)
+    plans = [_LayerErrors(recorder.tensors, each, operators) for each in (plan, *rivals)]
     errors: dict[Any, Tensor] = {node: plans[0].error(node, tail) for node, tail in placement.layers.items()}
     rarity: dict[Any, float] = {}
     for value, number in rounded_by:
-        missed = plans[number].missed(value)
-        rarity[value, number] = plans[number].error_ratio(value, missed, (seen or {}).get(value.name))
-        errors[value, number] = plans[number].left(value, missed)
-    weighed = tape.estimate_effects(errors, probes=probes)
+        error = plans[number].missed(value)
+        rarity[value, number] = plans[number].error_ratio(value, error, (seen or {}).get(value.name))
+        errors[value, number] = plans[number].left(value, error)
+    effects = recorder.estimate_effects(errors, probes=probes)
     shares, *others = (
-        {v.name: weighed.get((v, number), 0.0) * rarity[v, number] for v in values} for number in range(len(plans))
+        {v.name: effects.get((v, number), 0.0) * rarity[v, number] for v in values} for number in range(len(plans))
     )
     parts = {
-        n: LayerErrorTerms(weighed.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()
+        n: LayerErrorTerms(effects.get(n, 0.0), {v.name: shares[v.name] for v in some}) for n, some in read.items()
     }
     joints = {v.name: JointErrorTerm(made_of, shares[v.name]) for v, made_of in joint.items()}
-    return Sensitivities(parts, joints, tape.float_outputs, others, tape.products)
+    return Sensitivities(parts, joints, recorder.float_outputs, others, recorder.macs)
 
 
 def _find_rounded_values(node: Node, tail: Value, placement: Placement, plan: Plan) -> list[Value]:
     """Return the values that are rounded if only this layer is quantized."""
-    ends = [node.first_tensor, *([tail] if node.op_type in plan.scheme.closed else [])]
-    return [source_of_rounding(end, placement) for end in ends]
+    values = [node.first_tensor, *([tail] if node.op_type in plan.scheme.closed else [])]
+    return [source_of_rounding(end, placement) for end in values]
 
 
 def source_of_rounding(value: Value, placement: Placement) -> Value:
@@ -191,10 +191,10 @@ def variance_share(*batches: Sequence[Tensor]) -> float:
     parts: list[tuple[float, float]] = []
     for outputs in zip(*batches, strict=True):
         first = zero_masked_elements(outputs[0].detach())
-        alike = [zero_masked_elements(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
-        samples = torch.cat(alike) if alike else first
+        compatible = [zero_masked_elements(o.detach()) for o in outputs if o.ndim and o.shape[1:] == first.shape[1:]]
+        samples = torch.cat(compatible) if compatible else first
         whole, varying = sum_squares(samples), 0.0
-        if alike and len(samples) > 1:  # the mean of few samples absorbs a part of the variance
+        if compatible and len(samples) > 1:  # the mean of few samples absorbs a part of the variance
             varying = sum_squares(samples - samples.mean(0)) * len(samples) / (len(samples) - 1)
         parts.append((min(varying, whole), whole))
     return mean_ratio(parts)
@@ -204,7 +204,7 @@ def variance_share(*batches: Sequence[Tensor]) -> float:
 class _LayerErrors:
     """Computes the quantization errors of layers and values, on the tensors of the float run."""
 
-    held: Mapping[Value, Tensor]
+    tensors: Mapping[Value, Tensor]
     plan: Plan
     operators: Mapping[str, Operator]
 
@@ -214,39 +214,41 @@ class _LayerErrors:
         value = node.output
         found = node.op(*(self._operand(node, i) for i in range(len(node.inputs))), **node.attrs)
         if node.op.trait.bias is not None:
-            found += compute_correction(node, self.held[node.output], found)
+            found += compute_correction(node, self.tensors[node.output], found)
         while value is not tail:
             (use,) = value.uses
             assert isinstance(use.user, Node)
-            found = use.user.op(found, *(_float_operand(v, self.held) for v in use.user.inputs[1:]), **use.user.attrs)
+            found = use.user.op(
+                found, *(_float_operand(v, self.tensors) for v in use.user.inputs[1:]), **use.user.attrs
+            )
             value = use.user.output
-        return found - self.held[tail]
+        return found - self.tensors[tail]
 
     @torch.no_grad()
     def missed(self, value: Value) -> Tensor:
         """Return the rounding error of a value."""
-        x, scale = self.held[value].detach(), self.plan.activations.get(value.name)
+        x, scale = self.tensors[value].detach(), self.plan.activations.get(value.name)
         if scale is None:
             return torch.zeros_like(x)
         return quantize_dequantize(x, scale, self.plan.scheme.activations, self.operators) - x
 
-    def left(self, value: Value, missed: Tensor) -> Tensor:
+    def left(self, value: Value, error: Tensor) -> Tensor:
         """Return the rounding error, minus its mean in each channel if a layer with a bias reads the value.
 
         The bias correction of the layer removes that mean.
         """
         readers = [use.user for use in value.uses if isinstance(use.user, Node) and use.user.op.trait.bias is not None]
-        if not readers or missed.ndim < 2:
-            return missed
+        if not readers or error.ndim < 2:
+            return error
         channel = readers[0].op.trait.channel or 0
-        return missed - missed.mean([d for d in range(missed.ndim) if d != channel % missed.ndim], keepdim=True)
+        return error - error.mean([d for d in range(error.ndim) if d != channel % error.ndim], keepdim=True)
 
-    def error_ratio(self, value: Value, missed: Tensor, seen: Statistics | None) -> float:
+    def error_ratio(self, value: Value, error: Tensor, seen: Statistics | None) -> float:
         """Return the ratio of the rounding error over all calibration data to that of this batch."""
         scale, kind = self.plan.activations.get(value.name), self.plan.scheme.activations
-        if scale is None or seen is None or not missed.numel():
+        if scale is None or seen is None or not error.numel():
             return 1.0
-        here = float(missed.square().mean(dtype=torch.float64))
+        here = float(error.square().mean(dtype=torch.float64))
         covered = Range(*((end - scale.zero_point) * scale.scale for end in (kind.low, kind.high)))
         return quantization_error(seen, covered, 2**kind.bits) / here if here else 1.0
 
@@ -255,19 +257,19 @@ class _LayerErrors:
         if position == node.op.trait.weight:
             scales = self.plan.weights[node.name]
             axis = scale_axis_of(node, scales)
-            integers = quantize_weight(operand, scales, axis, self.plan.scheme.weights, self.operators["quantize"])
-            return self.operators["dequantize"](integers, scales, axis=axis)
-        return _float_operand(operand, self.held)
+            quantized = quantize_weight(operand, scales, axis, self.plan.scheme.weights, self.operators["quantize"])
+            return self.operators["dequantize"](quantized, scales, axis=axis)
+        return _float_operand(operand, self.tensors)
 
 
-def _float_operand(operand: Any, held: Mapping[Value, Tensor]) -> Any:
+def _float_operand(operand: Any, tensors: Mapping[Value, Tensor]) -> Any:
     """Return the tensor of a value in the float run, the data of a constant, or a number as it is."""
     if not isinstance(operand, Value):
         return operand
-    return operand.data if operand.is_constant else held[operand]
+    return operand.data if operand.is_constant else tensors[operand]
 
 
 def quantize_dequantize(x: Tensor, scale: QParams, kind: QuantizedType, operators: Mapping[str, Operator]) -> Tensor:
     """Quantize and dequantize a tensor."""
-    integers = operators["quantize"](x, scale.scale, scale.zero_point, **quantize_attributes(kind))
-    return operators["dequantize"](integers, scale.scale, scale.zero_point)
+    quantized = operators["quantize"](x, scale.scale, scale.zero_point, **quantize_attributes(kind))
+    return operators["dequantize"](quantized, scale.scale, scale.zero_point)

@@ -87,7 +87,7 @@ class SmoothingOptions:
         """Return the largest share of the error that the factors of a value may leave; None skips it."""
         if channels.source is None:
             return self.with_node_share
-        return self.absorbed_share if channels.side == -1 else self.equalization_share
+        return self.absorbed_share if channels.axis == -1 else self.equalization_share
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def search_smoothing_factors(
     kinds: Collection[str],
     inputs: Sequence[Tensor],
     try_on: Callable[[ScalableChannels, Tensor], FactorEvaluator],
-    wishes: SmoothingOptions | None = None,
+    options: SmoothingOptions | None = None,
 ) -> dict[str, Tensor]:
     """Return the factors to divide the inputs of layers by, ``float32[channels]`` by value name.
 
@@ -105,18 +105,18 @@ def search_smoothing_factors(
         kinds: operators with layers that the target quantizes.
         inputs: a batch, to evaluate each strength on.
         try_on: returns the evaluation of a value's channels, given its tensor.
-        wishes: the factors to search for.
+        options: the factors to search for.
     """
-    wishes = wishes or SmoothingOptions()
-    wanted = _find_candidates(graph, kinds, wishes)
+    options = options or SmoothingOptions()
+    expected = _find_candidates(graph, kinds, options)
     factors: dict[str, Tensor] = {}
 
     def evaluate_value(value: Value, x: Tensor) -> None:
-        if value not in wanted or not x.numel():
+        if value not in expected or not x.numel():
             return
-        channels, gain = wanted[value]
-        if x.numel() >= wishes.min_elements * x.shape[channels.side] and bool(x.isfinite().all()):
-            best = _best_factor(try_on(channels, x), x.new_ones(x.shape[channels.side]), gain)
+        channels, gain = expected[value]
+        if x.numel() >= options.min_elements * x.shape[channels.axis] and bool(x.isfinite().all()):
+            best = _best_factor(try_on(channels, x), x.new_ones(x.shape[channels.axis]), gain)
             if best is not None:
                 factors[value.name] = best
 
@@ -125,13 +125,13 @@ def search_smoothing_factors(
 
 
 def _find_candidates(
-    graph: Graph, kinds: Collection[str], wishes: SmoothingOptions
+    graph: Graph, kinds: Collection[str], options: SmoothingOptions
 ) -> dict[Value, tuple[ScalableChannels, float]]:
     found: dict[Value, tuple[ScalableChannels, float]] = {}
     for value in _graph_values(graph):
         channels = find_scalable_channels(graph, value)
         if channels is not None and all(node.op_type in kinds for node in channels.layers):
-            gain = wishes.of(channels)
+            gain = options.of(channels)
             if gain is not None:
                 found[value] = channels, gain
     return found
@@ -139,10 +139,10 @@ def _find_candidates(
 
 def _best_factor(strengths: FactorEvaluator, none: Tensor, gain: float) -> Tensor | None:
     """Return the factor with the least error; None if none is sufficiently better than ones."""
-    best, least = None, gain * strengths.error(none)
+    best, lowest = None, gain * strengths.error(none)
     for factor in strengths.candidates():
-        if (found := strengths.error(factor)) < least:
-            best, least = factor, found
+        if (found := strengths.error(factor)) < lowest:
+            best, lowest = factor, found
     return best
 
 
@@ -176,7 +176,7 @@ class QuantizedInputEvaluator:
         self.lows, self.highs = rows.amin(0), rows.amax(0)
         self.x = rows[:: max(len(rows) // MAX_EVALUATION_ROWS, 1)] if channels.has_only_matrices else x[:1]
         self.layer_weights = channels.layer_weights()
-        self.wanted = [run_with_weight(*pair, self.x) for pair in self.layer_weights]
+        self.expected = [run_with_weight(*pair, self.x) for pair in self.layer_weights]
 
     def candidates(self) -> Iterator[Tensor]:
         """Yield factors that equalize the channels of the input, ``float32[channels]``, as far as weights allow."""
@@ -190,16 +190,16 @@ class QuantizedInputEvaluator:
         """Return the squared error of the outputs, summed over all layers, for a factor ``float32[channels]``."""
         kind = self.scheme.activations
         chosen = compute_qparams(Range(float((self.lows / factor).min()), float((self.highs / factor).max())), kind)
-        sides = [1] * self.x.ndim
-        sides[self.channels.side] = -1
-        read = _fake_quantize(self.x / factor.reshape(sides), self.x.new_tensor(chosen.scale), chosen.zero_point, kind)
-        missed = 0.0
-        for (node, weight), wanted in zip(self.layer_weights, self.wanted, strict=True):
+        shape = [1] * self.x.ndim
+        shape[self.channels.axis] = -1
+        read = _fake_quantize(self.x / factor.reshape(shape), self.x.new_tensor(chosen.scale), chosen.zero_point, kind)
+        squared_error = 0.0
+        for (node, weight), expected in zip(self.layer_weights, self.expected, strict=True):
             large = scale_input_channels(weight, factor, groups=groups_of(node))
             scales = compute_weight_scales(large, 0, self.scheme.weights).reshape(-1, *[1] * (weight.ndim - 1))
             found = run_with_weight(node, _fake_quantize(large, scales, 0, self.scheme.weights), read)
-            missed += float((found - wanted).square().sum())
-        return missed
+            squared_error += float((found - expected).square().sum())
+        return squared_error
 
 
 def _max_input_weights(node: Node, weight: Tensor) -> Tensor:

@@ -16,19 +16,19 @@ def sum_squares(x: Tensor) -> float:
     return float(zero_masked_elements(x.detach().double()).square().sum())
 
 
-def sum_squared_error(found: Tensor, wanted: Tensor) -> float:
-    """Return ``||found - wanted||^2``; elements that are masked, or NaN, in both count as 0."""
-    return float(_differences(found, wanted).square().sum())
+def sum_squared_error(found: Tensor, expected: Tensor) -> float:
+    """Return ``||found - expected||^2``; elements that are masked, or NaN, in both count as 0."""
+    return float(_differences(found, expected).square().sum())
 
 
-def sum_squared_error_by_sample(found: Tensor, wanted: Tensor, samples: int) -> list[float]:
-    """Return ``||found - wanted||^2`` of each of ``samples`` equal parts along the first dim."""
-    return _differences(found, wanted).square().reshape(samples, -1).sum(1).tolist()
+def sum_squared_error_by_sample(found: Tensor, expected: Tensor, samples: int) -> list[float]:
+    """Return ``||found - expected||^2`` of each of ``samples`` equal parts along the first dim."""
+    return _differences(found, expected).square().reshape(samples, -1).sum(1).tolist()
 
 
-def relative_squared_error(found: Iterable[Tensor], wanted: Iterable[Tensor]) -> float:
+def relative_squared_error(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
     """Return ``||F - W||^2 / ||W||^2``, averaged over all outputs that are not 0."""
-    return mean_ratio((sum_squared_error(f, w), sum_squares(w)) for f, w in zip(found, wanted, strict=True))
+    return mean_ratio((sum_squared_error(f, w), sum_squares(w)) for f, w in zip(found, expected, strict=True))
 
 
 def mean_ratio(parts: Iterable[tuple[float, float]]) -> float:
@@ -42,10 +42,10 @@ def zero_masked_elements(x: Tensor) -> Tensor:
     return x.masked_fill(_is_masked(x) | x.isnan(), 0.0)
 
 
-def _differences(found: Tensor, wanted: Tensor) -> Tensor:
-    found, wanted = found.detach().double(), wanted.detach().double()
-    same = (found == wanted) | (found.isnan() & wanted.isnan()) | (_is_masked(found) & _is_masked(wanted))
-    return (found - wanted).masked_fill(same, 0.0)
+def _differences(found: Tensor, expected: Tensor) -> Tensor:
+    found, expected = found.detach().double(), expected.detach().double()
+    same = (found == expected) | (found.isnan() & expected.isnan()) | (_is_masked(found) & _is_masked(expected))
+    return (found - expected).masked_fill(same, 0.0)
 
 
 def _is_masked(x: Tensor) -> Tensor:

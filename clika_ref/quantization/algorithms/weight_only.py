@@ -52,13 +52,13 @@ class WeightOnlyOptions:
 class WeightOnlyResult:
     """The result for each layer."""
 
-    held: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
+    packed: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
     """Low-bit weight of each quantized layer."""
     floats: dict[Node, str] = field(default_factory=dict[Node, str])
     """Layers that keep their weights, with the reason."""
     sensitivities: dict[Node, float] = field(default_factory=dict[Node, float])
     """Sensitivity of each layer in its chosen form, or in its best one if it keeps its weight."""
-    tried: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
+    evaluated: dict[Node, PackedWeight] = field(default_factory=dict[Node, PackedWeight])
     """The form that has this sensitivity."""
     variance_share: float = 0.0
     """See `variance_share`."""
@@ -75,7 +75,7 @@ def quantize_weights_only(
     skipped: Mapping[Node, str],
     *,
     forced: Collection[Node] = (),
-    ways: Callable[[], WeightOnlyOptions] = WeightOnlyOptions,
+    find_options: Callable[[], WeightOnlyOptions] = WeightOnlyOptions,
 ) -> WeightOnlyResult:
     """Quantize the weight of each layer to the fewest bytes at which it is not too sensitive.
 
@@ -86,7 +86,7 @@ def quantize_weights_only(
         settings: those of the model.
         skipped: nodes that stay unchanged, with the reason.
         forced: nodes that are quantized regardless of their sensitivity.
-        ways: returns the options; called for each layer, since there may be a time limit.
+        find_options: returns the options; called for each layer, since there may be a time limit.
 
     Raises:
         ModelError: a width or block size is requested that the target does not support.
@@ -99,7 +99,7 @@ def quantize_weights_only(
         else:
             waiting[node] = iter(options)
     if waiting:
-        _OptionSearch(calibration, settings, found, waiting, forced=forced, ways=ways).run()
+        _OptionSearch(calibration, settings, found, waiting, forced=forced, find_options=find_options).run()
     return found
 
 
@@ -175,12 +175,12 @@ def _select_supported_options(
     Raises:
         ModelError: there are none.
     """
-    held = [bits for bits in widths if bits in kind.bits]
-    taken = [(bits, block) for bits in held for block in blocks if block in kind.blocks.get(bits, [block])]
+    packed = [bits for bits in widths if bits in kind.bits]
+    taken = [(bits, block) for bits in packed for block in blocks if block in kind.blocks.get(bits, [block])]
     if not taken:
-        has = " or ".join(map(str, sorted(kind.blocks[held[0]])))
+        has = " or ".join(map(str, sorted(kind.blocks[packed[0]])))
         msg = (
-            f"weights_only_quantization_block_size: {held[0]}-bit weights in blocks of "
+            f"weights_only_quantization_block_size: {packed[0]}-bit weights in blocks of "
             f"{' or '.join(map(str, blocks))} are requested for {node.name} in {node.origin}, but the target supports "
             f"blocks of {has} (0: a whole row). Add one of these to weights_only_quantization_block_size."
         )
@@ -209,65 +209,75 @@ class _OptionSearch:
         waiting: dict[Node, Iterator[tuple[int, int]]],
         *,
         forced: Collection[Node],
-        ways: Callable[[], WeightOnlyOptions],
+        find_options: Callable[[], WeightOnlyOptions],
     ) -> None:
-        self.settings, self.found, self.waiting, self.forced, self.ways = settings, found, waiting, forced, ways
+        self.settings, self.found, self.waiting, self.forced, self.find_options = (
+            settings,
+            found,
+            waiting,
+            forced,
+            find_options,
+        )
         batches = calibration.reservoir.batches
         fitted, judged = (batches[:-1][:MAX_GPTQ_BATCHES], batches[-1:]) if len(batches) > 1 else (batches, batches)
         read = {node.first_tensor for node in waiting}
         self.fitted, self.judged = (_gram_matrices(calibration.graph, read, some) for some in (fitted, judged))
-        self.tape: GradientRecorder = record_gradients(
+        self.recorder: GradientRecorder = record_gradients(
             calibration.graph, {node: node.output for node in waiting}, batches[0]
         )
 
     def run(self) -> None:
         while self.waiting:
-            tried: dict[Node, PackedWeight] = {}
+            evaluated: dict[Node, PackedWeight] = {}
             for node, options in [*self.waiting.items()]:
                 option = next(options, None)
                 if option is None:
                     del self.waiting[node]
                     self._give_up(node)
                 else:
-                    tried[node] = self._quantize_weight(node, *option)
-            self._evaluate(tried)
+                    evaluated[node] = self._quantize_weight(node, *option)
+            self._evaluate(evaluated)
 
-    def _evaluate(self, tried: Mapping[Node, PackedWeight]) -> None:
-        weighed = self.tape.estimate_effects({node: self._error(node, held) for node, held in tried.items()})
-        self.found.variance_share = self.found.variance_share or variance_share(self.tape.float_outputs)
+    def _evaluate(self, evaluated: Mapping[Node, PackedWeight]) -> None:
+        effects = self.recorder.estimate_effects(
+            {node: self._error(node, packed) for node, packed in evaluated.items()}
+        )
+        self.found.variance_share = self.found.variance_share or variance_share(self.recorder.float_outputs)
         limit = self.settings.quantization_sensitivity_threshold if self.settings.automatic_skip_quantization else None
-        for node, sensitivity in weighed.items():
+        for node, sensitivity in effects.items():
             if sensitivity <= self.found.sensitivities.get(node, float("inf")):
-                self.found.sensitivities[node], self.found.tried[node] = sensitivity, tried[node]
+                self.found.sensitivities[node], self.found.evaluated[node] = sensitivity, evaluated[node]
             if limit and sensitivity <= limit:
-                self.found.held[node] = tried[node]
+                self.found.packed[node] = evaluated[node]
                 del self.waiting[node]
 
     def _give_up(self, node: Node) -> None:
         """Keep the weight, or take the least sensitive option if the user quantizes all layers."""
         limit = self.settings.quantization_sensitivity_threshold
         if not self.settings.automatic_skip_quantization or node in self.forced:
-            self.found.held[node] = self.found.tried[node]
+            self.found.packed[node] = self.found.evaluated[node]
         elif not limit:
             self.found.floats[node] = "quantization_sensitivity_threshold=0: quantization would change the results"
         else:
             self.found.floats[node] = sensitivity_reason(self.found.sensitivities[node], limit)
 
     @torch.no_grad()
-    def _error(self, node: Node, held: PackedWeight) -> Tensor:
+    def _error(self, node: Node, packed: PackedWeight) -> Tensor:
         """Return the change of a layer's output."""
         rows = _weight_rows(node)
-        missed = self.tape.held[node.first_tensor].float() @ (held.held(rows) - rows).T
-        return missed.to(self.tape.held[node.output].dtype)
+        error = self.recorder.tensors[node.first_tensor].float() @ (packed.dequantize(rows) - rows).T
+        return error.to(self.recorder.tensors[node.output].dtype)
 
     def _quantize_weight(self, node: Node, bits: int, block_size: int) -> PackedWeight:
         read = node.first_tensor
-        return quantize_low_bit(_weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.ways())
+        return quantize_low_bit(
+            _weight_rows(node), bits, block_size, self.fitted[read], self.judged[read], self.find_options()
+        )
 
 
 @torch.no_grad()
 def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
-    rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, ways: WeightOnlyOptions
+    rows: Tensor, bits: int, block_size: int, fitted: Tensor, judged: Tensor, options: WeightOnlyOptions
 ) -> PackedWeight:
     """Quantize a weight to low bits, with rounding to nearest or GPTQ, whichever has the lower error.
 
@@ -277,27 +287,27 @@ def quantize_low_bit(  # noqa: PLR0917 - these arguments describe one weight
         block_size: number of neighbors that share a scale, 0 for a whole row.
         fitted: ``x.T @ x`` of the data to fit, ``float32[inputs, inputs]``.
         judged: the same of the data for evaluation.
-        ways: options of the rounding.
+        options: options of the rounding.
     """
     blocks = rows.shape[1] // block_size if block_size else 1
-    kind = PackedWeight(bits, block_size, rows.new_empty(0)).integers
-    weighs = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
+    kind = PackedWeight(bits, block_size, rows.new_empty(0)).quantized_type
+    importance = fitted.diagonal().expand_as(rows).reshape(len(rows) * blocks, -1)
     parts = rows.reshape(len(rows) * blocks, -1)
-    scales = find_clipped_scales(parts, 0, kind, weighs) if ways.clips else compute_weight_scales(parts, 0, kind)
+    scales = find_clipped_scales(parts, 0, kind, importance) if options.clips else compute_weight_scales(parts, 0, kind)
     nearest = PackedWeight(bits, block_size, scales.reshape(len(rows), blocks))
-    steps = None if ways.feedback == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
+    steps = None if options.feedback == "off" else quantize_with_gptq(rows, nearest.scales, kind, fitted)
     if steps is None:
         return nearest
-    fed_back = replace(nearest, moved=steps - nearest.steps(rows))
-    if ways.feedback == "on":
+    fed_back = replace(nearest, offsets=steps - nearest.steps(rows))
+    if options.feedback == "on":
         return fed_back
-    return min((nearest, fed_back), key=lambda held: sum_squared_product_error(rows, held, judged))
+    return min((nearest, fed_back), key=lambda packed: sum_squared_product_error(rows, packed, judged))
 
 
-def sum_squared_product_error(rows: Tensor, held: PackedWeight, gram: Tensor) -> float:
+def sum_squared_product_error(rows: Tensor, packed: PackedWeight, gram: Tensor) -> float:
     """Return the squared error of products with the data of a Gram matrix, summed."""
-    missed = held.held(rows) - rows
-    return float(((missed @ gram) * missed).sum())
+    error = packed.dequantize(rows) - rows
+    return float(((error @ gram) * error).sum())
 
 
 def _weight_rows(node: Node) -> Tensor:

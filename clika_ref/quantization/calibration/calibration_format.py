@@ -35,11 +35,11 @@ def calibration_to_json(
     tensors[BYTE_PLANES_TENSOR] = _compress_counts(tensors.pop(COUNTS_TENSOR))
     document = {"model": calibration.model, "ranges": ranges, "inputs": None}
     if keeps_inputs:
-        kept = calibration.reservoir
-        document |= {"inputs": len(kept.batches), "is full": kept.is_full, "is whole": is_whole}
+        reservoir = calibration.reservoir
+        document |= {"inputs": len(reservoir.batches), "is full": reservoir.is_full, "is whole": is_whole}
         document["sizes"] = sorted(calibration.sizes.items())
-        for number, batch in enumerate(kept.batches):
-            tensors |= {f"{INPUTS_PREFIX}.{number}.{place}": x for place, x in enumerate(batch)}
+        for number, batch in enumerate(reservoir.batches):
+            tensors |= {f"{INPUTS_PREFIX}.{number}.{position}": x for position, x in enumerate(batch)}
     return document, tensors
 
 
@@ -60,8 +60,8 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
         found = Calibration(graph, table, model=str(document["model"]))
         if document["inputs"] is not None:
             batches = [_read_batch(tensors, number, len(graph.inputs)) for number in range(document["inputs"])]
-            held = sum(x.nbytes for batch in batches for x in batch)
-            found.reservoir = Reservoir(batches=batches, used_bytes=held, is_full=bool(document["is full"]))
+            total_bytes = sum(x.nbytes for batch in batches for x in batch)
+            found.reservoir = Reservoir(batches=batches, used_bytes=total_bytes, is_full=bool(document["is full"]))
             found.sizes = Counter({tuple((str(s), int(n)) for s, n in sizes): int(k) for sizes, k in document["sizes"]})
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
         msg = f"the saved calibration is damaged: {type(error).__name__}: {error}. Calibrate again."
@@ -70,7 +70,7 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
 
 
 def _read_batch(tensors: Mapping[str, Tensor], number: int, count: int) -> list[Tensor]:
-    return [tensors[f"{INPUTS_PREFIX}.{number}.{place}"] for place in range(count)]
+    return [tensors[f"{INPUTS_PREFIX}.{number}.{position}"] for position in range(count)]
 
 
 def _compress_counts(counts: Tensor) -> Tensor:
@@ -93,13 +93,13 @@ def _decompress_counts(tensors: Mapping[str, Tensor], values: int) -> Tensor:
         raise ValueError(msg)
     counts = torch.zeros(values, 2 * BINS_PER_SIGN, dtype=torch.int64, device="cpu")
     if found:
-        held, seen = torch.frombuffer(bytearray(found), dtype=torch.uint8), _byte_view(counts)
+        total_bytes, seen = torch.frombuffer(bytearray(found), dtype=torch.uint8), _byte_view(counts)
         if BYTE_PLANES_TENSOR in tensors:
-            for place, plane in enumerate(held.reshape(seen.T.shape)):
+            for position, plane in enumerate(total_bytes.reshape(seen.T.shape)):
                 if plane.any():
-                    seen[:, place] = plane
+                    seen[:, position] = plane
         else:
-            seen.copy_(held.reshape(seen.shape))
+            seen.copy_(total_bytes.reshape(seen.shape))
     return counts
 
 

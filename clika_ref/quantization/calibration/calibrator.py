@@ -106,10 +106,10 @@ class Calibration:
         """
         found: dict[str, BatchStatistics] = {}
         means: dict[str, Tensor] = {}
-        number, place = self.table.batches + 1, len(self.reservoir.batches)
+        number, index = self.table.batches + 1, len(self.reservoir.batches)
 
         def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-            if place <= MAX_FITTED_BATCHES:
+            if index <= MAX_FITTED_BATCHES:
                 _record_means(means, node, results)
             if is_move_of_observed_value(node):  # same elements as its operand
                 return
@@ -130,20 +130,20 @@ class Calibration:
         self.table.first = self.table.first if self.table.batches else batch_fingerprint(inputs)
         self.table.add(found)
         self.keep(inputs)
-        if place <= MAX_FITTED_BATCHES and place < len(self.reservoir.batches):
-            self._means[place] = means
+        if index <= MAX_FITTED_BATCHES and index < len(self.reservoir.batches):
+            self._means[index] = means
 
-    def batch_means(self, place: int) -> Mapping[str, Tensor]:
+    def batch_means(self, index: int) -> Mapping[str, Tensor]:
         """Return the `channel_means` of a kept batch, ``float32[samples, channels]`` for each layer with a bias.
 
         The calibration pass stores them for the first batches, so that these need no second run.
         """
-        if place not in self._means:
+        if index not in self._means:
             found: dict[str, Tensor] = {}
             with torch.no_grad():
-                run_graph(self.graph, self.reservoir.batches[place], partial(_record_means, found))
-            self._means[place] = found
-        return self._means[place]
+                run_graph(self.graph, self.reservoir.batches[index], partial(_record_means, found))
+            self._means[index] = found
+        return self._means[index]
 
     def of(self, graph: Graph, model: str) -> Calibration:
         """Return a copy for another form of the ``graph``, or for other weights; ``model`` is their `fingerprint`."""
@@ -171,7 +171,7 @@ class Calibration:
         """Use the batches of another ``reservoir`` and their ``sizes``, such as those merged from several processes."""
         self.reservoir, self.sizes, self._means = reservoir, sizes, {}
 
-    def moved(self, before: torch.device, after: torch.device) -> Calibration:
+    def move(self, before: torch.device, after: torch.device) -> Calibration:
         """Return a copy with the kept batches moved from device ``before`` to ``after``, where the model is now."""
         batches = [move_inputs(inputs, before, after) for inputs in self.reservoir.batches]
         return replace(self, reservoir=replace(self.reservoir, batches=batches), _means={})
@@ -212,8 +212,8 @@ def _record_means(means: dict[str, Tensor], node: Node, results: tuple[Tensor, .
 
 def _is_mask(x: Tensor) -> bool:
     """Return whether a tensor contains only 0 and -infinity, as additive attention masks do."""
-    kept = x == 0
-    return bool(kept.any() and (kept | (x == -torch.inf)).all())
+    is_zero = x == 0
+    return bool(is_zero.any() and (is_zero | (x == -torch.inf)).all())
 
 
 def is_move_of_observed_value(node: Node) -> bool:
@@ -245,8 +245,8 @@ def _find_infinite_source(value: Value, found: Mapping[str, BatchStatistics]) ->
     """Return the first node upstream of a value with an infinite or comparably large output; None if there is none."""
     node, source = value.producer, None
     while node is not None:
-        behind = (v for v in node.inputs if isinstance(v, Value) and _is_unbounded(v, found))
-        node = next((v.producer for v in behind), None)
+        sources = (v for v in node.inputs if isinstance(v, Value) and _is_unbounded(v, found))
+        node = next((v.producer for v in sources), None)
         source = node or source
     return source
 

@@ -79,5 +79,5 @@ def _merge_bins(counts: Tensor, times: int) -> Tensor:
     """Merge bins in pairs, this many times."""
     if not times:
         return counts
-    places = (torch.arange(-BINS_PER_SIGN, BINS_PER_SIGN, device="cpu") >> min(times, 62)) + BINS_PER_SIGN
-    return torch.zeros_like(counts).index_add_(0, places, counts)
+    bins = (torch.arange(-BINS_PER_SIGN, BINS_PER_SIGN, device="cpu") >> min(times, 62)) + BINS_PER_SIGN
+    return torch.zeros_like(counts).index_add_(0, bins, counts)

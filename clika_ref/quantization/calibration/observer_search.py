@@ -65,8 +65,8 @@ class ObserverSearchResult:
 def search_observers(
     planner: Planner,
     placement: Placement,
-    trial: CandidateEvaluation,
-    weigh: SensitivityEstimator,
+    evaluation: CandidateEvaluation,
+    estimate: SensitivityEstimator,
     observers: Sequence[str] = OBSERVER_CANDIDATES["auto"],
 ) -> ObserverSearchResult:
     """Choose the ranges with the least output error on held-out data.
@@ -74,25 +74,25 @@ def search_observers(
     Args:
         planner: of the graph.
         placement: the values and nodes to quantize.
-        trial: evaluates plans.
-        weigh: estimates the effect of quantizing each value on the outputs.
+        evaluation: evaluates plans.
+        estimate: estimates the effect of quantizing each value on the outputs.
         observers: the first is for all values, unless each value's best one gives a lower error. In that case, the
             other observer with the least predicted error is also tried for all values.
     """
     first, *others = observers
     plan, *rivals = (planner.plan(placement, observer) for observer in observers)
-    weighed = weigh(plan, rivals)
-    found = ObserverSearchResult(first, plan, trial.error(plan), weighed)
-    mixed = _search_per_value(found, others, planner, placement, trial)
+    sensitivities = estimate(plan, rivals)
+    found = ObserverSearchResult(first, plan, evaluation.error(plan), sensitivities)
+    mixed = _search_per_value(found, others, planner, placement, evaluation)
     if mixed.error >= found.error:
         return found
     whole = [
         (sum(shares.values()), other, rival, shares)
-        for other, rival, shares in zip(others, rivals, weighed.rivals, strict=True)
+        for other, rival, shares in zip(others, rivals, sensitivities.rivals, strict=True)
     ]
     _, other, rival, shares = min(whole, key=lambda one: one[0])
-    alone = ObserverSearchResult(other, rival, trial.error(rival), weighed.with_shares(shares))
-    return min(mixed, alone, key=lambda ranging: ranging.error)
+    candidate = ObserverSearchResult(other, rival, evaluation.error(rival), sensitivities.with_shares(shares))
+    return min(mixed, candidate, key=lambda ranging: ranging.error)
 
 
 def _search_per_value(
@@ -100,7 +100,7 @@ def _search_per_value(
     others: Sequence[str],
     planner: Planner,
     placement: Placement,
-    trial: CandidateEvaluation,
+    evaluation: CandidateEvaluation,
 ) -> ObserverSearchResult:
     """Return ranges with the best observer for each value, if only that value were quantized.
 
@@ -108,17 +108,19 @@ def _search_per_value(
     """
     sources = {value.name: source.name for value, source in placement.scale_sources.items()}
     every = {found.observer: found.sensitivities.shares, **dict(zip(others, found.sensitivities.rivals, strict=True))}
-    moved = defaultdict[str, list[str]](list)
+    replaced = defaultdict[str, list[str]](list)
     for name in found.sensitivities.shares:
-        moved[sources.get(name, name)].append(name)
+        replaced[sources.get(name, name)].append(name)
 
     def total_share(names: Sequence[str], observer: str) -> float:
         return sum(every[observer][name] for name in names)
 
-    best = {source: min(every, key=partial(total_share, names)) for source, names in moved.items()}
+    best = {source: min(every, key=partial(total_share, names)) for source, names in replaced.items()}
     own = {name: observer for name, observer in best.items() if observer != found.observer}
     if not own:
         return found
     plan = planner.plan(placement, found.observer, own)
     shares = {name: every[best[sources.get(name, name)]][name] for name in found.sensitivities.shares}
-    return ObserverSearchResult(found.observer, plan, trial.error(plan), found.sensitivities.with_shares(shares), own)
+    return ObserverSearchResult(
+        found.observer, plan, evaluation.error(plan), found.sensitivities.with_shares(shares), own
+    )

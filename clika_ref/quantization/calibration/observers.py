@@ -83,8 +83,8 @@ def least_error(statistics: Statistics, *, levels: int = 256) -> Range:
     return found
 
 
-def _best_bound(ends: Tensor, errors: Tensor) -> float:
-    return float(ends[errors.argmin()])
+def _best_bound(bounds: Tensor, errors: Tensor) -> float:
+    return float(bounds[errors.argmin()])
 
 
 def quantization_error(statistics: Statistics, chosen: Range, levels: int = 256) -> float:
@@ -101,8 +101,8 @@ def quantization_errors(statistics: Statistics, low: Tensor, high: Tensor, level
     low, high = (end.double().unsqueeze(-1) for end in torch.broadcast_tensors(low, high))
     scale = ((high - low) / (levels - 1)).clamp(min=MIN_STEP)
     offset = torch.floor(-low / scale + 0.5)
-    missed = (x / scale).round_().add_(offset).clamp_(0, levels - 1).sub_(offset).mul_(scale).sub_(x)
-    return missed.square_().mul_(counts).sum(-1) / counts.sum().clamp(min=1)
+    errors = (x / scale).round_().add_(offset).clamp_(0, levels - 1).sub_(offset).mul_(scale).sub_(x)
+    return errors.square_().mul_(counts).sum(-1) / counts.sum().clamp(min=1)
 
 
 MIN_STEP = 2.0**-1000

@@ -146,9 +146,9 @@ class RangeTable:
 
 def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
     """Return all but the counts; floats in their shortest exact form, without the min/max of an empty value."""
-    ends = {} if statistics.is_empty else {"low": statistics.low, "high": statistics.high}
+    bounds = {} if statistics.is_empty else {"low": statistics.low, "high": statistics.high}
     return {
-        **ends,
+        **bounds,
         "batches": statistics.batches,
         "lows": statistics.lows.partials,
         "highs": statistics.highs.partials,

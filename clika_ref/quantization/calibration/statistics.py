@@ -28,14 +28,14 @@ class ExactSum:
 
         Source: Shewchuk, Adaptive Precision Floating-Point Arithmetic (1997), Grow-Expansion.
         """
-        kept: list[float] = []
+        values: list[float] = []
         for y in self.partials:
             large, small = (x, y) if abs(x) >= abs(y) else (y, x)
             x = large + small
             rest = small - (x - large)
             if rest:
-                kept.append(rest)
-        self.partials = [*kept, x]
+                values.append(rest)
+        self.partials = [*values, x]
 
     @property
     def value(self) -> float:
@@ -153,11 +153,11 @@ def flatten_in_memory_order(x: Tensor) -> Tensor:
 
 def _is_dense(x: Tensor) -> bool:
     """Return whether the elements fill a block of memory, in any order."""
-    sides = sorted(zip(x.stride(), x.shape, strict=True))
+    dims = sorted(zip(x.stride(), x.shape, strict=True))
     expected = 1
-    for stride, side in sides:
-        if side != 1:
+    for stride, size in dims:
+        if size != 1:
             if stride != expected:
                 return False
-            expected *= side
+            expected *= size
     return True

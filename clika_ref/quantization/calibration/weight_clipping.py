@@ -16,7 +16,7 @@ MAX_LOW_BITS = 4
 
 
 def find_clipped_scales(
-    weight: Tensor, axis: int | None, integers: QuantizedType, importance: Tensor | None = None
+    weight: Tensor, axis: int | None, quantized_type: QuantizedType, importance: Tensor | None = None
 ) -> Tensor:
     """Return the scales with the least mean squared quantization error of a weight; never worse than without clipping.
 
@@ -25,7 +25,7 @@ def find_clipped_scales(
     Args:
         weight: of a layer, in any float dtype.
         axis: the dim of the output channels, with a scale for each; None for a single scale.
-        integers: the quantized type.
+        quantized_type: the quantized type.
         importance: factor for the squared error of each element; broadcasts to the shape of the weight. The mean square
             of the matching input turns the result into the error of the layer's output, if inputs are uncorrelated.
             None counts all elements equally.
@@ -34,14 +34,14 @@ def find_clipped_scales(
         ``float32[channels]``, or ``float32[]`` if ``axis`` is None.
     """
     rows = _flatten_channels(weight.detach(), axis)
-    weighs = None if importance is None else _flatten_channels(importance.detach().expand_as(weight), axis)
-    whole = compute_weight_scales(weight, axis, integers).reshape(-1, 1)
-    best, least = whole, _sum_squared_error(rows, whole, integers, weighs)
-    for step in range(1, 22 if integers.bits <= MAX_LOW_BITS else 11):
+    weights = None if importance is None else _flatten_channels(importance.detach().expand_as(weight), axis)
+    whole = compute_weight_scales(weight, axis, quantized_type).reshape(-1, 1)
+    best, lowest = whole, _sum_squared_error(rows, whole, quantized_type, weights)
+    for step in range(1, 22 if quantized_type.bits <= MAX_LOW_BITS else 11):
         scales = (whole * (1 - step * CLIPPING_STEP)).clamp(min=MIN_SCALE)
-        error = _sum_squared_error(rows, scales, integers, weighs)
-        best = torch.where(error < least, scales, best)
-        least = torch.minimum(error, least)
+        error = _sum_squared_error(rows, scales, quantized_type, weights)
+        best = torch.where(error < lowest, scales, best)
+        lowest = torch.minimum(error, lowest)
     return best.reshape(() if axis is None else (-1,))
 
 
@@ -50,7 +50,7 @@ def _flatten_channels(x: Tensor, axis: int | None) -> Tensor:
     return x.float().reshape(1, -1) if axis is None else x.float().movedim(axis, 0).flatten(1)
 
 
-def _sum_squared_error(rows: Tensor, scales: Tensor, integers: QuantizedType, weighs: Tensor | None) -> Tensor:
+def _sum_squared_error(rows: Tensor, scales: Tensor, quantized_type: QuantizedType, weights: Tensor | None) -> Tensor:
     """Return the squared quantization error of each row, ``float32[channels, 1]``."""
-    missed = (rows / scales).round_().clamp_(integers.low, integers.high).mul_(scales).sub_(rows).square_()
-    return (missed if weighs is None else missed.mul_(weighs)).sum(1, keepdim=True)
+    errors = (rows / scales).round_().clamp_(quantized_type.low, quantized_type.high).mul_(scales).sub_(rows).square_()
+    return (errors if weights is None else errors.mul_(weights)).sum(1, keepdim=True)

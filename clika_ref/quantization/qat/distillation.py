@@ -62,11 +62,11 @@ def distillation_loss(
 def _check_logits(name: str, outputs: Any) -> None:
     if isinstance(outputs, torch.Tensor) and outputs.is_floating_point():
         return
-    wanted = "the tensor of its logits, in floating point"
+    expected = "the tensor of its logits, in floating point"
     if hasattr(outputs, "logits"):
-        wanted = f"{name}.logits"
+        expected = f"{name}.logits"
     elif isinstance(outputs, Mapping) and "logits" in outputs:
-        wanted = f"{name}['logits']"
+        expected = f"{name}['logits']"
     of = f" of {outputs.dtype}" if isinstance(outputs, torch.Tensor) else ""
-    msg = f"distillation_loss: {name} is a {type(outputs).__name__}{of}. Give {wanted}."
+    msg = f"distillation_loss: {name} is a {type(outputs).__name__}{of}. Give {expected}."
     raise ModelError(msg)

@@ -67,27 +67,27 @@ def fake_quantize(x: Tensor, scale: Tensor, *, zero_point: int, low: int, high: 
 
 @operator()
 def fake_quantize_weight(
-    weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, axis: int | None, low: int, high: int
+    weight: Tensor, scales: Tensor, offsets: Tensor | None = None, *, axis: int | None, low: int, high: int
 ) -> Tensor:
     """Quantize and dequantize a weight with a scale for each index along a dim, or a single one.
 
-    ``moved`` is the offset of each integer from the nearest one, in steps.
+    ``offsets`` is the offset of each integer from the nearest one, in steps.
     """
     if axis is not None:
         scales = scales.reshape([-1 if i == axis else 1 for i in range(weight.ndim)])
-    return _fake_quantize_scaled(weight, scales, moved, low, high)
+    return _fake_quantize_scaled(weight, scales, offsets, low, high)
 
 
 @operator()
 def fake_quantize_rows(
-    weight: Tensor, scales: Tensor, moved: Tensor | None = None, *, has_rows: bool, low: int, high: int
+    weight: Tensor, scales: Tensor, offsets: Tensor | None = None, *, has_rows: bool, low: int, high: int
 ) -> Tensor:
     """Quantize and dequantize a matrix with ``scales[outputs, blocks]``; outputs are its rows or its columns."""
     rows = weight if has_rows else weight.T
     parts = rows.reshape(*scales.shape, -1)
-    steps = None if moved is None else moved.reshape(parts.shape)
-    held = _fake_quantize_scaled(parts, scales.unsqueeze(-1), steps, low, high).reshape(rows.shape)
-    return held if has_rows else held.T
+    steps = None if offsets is None else offsets.reshape(parts.shape)
+    quantized = _fake_quantize_scaled(parts, scales.unsqueeze(-1), steps, low, high).reshape(rows.shape)
+    return quantized if has_rows else quantized.T
 
 
 @operator()
@@ -96,9 +96,9 @@ def fake_quantize_bias(bias: Tensor, input_scale: Tensor, scales: Tensor) -> Ten
     return _FakeQuantizeBias.apply(bias, input_scale * scales)  # type: ignore[no-any-return]
 
 
-def _fake_quantize_scaled(weight: Tensor, scales: Tensor, moved: Tensor | None, low: int, high: int) -> Tensor:
+def _fake_quantize_scaled(weight: Tensor, scales: Tensor, offsets: Tensor | None, low: int, high: int) -> Tensor:
     share = (max(weight.numel() // max(scales.numel(), 1), 1) * high) ** -0.5
-    return _FakeQuantize.apply(weight, scales, moved, low, high, share)  # type: ignore[no-any-return]
+    return _FakeQuantize.apply(weight, scales, offsets, low, high, share)  # type: ignore[no-any-return]
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -106,30 +106,32 @@ class _FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd functions are called by position
-        ctx: Any, x: Tensor, scale: Tensor, moved: Tensor | None, low: int, high: int, share: float
+        ctx: Any, x: Tensor, scale: Tensor, offsets: Tensor | None, low: int, high: int, share: float
     ) -> Tensor:
         steps = (_upcast(x) / scale).round_().clamp_(low, high)
-        if moved is not None:
-            steps = steps.add_(moved).clamp_(low, high)
-        held = steps.mul_(scale)
-        ctx.save_for_backward(x, scale, held)
-        ctx.ends, ctx.share = (low, high), share
-        return held.to(x.dtype)
+        if offsets is not None:
+            steps = steps.add_(offsets).clamp_(low, high)
+        quantized = steps.mul_(scale)
+        ctx.save_for_backward(x, scale, quantized)
+        ctx.limits, ctx.share = (low, high), share
+        return quantized.to(x.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(  # type: ignore[override] - the decorator hides argument names
         ctx: Any, *gradients: Tensor
     ) -> tuple[Tensor | None, ...]:
-        x, scale, held = ctx.saved_tensors
-        low, high = ctx.ends
+        x, scale, quantized = ctx.saved_tensors
+        low, high = ctx.limits
         (gradient,) = map(_upcast, gradients)
         steps = _upcast(x) / scale
         passed = torch.ops.aten.hardtanh_backward(gradient, steps, low - 0.5, high + 0.5)  # one pass without a mask
         of_scale = None
         if ctx.needs_input_grad[1]:  # held - x where not clipped, held elsewhere
-            missed = steps.mul_(passed).mul_(scale).addcmul_(gradient, held, value=-1)  # large allocations are slow
-            of_scale = missed.sum_to_size(scale.shape) / scale * -ctx.share
+            scale_gradient = (
+                steps.mul_(passed).mul_(scale).addcmul_(gradient, quantized, value=-1)
+            )  # large allocations are slow
+            of_scale = scale_gradient.sum_to_size(scale.shape) / scale * -ctx.share
             of_scale = of_scale / scale.clamp(min=MIN_GRADIENT_SCALE).square()
         return passed.to(x.dtype), of_scale, None, None, None, None
 

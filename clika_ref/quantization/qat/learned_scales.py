@@ -39,8 +39,8 @@ def scales_by_log_name(plan: Plan) -> dict[str, Tensor]:
         log_scale_name(plan, name): torch.tensor(scale.scale, dtype=torch.float32)
         for name, scale in plan.activations.items()
     }
-    held = {**plan.weights, **{name: held.scales for name, held in plan.packed_weights.items()}}
-    return values | {WEIGHT_LOG_SCALE_PREFIX + name: scales for name, scales in held.items()}
+    tensors = {**plan.weights, **{name: tensors.scales for name, tensors in plan.packed_weights.items()}}
+    return values | {WEIGHT_LOG_SCALE_PREFIX + name: scales for name, scales in tensors.items()}
 
 
 @torch.no_grad()
@@ -74,12 +74,12 @@ def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
     weights = {
         name: _learn_scales(scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name)) for name, scales in plan.weights.items()
     }
-    held = {
-        name: _learn_scales(held.scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name))
-        for name, held in plan.packed_weights.items()
+    tensors = {
+        name: _learn_scales(tensors.scales, logs.get(WEIGHT_LOG_SCALE_PREFIX + name))
+        for name, tensors in plan.packed_weights.items()
     }
     invalid = [f"of the activation {name!r} is {scale}" for name, scale in values.items() if not _is_valid_scale(scale)]
-    for name, scales in {**weights, **held}.items():
+    for name, scales in {**weights, **tensors}.items():
         odd = scales[~((scales >= MIN_SCALE) & scales.isfinite())]
         invalid += [f"of the weight of {name!r} is {float(odd[0])}"] if len(odd) else []
     if invalid:
@@ -89,7 +89,7 @@ def apply_learned_scales(plan: Plan, logs: Mapping[str, Tensor]) -> Plan:
         )
         raise ModelError(msg)
     activations = {name: QParams(values[name], scale.zero_point) for name, scale in plan.activations.items()}
-    compressed = {name: replace(plan.packed_weights[name], scales=scales) for name, scales in held.items()}
+    compressed = {name: replace(plan.packed_weights[name], scales=scales) for name, scales in tensors.items()}
     return replace(plan, activations=activations, weights=weights, packed_weights=compressed)
 
 

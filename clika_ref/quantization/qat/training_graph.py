@@ -273,10 +273,10 @@ class _TrainingGraphBuilder:
     ) -> None:
         """Insert fake quantization between a value and its readers, with the scale of the value ``scaled_as``."""
         kind, own = self.plan.scheme.activations, self.scales[log_scale_name(self.plan, scaled_as)]
-        ends = {"zero_point": scale.zero_point, "low": kind.low, "high": kind.high}
-        held = Builder(self.graph, {}, before)(fake_quantize, value, own, types=(value.type,), **ends)
+        limits = {"zero_point": scale.zero_point, "low": kind.low, "high": kind.high}
+        packed = Builder(self.graph, {}, before)(fake_quantize, value, own, types=(value.type,), **limits)
         for use in readers:
-            redirect_use(self.graph, use, held)
+            redirect_use(self.graph, use, packed)
 
     def _train_layer(self, node: Node, following: Node | None) -> None:
         """Quantize the weight of a layer as the plan specifies, and unfold its norm if that is live."""
@@ -289,16 +289,20 @@ class _TrainingGraphBuilder:
         is_live = norm is not None and norm.mean.name in self.live
         norm = norm if is_live or node.name in self.plan.norms else None  # scales keep following a norm that was live
         multiplier = norm and Value(TensorType(torch.float64, norm.var.type.shape), "norm", data=norm.scale)
-        held, planned = self.plan.packed_weights.get(node.name), self.plan.weights.get(node.name)
-        scales = None if planned is held is None else self._scales_of(node, norm, multiplier, build)
+        packed, planned = self.plan.packed_weights.get(node.name), self.plan.weights.get(node.name)
+        scales = None if planned is packed is None else self._scales_of(node, norm, multiplier, build)
         if planned is not None:
-            steps = self._constant(self.plan.moved.get(node.name))
-            ends = {"axis": scale_axis_of(node, planned), "low": kind.weights.low, "high": kind.weights.high}
-            weight = build(fake_quantize_weight, weight, scales, steps, types=(weight.type,), **ends)
-        elif held is not None:
-            ends = {"has_rows": has_output_rows(node), "low": held.integers.low, "high": held.integers.high}
-            steps = self._constant(held.moved)
-            weight = build(fake_quantize_rows, weight, scales, steps, types=(weight.type,), **ends)
+            steps = self._constant(self.plan.offsets.get(node.name))
+            limits = {"axis": scale_axis_of(node, planned), "low": kind.weights.low, "high": kind.weights.high}
+            weight = build(fake_quantize_weight, weight, scales, steps, types=(weight.type,), **limits)
+        elif packed is not None:
+            limits = {
+                "has_rows": has_output_rows(node),
+                "low": packed.quantized_type.low,
+                "high": packed.quantized_type.high,
+            }
+            steps = self._constant(packed.offsets)
+            weight = build(fake_quantize_rows, weight, scales, steps, types=(weight.type,), **limits)
         self.graph.set_input(node, weight_position_of(node), weight)
         if norm is not None and multiplier is not None and is_live:
             self._unfold_norm(node, norm, multiplier, following)
@@ -306,8 +310,8 @@ class _TrainingGraphBuilder:
             self.graph.set_input(node, node.op.trait.bias, self._bias_of(node, scales, build))
 
     def _scales_of(self, node: Node, norm: FoldedNorm | None, multiplier: Value | None, build: Builder) -> Value:
-        held = self.plan.packed_weights.get(node.name)
-        planned = self._constant(self.plan.weights[node.name] if held is None else held.scales)
+        packed = self.plan.packed_weights.get(node.name)
+        planned = self._constant(self.plan.weights[node.name] if packed is None else packed.scales)
         assert planned is not None
         scales = build(
             apply_log_scales,
@@ -351,25 +355,25 @@ class _TrainingGraphBuilder:
 
     def _compute(self, constant: Value, before: Node) -> Value:
         """Return the call that computes a deferred constant, made at its first read; other constants as they are."""
-        is_held = constant.name in self.stored.constants or self.graph.constants.get(constant.name) is constant
-        if is_held and not isinstance(constant.deferred_data, DeferredConstant):
+        is_stored = constant.name in self.stored.constants or self.graph.constants.get(constant.name) is constant
+        if is_stored and not isinstance(constant.deferred_data, DeferredConstant):
             return self.graph.constants.setdefault(constant.name, constant)
         if constant not in self.made:
             self.made[constant] = self._call_function(constant, before)
         return self.made[constant]
 
     def _call_function(self, constant: Value, before: Node) -> Value:
-        formula = constant.deferred_data
-        if not isinstance(formula, DeferredConstant):
+        deferred = constant.deferred_data
+        if not isinstance(deferred, DeferredConstant):
             assert constant.data is not None
             return self.graph.add_constant(constant.data, CONSTANT_NAME)
-        operands = [self._compute(s, before) if isinstance(s, Value) else s for s in formula.sources]
-        if self.live and formula.function is fold_weight and operands[1] is not None:
+        operands = [self._compute(s, before) if isinstance(s, Value) else s for s in deferred.sources]
+        if self.live and deferred.function is fold_weight and operands[1] is not None:
             build = Builder(self.graph, {}, before)  # the norm after it cancels this gradient, which costs time
             operands[1] = build(stop_gradient, operands[1], types=(operands[1].type,))
-        node = Node(_as_operator(formula.function), operands, dict(formula.arguments))
-        types = [constant.type] * (formula.index + 1)
-        return self.graph.insert(node, types, before).outputs[formula.index]
+        node = Node(_as_operator(deferred.function), operands, dict(deferred.arguments))
+        types = [constant.type] * (deferred.index + 1)
+        return self.graph.insert(node, types, before).outputs[deferred.index]
 
 
 def _as_operator(function: Any) -> Operator:

@@ -10,9 +10,9 @@ from clika_ref.core.ir import Node
 
 def reshape_to_channels(node: Node, channels: Tensor, result: Tensor) -> Tensor:
     """Reshape ``float32[channels]`` so that it broadcasts to the output of a layer."""
-    sides = [1] * result.ndim
-    sides[node.op.trait.channel or 0] = -1
-    return channels.reshape(sides)
+    shape = [1] * result.ndim
+    shape[node.op.trait.channel or 0] = -1
+    return channels.reshape(shape)
 
 
 MAX_MEAN_SAMPLES = 16

@@ -26,7 +26,7 @@ class ScalableChannels:
     """A value with channels that can be divided, since all of these readers multiply it with weights."""
 
     value: Value
-    side: int
+    axis: int
     """Dim of the channels."""
     readers: tuple[Use, ...]
     """The uses by layers."""
@@ -41,7 +41,7 @@ class ScalableChannels:
     @property
     def has_only_matrices(self) -> bool:
         """Whether all of them multiply rows with a matrix."""
-        return self.side == -1 and all(weight.ndim == 2 for _, weight in self.layer_weights())
+        return self.axis == -1 and all(weight.ndim == 2 for _, weight in self.layer_weights())
 
     def layer_weights(self) -> list[tuple[Node, Tensor]]:
         """Return the layers with their weights, each ``float32[outputs, inputs / groups, ...]``."""
@@ -49,7 +49,7 @@ class ScalableChannels:
 
     def rows(self, x: Tensor) -> Tensor:
         """Return a tensor of the value as ``[rows, channels]``."""
-        return x.movedim(self.side, -1).reshape(-1, x.shape[self.side])
+        return x.movedim(self.axis, -1).reshape(-1, x.shape[self.axis])
 
     def divide(self, graph: Graph, factor: Tensor, build: Builder) -> None:
         """Divide the value by channel factors, ``float32[channels]``, and multiply the weights that read it."""
@@ -85,12 +85,12 @@ def find_scalable_channels(graph: Graph, value: Value) -> ScalableChannels | Non
     if value.type.dtype != torch.float32:
         return None
     readers = tuple(use for use in value.uses if _is_layer_use(graph, use))
-    sides = {_user_node(use).op.trait.channel for use in readers}
-    if len(sides) == 1 and len(readers) == len(value.uses):
-        (side,) = sides
-        source = _find_scaling_node(graph, value, side or 0)
+    axes = {_user_node(use).op.trait.channel for use in readers}
+    if len(axes) == 1 and len(readers) == len(value.uses):
+        (axis,) = axes
+        source = _find_scaling_node(graph, value, axis or 0)
         if source is not None:
-            return ScalableChannels(value, side or 0, readers, source)
+            return ScalableChannels(value, axis or 0, readers, source)
     linear = tuple(use for use in readers if weight_of(_user_node(use)).type.rank == 2)
     return ScalableChannels(value, -1, linear, None) if linear else None
 
@@ -100,7 +100,7 @@ def split_weight_groups(weight: Tensor, groups: int) -> Tensor:
     return weight.reshape(groups, -1, *weight.shape[1:])
 
 
-def _find_scaling_node(graph: Graph, value: Value, side: int) -> Node | None:
+def _find_scaling_node(graph: Graph, value: Value, axis: int) -> Node | None:
     """Return the node with constants that scale the channels of a value; homogeneous nodes in between are skipped."""
     node = value.producer if value.index == 0 else None
     while node is not None and node.op.trait.is_homogeneous:
@@ -108,13 +108,13 @@ def _find_scaling_node(graph: Graph, value: Value, side: int) -> Node | None:
         node = inner.producer if isinstance(inner, Value) and inner.index == 0 and len(inner.uses) == 1 else None
     if node is None:
         return None
-    places = _find_scaled_operands(node)
-    operands = [node.inputs[position] for position, _ in places]
-    if not places or operands[0] is None or not all(o is None or _is_scalable(graph, o) for o in operands):
+    positions = _find_scaled_operands(node)
+    operands = [node.inputs[position] for position, _ in positions]
+    if not positions or operands[0] is None or not all(o is None or _is_scalable(graph, o) for o in operands):
         return None
     if node.op.trait.kind == COMPUTE_TRAIT:
-        return node if side == node.op.trait.channel else None
-    return node if side == -1 and operands[0].type.rank == 1 else None
+        return node if axis == node.op.trait.channel else None
+    return node if axis == -1 and operands[0].type.rank == 1 else None
 
 
 def _find_scaled_operands(node: Node) -> list[tuple[int, int]]:
@@ -158,5 +158,5 @@ def scale_along_dim(x: Tensor, factor: Tensor, *, axis: int) -> Tensor:
 
 def scale_input_channels(weight: Tensor, factor: Tensor, *, groups: int) -> Tensor:
     """Multiply a weight ``[outputs, inputs / groups, ...]`` by a factor for each of its input channels."""
-    sides = (groups, 1, -1, *[1] * (weight.ndim - 2))
-    return (split_weight_groups(weight, groups) * factor.reshape(sides)).reshape(weight.shape)
+    axes = (groups, 1, -1, *[1] * (weight.ndim - 2))
+    return (split_weight_groups(weight, groups) * factor.reshape(axes)).reshape(weight.shape)

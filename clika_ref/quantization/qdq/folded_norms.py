@@ -39,8 +39,8 @@ def find_folded_norm(node: Node) -> FoldedNorm | None:
     """Return the batch norm that was folded into a layer, None if there is none."""
     if node.op.trait.weight is None or node.op.trait.bias is None:
         return None
-    of_weight, _ = _find_folding_formula(node.inputs[weight_position_of(node)])
-    of_bias, factor = _find_folding_formula(bias_of(node))
+    of_weight, _ = _find_folding(node.inputs[weight_position_of(node)])
+    of_bias, factor = _find_folding(bias_of(node))
     if of_weight is None or of_bias is None:
         return None
     if of_weight.function is not fold_weight or of_bias.function is not fold_bias:
@@ -48,15 +48,15 @@ def find_folded_norm(node: Node) -> FoldedNorm | None:
     return FoldedNorm(*of_bias.sources, eps=dict(of_bias.arguments)["eps"], factor=factor)
 
 
-def _find_folding_formula(constant: Any) -> tuple[DeferredConstant | None, Value | None]:
+def _find_folding(constant: Any) -> tuple[DeferredConstant | None, Value | None]:
     """Return the folding formula of a constant, and the factor that was applied to its result, if any."""
     factor: Value | None = None
-    formula = constant.deferred_data if isinstance(constant, Value) else None
-    while isinstance(formula, DeferredConstant) and formula.function in (scale_along_dim, scale_input_channels):
-        if formula.function is scale_along_dim:
-            factor = formula.sources[1]
-        formula = formula.sources[0].deferred_data
-    return (formula if isinstance(formula, DeferredConstant) else None), factor
+    deferred = constant.deferred_data if isinstance(constant, Value) else None
+    while isinstance(deferred, DeferredConstant) and deferred.function in (scale_along_dim, scale_input_channels):
+        if deferred.function is scale_along_dim:
+            factor = deferred.sources[1]
+        deferred = deferred.sources[0].deferred_data
+    return (deferred if isinstance(deferred, DeferredConstant) else None), factor
 
 
 def current_weight_scales(scales: Tensor, node: Node, then: Tensor | None) -> Tensor:

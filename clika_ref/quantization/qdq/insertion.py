@@ -33,7 +33,7 @@ class Plan:
     """Scale of each quantized value."""
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Weight scales of each layer, ``float32[channels]``."""
-    moved: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    offsets: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Offset of a layer's quantized weight from the nearest integers, ``int8`` of its shape; 0 if missing."""
     corrections: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Bias correction of a layer, ``float32[channels]``; creates a bias if it has none."""
@@ -58,13 +58,13 @@ class Plan:
 
     def to_device(self, device: torch.device) -> Plan:
         """Return the plan with its tensors on a device; itself if they are there already."""
-        every = {kind: getattr(self, kind) for kind in ("weights", "moved", "corrections", "smoothing", "norms")}
-        held = [t for tensors in every.values() for t in tensors.values()]
-        if all(t.device == device for t in (*held, *(c.scales for c in self.packed_weights.values()))):
+        every = {kind: getattr(self, kind) for kind in ("weights", "offsets", "corrections", "smoothing", "norms")}
+        packed = [t for tensors in every.values() for t in tensors.values()]
+        if all(t.device == device for t in (*packed, *(c.scales for c in self.packed_weights.values()))):
             return self
-        compressed = {name: held.to_device(device) for name, held in self.packed_weights.items()}
-        moved: Any = {kind: {n: t.to(device) for n, t in tensors.items()} for kind, tensors in every.items()}
-        return replace(self, packed_weights=compressed, **moved)
+        compressed = {name: packed.to_device(device) for name, packed in self.packed_weights.items()}
+        offsets: Any = {kind: {n: t.to(device) for n, t in tensors.items()} for kind, tensors in every.items()}
+        return replace(self, packed_weights=compressed, **offsets)
 
 
 def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) -> None:
@@ -82,9 +82,9 @@ def quantize_graph(graph: Graph, plan: Plan, operators: Mapping[str, Operator]) 
         if node in layers:
             quantize_layer(graph, node, plan, operators)
         elif node.name in plan.packed_weights:
-            held = plan.packed_weights[node.name]
-            scales = current_weight_scales(held.scales, node, plan.norms.get(node.name))
-            pack_layer_weight(graph, node, replace(held, scales=scales), operators)
+            packed = plan.packed_weights[node.name]
+            scales = current_weight_scales(packed.scales, node, plan.norms.get(node.name))
+            pack_layer_weight(graph, node, replace(packed, scales=scales), operators)
     for value, scale in find_quantized_values(graph, plan):
         before = nodes[0] if value.producer is None else after[value.producer]
         readers = find_quantized_uses(value, plan, layers)
@@ -133,10 +133,10 @@ def _insert_qdq(  # noqa: PLR0917 - these arguments describe one pair
     graph: Graph, value: Value, readers: Sequence[Use], scale: QParams, kind: QuantizedType, build: Builder
 ) -> None:
     """Insert a ``quantize``/``dequantize`` pair between a value and its readers."""
-    integers = build("quantize", value, scale.scale, scale.zero_point, **quantize_attributes(kind))
-    held = build("dequantize", integers, scale.scale, scale.zero_point)
+    quantized = build("quantize", value, scale.scale, scale.zero_point, **quantize_attributes(kind))
+    packed = build("dequantize", quantized, scale.scale, scale.zero_point)
     for use in readers:
-        redirect_use(graph, use, held)
+        redirect_use(graph, use, packed)
 
 
 def redirect_use(graph: Graph, use: Use, value: Value) -> None:
@@ -154,15 +154,15 @@ def quantize_layer(graph: Graph, node: Node, plan: Plan, operators: Mapping[str,
     build = Builder(graph, operators, node, node.origin)
     scales = current_weight_scales(plan.weights[node.name], node, plan.norms.get(node.name))
     weight, axis = weight_of(node), scale_axis_of(node, scales)
-    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    kind, offsets = plan.scheme.weights, plan.offsets.get(node.name)
     nearest = partial(quantize_weight, scales=scales, axis=axis, kind=kind, quantize=operators["quantize"])
-    integers = build.constant(
-        partial(_quantize_as_planned, weight, nearest, kind, moved),
+    quantized = build.constant(
+        partial(_quantize_as_planned, weight, nearest, kind, offsets),
         f"{weight.name}_integers",
         TensorType(torch.int8, weight.type.shape),
     )
     scale = build.constant(scales, f"{weight.name}_scale")
-    graph.set_input(node, weight_position_of(node), build("dequantize", integers, scale, axis=axis))
+    graph.set_input(node, weight_position_of(node), build("dequantize", quantized, scale, axis=axis))
     if node.op.trait.bias is not None:
         bias = _correct_bias(bias_of(node), plan.corrections.get(node.name), build, f"{weight.name}_bias")
         graph.set_input(node, node.op.trait.bias, _insert_int32_bias(bias, node, scales, plan, build))
@@ -173,16 +173,16 @@ def quantize_layer_weight(node: Node, plan: Plan, operators: Mapping[str, Operat
 
     Weights of layers that compute in float are ``[outputs, inputs]``, others have the shape of the weight.
     """
-    weight, norms, held = weight_of(node), plan.norms.get(node.name), plan.packed_weights.get(node.name)
-    if held is not None:
-        held = replace(held, scales=current_weight_scales(held.scales, node, norms))
-        return held.steps(weight_rows(node, data_of(weight))), held.scales
+    weight, norms, packed = weight_of(node), plan.norms.get(node.name), plan.packed_weights.get(node.name)
+    if packed is not None:
+        packed = replace(packed, scales=current_weight_scales(packed.scales, node, norms))
+        return packed.steps(weight_rows(node, data_of(weight))), packed.scales
     scales = current_weight_scales(plan.weights[node.name], node, norms)
-    kind, moved = plan.scheme.weights, plan.moved.get(node.name)
+    kind, offsets = plan.scheme.weights, plan.offsets.get(node.name)
     nearest = partial(
         quantize_weight, scales=scales, axis=scale_axis_of(node, scales), kind=kind, quantize=operators["quantize"]
     )
-    return _quantize_as_planned(weight, nearest, kind, moved), scales
+    return _quantize_as_planned(weight, nearest, kind, offsets), scales
 
 
 def _correct_bias(bias: Value | None, correction: Tensor | None, build: Builder, name: str) -> Value | None:
@@ -215,11 +215,11 @@ def scale_axis_of(node: Node, scales: Tensor) -> int | None:
 
 
 def _quantize_as_planned(
-    weight: Value, find: Callable[[Value], Tensor], kind: QuantizedType, moved: Tensor | None
+    weight: Value, find: Callable[[Value], Tensor], kind: QuantizedType, offsets: Tensor | None
 ) -> Tensor:
     """Return the quantized weight of a plan: the nearest integers, plus their offsets."""
     nearest = find(weight)
-    return nearest if moved is None else (nearest.to(torch.int16) + moved).clamp(kind.low, kind.high).to(torch.int8)
+    return nearest if offsets is None else (nearest.to(torch.int16) + offsets).clamp(kind.low, kind.high).to(torch.int8)
 
 
 def quantize_weight(weight: Value, scales: Tensor, axis: int | None, kind: QuantizedType, quantize: Operator) -> Tensor:
@@ -232,6 +232,6 @@ def quantize_weight(weight: Value, scales: Tensor, axis: int | None, kind: Quant
 def quantize_attributes(kind: QuantizedType) -> dict[str, Any]:
     """Return the attributes of ``quantize`` for a quantized type."""
     dtype = torch.int8 if kind.is_signed else torch.uint8
-    ends = torch.iinfo(dtype)
-    low, high = (None if end == own else end for end, own in ((kind.low, ends.min), (kind.high, ends.max)))
+    limits = torch.iinfo(dtype)
+    low, high = (None if end == own else end for end, own in ((kind.low, limits.min), (kind.high, limits.max)))
     return {"dtype": dtype, "quant_min": low, "quant_max": high}

@@ -25,7 +25,7 @@ def find_inverse_steps(constant: Value) -> tuple[Value, list[MultiplyStep | Layo
     steps: list[MultiplyStep | LayoutStep] = []
     while constant.deferred_data is not None:
         found = (
-            _invert_formula(constant, constant.deferred_data)
+            _invert_deferred(constant, constant.deferred_data)
             if isinstance(constant.deferred_data, DeferredConstant)
             else None
         )
@@ -36,85 +36,85 @@ def find_inverse_steps(constant: Value) -> tuple[Value, list[MultiplyStep | Layo
     return constant, steps
 
 
-def _invert_formula(
-    constant: Value, formula: DeferredConstant
+def _invert_deferred(
+    constant: Value, deferred: DeferredConstant
 ) -> tuple[Value, MultiplyStep | LayoutStep | None] | None:
     """Return the source of a constant and the step that restores it; the step is None if the elements are the same."""
-    source = formula.sources[0]
+    source = deferred.sources[0]
     if not isinstance(source, Value):
         return None
-    arguments = dict(formula.arguments)
-    if formula.function is fold_weight:
-        gamma, var = (v and v.data for v in formula.sources[1:])
+    arguments = dict(deferred.arguments)
+    if deferred.function is fold_weight:
+        gamma, var = (v and v.data for v in deferred.sources[1:])
         factor = norm_scale(gamma, var, eps=arguments["eps"])
         return _invert_factor(source, _norm_factor_view(constant, factor, arguments["groups"]))
-    if formula.function is scale_along_dim:
-        sides, factor = _static_shape(constant), formula.sources[1].data
-        along = [-1 if axis == arguments["axis"] else 1 for axis in range(len(sides))]
-        return _invert_factor(source, (sides, factor.reshape(along)))
-    if formula.function is scale_input_channels:
-        return _invert_factor(source, _input_factor_view(constant, formula.sources[1].data, arguments["groups"]))
-    if _is_mask_of_zeros(formula, source):
+    if deferred.function is scale_along_dim:
+        shape, factor = _static_shape(constant), deferred.sources[1].data
+        along = [-1 if axis == arguments["axis"] else 1 for axis in range(len(shape))]
+        return _invert_factor(source, (shape, factor.reshape(along)))
+    if deferred.function is scale_input_channels:
+        return _invert_factor(source, _input_factor_view(constant, deferred.sources[1].data, arguments["groups"]))
+    if _is_mask_of_zeros(deferred, source):
         return source, None
-    step = _invert_movement(source, constant, formula)
+    step = _invert_movement(source, constant, deferred)
     return None if step is None else (source, step)
 
 
 def _norm_factor_view(constant: Value, factor: Tensor, groups: int | None) -> tuple[tuple[int, ...], Tensor]:
     """Return the shape with the channels of a weight along one dim, and the factor along it."""
-    sides = _static_shape(constant)
+    shape = _static_shape(constant)
     if groups is None:
-        return sides, factor.reshape(-1, *[1] * (len(sides) - 1))
-    seen = (groups, sides[0] // groups, *sides[1:])  # channel g * (k / groups) + j is [g, :, j]
-    return seen, factor.reshape(groups, 1, -1, *[1] * (len(sides) - 2))
+        return shape, factor.reshape(-1, *[1] * (len(shape) - 1))
+    seen = (groups, shape[0] // groups, *shape[1:])  # channel g * (k / groups) + j is [g, :, j]
+    return seen, factor.reshape(groups, 1, -1, *[1] * (len(shape) - 2))
 
 
 def _input_factor_view(constant: Value, factor: Tensor, groups: int) -> tuple[tuple[int, ...], Tensor]:
     """Return the shape with the input channels of a weight along two dims, and the factor along them."""
-    sides = _static_shape(constant)
-    return (groups, sides[0] // groups, *sides[1:]), factor.reshape(groups, 1, -1, *[1] * (len(sides) - 2))
+    shape = _static_shape(constant)
+    return (groups, shape[0] // groups, *shape[1:]), factor.reshape(groups, 1, -1, *[1] * (len(shape) - 2))
 
 
 def _invert_factor(source: Value, seen: tuple[tuple[int, ...], Tensor]) -> tuple[Value, MultiplyStep] | None:
     """Return the step that divides by a factor; None if the factor has no inverse."""
-    sides, factor = seen
+    shape, factor = seen
     inverse = (1 / factor.detach().double()).float()
-    return (source, MultiplyStep(sides, inverse)) if bool((inverse.isfinite() & (inverse != 0)).all()) else None
+    return (source, MultiplyStep(shape, inverse)) if bool((inverse.isfinite() & (inverse != 0)).all()) else None
 
 
-def _is_mask_of_zeros(formula: DeferredConstant, source: Value) -> bool:
+def _is_mask_of_zeros(deferred: DeferredConstant, source: Value) -> bool:
     """Return whether a formula only applies a mask to elements that are 0 already."""
-    if not isinstance(formula.function, Operator) or formula.function.name != "mul" or len(formula.sources) != 2:
+    if not isinstance(deferred.function, Operator) or deferred.function.name != "mul" or len(deferred.sources) != 2:
         return False
-    mask: Any = formula.sources[1]
+    mask: Any = deferred.sources[1]
     if not isinstance(mask, Value) or mask.type.dtype != torch.bool or mask.type.shape != source.type.shape:
         return False
     return not bool(data_of(source)[~data_of(mask)].any())
 
 
-def _invert_movement(source: Value, constant: Value, formula: DeferredConstant) -> LayoutStep | None:
+def _invert_movement(source: Value, constant: Value, deferred: DeferredConstant) -> LayoutStep | None:
     """Return the inverse of a formula that only moves elements, found by applying it to element indices."""
-    function = formula.function
+    function = deferred.function
     if isinstance(function, Operator) and function.trait is not SHARED_QPARAMS:
         return None
-    others = formula.sources[1:]
+    others = deferred.sources[1:]
     if any(isinstance(v, Value) for v in others) or source.data is None or source.data.numel() >= 2**31:
         return None
     device = source.data.device
-    places = torch.arange(source.data.numel(), dtype=torch.int32, device=device).reshape(source.data.shape)
+    positions = torch.arange(source.data.numel(), dtype=torch.int32, device=device).reshape(source.data.shape)
     try:
-        found = function(places, *others, **dict(formula.arguments))
+        found = function(positions, *others, **dict(deferred.arguments))
     except (RuntimeError, TypeError):  # it takes no integers, so it does not merely move its input
         return None
-    found = found if isinstance(found, Tensor) else found[formula.index]
-    sides = _static_shape(constant)
-    if tuple(found.shape) != sides or not torch.equal(found.flatten().sort().values, places.flatten()):
+    found = found if isinstance(found, Tensor) else found[deferred.index]
+    shape = _static_shape(constant)
+    if tuple(found.shape) != shape or not torch.equal(found.flatten().sort().values, positions.flatten()):
         return None
-    strides = [int(found.select(axis, 1).flatten()[0]) if side > 1 else 0 for axis, side in enumerate(sides)]
+    strides = [int(found.select(axis, 1).flatten()[0]) if size > 1 else 0 for axis, size in enumerate(shape)]
     expected = torch.zeros_like(found)
-    for axis, (side, stride) in enumerate(zip(sides, strides, strict=True)):
-        along = torch.arange(side, dtype=torch.int32, device=device) * stride
-        expected += along.reshape([-1 if a == axis else 1 for a in range(len(sides))])
+    for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
+        along = torch.arange(size, dtype=torch.int32, device=device) * stride
+        expected += along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return LayoutStep(tuple(source.data.shape), tuple(strides)) if torch.equal(found, expected) else None
 
 

@@ -31,18 +31,18 @@ class PackedWeight:
     """Number of neighbors in a row that share a scale; 0 for one scale per row."""
     scales: Tensor
     """``float32[outputs, blocks]``."""
-    moved: Tensor | None = None
+    offsets: Tensor | None = None
     """``int8[outputs, inputs]``: steps between each integer and the nearest one; None for rounding to nearest."""
 
     @property
-    def integers(self) -> QuantizedType:
+    def quantized_type(self) -> QuantizedType:
         """The quantized type."""
         return QuantizedType(self.bits, is_signed=True, is_symmetric=True)
 
     def to_device(self, device: torch.device) -> PackedWeight:
         """Return a copy with its tensors on a device."""
-        moved = None if self.moved is None else self.moved.to(device)
-        return replace(self, scales=self.scales.to(device), moved=moved)
+        offsets = None if self.offsets is None else self.offsets.to(device)
+        return replace(self, scales=self.scales.to(device), offsets=offsets)
 
     def bytes_of(self, elements: int) -> int:
         """Return the bytes that this many elements take on disk, scales included."""
@@ -50,12 +50,12 @@ class PackedWeight:
 
     def steps(self, rows: Tensor) -> Tensor:
         """Quantize a weight ``float32[outputs, inputs]`` to ``int8[outputs, inputs]``."""
-        kind, nearest = self.integers, self._scale_rows(rows).round()
+        kind, nearest = self.quantized_type, self._scale_rows(rows).round()
         nearest = nearest.clamp(kind.low, kind.high)
-        moved = nearest if self.moved is None else (nearest + self.moved).clamp(kind.low, kind.high)
-        return moved.to(torch.int8)
+        offsets = nearest if self.offsets is None else (nearest + self.offsets).clamp(kind.low, kind.high)
+        return offsets.to(torch.int8)
 
-    def held(self, rows: Tensor) -> Tensor:
+    def dequantize(self, rows: Tensor) -> Tensor:
         """Return the dequantized weight, ``float32[outputs, inputs]``."""
         blocks = self.steps(rows).float().reshape(*self.scales.shape, -1) * self.scales[..., None]
         return blocks.reshape(rows.shape)
@@ -75,21 +75,21 @@ def weight_rows(node: Node, weight: Tensor) -> Tensor:
     return weight if has_output_rows(node) else weight.T
 
 
-def pack_layer_weight(graph: Graph, node: Node, held: PackedWeight, operators: Mapping[str, Operator]) -> None:
+def pack_layer_weight(graph: Graph, node: Node, packed: PackedWeight, operators: Mapping[str, Operator]) -> None:
     """Replace the weight of a layer by its low-bit form and a ``dequantize`` node.
 
     A layer with a row for each output becomes a ``matmul`` with the transposed weight, and an ``add``. Runtimes look
     for low-bit weights as ``[inputs, outputs]`` before a matrix product.
     """
     weight, build = weight_of(node), Builder(graph, operators, node, node.origin)
-    sides = weight.type.shape[::-1] if has_output_rows(node) else weight.type.shape
-    made = partial(_pack_columns, node, weight, held)
-    steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, sides))
-    in_blocks = held.block_size > 0
-    spread = (held.scales.T.contiguous() if in_blocks else held.scales[:, 0]).to(weight.type.dtype)
+    shape = weight.type.shape[::-1] if has_output_rows(node) else weight.type.shape
+    made = partial(_pack_columns, node, weight, packed)
+    steps = build.constant(made, f"{weight.name}_integers", TensorType(torch.int8, shape))
+    in_blocks = packed.block_size > 0
+    spread = (packed.scales.T.contiguous() if in_blocks else packed.scales[:, 0]).to(weight.type.dtype)
     scales = build.constant(spread, f"{weight.name}_scale")
-    axis, block_size = (0, held.block_size) if in_blocks else (1, None)
-    kind = {"dtype": weight.type.dtype, "bits": held.bits}
+    axis, block_size = (0, packed.block_size) if in_blocks else (1, None)
+    kind = {"dtype": weight.type.dtype, "bits": packed.bits}
     read = build("dequantize", steps, scales, axis=axis, block_size=block_size, **kind)
     if not has_output_rows(node):
         graph.set_input(node, weight_position_of(node), read)
@@ -103,8 +103,8 @@ def pack_layer_weight(graph: Graph, node: Node, held: PackedWeight, operators: M
     graph.erase(node)
 
 
-def _pack_columns(node: Node, weight: Value, held: PackedWeight) -> Tensor:
-    return held.steps(weight_rows(node, data_of(weight))).T.contiguous()
+def _pack_columns(node: Node, weight: Value, packed: PackedWeight) -> Tensor:
+    return packed.steps(weight_rows(node, data_of(weight))).T.contiguous()
 
 
 def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> None:
@@ -114,21 +114,21 @@ def set_int4_storage(graph: Graph, target: Target, *, as_such: bool | None) -> N
         ModelError: ``as_such`` is True, and there are no INT4 weights.
         TargetError: ``as_such`` is False, there are INT4 weights, and the target has no weight-only INT8.
     """
-    few = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
-    if as_such and not few:
+    int4_nodes = [node for node in graph.nodes if node.op_type == "dequantize" and node.attrs["bits"] == INT4_BITS]
+    if as_such and not int4_nodes:
         msg = (
             "export_int4=True, but no layer has INT4 weights. Quantize with "
             "QuantizationSettings(weights_num_bits=[8, 4], prefer_weights_only_quantization=True), or export without "
             "it."
         )
         raise ModelError(msg)
-    if as_such is False and few and not _is_weight_only_int8_supported(target):
+    if as_such is False and int4_nodes and not _is_weight_only_int8_supported(target):
         msg = (
             f"export_int4=False stores INT4 weights as INT8, but {target.name} does not support INT8 weight-only "
             "layers. Export without it."
         )
         raise TargetError(msg)
-    for node in few if as_such is False else ():
+    for node in int4_nodes if as_such is False else ():
         node.attrs = {**node.attrs, "bits": INT8_BITS}
 
 

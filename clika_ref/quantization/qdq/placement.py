@@ -58,10 +58,10 @@ def choose_placement(
         skipped: nodes that stay in float, with the reason.
         is_negative: whether a value had, or may have, a negative element.
     """
-    return _Placer(graph, scheme, has_range, skipped, is_negative).run()
+    return _PlacementFinder(graph, scheme, has_range, skipped, is_negative).run()
 
 
-class _Placer:
+class _PlacementFinder:
     def __init__(
         self,
         graph: Graph,
@@ -73,7 +73,7 @@ class _Placer:
         self.graph, self.scheme, self.has_range, self.skipped = graph, scheme, has_range, skipped
         self.is_negative = is_negative
         self.found = Placement()
-        self.moved: dict[Value, Value] = {}
+        self.move_sources: dict[Value, Value] = {}
         """Values that only move quantized data and need no quantization, with the source of their scale."""
         self.order = {node: number for number, node in enumerate(graph.nodes)}
 
@@ -87,14 +87,14 @@ class _Placer:
                     self.found.floats[node] = reason
                 else:
                     self.found.layers[node] = self._find_fused_output(node)
-        wanted = {node.first_tensor for node in self.found.layers}
-        wanted |= {tail for node, tail in self.found.layers.items() if node.op_type in self.scheme.closed}
-        wanted |= {self._source_before_moves(value) for value in wanted if self.scheme.quantizes_before_moves}
+        required = {node.first_tensor for node in self.found.layers}
+        required |= {tail for node, tail in self.found.layers.items() if node.op_type in self.scheme.closed}
+        required |= {self._source_before_moves(value) for value in required if self.scheme.quantizes_before_moves}
         for value in self.graph.inputs:
-            if value in wanted:
+            if value in required:
                 self.found.scale_sources[value] = value
         for node in self.graph.nodes:
-            self._visit(node, wanted)
+            self._visit(node, required)
         return self.found
 
     def _find_float_reason(self, node: Node) -> str:
@@ -141,21 +141,21 @@ class _Placer:
             value = source
         return value
 
-    def _visit(self, node: Node, wanted: set[Value]) -> None:
+    def _visit(self, node: Node, required: set[Value]) -> None:
         """Decide on the results of a node, after its inputs."""
         found = self.found.scale_sources
         if node.op_type in self.scheme.elementwise and self._is_fully_quantized(node):
             for value in _tensor_operands(node):
                 self._quantize_moved(value)
             self.found.elementwise[node] = self._find_fused_output(node)
-            wanted.add(self._find_fused_output(node))
+            required.add(self._find_fused_output(node))
         source = self._scale_source(node.first_tensor) if node.op_type in self.scheme.data_movement else None
         if node.op_type == SUM_OPERATOR and self.scheme.sums is not None:
             self._quantize_addends(node, self.scheme.sums)
         for value in node.outputs:
             if source is not None and value.index == 0:
-                self.moved[value] = source
-            if value in wanted:
+                self.move_sources[value] = source
+            if value in required:
                 self._quantize_value(value)
         if node.op_type in self.scheme.joins and node.output in found:
             self._join_scales(node)
@@ -204,9 +204,9 @@ class _Placer:
         for other, source in self.found.scale_sources.items():
             if source is own:
                 self.found.scale_sources[other] = whole
-        beside = [*self.found.scale_sharers.pop(own, []), *([] if is_part else [own])]
-        if beside:
-            self.found.scale_sharers.setdefault(whole, []).extend(beside)
+        sharers = [*self.found.scale_sharers.pop(own, []), *([] if is_part else [own])]
+        if sharers:
+            self.found.scale_sharers.setdefault(whole, []).extend(sharers)
 
     def _is_fully_quantized(self, node: Node) -> bool:
         """Return whether all inputs of a node are quantized already, and its result can be."""
@@ -218,12 +218,12 @@ class _Placer:
 
     def _scale_source(self, value: Value) -> Value | None:
         """Return the value that the scale of a quantized value comes from, None if it is not quantized."""
-        return self.found.scale_sources.get(value) or self.moved.get(value)
+        return self.found.scale_sources.get(value) or self.move_sources.get(value)
 
     def _quantize_moved(self, value: Value) -> None:
         """Quantize a value that was moved from a quantized one, and all values in between."""
-        while value in self.moved and value not in self.found.scale_sources:
-            self.found.scale_sources[value] = self.moved[value]
+        while value in self.move_sources and value not in self.found.scale_sources:
+            self.found.scale_sources[value] = self.move_sources[value]
             assert value.producer is not None
             value = value.producer.first_tensor
 

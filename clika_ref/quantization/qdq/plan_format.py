@@ -41,24 +41,24 @@ def plan_to_json(plan: Plan) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "is_all_or_none": plan.scheme.is_all_or_none_quantized,
         "scales": {name: [scale.scale, scale.zero_point] for name, scale in plan.activations.items()},
         "layers": [*plan.weights],
-        "rounded": [*plan.moved],
+        "rounded": [*plan.offsets],
         "corrected": [*plan.corrections],
         "smoothed": [*plan.smoothing],
-        "compressed": {name: [held.bits, held.block_size] for name, held in plan.packed_weights.items()},
-        "moved": [name for name, held in plan.packed_weights.items() if held.moved is not None],
+        "compressed": {name: [packed.bits, packed.block_size] for name, packed in plan.packed_weights.items()},
+        "moved": [name for name, packed in plan.packed_weights.items() if packed.offsets is not None],
         "floats": plan.floats,
         "scaled_as": plan.scale_sources,
         "normed": [*plan.norms],
     }
     every = {
         WEIGHTS_PREFIX: plan.weights,
-        OFFSETS_PREFIX: plan.moved,
+        OFFSETS_PREFIX: plan.offsets,
         CORRECTIONS_PREFIX: plan.corrections,
         SMOOTHING_PREFIX: plan.smoothing,
         NORMS_PREFIX: plan.norms,
-        PACKED_SCALES_PREFIX: {name: held.scales for name, held in plan.packed_weights.items()},
+        PACKED_SCALES_PREFIX: {name: packed.scales for name, packed in plan.packed_weights.items()},
         PACKED_OFFSETS_PREFIX: {
-            name: held.moved for name, held in plan.packed_weights.items() if held.moved is not None
+            name: packed.offsets for name, packed in plan.packed_weights.items() if packed.offsets is not None
         },
     }
     return document, {f"{kind}.{name}": tensor for kind, of in every.items() for name, tensor in of.items()}
@@ -84,16 +84,16 @@ def plan_from_json(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
         plan = Plan(dataclasses.replace(scheme, is_all_or_none_quantized=bool(document.get("is_all_or_none", False))))
         plan.activations = {name: QParams(float(s), int(zero)) for name, (s, zero) in document["scales"].items()}
         plan.weights = {name: _check_vector(tensors[f"{WEIGHTS_PREFIX}.{name}"]) for name in document["layers"]}
-        plan.moved = {name: _check_int8(tensors[f"{OFFSETS_PREFIX}.{name}"]) for name in document.get("rounded", ())}
+        plan.offsets = {name: _check_int8(tensors[f"{OFFSETS_PREFIX}.{name}"]) for name in document.get("rounded", ())}
         plan.corrections = {
             name: _check_vector(tensors[f"{CORRECTIONS_PREFIX}.{name}"]) for name in document["corrected"]
         }
         plan.smoothing = {name: _check_vector(tensors[f"{SMOOTHING_PREFIX}.{name}"]) for name in document["smoothed"]}
         for name, (bits, block_size) in document.get("compressed", {}).items():
-            moved = tensors[f"{PACKED_OFFSETS_PREFIX}.{name}"] if name in document["moved"] else None
+            offsets = tensors[f"{PACKED_OFFSETS_PREFIX}.{name}"] if name in document["moved"] else None
             scales = _check_matrix(tensors[f"{PACKED_SCALES_PREFIX}.{name}"], torch.float32)
             plan.packed_weights[name] = PackedWeight(
-                int(bits), int(block_size), scales, _check_matrix(moved, torch.int8)
+                int(bits), int(block_size), scales, _check_matrix(offsets, torch.int8)
             )
         plan.norms = {
             name: _check_vector(tensors[f"{NORMS_PREFIX}.{name}"], torch.float64) for name in document.get("normed", ())

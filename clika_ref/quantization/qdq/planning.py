@@ -42,8 +42,8 @@ class Planner:
         plan = Plan(self.scheme, floats={node.name: reason for node, reason in placement.floats.items()})
         for value, source in placement.scale_sources.items():
             observe = OBSERVERS[own.get(source.name, observer)]
-            held = [observe(self.table.values[v.name]) for v in (source, *placement.scale_sharers.get(source, ()))]
-            covered = Range(min(part.low for part in held), max(part.high for part in held))
+            ranges = [observe(self.table.values[v.name]) for v in (source, *placement.scale_sharers.get(source, ()))]
+            covered = Range(min(part.low for part in ranges), max(part.high for part in ranges))
             plan.activations[value.name] = compute_qparams(covered, self.scheme.activations)
             if source is not value:
                 plan.scale_sources[value.name] = source.name

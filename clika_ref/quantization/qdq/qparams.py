@@ -25,28 +25,30 @@ class QParams:
     zero_point: int
 
 
-def compute_qparams(covered: Range, integers: QuantizedType) -> QParams:
+def compute_qparams(covered: Range, quantized_type: QuantizedType) -> QParams:
     """Return the scale and zero point that cover a range, with 0 represented exactly.
 
     A range of only 0 gets scale 1, which rounds later elements to whole numbers.
     """
     if covered.is_point:
         return QParams(1.0, 0)
-    if integers.is_symmetric and (integers.is_signed or covered.low < 0):
-        middle = (integers.low + integers.high + 1) // 2
-        return QParams(_round_to_float32(max(-covered.low, covered.high) / (integers.high - middle)), middle)
-    scale = _round_to_float32((covered.high - covered.low) / (integers.high - integers.low))
-    return QParams(scale, min(max(integers.low - round(covered.low / scale), integers.low), integers.high))
+    if quantized_type.is_symmetric and (quantized_type.is_signed or covered.low < 0):
+        middle = (quantized_type.low + quantized_type.high + 1) // 2
+        return QParams(_round_to_float32(max(-covered.low, covered.high) / (quantized_type.high - middle)), middle)
+    scale = _round_to_float32((covered.high - covered.low) / (quantized_type.high - quantized_type.low))
+    return QParams(
+        scale, min(max(quantized_type.low - round(covered.low / scale), quantized_type.low), quantized_type.high)
+    )
 
 
-def compute_weight_scales(weight: Tensor, axis: int | None, integers: QuantizedType) -> Tensor:
+def compute_weight_scales(weight: Tensor, axis: int | None, quantized_type: QuantizedType) -> Tensor:
     """Return a scale for each channel of a weight along a dim, ``float32[channels]``, or for all of it, ``float32[]``.
 
     A channel of zeros gets scale 1: it is quantized to 0 with any scale.
     """
     dims = [d for d in range(weight.ndim) if axis is None or d != axis % weight.ndim]
     reach = weight.detach().abs().amax(dims) if dims and weight.numel() else weight.detach().abs()
-    scales = (reach.double() / integers.high).float().clamp(min=MIN_SCALE)
+    scales = (reach.double() / quantized_type.high).float().clamp(min=MIN_SCALE)
     return torch.where(reach == 0, torch.ones_like(scales), scales)
 
 

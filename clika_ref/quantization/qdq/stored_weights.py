@@ -23,15 +23,15 @@ FACTOR_PREFIX = "clika/factors/"
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Multiplies the elements, viewed in the shape ``sides``, by a factor for each index along some dims."""
+    """Multiplies the elements, viewed in the shape ``shape``, by a factor for each index along some dims."""
 
-    sides: tuple[int, ...]
+    shape: tuple[int, ...]
     factor: Tensor
     """``float32`` of the same rank; dims with a common factor have length 1."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply in place."""
-        x.view(self.sides).mul_(self.factor)
+        x.view(self.shape).mul_(self.factor)
         return x
 
 
@@ -39,13 +39,13 @@ class MultiplyStep:
 class LayoutStep:
     """Moves the elements into a tensor of another shape, or into another order of dims."""
 
-    sides: tuple[int, ...]
+    shape: tuple[int, ...]
     strides: tuple[int, ...]
     """Strides in the result for each dim of the input."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the new tensor."""
-        result = x.new_zeros(self.sides)
+        result = x.new_zeros(self.shape)
         result.as_strided(x.shape, self.strides).copy_(x)
         return result
 
@@ -56,7 +56,7 @@ class StoredWeight:
 
     layer: str
     """Name of the layer that reads it."""
-    integers: Tensor
+    quantized: Tensor
     """``int8`` in the shape of the layer's weight."""
     bits: int
     steps: tuple[MultiplyStep | LayoutStep, ...]
@@ -66,7 +66,7 @@ class StoredWeight:
 
     def restore_parameter(self) -> Tensor:
         """Return the restored parameter: lowered and rounded, it has these integers."""
-        x = self.integers.to(torch.float32, copy=True)
+        x = self.quantized.to(torch.float32, copy=True)
         for step in self.steps:
             x = step(x)
         return x.to(self.dtype)
@@ -78,17 +78,19 @@ class StoredWeight:
             name: of the parameter.
             known: tensors of the layer that the file contains anyway, possibly with its scales.
         """
-        packed = pack_int4(self.integers) if self.bits <= INT4_BITS else self.integers
+        packed = pack_int4(self.quantized) if self.bits <= INT4_BITS else self.quantized
         steps, tensors = list[list[Any]](), {name: packed}
         for number, step in enumerate(self.steps):
             if isinstance(step, LayoutStep):
-                steps.append([LAYOUT_STEP, step.sides, step.strides])
+                steps.append([LAYOUT_STEP, step.shape, step.strides])
             else:
                 factor = step.factor.cpu()
-                held = next((n for n, t in known.items() if _is_equal(t, factor)), f"{FACTOR_PREFIX}{number}/{name}")
-                tensors |= {} if held in known else {held: factor}
-                steps.append([MULTIPLY_STEP, step.sides, list(factor.shape), held])
-        document = {"layer": self.layer, "bits": self.bits, "sides": list(self.integers.shape), "steps": steps}
+                tensor_name = next(
+                    (n for n, t in known.items() if _is_equal(t, factor)), f"{FACTOR_PREFIX}{number}/{name}"
+                )
+                tensors |= {} if tensor_name in known else {tensor_name: factor}
+                steps.append([MULTIPLY_STEP, step.shape, list(factor.shape), tensor_name])
+        document = {"layer": self.layer, "bits": self.bits, "sides": list(self.quantized.shape), "steps": steps}
         return document, tensors
 
 
@@ -105,13 +107,13 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
         ModelError: the data is damaged.
     """
     try:
-        bits, sides = int(document["bits"]), tuple(map(int, document["sides"]))
-        integers = (
-            unpack_int4(tensors[name], sides, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], sides)
+        bits, sizes = int(document["bits"]), tuple(map(int, document["sides"]))
+        quantized = (
+            unpack_int4(tensors[name], sizes, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], sizes)
         )
         steps = tuple(_read_step(*step, tensors=tensors) for step in document["steps"])
-        _reject_size_changes(steps, integers.numel())
-        found = StoredWeight(str(document["layer"]), integers, bits, steps, kind.dtype).restore_parameter()
+        _reject_size_changes(steps, quantized.numel())
+        found = StoredWeight(str(document["layer"]), quantized, bits, steps, kind.dtype).restore_parameter()
     except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
         msg = f"the quantized weight {name!r} is damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
@@ -121,25 +123,25 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
 def _reject_size_changes(steps: Sequence[MultiplyStep | LayoutStep], elements: int) -> None:
     """Reject steps that change the number of elements: a forged file may declare any shape."""
     for step in steps:
-        if math.prod(step.sides) != elements:
-            msg = f"a step has the shape {list(step.sides)}, but there are {elements:,} elements"
+        if math.prod(step.shape) != elements:
+            msg = f"a step has the shape {list(step.shape)}, but there are {elements:,} elements"
             raise ValueError(msg)
 
 
-def _check_int8(integers: Tensor, sides: tuple[int, ...]) -> Tensor:
-    if integers.dtype != torch.int8 or integers.shape != sides:
-        msg = f"{integers.dtype}{list(integers.shape)} is not a quantized tensor of shape {list(sides)}"
+def _check_int8(quantized: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    if quantized.dtype != torch.int8 or quantized.shape != sizes:
+        msg = f"{quantized.dtype}{list(quantized.shape)} is not a quantized tensor of shape {list(sizes)}"
         raise ValueError(msg)
-    return integers
+    return quantized
 
 
-def _read_step(kind: str, sides: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
+def _read_step(kind: str, sizes: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
     if kind == LAYOUT_STEP:
         (strides,) = rest
-        return LayoutStep(tuple(map(int, sides)), tuple(map(int, strides)))
+        return LayoutStep(tuple(map(int, sizes)), tuple(map(int, strides)))
     if kind == MULTIPLY_STEP:
         shape, name = rest
-        return MultiplyStep(tuple(map(int, sides)), tensors[name].reshape(tuple(map(int, shape))))
+        return MultiplyStep(tuple(map(int, sizes)), tensors[name].reshape(tuple(map(int, shape))))
     msg = f"unknown step {kind!r}"
     raise ValueError(msg)
 

@@ -60,8 +60,8 @@ def evaluate_graph(
         for value, result in zip(node.outputs, results, strict=True):
             values[value] = result.contiguous()
             for symbol in late:
-                if symbol.side.name == value.name:
-                    dim = symbol.side.dim
+                if symbol.source.name == value.name:
+                    dim = symbol.source.dim
                     sizes[symbol.name] = int(result) if dim is None else result.shape[dim]
     return values
 
@@ -69,7 +69,7 @@ def evaluate_graph(
 def find_dependencies(graph: Graph, outputs: Collection[Value]) -> set[Node]:
     """Return the nodes that values of a graph depend on; all nodes if sizes are read from results."""
     made = {v.name for node in graph.nodes for v in node.outputs}
-    if any(symbol.side.name in made for symbol in graph.symbols.values()):
+    if any(symbol.source.name in made for symbol in graph.symbols.values()):
         return set(graph.nodes)
     values, nodes = set(outputs), set[Node]()
     for node in graph.nodes_backward():

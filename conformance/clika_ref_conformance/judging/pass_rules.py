@@ -177,10 +177,10 @@ def _check_interface(before: Graph, after: Graph) -> None:
     _require(not leaves & made, f"two values are named {sorted(leaves & made)}")
     inputs = {v.name for v in before.inputs}
     for name, symbol in before.symbols.items():
-        if symbol.side.name in inputs:
+        if symbol.source.name in inputs:
             _require(after.symbols.get(name) == symbol, f"the symbol {symbol} is gone or changed")
     for symbol in after.symbols.values():
-        _require(symbol.side.name in leaves | made, f"the symbol {symbol} is read from what no node makes any more")
+        _require(symbol.source.name in leaves | made, f"the symbol {symbol} is read from what no node makes any more")
 
 
 def _check_constants(p: Pass, before: Graph, after: Graph) -> None:

@@ -28,9 +28,9 @@ def _lower_operator(op, of, *operands, **attrs):
     return op.declare(of.lowering(op, *call.operands, **call.attrs), kind)
 
 
-def _apply_scale(op, few, scale):
-    """Return ``few``, the output of the down projection, times ``scale``."""
-    return op.declare(linear.multiply_unfused(op, few, scale), TensorType(op.dtype(few), op.shape(few)))
+def _apply_scale(op, reduced, scale):
+    """Return ``reduced``, the output of the down projection, times ``scale``."""
+    return op.declare(linear.multiply_unfused(op, reduced, scale), TensorType(op.dtype(reduced), op.shape(reduced)))
 
 
 def _draw_adapter_attributes(draw, s):
@@ -67,8 +67,8 @@ def lora_linear(
 @lora_linear.onnx
 def _(op, returned, x, down, up, *, alpha, dropout_rate, training, merging):
     read = _lower_operator(op, dropout.dropout, x, p=dropout_rate, train=training)
-    few = _apply_scale(op, _lower_operator(op, linear.linear, read, down), alpha / op.shape(down)[0])
-    return op.Add(returned, _lower_operator(op, linear.linear, few, up))
+    reduced = _apply_scale(op, _lower_operator(op, linear.linear, read, down), alpha / op.shape(down)[0])
+    return op.Add(returned, _lower_operator(op, linear.linear, reduced, up))
 
 
 lora_linear.types(same_type)
@@ -105,8 +105,8 @@ def lora_convolution(
     The second is ``up[k, r, 1, ...]``. The scale ``alpha / r`` applies between them. The rest is as in `lora_linear`.
     """
     convolve, read = CONVOLUTIONS[down.ndim], dropout.dropout(x, p=dropout_rate, train=training)
-    few = convolve(read, down, None, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    return returned + convolve(few * (alpha * groups / down.shape[0]), up, None, groups=groups)
+    reduced = convolve(read, down, None, stride=stride, padding=padding, dilation=dilation, groups=groups)
+    return returned + convolve(reduced * (alpha * groups / down.shape[0]), up, None, groups=groups)
 
 
 @lora_convolution.onnx
@@ -115,8 +115,10 @@ def _(op, returned, x, down, up, *, stride, padding, dilation, groups, alpha, dr
         CONVOLUTIONS[op.rank(down)],
         _lower_operator(op, dropout.dropout, x, p=dropout_rate, train=training),
     )
-    few = _lower_operator(op, convolve, read, down, stride=stride, padding=padding, dilation=dilation, groups=groups)
-    scaled = _apply_scale(op, few, alpha * groups / op.shape(down)[0])
+    reduced = _lower_operator(
+        op, convolve, read, down, stride=stride, padding=padding, dilation=dilation, groups=groups
+    )
+    scaled = _apply_scale(op, reduced, alpha * groups / op.shape(down)[0])
     return op.Add(returned, _lower_operator(op, convolve, scaled, up, groups=groups))
 
 
@@ -127,7 +129,7 @@ lora_convolution.types(same_type)
 def _(draw, s):
     dims, groups, rank = draw(s.choice(2, 1, 3)), draw(s.choice(1, 2)), draw(s.integers(1, 2))
     channels, outputs = draw(s.integers(1, 3)), draw(s.integers(1, 3))
-    lengths, kernel = ([draw(s.integers(*ends)) for _ in range(dims)] for ends in ((5, 7), (1, 3)))
+    lengths, kernel = ([draw(s.integers(*bounds)) for _ in range(dims)] for bounds in ((5, 7), (1, 3)))
     stride, pad, dilation = draw(s.choice(1, 2)), draw(s.choice(0, 1)), draw(s.choice(1, 1, 2))
     batch = (draw(s.integers(1, 2)),) if draw(s.choice(True, True, False)) else ()
     reaches = [dilation * (k - 1) + 1 for k in kernel]

@@ -172,9 +172,9 @@ def _adaptive_max_pool(dims):
             return op.Expand(op.like(x, 0), empty), op.Expand(op.scalar(0, torch.int64), empty)
         if _has_uniform_windows(lengths, counts):
             kernel = [n // m for n, m in zip(lengths, counts, strict=True)]
-            values, places = op.MaxPool(x, outputs=2, kernel_shape=kernel, strides=kernel)
+            values, indices = op.MaxPool(x, outputs=2, kernel_shape=kernel, strides=kernel)
             # ONNX returns flat indices of the whole tensor, PyTorch of one plane
-            return values, op.Mod(op.declare(places, torch.int64), op.scalar(math.prod(lengths), torch.int64))
+            return values, op.Mod(op.declare(indices, torch.int64), op.scalar(math.prod(lengths), torch.int64))
         if all(m == 1 for m in counts):
             windows = op.reshape(x, (*op.shape(x)[:2], *counts, math.prod(lengths)))
             best = op.ArgMax(windows, axis=dims + 2, keepdims=1)
@@ -187,25 +187,25 @@ def _adaptive_max_pool(dims):
 def _max_pool_by_gather(op, x, lengths, counts):
     """Gather all windows and return the first largest element of each, with its flat index."""
     dims = len(counts)
-    windows, places = x, None
+    windows, indices = x, None
     for i, (n, m) in enumerate(zip(lengths, counts, strict=True)):
         positions, _ = _window_indices(op, n, m)
         windows = op.Gather(windows, positions, axis=2 + 2 * i)
-        places = positions if places is None else _extend_flat_indices(op, places, positions, n)
+        indices = positions if indices is None else _extend_flat_indices(op, indices, positions, n)
     windows = op.Transpose(windows, perm=[0, 1, *range(2, 2 + 2 * dims, 2), *range(3, 3 + 2 * dims, 2)])
     size = math.prod(_max_window_length(n, m) for n, m in zip(lengths, counts, strict=True))
     windows = op.reshape(windows, (*op.shape(x)[:2], *counts, size))
-    places = op.Transpose(places, perm=[*range(0, 2 * dims, 2), *range(1, 2 * dims, 2)])
-    places = op.Reshape(places, op.ints([0] * dims + [-1]))
+    indices = op.Transpose(indices, perm=[*range(0, 2 * dims, 2), *range(1, 2 * dims, 2)])
+    indices = op.Reshape(indices, op.ints([0] * dims + [-1]))
     best = op.ArgMax(windows, axis=dims + 2, keepdims=1)
     values = op.GatherElements(windows, best, axis=-1)
-    places = op.GatherElements(op.Expand(places, op.Shape(windows)), best, axis=-1)
-    return op.Squeeze(values, op.ints([-1])), op.Squeeze(places, op.ints([-1]))
+    indices = op.GatherElements(op.Expand(indices, op.Shape(windows)), best, axis=-1)
+    return op.Squeeze(values, op.ints([-1])), op.Squeeze(indices, op.ints([-1]))
 
 
-def _extend_flat_indices(op, places, positions, n):
-    """Extend flat indices by one dim of size ``n``: ``places * n + positions``, for all pairs of windows."""
-    return op.Add(op.Mul(op.Unsqueeze(places, op.ints([-2, -1])), op.scalar(n, torch.int64)), positions)
+def _extend_flat_indices(op, indices, positions, n):
+    """Extend flat indices by one dim of size ``n``: ``indices * n + positions``, for all pairs of windows."""
+    return op.Add(op.Mul(op.Unsqueeze(indices, op.ints([-2, -1])), op.scalar(n, torch.int64)), positions)
 
 
 @operator(aten.adaptive_max_pool1d.default, quant=SHARED_QPARAMS, error=EXACT)

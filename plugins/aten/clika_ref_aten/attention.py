@@ -117,9 +117,9 @@ def _scale_query(op, x, scale):
     return multiply_unfused(op, x, 1 / math.sqrt(width or 1) if scale is None else scale)
 
 
-def _mask_to_bias(op, kept, x):
+def _mask_to_bias(op, mask, x):
     """Return a boolean mask as a bias to add to the scores: runtimes fuse an addition into attention."""
-    return op.Where(kept, op.like(x, 0.0), op.like(x, MASKED_SCORE))
+    return op.Where(mask, op.like(x, 0.0), op.like(x, MASKED_SCORE))
 
 
 def _causal_mask(op, rows, columns):

@@ -42,7 +42,7 @@ def _(x, *, size):
 
 @expand.samples
 def _(draw, s):
-    x = draw(s.tensor(dtype=MOVABLE_DTYPES, side=(1, 3)))
+    x = draw(s.tensor(dtype=MOVABLE_DTYPES, size=(1, 3)))
     known = {"one": 1, "last": (3, *x.shape)[-1]}
 
     def length():  # the new size of a dim of size 1; "one" keeps it, so that it may be drawn with any size
@@ -67,8 +67,8 @@ def _(build, base, new, *, size):
 @expand.from_torch(aten.expand.default, aten.expand_copy.default, aten.broadcast_to.default)
 def _(x, size, *, implicit=False):
     own = (None,) * (len(size) - x.type.rank) + x.type.shape
-    sides = (side if n == -1 else normalize_size(n) for n, side in zip(size, own, strict=True))
-    return expand.call(x, size=tuple(sides))
+    sizes = (length if n == -1 else normalize_size(n) for n, length in zip(size, own, strict=True))
+    return expand.call(x, size=tuple(sizes))
 
 
 @expand.from_torch(aten.expand_as.default)
@@ -133,12 +133,12 @@ def _(draw, s):
     return s.call(*tensors, indexing=draw(s.choice("ij", "xy")))
 
 
-def _common_size(sides: tuple[Dim, ...]) -> Dim:
+def _common_size(sizes: tuple[Dim, ...]) -> Dim:
     """Return the common size of dims that broadcast; sizes other than 1 are equal, but may be different expressions."""
-    longer = [n for n in sides if n != 1]
+    longer = [n for n in sizes if n != 1]
     numbers = {n for n in longer if isinstance(n, int)}
     if len(numbers) > 1:
-        raise ValueError(f"dims of the sizes {sides} do not broadcast")
+        raise ValueError(f"dims of the sizes {sizes} do not broadcast")
     return numbers.pop() if numbers else (longer or [1])[0]
 
 
@@ -149,7 +149,7 @@ def lower_broadcast(op: Any, x: Any, before: tuple[Dim, ...], after: tuple[Dim, 
     if 0 in after and 0 not in before:  # ONNX Runtime's Expand keeps size 1 where size 0 is requested
         return op.cast(op.declare(op.ConstantOfShape(op.ints(after)), torch.float32), op.dtype(x))
     own = (1,) * (len(after) - len(before)) + before
-    sides = op.ints([1 if a == b else b for a, b in zip(own, after, strict=True)])
+    sizes = op.ints([1 if a == b else b for a, b in zip(own, after, strict=True)])
     if op.dtype(x) == torch.bfloat16:  # ONNX Runtime has bfloat16 casts, but no Expand
-        return op.cast(op.Expand(op.cast(x, torch.float32), sides), torch.bfloat16)
-    return op.Expand(x, sides)
+        return op.cast(op.Expand(op.cast(x, torch.float32), sizes), torch.bfloat16)
+    return op.Expand(x, sizes)

@@ -31,8 +31,8 @@ def _(draw, s):
     x = draw(s.tensor(dtype=ALL_DTYPES, low=0, high=9))
     dtype = draw(s.choice(*ALL_DTYPES))
     if x.dtype.is_floating_point and not dtype.is_floating_point and dtype != torch.bool:
-        ends = torch.iinfo(dtype).min // 2, torch.iinfo(dtype).max // 2
-        x = replace(x, low=max(-9, ends[0]), domain=ends, nan=False)  # in C, out-of-range casts are undefined
+        limits = torch.iinfo(dtype).min // 2, torch.iinfo(dtype).max // 2
+        x = replace(x, low=max(-9, limits[0]), domain=limits, nan=False)  # in C, out-of-range casts are undefined
     return s.call(x, dtype=dtype)
 
 
@@ -93,9 +93,9 @@ def overwritten(new: Tensor, x: Tensor) -> Tensor:
 
     Both have the same type. Gradients flow to ``x`` as if nothing had been written, and none flow to ``new``.
     """
-    kept = x.clone()
+    copy = x.clone()
     with torch.no_grad():
-        return kept.copy_(new)
+        return copy.copy_(new)
 
 
 @overwritten.onnx

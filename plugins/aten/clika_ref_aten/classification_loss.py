@@ -81,7 +81,7 @@ def _mean_by_weight(op, losses, weights):
 def _draw_classification(draw, s, **scores):
     """Draw scores ``x[n, c, ...]`` or ``x[c]``, targets, class weights and an ``ignore_index``."""
     classes = draw(s.integers(2, 5))
-    shape = list(draw(s.tensor(rank=(1, 5), side=(1, 4))).shape)
+    shape = list(draw(s.tensor(rank=(1, 5), size=(1, 4))).shape)
     shape[1 if len(shape) > 1 else 0] = classes
     x = draw(s.tensor(shape=shape, dtype=FLOATS, **scores))
     target = draw(
@@ -157,7 +157,7 @@ def _(op, x, target, weight, *, reduction, ignore_index, label_smoothing):
     weighted = logs if weight is None else op.Mul(logs, reshape_per_channel(op, weight, op.rank(x)))
     if op.dtype(target).is_floating_point:
         losses = op.Neg(op.ReduceSum(op.Mul(weighted, target), op.ints([axis]), keepdims=0))
-        count = math.prod(side for i, side in enumerate(op.shape(x)) if i != axis)
+        count = math.prod(size for i, size in enumerate(op.shape(x)) if i != axis)
         return (
             mean_of(op, losses, count, None, keepdims=0)
             if reduction == REDUCE_MEAN
@@ -269,8 +269,8 @@ def _(op, x, target, *, reduction):
         x, target = (op.declare(op.Reshape(t, op.ints([1])), TensorType(op.dtype(t), (1,))) for t in (x, target))
     axis, dtype = _class_axis(op, x), op.dtype(x)
     zero, one = op.like(x, 0), op.like(x, 1)
-    ends = op.cast(op.Less(target, op.like(target, 0)), torch.int64)
-    listed = op.Equal(op.CumSum(ends, op.scalar(axis, torch.int64)), op.scalar(0, torch.int64))
+    is_padding = op.cast(op.Less(target, op.like(target, 0)), torch.int64)
+    listed = op.Equal(op.CumSum(is_padding, op.scalar(axis, torch.int64)), op.scalar(0, torch.int64))
     index = op.Where(listed, target, op.like(target, 0))
     counts = op.cast(listed, dtype)
     right = op.ScatterElements(op.Mul(counts, zero), index, counts, axis=axis, reduction="max")

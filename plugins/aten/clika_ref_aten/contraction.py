@@ -36,9 +36,9 @@ def _expand_equation(equation, ranks):
         right = ("..." if "..." in left else "") + "".join(sorted(c for c in used if used.count(c) == 1))
     terms = [t.replace("...", "".join(shared[len(shared) - n :])) for t, n in zip(terms, hidden, strict=True)]
     whole = f"{','.join(terms)}->{right.replace('...', ''.join(shared))}"
-    spare = iter(letters[len(shared) :])
+    free_letters = iter(letters[len(shared) :])
     capitals = [c for c in dict.fromkeys(whole) if c.isupper()]
-    return whole.translate({ord(c): next(spare, c) for c in capitals})
+    return whole.translate({ord(c): next(free_letters, c) for c in capitals})
 
 
 @operator(error=DOT, quant=float_layer(matrices=0))
@@ -51,15 +51,17 @@ def einsum(*tensors: Tensor, equation: str) -> Tensor:
 def _(*tensors, equation):
     whole = _expand_equation(equation, [t.rank for t in tensors])
     left, _, right = whole.partition("->")
-    sides: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     for term, tensor in zip(left.split(","), tensors, strict=True):
-        for letter, side in zip(term, tensor.shape, strict=True):
-            sides[letter] = side if sides.get(letter, 1) == 1 else sides[letter]
+        for letter, size in zip(term, tensor.shape, strict=True):
+            sizes[letter] = size if sizes.get(letter, 1) == 1 else sizes[letter]
     dtype = functools.reduce(torch.promote_types, [t.dtype for t in tensors])  # dtypes may differ if no dim is summed
-    alone = _single_operand_dims(whole, [t.shape for t in tensors])
-    if not dtype.is_floating_point and (alone if len(tensors) == 1 else any(side != 1 for side in alone.values())):
+    unshared = _single_operand_dims(whole, [t.shape for t in tensors])
+    if not dtype.is_floating_point and (
+        unshared if len(tensors) == 1 else any(size != 1 for size in unshared.values())
+    ):
         dtype = torch.int64  # eager calls torch.sum for these dims
-    return TensorType(dtype, tuple(sides[letter] for letter in right))
+    return TensorType(dtype, tuple(sizes[letter] for letter in right))
 
 
 def _single_operand_dims(equation, shapes):
@@ -67,10 +69,10 @@ def _single_operand_dims(equation, shapes):
     left, _, right = equation.partition("->")
     found: dict[str, list[Any]] = {}
     for term, shape in zip(left.split(","), shapes, strict=True):
-        for letter, side in dict(zip(term, shape, strict=True)).items():
-            found.setdefault(letter, []).append(side)
-    longer = {letter: [side for side in sides if side != 1] for letter, sides in found.items() if letter not in right}
-    return {c: (sides or [1])[0] for c, sides in longer.items() if len(sides) == 1 or len(found[c]) == 1}
+        for letter, size in dict(zip(term, shape, strict=True)).items():
+            found.setdefault(letter, []).append(size)
+    longer = {letter: [size for size in sizes if size != 1] for letter, sizes in found.items() if letter not in right}
+    return {c: (sizes or [1])[0] for c, sizes in longer.items() if len(sizes) == 1 or len(found[c]) == 1}
 
 
 @einsum.onnx
@@ -85,14 +87,14 @@ def _(op, *tensors, equation):
 def _make_diagonals_adjacent(op, equation, tensors):
     """Make repeated letters of a term adjacent: ONNX Runtime divides by the size of an empty dim between them."""
     left, _, right = equation.partition("->")
-    terms, moved = [], []
+    terms, operands = [], []
     for term, tensor in zip(left.split(","), tensors, strict=True):
         order = sorted(range(len(term)), key=lambda i, term=term: term.index(term[i]))
         terms.append("".join(term[i] for i in order))
-        moved.append(tensor if order == [*range(len(term))] else op.Transpose(tensor, perm=order))
+        operands.append(tensor if order == [*range(len(term))] else op.Transpose(tensor, perm=order))
         shape = op.shape(tensor)
-        op.declare(moved[-1], TensorType(op.dtype(tensor), tuple(shape[i] for i in order)))
-    return f"{','.join(terms)}->{right}", tuple(moved)
+        op.declare(operands[-1], TensorType(op.dtype(tensor), tuple(shape[i] for i in order)))
+    return f"{','.join(terms)}->{right}", tuple(operands)
 
 
 def _add_ones_factor(op, equation, tensors):
@@ -101,12 +103,12 @@ def _add_ones_factor(op, equation, tensors):
     ONNX Runtime sums such dims in float64, which is exact up to 2 ** 53, but products of integers exactly. With
     three or more operands, eager lets the product of two wrap around in their own dtype; here it does not.
     """
-    alone = _single_operand_dims(equation, [op.shape(t) for t in tensors])
-    if not alone:
+    unshared = _single_operand_dims(equation, [op.shape(t) for t in tensors])
+    if not unshared:
         return equation, tensors
     left, _, right = equation.partition("->")
-    ones = op.Expand(op.like(tensors[0], 1), op.ints(list(alone.values())))
-    return f"{left},{''.join(alone)}->{right}", (*tensors, ones)
+    ones = op.Expand(op.like(tensors[0], 1), op.ints(list(unshared.values())))
+    return f"{left},{''.join(unshared)}->{right}", (*tensors, ones)
 
 
 SAMPLE_EQUATIONS = (
@@ -118,14 +120,14 @@ SAMPLE_EQUATIONS = (
 @einsum.samples
 def _(draw, s):
     equation, dtype = draw(s.choice(*SAMPLE_EQUATIONS)), draw(s.choice(*NUMBERS))
-    sides = {letter: draw(s.integers(1, 4)) for letter in sorted(set(equation) & set(string.ascii_letters))}
+    sizes = {letter: draw(s.integers(1, 4)) for letter in sorted(set(equation) & set(string.ascii_letters))}
     hidden = [draw(s.integers(1, 3)) for _ in range(2)]
     tensors = []
     for term in equation.replace(" ", "").partition("->")[0].split(","):
         own = hidden[draw(s.integers(0, 2)) :]
         before, dots, after = term.partition("...")
-        once = {c for c in sides if term.count(c) == 1 and draw(s.choice(False, False, False, True))}  # these broadcast
-        lengths = {c: 1 if c in once else side for c, side in sides.items()}
+        once = {c for c in sizes if term.count(c) == 1 and draw(s.choice(False, False, False, True))}  # these broadcast
+        lengths = {c: 1 if c in once else size for c, size in sizes.items()}
         shape = [*(lengths[c] for c in before), *(own if dots else ()), *(lengths[c] for c in after)]
         tensors.append(draw(s.tensor(shape=shape, dtype=dtype)))
     return s.call(*tensors, equation=equation)
@@ -197,7 +199,7 @@ def linalg_cross(x: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
 @linalg_cross.from_torch(aten.cross.default)
 def _(x, other, dim=None):
     if dim is None:
-        dim = next(i for i, side in enumerate(x.type.shape) if side == 3)  # PyTorch's rule: the first dim of size 3
+        dim = next(i for i, size in enumerate(x.type.shape) if size == 3)  # PyTorch's rule: the first dim of size 3
     return linalg_cross.call(x, other, dim=dim)
 
 
@@ -217,7 +219,7 @@ def _(op, x, other, *, dim):
 def _(draw, s):
     shape = list(draw(s.tensor(rank=(1, 5))).shape)
     dim = draw(s.integers(-len(shape), len(shape) - 1))
-    other = [draw(s.choice(side, 1)) for side in shape]
+    other = [draw(s.choice(size, 1)) for size in shape]
     shape[dim] = other[dim] = 3
     dtype = draw(s.choice(*NUMBERS))
     return s.call(draw(s.tensor(shape=shape, dtype=dtype)), draw(s.tensor(shape=other, dtype=dtype)), dim=dim)

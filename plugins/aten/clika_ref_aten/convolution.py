@@ -145,12 +145,12 @@ def _draw_transposed_attributes(draw, s, dims):
     return {
         "stride": stride,
         "padding": tuple(draw(s.choice(0, 1)) for _ in range(dims)),
-        "output_padding": tuple(draw(s.integers(0, side - 1)) for side in stride),
+        "output_padding": tuple(draw(s.integers(0, step - 1)) for step in stride),
         "dilation": tuple(draw(s.choice(1, 2)) for _ in range(dims)),
     }
 
 
-def _transposed_sampler(dims):
+def _conv_transpose_sampler(dims):
     def sample(draw, s):
         x, weight, bias, groups = _draw_operands(
             draw, s, dims, transposed=True, batched=draw(s.choice(True, True, False))
@@ -227,7 +227,7 @@ def _declare_conv_transpose(dims: int) -> Operator:
 
     conv_transpose.onnx(allow_unbatched(dims, _convolve))
     conv_transpose.types(_conv_transpose_type)
-    conv_transpose.samples(_transposed_sampler(dims))
+    conv_transpose.samples(_conv_transpose_sampler(dims))
     return conv_transpose
 
 

@@ -75,7 +75,7 @@ def _(op, x, mask):
 @masked_select.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
-    shape = [side if draw(s.booleans()) else 1 for side in x.shape]
+    shape = [size if draw(s.booleans()) else 1 for size in x.shape]
     return s.call(x, draw(s.tensor(shape=draw(s.choice(x.shape, shape)), dtype=torch.bool)))
 
 
@@ -122,8 +122,8 @@ bincount.types(reject_data_dependent_size)
 @bincount.onnx
 def _(op, x, weights, *, minlength):
     x = op.cast(x, torch.int64)
-    least = op.Sub(op.ints([minlength]), op.ints([1]))
-    length = op.Add(op.ReduceMax(op.Concat(x, least, axis=0), keepdims=True), op.ints([1]))
+    minimum = op.Sub(op.ints([minlength]), op.ints([1]))
+    length = op.Add(op.ReduceMax(op.Concat(x, minimum, axis=0), keepdims=True), op.ints([1]))
     amounts = op.Expand(op.constant(1, torch.int64), op.Shape(x)) if weights is None else weights
     (amounts,) = op.promote(amounts)
     return _scatter_add(op, x, amounts, length)
@@ -152,9 +152,9 @@ def _(op, x, *, bins, min, max):
     if min == max:  # for large values, low - 1 equals high + 1: the middle bin counts all
         scaled = op.Where(op.Equal(low, high), op.like(x, bins // 2), scaled)
     last = op.like(x, bins - 1)
-    place = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # an extra bin for elements outside
+    bin_index = op.Where(inside, op.Min(scaled, last), op.like(x, bins))  # an extra bin for elements outside
     ones = op.Expand(op.like(x, 1), op.Shape(x_flat))
-    counts = _scatter_add(op, op.cast(place, torch.int64), ones, op.ints([bins + 1]))
+    counts = _scatter_add(op, op.cast(bin_index, torch.int64), ones, op.ints([bins + 1]))
     return op.Slice(counts, op.ints([0]), op.ints([bins]))
 
 
@@ -180,10 +180,10 @@ def _unique(op, x, *, inverse, counts, axis=None):
     """Return the sorted unique elements, the inverse indices and the counts."""
     dtype = op.dtype(x)
     narrow = dtype in (torch.bool, torch.int32, torch.int16, torch.uint8)
-    values, _, places, amounts = op.Unique(op.cast(x, torch.int64) if narrow else x, axis=axis, sorted=1, outputs=4)
-    places, amounts = op.declare(places, torch.int64), op.declare(amounts, torch.int64)
+    values, _, indices, amounts = op.Unique(op.cast(x, torch.int64) if narrow else x, axis=axis, sorted=1, outputs=4)
+    indices, amounts = op.declare(indices, torch.int64), op.declare(amounts, torch.int64)
     none = op.constant(torch.zeros(0), torch.int64)
-    return op.cast(values, dtype), places if inverse else none, amounts if counts else none
+    return op.cast(values, dtype), indices if inverse else none, amounts if counts else none
 
 
 @operator(aten._unique2.default, error=EXACT)  # noqa: SLF001 - ATen's name
@@ -203,8 +203,8 @@ unique2.types(reject_data_dependent_size)
 
 @unique2.onnx
 def _(op, x, *, sorted, return_inverse, return_counts):
-    values, places, amounts = _unique(op, x, inverse=return_inverse, counts=return_counts)
-    return values, op.reshape(places, op.shape(x)) if return_inverse else places, amounts
+    values, indices, amounts = _unique(op, x, inverse=return_inverse, counts=return_counts)
+    return values, op.reshape(indices, op.shape(x)) if return_inverse else indices, amounts
 
 
 @unique2.samples

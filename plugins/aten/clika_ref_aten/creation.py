@@ -194,10 +194,10 @@ def _(op, *, start, end, step, dtype, device):
         start, step = truncate_to_int(start), truncate_to_int(step)  # as eager does, after computing the length
     # Integer positions first: ONNX Runtime rewrites Gather(x, Range) as a Slice, where an end of -1 means the last
     # element. And a Range of floats is a running sum, which would drift.
-    place = make_index_range(op, count)
+    position = make_index_range(op, count)
     wide = torch.float64 if float in map(python_type_of, (start, step)) else torch.int64
-    place, first, by = op.promote(place, start, step, to=wide)
-    return op.cast(op.Add(op.Mul(place, by), first), dtype)
+    position, first, by = op.promote(position, start, step, to=wide)
+    return op.cast(op.Add(op.Mul(position, by), first), dtype)
 
 
 @arange.samples
@@ -252,12 +252,12 @@ def _(draw, s):
     return s.call(n=draw(s.integers(0, 4)), m=draw(s.integers(0, 4)), dtype=dtype, device=None)
 
 
-def _declare_triangle_indices(name: str, side: str) -> Operator:
+def _declare_triangle_indices(name: str, half: str) -> Operator:
     """Declare the indices of a triangle, with a conversion: ATen's schema encodes the default dtype as an integer."""
     make = getattr(torch, name)
 
     @operator(error=EXACT)
-    @name_reference(name, f"Return the indices ``[2, n]`` on and {side} a diagonal of a matrix ``[row, col]``.")
+    @name_reference(name, f"Return the indices ``[2, n]`` on and {half} a diagonal of a matrix ``[row, col]``.")
     def indices(
         *,
         row: int,

@@ -28,7 +28,7 @@ def _dim_sampler(*dtypes, low=-2.0, high=2.0):
     """Return a sampler for a tensor and one of its dims."""
 
     def sample(draw, s):
-        x = draw(s.tensor(dtype=dtypes, side=(1, 6), low=low, high=high))
+        x = draw(s.tensor(dtype=dtypes, size=(1, 6), low=low, high=high))
         return s.call(x, dim=draw(s.integers(-x.rank, x.rank - 1)) if x.rank else draw(s.choice(0, -1)))
 
     return sample
@@ -138,8 +138,8 @@ def _cumulative_min_max(wins):
         if op.rank(x) == 0:
             return op.Identity(x), op.constant(0, torch.int64)
         dtype, shape = op.dtype(x), op.shape(x)
-        kept = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
-        values = x if kept else op.cast(x, torch.int32)
+        is_supported = dtype.is_floating_point or dtype in (torch.int64, torch.int32)
+        values = x if is_supported else op.cast(x, torch.int32)
         axis = dim % len(shape)
         steps = _scan_steps(op, x, dim)
         count = torch.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
@@ -207,7 +207,7 @@ def _(op, x, prepend, append, *, n, dim):
 
 @diff.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 3), side=(3, 6), dtype=(torch.float32, torch.int64, torch.bool)))
+    x = draw(s.tensor(rank=(1, 3), size=(3, 6), dtype=(torch.float32, torch.int64, torch.bool)))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     joined = [draw(s.tensor(shape=x.shape, dtype=x.dtype)) if draw(s.booleans()) else None for _ in range(2)]
     return s.call(x, *joined, n=draw(s.integers(0, 2)), dim=dim)

@@ -75,9 +75,9 @@ def _(op, x, src, *, offset, dim1, dim2):
     shape, order = op.shape(x), _move_plane_last(op.rank(x), (dim1, dim2))
     length = _diagonal_length(shape[dim1], shape[dim2], offset)
     first, step = _diagonal_start_and_step(offset, shape[dim2])
-    places = op.Expand(make_strided_indices(op, (length,), (step,), first), op.Shape(src))
+    indices = op.Expand(make_strided_indices(op, (length,), (step,), first), op.Shape(src))
     flat = _flatten_plane(op, x, order)
-    written = op.ScatterElements(flat, places, op.cast(src, op.dtype(x)), axis=len(shape) - 2)
+    written = op.ScatterElements(flat, indices, op.cast(src, op.dtype(x)), axis=len(shape) - 2)
     planes = op.reshape(written, tuple(shape[d] for d in order))
     back = [order.index(i) for i in range(len(order))]
     return planes if back == order == sorted(order) else op.Transpose(planes, perm=back)
@@ -106,9 +106,9 @@ def _(op, x, *, offset, dim1, dim2):
 
 @diag_embed.types
 def _(x, *, offset, dim1, dim2):
-    side = normalize_size(x.shape[-1] + abs(offset))
+    size = normalize_size(x.shape[-1] + abs(offset))
     order = _move_plane_last(x.rank + 1, (dim1, dim2))
-    planes = (*x.shape[:-1], side, side)
+    planes = (*x.shape[:-1], size, size)
     return TensorType(x.dtype, tuple(planes[order.index(i)] for i in range(len(order))))
 
 
@@ -190,11 +190,11 @@ def _embed_diagonal(op: Any, x: Any, offset: int) -> Any:
     Below the main diagonal, the index of an element is its column, otherwise its row. So ``x`` is padded at its end
     only.
     """
-    dtype, rank, side = op.dtype(x), op.rank(x), op.shape(x)[-1] + abs(offset)
+    dtype, rank, size = op.dtype(x), op.rank(x), op.shape(x)[-1] + abs(offset)
     x = op.cast(x, torch.int32) if dtype in DTYPES_WITHOUT_WHERE else x
     if offset:
         x = op.Pad(x, op.ints([*[0] * (2 * rank - 1), abs(offset)]))
     spread = op.Unsqueeze(x, op.ints([rank - 1 if offset < 0 else rank]))
-    columns = make_index_range(op, normalize_size(side))
+    columns = make_index_range(op, normalize_size(size))
     rows = op.Unsqueeze(op.Add(columns, op.scalar(offset, torch.int64)), op.ints([1]))
     return op.cast(op.Where(op.Equal(rows, columns), spread, op.like(x, 0)), dtype)

@@ -39,9 +39,9 @@ def vector_norm(op, x, p, axes, *, keepdims=False):
     if p == 0:
         return op.ReduceSum(op.cast(op.Not(is_equal_to(op, x, 0)), op.dtype(x)), axes, **options)
     if math.isinf(p):
-        extreme = (op.ReduceMax if p > 0 else op.ReduceMin)(op.Abs(x), axes, **options)
+        limit = (op.ReduceMax if p > 0 else op.ReduceMin)(op.Abs(x), axes, **options)
         missing = op.ReduceMax(op.cast(op.IsNaN(x), op.dtype(x)), axes, **options)  # runtimes ignore NaN
-        return op.Where(op.Greater(missing, op.like(x, 0)), op.like(x, math.nan), extreme)
+        return op.Where(op.Greater(missing, op.like(x, 0)), op.like(x, math.nan), limit)
     total = op.ReduceSum(op.Pow(op.Abs(x), op.like(x, p)), axes, **options)
     return op.Pow(total, op.like(x, 1 / p))
 
@@ -166,8 +166,8 @@ cdist.from_torch(aten._cdist_forward.default)(lambda *operands: cdist.call(*oper
 
 @cdist.onnx
 def _(op, x1, x2, *, p, compute_mode):
-    sides = op.shape(x1)[-2], op.shape(x2)[-2]
-    large = not is_symbolic(sides) and max(sides) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
+    sizes = op.shape(x1)[-2], op.shape(x2)[-2]
+    large = not is_symbolic(sizes) and max(sizes) > 25  # Source: ATen's Distance.cpp, `cdist_impl`
     by_product = compute_mode == MATRIX_PRODUCT_MODE or (compute_mode is None and large)
     # ONNX Runtime 1.31 returns uninitialized memory where it fuses a Transpose into an empty product
     if p == EUCLIDEAN_ORDER and by_product and not op.sizes.may_be_zero(op.shape(x1)[-1]):
@@ -226,7 +226,7 @@ def _(x, *, p):
     return TensorType(x.dtype, (floor_quotient(rows * (rows - 1), 2),))
 
 
-pdist.samples(unary_sampler(rank=2, side=(2, 5), dtype=FLOATS[::2], attrs={"p": SAMPLE_NORM_ORDERS}))
+pdist.samples(unary_sampler(rank=2, size=(2, 5), dtype=FLOATS[::2], attrs={"p": SAMPLE_NORM_ORDERS}))
 
 
 @operator(aten.triplet_margin_loss.default, error=COMPOSE)
@@ -293,9 +293,9 @@ def _(op, x1, x2, target, *, margin, reduction):
     squares = [op.Add(op.ReduceSumSquare(x, axes, keepdims=0), tiny) for x in (x1, x2)]
     cosine = op.Div(product, op.Sqrt(op.Mul(*squares)))
     zero = op.like(x1, 0)
-    alike = op.Where(is_equal_to(op, target, 1), op.Sub(op.like(x1, 1), cosine), zero)
+    similar_loss = op.Where(is_equal_to(op, target, 1), op.Sub(op.like(x1, 1), cosine), zero)
     apart = op.Relu(op.Sub(cosine, op.like(x1, margin)))
-    loss = op.Add(alike, op.Where(is_equal_to(op, target, -1), apart, zero))
+    loss = op.Add(similar_loss, op.Where(is_equal_to(op, target, -1), apart, zero))
     return op.cast(reduce_losses(op, loss, reduction), dtype)
 
 

@@ -30,7 +30,7 @@ def draw_keep_mask(op, shape, p, dtype):
 
 def per_channel_shape(shape):
     """Return the shape of a per-channel mask of ``x[n, c, ...]``."""
-    return tuple(side if i < 2 else 1 for i, side in enumerate(shape))
+    return tuple(size if i < 2 else 1 for i, size in enumerate(shape))
 
 
 def _scale_noise(op, x, noise, p):

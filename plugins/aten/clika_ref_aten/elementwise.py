@@ -78,8 +78,8 @@ def compute_dtype(op, *operands) -> torch.dtype:
         return dtype
     known = torch.finfo(dtype)
     sizes = [abs(o) for o in operands if isinstance(o, int | float)]
-    is_held = all(n == 0 or known.tiny <= n <= known.max or not math.isfinite(n) for n in sizes)
-    return dtype if is_held else torch.float32
+    is_representable = all(n == 0 or known.tiny <= n <= known.max or not math.isfinite(n) for n in sizes)
+    return dtype if is_representable else torch.float32
 
 
 def common_dtype(op, *operands) -> torch.dtype:

@@ -127,7 +127,7 @@ def _finish_reduction(op, weight, result, column, *, mode):
 
 @embedding_bag.samples
 def _(draw, s):
-    weight = draw(s.tensor(rank=2, side=(2, 5)))
+    weight = draw(s.tensor(rank=2, size=(2, 5)))
     last = draw(s.booleans())
     count = 0 if last else draw(s.integers(1, 6))
     dtype = draw(s.choice(torch.int64, torch.int32))

@@ -45,16 +45,16 @@ def export_dequantize(
     x: Tensor, scale: Tensor | Number, zero_point: Tensor | Number | None, *, dtype: torch.dtype, axis: int | None
 ) -> Tensor:
     """Dequantize ``x`` like `dequantize`, by a ``quantized_decomposed`` call."""
-    ends = torch.iinfo(x.dtype)
+    limits = torch.iinfo(x.dtype)
     if axis is not None:
         if zero_point is None and x.dtype != torch.int32:  # runtimes fuse only layers with weight zero points
             zero_point = torch.zeros(x.shape[axis], dtype=x.dtype, device=x.device)
         found = QUANTIZED_DECOMPOSED.dequantize_per_channel.default(
-            x, scale, zero_point, axis, ends.min, ends.max, x.dtype
+            x, scale, zero_point, axis, limits.min, limits.max, x.dtype
         )
     else:
         call = _select_overload(QUANTIZED_DECOMPOSED.dequantize_per_tensor, scale)
-        found = call(x, *_match_types(scale, 0 if zero_point is None else zero_point), ends.min, ends.max, x.dtype)
+        found = call(x, *_match_types(scale, 0 if zero_point is None else zero_point), limits.min, limits.max, x.dtype)
     return found.to(dtype)
 
 

@@ -46,7 +46,7 @@ def _(op, x, *, upscale_factor):
 @pixel_shuffle.samples
 def _(draw, s):
     r = draw(s.choice(2, 3, 1))
-    *batch, c, h, w = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
+    *batch, c, h, w = draw(s.tensor(rank=(3, 5), size=(1, 3))).shape
     c += r > 1  # with one channel, any order is right
     return s.call(draw(s.tensor(shape=(*batch, c * r * r, h, w), dtype=SAMPLE_DTYPES)), upscale_factor=r)
 
@@ -80,7 +80,7 @@ def _(op, x, *, downscale_factor):  # ONNX's SpaceToDepth puts channels last wit
 @pixel_unshuffle.samples
 def _(draw, s):
     r = draw(s.choice(2, 3, 1))
-    *batch, c, h, w = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
+    *batch, c, h, w = draw(s.tensor(rank=(3, 5), size=(1, 3))).shape
     return s.call(draw(s.tensor(shape=(*batch, c, h * r, w * r), dtype=SAMPLE_DTYPES)), downscale_factor=r)
 
 
@@ -103,7 +103,7 @@ def _(op, x, *, groups):
 @channel_shuffle.samples
 def _(draw, s):
     groups = draw(s.choice(2, 3, 1))
-    n, c, *rest = draw(s.tensor(rank=(3, 5), side=(1, 3))).shape
+    n, c, *rest = draw(s.tensor(rank=(3, 5), size=(1, 3))).shape
     return s.call(draw(s.tensor(shape=(n, c * groups, *rest), dtype=SAMPLE_DTYPES[:3])), groups=groups)
 
 

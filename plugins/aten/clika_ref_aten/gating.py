@@ -93,11 +93,11 @@ def _(op, x, *, dim):
 
 @glu.types
 def _(x, *, dim):
-    side = x.shape[dim]
-    if isinstance(side, int) and side % 2:
+    size = x.shape[dim]
+    if isinstance(size, int) and size % 2:
         raise PassError(f"glu({x}, dim={dim}): the size of the dim is odd")
     dim %= x.rank
-    return TensorType(x.dtype, (*x.shape[:dim], floor_quotient(side, 2), *x.shape[dim + 1 :]))
+    return TensorType(x.dtype, (*x.shape[:dim], floor_quotient(size, 2), *x.shape[dim + 1 :]))
 
 
 @glu.samples

@@ -43,11 +43,11 @@ def broadcast_shape(*shapes):
     rank = max(map(len, shapes), default=0)
     result = [1] * rank
     for shape in shapes:
-        for i, side in enumerate(shape, rank - len(shape)):
+        for i, size in enumerate(shape, rank - len(shape)):
             if result[i] == 1:
-                result[i] = side
-            elif side not in (1, result[i]):
-                msg = f"dims of the sizes {result[i]} and {side} do not broadcast"
+                result[i] = size
+            elif size not in (1, result[i]):
+                msg = f"dims of the sizes {result[i]} and {size} do not broadcast"
                 raise PassError(msg)
     return tuple(result)
 
@@ -81,7 +81,7 @@ class MergedDims(NamedTuple):
 
     x: Any
     before: tuple[Any, ...]
-    behind: tuple[Any, ...]
+    after: tuple[Any, ...]
     position: Any
     order: list[int] | None
 
@@ -95,18 +95,18 @@ def merge_indexed_dims(op, x, found):
         order = [*dims, *(d for d in range(len(shape)) if d not in dims)]
         x, shape = op.Transpose(x, perm=order), tuple(shape[d] for d in order)
     start = 0 if order else dims[0]
-    before, inside, behind = shape[:start], shape[start : start + len(dims)], shape[start + len(dims) :]
+    before, inside, after = shape[:start], shape[start : start + len(dims)], shape[start + len(dims) :]
     if len(dims) > 1:
-        x = op.reshape(x, (*before, math.prod(inside), *behind))
-    return MergedDims(x, before, behind, _flat_index(op, inside, [e for e in found if e is not None]), order)
+        x = op.reshape(x, (*before, math.prod(inside), *after))
+    return MergedDims(x, before, after, _flat_index(op, inside, [e for e in found if e is not None]), order)
 
 
-def _flat_index(op, sides, found):
+def _flat_index(op, sizes, found):
     """Return the index into the merged dims; Mod wraps negative entries, but the first may stay negative."""
     total = found[0]
-    for side, entry in zip(sides[1:], found[1:], strict=True):
+    for size, entry in zip(sizes[1:], found[1:], strict=True):
         # A dim of size 0 has no valid indices, but runtimes reject Mod by 0.
-        length = op.scalar(torch_sympy.Max(side, 1) if is_symbolic(side) else side or 1, torch.int64)
+        length = op.scalar(torch_sympy.Max(size, 1) if is_symbolic(size) else size or 1, torch.int64)
         total = op.Add(op.Mul(total, length), op.Mod(entry, length))
     return total
 
@@ -141,7 +141,7 @@ def _(x, *indices):
         reject_data_dependent_size()
     dims = [d for d, _ in given]
     shape = broadcast_shape(*(i.shape for _, i in given))
-    kept = [side for d, side in enumerate(x.shape) if d not in dims]
+    kept = [size for d, size in enumerate(x.shape) if d not in dims]
     start = dims[0] if dims[-1] - dims[0] < len(dims) else 0
     return TensorType(x.dtype, (*kept[:start], *shape, *kept[start:]))
 
@@ -182,7 +182,7 @@ def draw_indices(draw, s, x):
     dims = [d for d in range(rank) if draw(s.booleans())] or [rank - 1]
     indices = [None] * (dims[-1] + 1)
     for d in dims:
-        shape = tuple(1 if draw(s.choice(False, False, True)) else side for side in common)[draw(s.choice(0, 0, 1)) :]
+        shape = tuple(1 if draw(s.choice(False, False, True)) else size for size in common)[draw(s.choice(0, 0, 1)) :]
         dtype = draw(s.choice(torch.int64, torch.int32))
         indices[d] = draw(describe_indices(s, x.shape[d], shape=shape, dtype=dtype, negative=True))
     return tuple(indices)
@@ -242,7 +242,7 @@ def draw_positions(draw, s, x, *, unique=False):
     if x.rank == 0:
         return draw(s.choice(0, -1)), draw(describe_indices(s, 1, shape=()))
     dim = draw(s.integers(-x.rank, x.rank - 1))
-    shape = [draw(s.integers(1, side)) for side in x.shape]
+    shape = [draw(s.integers(1, size)) for size in x.shape]
     shape[dim] = 1 if unique else draw(s.integers(1, 6))
     return dim, draw(describe_indices(s, x.shape[dim], shape=shape))
 
@@ -299,7 +299,7 @@ def _(x, indices, *, dim):
 
 
 def _set_axis_to_one(shape, axis):
-    return tuple(1 if d == axis else side for d, side in enumerate(shape))
+    return tuple(1 if d == axis else size for d, size in enumerate(shape))
 
 
 @take_along_dim.onnx
@@ -321,7 +321,9 @@ def _(draw, s):
     if draw(s.integers(0, 3)) == 0:
         return s.call(x, draw(describe_indices(s, math.prod(x.shape))), dim=None)
     dim = draw(s.integers(-x.rank, x.rank - 1))
-    shape = [side if draw(s.booleans()) else 1 for side in x.shape]
+    shape = [size if draw(s.booleans()) else 1 for size in x.shape]
     shape[dim] = draw(s.integers(1, 4)) if x.shape[dim] else 0
-    ends = -2 * x.shape[dim], max(2 * x.shape[dim] - 1, 0)
-    return s.call(x, draw(s.tensor(dtype=torch.int64, low=ends[0], high=ends[1], domain=ends, shape=shape)), dim=dim)
+    bounds = -2 * x.shape[dim], max(2 * x.shape[dim] - 1, 0)
+    return s.call(
+        x, draw(s.tensor(dtype=torch.int64, low=bounds[0], high=bounds[1], domain=bounds, shape=shape)), dim=dim
+    )

@@ -159,11 +159,11 @@ def _common_shape(tensors: Any) -> tuple[Dim, ...]:
     """Return the common shape; sizes that tracing found equal may be different expressions."""
     shapes = [t.shape for t in tensors]
     agreed: list[Dim] = []
-    for sides in zip(*shapes, strict=True):
-        numbers = {n for n in sides if isinstance(n, int)}
+    for sizes in zip(*shapes, strict=True):
+        numbers = {n for n in sizes if isinstance(n, int)}
         if len(numbers) > 1:
             raise ValueError(f"the shapes {', '.join(map(str, shapes))} do not match")
-        agreed.append(numbers.pop() if numbers else sides[0])
+        agreed.append(numbers.pop() if numbers else sizes[0])
     return tuple(agreed)
 
 
@@ -196,11 +196,11 @@ def _(x, *, split_sizes, dim):
 
 @split_with_sizes.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(2, 6), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(2, 6), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
-    side = x.shape[dim]
-    cut = draw(s.integers(0, side))
-    return s.call(x, split_sizes=draw(s.choice((cut, side - cut), (side,), (1,) * side)), dim=dim)
+    length = x.shape[dim]
+    cut = draw(s.integers(0, length))
+    return s.call(x, split_sizes=draw(s.choice((cut, length - cut), (length,), (1,) * length)), dim=dim)
 
 
 @split_with_sizes.write_back
@@ -219,25 +219,27 @@ def _(x, split_size, dim=0):
 
 @split_with_sizes.from_torch(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def _(x, split_size, dim=0):
-    side = x.type.shape[dim]
-    count = side if split_size == 0 else -floor_quotient(-side, split_size)  # rounded up; torch allows 0 / 0 elements
+    length = x.type.shape[dim]
+    count = (
+        length if split_size == 0 else -floor_quotient(-length, split_size)
+    )  # rounded up; torch allows 0 / 0 elements
     if not isinstance(count, int):
         raise ModelError(
             f"split({x.type}, {split_size}, dim={dim}): the number of pieces, {count}, is dynamic, but a graph has a "
             "fixed number of values. Use chunk(n), or give the size of every piece."
         )
     count = max(count, 1)
-    rest = normalize_size(side - split_size * (count - 1))
+    rest = normalize_size(length - split_size * (count - 1))
     return split_with_sizes.call(x, split_sizes=(*(split_size,) * (count - 1), rest), dim=dim)
 
 
 @split_with_sizes.from_torch(aten.chunk.default, aten.unsafe_chunk.default)
 def _(x, chunks, dim=0):
-    side = x.type.shape[dim]
-    size: Any = floor_quotient(side if _is_divisible(chunks, side) else side + chunks - 1, chunks)
-    count = -(-side // size) if isinstance(side, int) and side else chunks
+    length = x.type.shape[dim]
+    size: Any = floor_quotient(length if _is_divisible(chunks, length) else length + chunks - 1, chunks)
+    count = -(-length // size) if isinstance(length, int) and length else chunks
     return split_with_sizes.call(
-        x, split_sizes=(*(size,) * (count - 1), normalize_size(side - size * (count - 1))), dim=dim
+        x, split_sizes=(*(size,) * (count - 1), normalize_size(length - size * (count - 1))), dim=dim
     )
 
 
@@ -259,26 +261,26 @@ _declare_tensor_split(aten.vsplit.int, aten.vsplit.array, 0)
 _declare_tensor_split(aten.dsplit.int, aten.dsplit.array, 2)
 
 
-def _is_divisible(count: int, side: Dim) -> bool:
-    return not isinstance(side, int) and bool((side / count).is_integer)
+def _is_divisible(count: int, length: Dim) -> bool:
+    return not isinstance(length, int) and bool((length / count).is_integer)
 
 
 def _split_in_sections(x: Any, sections: int, dim: int) -> Call:
     """Split ``dim`` into ``sections`` pieces; if its size is not divisible, the first pieces are longer by one."""
-    side = x.type.shape[dim]
-    if _is_divisible(sections, side):
-        return split_with_sizes.call(x, split_sizes=(floor_quotient(side, sections),) * sections, dim=dim)
-    sizes = (floor_quotient(side + (sections - 1 - i), sections) for i in range(sections))
+    length = x.type.shape[dim]
+    if _is_divisible(sections, length):
+        return split_with_sizes.call(x, split_sizes=(floor_quotient(length, sections),) * sections, dim=dim)
+    sizes = (floor_quotient(length + (sections - 1 - i), sections) for i in range(sections))
     return split_with_sizes.call(x, split_sizes=tuple(sizes), dim=dim)
 
 
 def _split_at_indices(x: Any, indices: tuple[Any, ...], dim: int) -> Call:
-    side = x.type.shape[dim]
+    length = x.type.shape[dim]
     ends = [
-        min_size(i, side) if not isinstance(i, int) or i >= 0 else max_size(normalize_size(side + i), 0)
+        min_size(i, length) if not isinstance(i, int) or i >= 0 else max_size(normalize_size(length + i), 0)
         for i in indices
     ]
-    sizes = [normalize_size(b - a) for a, b in zip([0, *ends], [*ends, side], strict=True)]
+    sizes = [normalize_size(b - a) for a, b in zip([0, *ends], [*ends, length], strict=True)]
     if any(isinstance(n, int) and n < 0 for n in sizes):
         raise ModelError(
             f"tensor_split({x.type}, {indices}, dim={dim}): the indices are not increasing, so the pieces overlap. "

@@ -27,14 +27,14 @@ aten = torch.ops.aten
 
 def _samples(*, with_bias):
     def sampler(draw, s):
-        most = draw(s.choice(3.0, 0.01))  # small values reveal where eps is added
-        x = draw(s.tensor(rank=(1, 5), dtype=FLOATS, low=-most, high=most))
-        sides = x.shape[-draw(s.integers(1, x.rank)) :]
-        operands = [draw(s.tensor(shape=sides, dtype=x.dtype)) if draw(s.booleans()) else None]
+        magnitude = draw(s.choice(3.0, 0.01))  # small values reveal where eps is added
+        x = draw(s.tensor(rank=(1, 5), dtype=FLOATS, low=-magnitude, high=magnitude))
+        normalized_shape = x.shape[-draw(s.integers(1, x.rank)) :]
+        operands = [draw(s.tensor(shape=normalized_shape, dtype=x.dtype)) if draw(s.booleans()) else None]
         if with_bias:
-            operands.append(draw(s.tensor(shape=sides, dtype=x.dtype)) if draw(s.booleans()) else None)
+            operands.append(draw(s.tensor(shape=normalized_shape, dtype=x.dtype)) if draw(s.booleans()) else None)
         epsilons = EPSILONS if with_bias else (None, 0.1)
-        return s.call(x, *operands, normalized_shape=sides, eps=draw(s.choice(*epsilons)))
+        return s.call(x, *operands, normalized_shape=normalized_shape, eps=draw(s.choice(*epsilons)))
 
     return sampler
 

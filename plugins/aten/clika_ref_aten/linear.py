@@ -160,7 +160,7 @@ def _samples_of_blends(x_rank, a_rank, b_rank):
         b, n, k, m = (draw(s.integers(1, 4)) for _ in range(4))
         first, second = (b, n, k)[-a_rank:], (b, k, m)[-b_rank:] if b_rank > 1 else (k,)
         result = (b, n, m)[-x_rank:] if b_rank > 1 else (n,)
-        x_shape = tuple(draw(s.choice(side, 1)) for side in result)[draw(s.integers(0, x_rank)) :]
+        x_shape = tuple(draw(s.choice(size, 1)) for size in result)[draw(s.integers(0, x_rank)) :]
         whole = s.choice(1, 2, 0, -1)
         factor = s.choice(1, 2, 0.5, 0, -1.5) if dtype.is_floating_point else whole
         tensors = [draw(s.tensor(shape=shape, dtype=dtype)) for shape in (x_shape, first, second)]
@@ -260,7 +260,7 @@ def _(draw, s):
         x = draw(s.tensor(shape=x.shape, dtype=torch.bool))
         attrs = {"beta": draw(s.choice(1, 0)), "alpha": draw(s.choice(1, 0))}
     dtype = draw(s.choice(x.dtype, torch.float64, torch.int64)) if x.dtype.is_floating_point else x.dtype
-    vectors = [draw(s.tensor(shape=side, dtype=dtype)) for side in (mat1.shape[:1], mat2.shape[1:])]
+    vectors = [draw(s.tensor(shape=size, dtype=dtype)) for size in (mat1.shape[:1], mat2.shape[1:])]
     return s.call(x, *vectors, **attrs)
 
 
@@ -317,13 +317,13 @@ OFFSET_DTYPES = (torch.int32, torch.int64)
 
 
 @operator(error=DOT, quant=float_layer(matrices=1, axis=-1))
-def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """``x[ends[i - 1]:ends[i]] @ weight[i]``, concatenated: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
+def grouped_mm(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
+    """``x[offs[i - 1]:offs[i]] @ weight[i]``, concatenated: ``x[s, k]`` and ``weight[g, k, n]`` to ``[s, n]``.
 
-    ``ends[g]`` is sorted; rows after the last end become zeros.
+    ``offs[g]`` is sorted; rows after the last end become zeros.
     """
     parts, start = [], 0
-    for matrix, end in zip(weight, ends.tolist(), strict=True):
+    for matrix, end in zip(weight, offs.tolist(), strict=True):
         parts.append(x[start:end] @ matrix)
         start = end
     rest = x.new_zeros(x.shape[0] - start, weight.shape[2])
@@ -331,20 +331,20 @@ def grouped_mm(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 @grouped_mm.types
-def _(x, weight, ends):
+def _(x, weight, offs):
     return TensorType(x.dtype, (x.shape[0], weight.shape[2]))
 
 
 @grouped_mm.onnx
-def _(op, x, weight, ends):
+def _(op, x, weight, offs):
     groups, columns = op.shape(weight)[0], op.shape(weight)[2]
     if is_symbolic(groups):
         msg = f"grouped_mm over a number of groups known only at run time ({groups}) has no ONNX form; fix its length"
         raise TargetError(msg)
     if not groups:
         return op.Expand(op.like(x, 0.0), op.ints(op.result.shape))
-    first, rows, ends = op.ints([0]), op.Shape(x, start=0, end=1), op.cast(ends, torch.int64)
-    stops = op.Split(ends, axis=0, num_outputs=groups, outputs=groups) if groups > 1 else [ends]
+    first, rows, offs = op.ints([0]), op.Shape(x, start=0, end=1), op.cast(offs, torch.int64)
+    stops = op.Split(offs, axis=0, num_outputs=groups, outputs=groups) if groups > 1 else [offs]
     parts = []
     for i, (start, stop) in enumerate(zip([first, *stops[:-1]], stops, strict=True)):
         matrix = op.Gather(weight, op.scalar(i, torch.int64), axis=0)
@@ -359,8 +359,8 @@ def _(draw, s):
     dtype = draw(s.choice(torch.float32, torch.float64))
     rows = draw(s.integers(0, 9))
     x = draw(s.tensor(shape=(rows, k), dtype=dtype))
-    ends = torch.tensor(sorted(draw(s.integers(0, rows)) for _ in range(groups)), dtype=draw(s.choice(*OFFSET_DTYPES)))
-    return s.call(x, draw(s.tensor(shape=(groups, k, n), dtype=dtype)), ends)
+    offs = torch.tensor(sorted(draw(s.integers(0, rows)) for _ in range(groups)), dtype=draw(s.choice(*OFFSET_DTYPES)))
+    return s.call(x, draw(s.tensor(shape=(groups, k, n), dtype=dtype)), offs)
 
 
 @grouped_mm.from_torch("transformers.grouped_mm_fallback.default")

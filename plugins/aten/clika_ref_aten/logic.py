@@ -232,8 +232,8 @@ def heaviside(x: Tensor, values: Tensor) -> Tensor:
 def _(op, x, values):
     x, values = op.promote(x, values, to=common_dtype(op, x, values))
     zero = op.like(x, 0)
-    side = op.cast(op.Greater(x, zero), op.dtype(x))
-    return choose(op, op.Equal(x, zero), values, side)
+    step = op.cast(op.Greater(x, zero), op.dtype(x))
+    return choose(op, op.Equal(x, zero), values, step)
 
 
 heaviside.samples(binary_sampler(dtype=NUMBERS, number=False, mixed=False, low=-2, high=2))

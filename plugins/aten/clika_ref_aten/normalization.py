@@ -140,7 +140,7 @@ def _statistics_sampler(min_rank, flag):
     """Return a sampler for calls with running statistics, which are optional if the attribute ``flag`` is True."""
 
     def sample(draw, s):
-        x = draw(s.tensor(rank=(min_rank, 5), side=(2, 5), dtype=FLOATS))
+        x = draw(s.tensor(rank=(min_rank, 5), size=(2, 5), dtype=FLOATS))
         is_batch = draw(s.booleans())
         weight, bias, mean, var = _draw_channel_operands(draw, s, x)
         if is_batch and draw(s.booleans()):
@@ -234,7 +234,7 @@ group_norm.types(same_type)
 @group_norm.samples
 def _(draw, s):
     num_groups = draw(s.choice(1, 2, 3))
-    shape = list(draw(s.tensor(rank=(2, 5), side=(2, 4))).shape)
+    shape = list(draw(s.tensor(rank=(2, 5), size=(2, 4))).shape)
     shape[1] = num_groups * draw(s.integers(1, 3))
     x = draw(s.tensor(shape=shape, dtype=FLOATS))
     weight, bias, _, _ = _draw_channel_operands(draw, s, x)
@@ -257,12 +257,12 @@ def _blend_running_statistic(op, running, batch, shape, *, momentum, per_instanc
     count = math.prod(shape)
     wide = op.cast(running, op.dtype(batch))
     old = op.Mul(wide, op.like(batch, 1 - momentum))
-    moved = op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
+    updated = op.cast(op.Add(old, op.Mul(batch, op.like(batch, momentum))), op.dtype(running))
     if op.sizes.may_be_zero(count):
-        moved = op.Where(is_nonempty(op, count), moved, running)
+        updated = op.Where(is_nonempty(op, count), updated, running)
     if per_instance and op.sizes.may_be_zero(shape[0]):
-        moved = op.Where(is_nonempty(op, shape[0]), moved, op.like(running, math.nan))
-    return moved
+        updated = op.Where(is_nonempty(op, shape[0]), updated, op.like(running, math.nan))
+    return updated
 
 
 def _running_type(x, running, *, momentum, per_instance):
@@ -272,7 +272,7 @@ def _running_type(x, running, *, momentum, per_instance):
 def _update_samples(low, high):
     def sampler(draw, s):
         per_instance = draw(s.booleans())
-        x = draw(s.tensor(rank=(3 if per_instance else 2, 5), side=(2, 5), dtype=FLOATS))
+        x = draw(s.tensor(rank=(3 if per_instance else 2, 5), size=(2, 5), dtype=FLOATS))
         running = draw(s.tensor(shape=(x.shape[1],), dtype=x.dtype, low=low, high=high))
         return s.call(x, running, momentum=draw(s.choice(0.1, 0.3, 1.0)), per_instance=per_instance)
 

@@ -59,23 +59,23 @@ def _(op, x, *, pad, mode, value):
 def _(x, *, pad, mode, value):
     if mode == "circular":
         _check_circular(x.shape, pad)
-    sides = (
+    sizes = (
         normalize_size(n + before + after)
         for n, (before, after) in zip(x.shape, _pads_per_dim(x.rank, pad), strict=True)
     )
-    return TensorType(x.dtype, tuple(sides))
+    return TensorType(x.dtype, tuple(sizes))
 
 
 @pad_.samples
 def _(draw, s):
     mode = draw(s.choice("constant", "constant", "reflect", "replicate", "circular"))
     if mode == "constant":
-        x = draw(s.tensor(rank=(1, 5), side=(2, 5), dtype=(*SAMPLE_DTYPES, torch.bool)))
+        x = draw(s.tensor(rank=(1, 5), size=(2, 5), dtype=(*SAMPLE_DTYPES, torch.bool)))
         pads = tuple(draw(s.choice(0, 1, 3, -1)) for _ in range(2 * draw(s.integers(1, x.rank))))
         values = (None, 0, 2.5, float("-inf")) if x.dtype.is_floating_point else (None, 1)
         return s.call(x, pad=pads, value=draw(s.choice(*values)))
     spatial = draw(s.integers(1, 3))
-    x = draw(s.tensor(rank=(spatial + 1, spatial + 2), side=(3, 5), dtype=SAMPLE_DTYPES[:3]))
+    x = draw(s.tensor(rank=(spatial + 1, spatial + 2), size=(3, 5), dtype=SAMPLE_DTYPES[:3]))
     return s.call(x, pad=tuple(draw(s.choice(0, 1, 2, -1)) for _ in range(2 * spatial)), mode=mode)
 
 

@@ -133,12 +133,12 @@ def _check_qparam_shapes(x: TensorType, axis: int | None, *parameters: object) -
     for parameter in parameters:
         if axis is None:
             fits = not isinstance(parameter, TensorType) or parameter.rank == 0
-            wanted = "a number or a 0-d tensor"
+            expected = "a number or a 0-d tensor"
         else:
             fits = isinstance(parameter, TensorType) and parameter.shape == (x.shape[axis],)
-            wanted = f"[{x.shape[axis]}], one for each index along axis {axis}"
+            expected = f"[{x.shape[axis]}], one for each index along axis {axis}"
         if parameter is not None and not fits:
-            msg = f"scale and zero point of {x} must be {wanted}, not {parameter}"
+            msg = f"scale and zero point of {x} must be {expected}, not {parameter}"
             raise ModelError(msg)
 
 
@@ -176,14 +176,14 @@ def _(draw, s):
     rank = (0, 5) if axis is None else (2, 5)
     reach = 4.0 if high > 15 else 1.0
     floats = (torch.float32, torch.float16)
-    x = draw(s.tensor(rank=rank, side=(1, 4), dtype=floats, low=-reach, high=reach, nan=False))
+    x = draw(s.tensor(rank=rank, size=(1, 4), dtype=floats, low=-reach, high=reach, nan=False))
     attrs = {"dtype": dtype, "quant_min": quant_min, "quant_max": quant_max, "axis": axis}
     return s.call(x, *_draw_qparams(draw, s, x, axis, (dtype, torch.int32, torch.int64), low, high), **attrs)
 
 
 def _draw_qparams(draw, s, x, axis: int | None, dtypes: tuple[torch.dtype, ...], low: int, high: int):
     """Draw the scale and the zero point."""
-    ends = {"low": low, "high": high, "domain": (low, high)}
+    limits = {"low": low, "high": high, "domain": (low, high)}
     scales = {"low": 0.02, "high": 0.1, "domain": SCALE_DOMAIN}
     if axis is not None:
         shape = (x.shape[axis],)
@@ -191,7 +191,7 @@ def _draw_qparams(draw, s, x, axis: int | None, dtypes: tuple[torch.dtype, ...],
         shape = ()
     else:
         return draw(s.choice(*SAMPLE_SCALES)), draw(s.choice((low + high + 1) // 2, low, high, low + 7))
-    return draw(s.tensor(shape=shape, **scales)), draw(s.tensor(shape=shape, dtype=draw(s.choice(*dtypes)), **ends))
+    return draw(s.tensor(shape=shape, **scales)), draw(s.tensor(shape=shape, dtype=draw(s.choice(*dtypes)), **limits))
 
 
 @operator(error=ulp(1))
@@ -301,7 +301,7 @@ def _lower_low_bit_dequantize(op, x, scale, *, dtype, axis, block_size, bits):
 
 def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):
     """Return one zero per scale, as a constant if the shape is static."""
-    known = [side for side in shape if isinstance(side, int)]
+    known = [size for size in shape if isinstance(size, int)]
     if len(known) < len(shape):
         return op.Expand(op.scalar(0, dtype), op.ints(shape))
     return op.constant(torch.zeros(known), dtype)
@@ -309,13 +309,13 @@ def _zeros(op, shape: tuple[Dim, ...], dtype: torch.dtype):
 
 @dequantize.samples
 def _(draw, s):
-    few = draw(s.choice(None, None, (FOUR_BITS, None), (FOUR_BITS, 2), (EIGHT_BITS, 2), (EIGHT_BITS, 16)))
-    if few is not None:
-        return _draw_low_bit(draw, s, *few)
+    low_bit = draw(s.choice(None, None, (FOUR_BITS, None), (FOUR_BITS, 2), (EIGHT_BITS, 2), (EIGHT_BITS, 16)))
+    if low_bit is not None:
+        return _draw_low_bit(draw, s, *low_bit)
     stored = draw(s.choice(*DEQUANTIZE_DTYPES))
     axis = draw(s.choice(None, None, 0, 1, -1))
     low, high = (-(2**30), 2**30) if stored == torch.int32 else integer_bounds(stored, None, None)
-    x = draw(s.tensor(rank=(0, 5) if axis is None else (2, 4), side=(1, 4), dtype=stored, low=low, high=high))
+    x = draw(s.tensor(rank=(0, 5) if axis is None else (2, 4), size=(1, 4), dtype=stored, low=low, high=high))
     scale, zero_point = _draw_qparams(draw, s, x, axis, (stored, torch.int32, torch.int64), low, high)
     dtype = draw(s.choice(torch.float32, torch.float16 if stored != torch.int32 else torch.float64))
     return s.call(x, scale, draw(s.choice(zero_point, None)), dtype=dtype, axis=axis)
@@ -339,7 +339,7 @@ def _draw_low_bit(draw, s, bits: int, block_size: int | None):
 def _quantize_call(x, scale, zero_point, *rest):
     *axis, quant_min, quant_max, dtype = rest
     own = torch.iinfo(dtype)
-    low, high = (None if end == ends else end for end, ends in ((quant_min, own.min), (quant_max, own.max)))
+    low, high = (None if end == limits else end for end, limits in ((quant_min, own.min), (quant_max, own.max)))
     chosen = {"axis": axis[0]} if axis else {}
     return quantize.call(x, scale, zero_point, dtype=dtype, quant_min=low, quant_max=high, **chosen)
 

@@ -26,7 +26,7 @@ def draw_random(op, op_type, shape, dtype):
         model = op.Expand(op.scalar(0.0, kind), op.ints(shape)) if shape else op.scalar(0.0, kind)
         values = op.node(f"{op_type}Like", model)
     else:
-        values = op.declare(op.node(op_type, shape=[int(side) for side in shape], dtype=kind), kind)
+        values = op.declare(op.node(op_type, shape=[int(size) for size in shape], dtype=kind), kind)
     return op.cast(values, dtype)
 
 
@@ -360,5 +360,5 @@ def _draw_multinomial(op, chances, num_samples):
 
 @multinomial.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 2), side=(2, 5), dtype=FLOATS, low=0.1, high=1, domain=(0, 9)))
+    x = draw(s.tensor(rank=(1, 2), size=(2, 5), dtype=FLOATS, low=0.1, high=1, domain=(0, 9)))
     return s.call(x, num_samples=draw(s.integers(1, x.shape[-1])), replacement=draw(s.booleans()))

@@ -36,15 +36,15 @@ def as_dims(dim: int | tuple[int, ...] | None) -> tuple[int, ...] | None:
 
 def axes_operand(op, x, dim):
     """Return the reduced dims as an operand of Reduce*; None for all dims, and for a 0-d tensor."""
-    sides = as_dims(dim)
+    dims = as_dims(dim)
     rank = op.rank(x)
-    return op.ints([d % rank for d in sides]) if sides and rank else None
+    return op.ints([d % rank for d in dims]) if dims and rank else None
 
 
 def count_reduced(shape, dim):
     """Return the number of elements that a reduction over ``dim`` combines into one."""
-    sides = as_dims(dim) if shape else None
-    return math.prod(shape if sides is None else (shape[d] for d in sides))
+    dims = as_dims(dim) if shape else None
+    return math.prod(shape if dims is None else (shape[d] for d in dims))
 
 
 def mean_of(op, x, count, over, *, keepdims):
@@ -60,9 +60,9 @@ def is_nonempty(op, count):
 
 def shape_after_reduction(shape, dim, *, keepdim):
     """Return the shape after a reduction over ``dim``; fake tensors reject dims that may be empty."""
-    sides = as_dims(dim)
-    gone = range(len(shape)) if sides is None else [d % max(len(shape), 1) for d in sides]
-    return tuple(1 if d in gone else side for d, side in enumerate(shape) if keepdim or d not in gone)
+    dims = as_dims(dim)
+    gone = range(len(shape)) if dims is None else [d % max(len(shape), 1) for d in dims]
+    return tuple(1 if d in gone else size for d, size in enumerate(shape) if keepdim or d not in gone)
 
 
 def selection_type(x, *, dim=None, keepdim=False):
@@ -213,8 +213,8 @@ def nansum(
 
 @nansum.onnx
 def _(op, x, *, dim, keepdim, dtype):
-    kept = op.Where(op.IsNaN(x), op.like(x, 0.0), x) if op.dtype(x).is_floating_point else x
-    return _sum(op, kept, axes_operand(op, x, dim), keepdims=keepdim)
+    values = op.Where(op.IsNaN(x), op.like(x, 0.0), x) if op.dtype(x).is_floating_point else x
+    return _sum(op, values, axes_operand(op, x, dim), keepdims=keepdim)
 
 
 nansum.samples(_dtype_reduction_sampler(torch.float32, torch.int64, to=(torch.float64,)))
@@ -231,9 +231,9 @@ def nanmean(
 @nanmean.onnx
 def _(op, x, *, dim, keepdim, dtype):
     missing, over = op.IsNaN(x), axes_operand(op, x, dim)
-    (kept,) = op.promote(op.Where(missing, op.like(x, 0.0), x))
+    (values,) = op.promote(op.Where(missing, op.like(x, 0.0), x))
     count = op.ReduceSum(op.cast(op.Not(missing), op.result.dtype), over, keepdims=keepdim)
-    return op.Div(op.ReduceSum(kept, over, keepdims=keepdim), count)
+    return op.Div(op.ReduceSum(values, over, keepdims=keepdim), count)
 
 
 nanmean.samples(_dtype_reduction_sampler(torch.float32, to=(torch.float64,)))

@@ -52,11 +52,11 @@ def _(draw, s):
     return s.call(x, shifts=tuple(draw(s.choice(1, 0, -1, 3, -7)) for _ in dims or (0,)), dims=dims)
 
 
-def _roll_dim(op: Any, x: Any, dim: int, side: Any, shift: Any) -> Any:
-    if isinstance(side, int) and isinstance(shift, int):
-        start = -shift % max(side, 1)
+def _roll_dim(op: Any, x: Any, dim: int, size: Any, shift: Any) -> Any:
+    if isinstance(size, int) and isinstance(shift, int):
+        start = -shift % max(size, 1)
     else:
-        start = torch_sympy.PythonMod(-shift, torch_sympy.Max(side, 1))  # an empty dim: integers cannot divide by 0
+        start = torch_sympy.PythonMod(-shift, torch_sympy.Max(size, 1))  # an empty dim: integers cannot divide by 0
     if start == 0:
         return x
     return op.Concat(slice_dim(op, x, dim, start=start), slice_dim(op, x, dim, end=start), axis=dim)

@@ -69,9 +69,9 @@ def _(op, x, repeats, *, dim, output_size):
     dim = 0 if dim is None else dim % len(shape)
     flat = x if shape == op.shape(x) else op.reshape(x, shape)
     if not isinstance(repeats, int) and not is_symbolic(repeats):
-        counts, side = op.cast(repeats, torch.int64), op.ints([shape[dim]])
+        counts, size = op.cast(repeats, torch.int64), op.ints([shape[dim]])
         one = op.shape(repeats) in ((), (1,))  # if the size is 1 at run time only, the dim is not empty
-        counts = op.Tile(op.Reshape(counts, op.ints([1])), side) if one else op.Expand(counts, side)
+        counts = op.Tile(op.Reshape(counts, op.ints([1])), size) if one else op.Expand(counts, size)
         return op.Gather(flat, _source_indices(op, counts, output_size), axis=dim)
     if repeats == 1:
         return flat
@@ -94,11 +94,11 @@ def _(x, repeats, *, dim, output_size):
 def _(draw, s):
     x = draw(s.tensor(rank=(0, 3), dtype=MOVABLE_DTYPES))
     dim = draw(s.choice(None, *range(-x.rank, x.rank)))
-    side = _flatten_shape(x.shape, dim)[dim or 0]
+    size = _flatten_shape(x.shape, dim)[dim or 0]
     if draw(s.booleans()):
         return s.call(x, draw(s.integers(0, 3)), dim=dim)
-    count = draw(s.choice(side, 1))
-    repeats, output_size = _draw_counts(draw, s, count, side // count)
+    count = draw(s.choice(size, 1))
+    repeats, output_size = _draw_counts(draw, s, count, size // count)
     return s.call(x, repeats, dim=dim, output_size=output_size)
 
 
@@ -124,13 +124,13 @@ def _(draw, s):
     return s.call(repeats, output_size=output_size)
 
 
-def _draw_counts(draw: Any, s: Any, side: int, times: int) -> tuple[Any, int | None]:
+def _draw_counts(draw: Any, s: Any, size: int, times: int) -> tuple[Any, int | None]:
     """Draw counts, and ``times`` their sum or None; if the sum is given, all counts are equal."""
     low = draw(s.integers(0, 3))
     known = draw(s.booleans())
     span = (low, low if known else 4)
-    counts = s.tensor(shape=(side,), dtype=(torch.int64, torch.int32), low=span[0], high=span[1], domain=span)
-    return draw(counts), low * side * times if known else None
+    counts = s.tensor(shape=(size,), dtype=(torch.int64, torch.int32), low=span[0], high=span[1], domain=span)
+    return draw(counts), low * size * times if known else None
 
 
 def _flatten_shape(shape: tuple[Any, ...], dim: int | None) -> tuple[Any, ...]:
@@ -150,8 +150,8 @@ def _source_indices(op: Any, counts: Any, length: Any) -> Any:
     ends = op.CumSum(counts, op.scalar(0, torch.int64))
     if length is None:
         numbers = (op.scalar(0, torch.int64), op.ReduceSum(counts, keepdims=0), op.scalar(1, torch.int64))
-        places = op.Range(*numbers)
+        positions = op.Range(*numbers)
     else:
-        places = make_index_range(op, length)
-    passed = op.GreaterOrEqual(op.Unsqueeze(places, op.ints([1])), op.Unsqueeze(ends, op.ints([0])))
+        positions = make_index_range(op, length)
+    passed = op.GreaterOrEqual(op.Unsqueeze(positions, op.ints([1])), op.Unsqueeze(ends, op.ints([0])))
     return op.ReduceSum(op.cast(passed, torch.int64), op.ints([1]), keepdims=0)

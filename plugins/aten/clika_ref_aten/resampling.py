@@ -97,7 +97,7 @@ def _corner_attributes(op, corners):
 def _sampler(dims, *, aligned, dtypes, shortest, inexact):
     def sample(draw, s):
         plain = (3, 5, 8) if inexact else range(2 * shortest, 10)
-        lengths = [draw(s.choice(*plain, *(side for side, _ in inexact))) for _ in range(dims)]
+        lengths = [draw(s.choice(*plain, *(length for length, _ in inexact))) for _ in range(dims)]
         attrs = {"align_corners": draw(s.booleans())} if aligned else {}
         if draw(s.booleans()):
             scales = tuple(draw(s.choice(2.0, 3.0, 0.5, 1.5, 0.7, 2.3, 2.3)) for _ in lengths)
@@ -122,13 +122,13 @@ def _source_indices(n, m, scale, *, exact, dtype, small):
         scale = None
     dtype = np.float32 if small else dtype
     step = dtype(1.0 / scale) if scale else dtype(n) / dtype(m)
-    places = np.arange(m).astype(np.float64)
+    positions = np.arange(m).astype(np.float64)
     if exact:
-        places = step * (places + 0.5)
-        places = places if small else np.maximum((places - 0.5).astype(dtype), 0) + dtype(0.5)
+        positions = step * (positions + 0.5)
+        positions = positions if small else np.maximum((positions - 0.5).astype(dtype), 0) + dtype(0.5)
     else:
-        places = places.astype(dtype) * step
-    return np.minimum(np.floor(places.astype(np.float32)), n - 1).astype(np.int64)
+        positions = positions.astype(dtype) * step
+    return np.minimum(np.floor(positions.astype(np.float32)), n - 1).astype(np.int64)
 
 
 def _small_plane_cases(sizes):
@@ -162,20 +162,20 @@ def _lower_source_indices(op, n, m, scale, *, exact, dtype, small):
     real = torch.float64 if dtype is np.float64 and not small else torch.float32
     step = op.scalar(1.0 / scale, real) if scale else op.Div(op.scalar(n, real), op.scalar(m, real))
     if scale and small and not exact:
-        side, *idle = (op.scalar(number, torch.int64) for number in (m, n, 2 * n))
-        is_idle = op.Or(*(op.Equal(side, other) for other in idle))
+        length, *idle = (op.scalar(number, torch.int64) for number in (m, n, 2 * n))
+        is_idle = op.Or(*(op.Equal(length, other) for other in idle))
         step = op.Where(is_idle, op.Div(op.scalar(n, real), op.scalar(m, real)), step)
-    places = op.Range(*(op.scalar(v, torch.int64) for v in (0, m, 1)))
+    positions = op.Range(*(op.scalar(v, torch.int64) for v in (0, m, 1)))
     if exact:
         half = op.scalar(0.5, torch.float64)
-        places = op.Mul(op.cast(step, torch.float64), op.Add(op.cast(places, torch.float64), half))
+        positions = op.Mul(op.cast(step, torch.float64), op.Add(op.cast(positions, torch.float64), half))
         if not small:
-            places = op.Max(op.cast(op.Sub(places, half), real), op.scalar(0.0, real))
-            places = op.Add(places, op.scalar(0.5, real))
+            positions = op.Max(op.cast(op.Sub(positions, half), real), op.scalar(0.0, real))
+            positions = op.Add(positions, op.scalar(0.5, real))
     else:
-        places = op.Mul(op.cast(places, real), step)
-    places = op.cast(op.Floor(op.cast(places, torch.float32)), torch.int64)
-    return op.Min(places, op.scalar(n - 1, torch.int64))
+        positions = op.Mul(op.cast(positions, real), step)
+    positions = op.cast(op.Floor(op.cast(positions, torch.float32)), torch.int64)
+    return op.Min(positions, op.scalar(n - 1, torch.int64))
 
 
 def _nearest_lowering(*, exact):
@@ -192,17 +192,17 @@ def _nearest_lowering(*, exact):
             factors = op.constant([1.0, 1.0, *factors], torch.float32)
             modes = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
             return op.Resize(x, None, factors, **modes)
-        for axis, (side, factor) in enumerate(zip(spatial, factors, strict=True), start=2):
+        for axis, (length, factor) in enumerate(zip(spatial, factors, strict=True), start=2):
             if factor == 1:
                 continue
-            differs = exact or side[2] or how["dtype"] is np.float64  # in a small plane
-            places = [
-                _lower_source_indices(op, *side, small=small, **how) for small in (planes if differs else planes[:1])
+            differs = exact or length[2] or how["dtype"] is np.float64  # in a small plane
+            positions = [
+                _lower_source_indices(op, *length, small=small, **how) for small in (planes if differs else planes[:1])
             ]
-            if len(places) > 1:
+            if len(positions) > 1:
                 limit, plane = (op.scalar(number, torch.int64) for number in (SMALL_PLANE_LIMIT, sum(output_size)))
-                places = [op.Where(op.Greater(plane, limit), *places)]
-            x = op.Gather(x, *places, axis=axis)
+                positions = [op.Where(op.Greater(plane, limit), *positions)]
+            x = op.Gather(x, *positions, axis=axis)
         return x
 
     return lower
@@ -230,10 +230,10 @@ def _resize_factors(op, x, output_size, scales):
                 "from the factor. Give one of the two."
             )
             raise TargetError(msg)
-        wanted = m / n if scale is None else scale
-        factor = np.float32(wanted)
+        exact = m / n if scale is None else scale
+        factor = np.float32(exact)
         # ONNX recomputes the size from the factor: a factor rounded down would lose the last element.
-        factors.append(np.nextafter(factor, np.float32(np.inf)) if factor < wanted else factor)
+        factors.append(np.nextafter(factor, np.float32(np.inf)) if factor < exact else factor)
     return np.array([1, 1, *factors], np.float32)
 
 

@@ -103,23 +103,23 @@ def _(op, x, values, *indices, accumulate):
 def _broadcast_masked_values(op, x, values, mask, at):
     """Return the mask and values reshaped to broadcast with ``x``; None if each masked element has its own value."""
     covered, shape = op.rank(mask), op.shape(values)
-    behind = op.rank(x) - at - covered
-    if len(shape) > behind and shape[-behind - 1] != 1:
+    after = op.rank(x) - at - covered
+    if len(shape) > after and shape[-after - 1] != 1:
         return None
-    if len(shape) > behind and covered > 1:
-        cut = len(shape) - behind
+    if len(shape) > after and covered > 1:
+        cut = len(shape) - after
         values = op.reshape(values, (*shape[: cut - 1], *[1] * covered, *shape[cut:]))
     mask = op.cast(mask, torch.bool)
-    return (op.Unsqueeze(mask, op.ints(range(-behind, 0))) if behind else mask), values
+    return (op.Unsqueeze(mask, op.ints(range(-after, 0))) if after else mask), values
 
 
 def _align_values(op, values, indices, merged):
     """Broadcast the values to ``[before, positions, behind]``."""
-    before, behind = merged.before, merged.behind
+    before, after = merged.before, merged.after
     if any(i is not None and is_mask(op.dtype(i)) for i in indices):
-        parts = [op.ints(before)] * bool(before) + [op.Shape(merged.position)] + [op.ints(behind)] * bool(behind)
+        parts = [op.ints(before)] * bool(before) + [op.Shape(merged.position)] + [op.ints(after)] * bool(after)
         return op.Expand(values, op.Concat(*parts, axis=0))
-    target = (*before, *broadcast_shape(*(op.shape(i) for i in indices if i is not None)), *behind)
+    target = (*before, *broadcast_shape(*(op.shape(i) for i in indices if i is not None)), *after)
     return expand_to(op, values, target)
 
 
@@ -128,11 +128,11 @@ def _write_elements(op, merged, values, at, *, accumulate):
 
     ``at`` is the shape of the positions, or None for a vector of unknown length.
     """
-    before, behind = merged.before, merged.behind
+    before, after = merged.before, merged.after
     if at is not None and len(at) != 1:
-        values = op.reshape(values, (*before, math.prod(at), *behind))
-    column = op.Reshape(merged.position, op.ints((-1, *[1] * len(behind))))
-    index = op.Expand(column, op.Shape(values)) if before or behind else column
+        values = op.reshape(values, (*before, math.prod(at), *after))
+    column = op.Reshape(merged.position, op.ints((-1, *[1] * len(after))))
+    index = op.Expand(column, op.Shape(values)) if before or after else column
     reduction = "add" if accumulate else None
     return _scatter_elements(op, merged.x, index, values, axis=len(before), reduction=reduction)
 
@@ -141,20 +141,20 @@ def _restore_shape(op, x, result, merged):
     """Restore the shape that ``x`` had before `merge_indexed_dims`."""
     shape, order = op.shape(x), merged.order
     if order is None:
-        one_side = len(merged.before) + 1 + len(merged.behind) == len(shape)
-        return result if one_side else op.reshape(result, shape)
+        is_vector = len(merged.before) + 1 + len(merged.after) == len(shape)
+        return result if is_vector else op.reshape(result, shape)
     inverse = [order.index(d) for d in range(len(order))]
     return op.Transpose(op.reshape(result, [shape[d] for d in order]), perm=inverse)
 
 
 @index_put.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(2, 5), dtype=(torch.float32, torch.int64), low=-9, high=9))
+    x = draw(s.tensor(rank=(1, 5), size=(2, 5), dtype=(torch.float32, torch.int64), low=-9, high=9))
     if draw(s.choice(False, False, True)):
         at = draw(s.integers(0, x.rank - 1))
         mask = draw(s.tensor(shape=x.shape[at : at + draw(s.integers(1, x.rank - at))], dtype=torch.bool))
-        behind = x.shape[at + mask.rank :]
-        shape = draw(s.choice((), behind, (1, *behind), (*x.shape[:at], 1, *behind)))
+        after = x.shape[at + mask.rank :]
+        shape = draw(s.choice((), after, (1, *after), (*x.shape[:at], 1, *after)))
         values = draw(s.choice(2, draw(s.tensor(shape=shape, dtype=x.dtype))))
         return s.call(x, values, *[None] * at, mask, accumulate=draw(s.booleans()))
     accumulate = draw(s.booleans())
@@ -168,9 +168,9 @@ def _(draw, s):
         back = draw(s.choice(0, x.shape[d]))
         span = {"low": -back, "high": count - 1 - back, "domain": (-x.shape[d], x.shape[d] - 1)}
         indices[d] = draw(s.tensor(shape=(count,), dtype=torch.int64, unique=True, **span))
-    together = dims[-1] - dims[0] < len(dims)
-    kept = [side for d, side in enumerate(x.shape) if d not in dims]
-    at = dims[0] if together else 0
+    is_adjacent = dims[-1] - dims[0] < len(dims)
+    kept = [size for d, size in enumerate(x.shape) if d not in dims]
+    at = dims[0] if is_adjacent else 0
     values = draw(s.tensor(shape=(*kept[:at], count, *kept[at:]), dtype=x.dtype))
     return s.call(x, values, *indices, accumulate=False)
 
@@ -236,12 +236,12 @@ def _(x, dim, index, src=None, value=None):
 def _updates(op, index, src):
     """Return the updates in the shape of ``index``; ATen ignores the rest of ``src``."""
     (src,) = op.promote(src)
-    wanted, given = op.shape(index) or (1,), op.shape(src)
+    index_shape, given = op.shape(index) or (1,), op.shape(src)
     if not given:
-        return op.Expand(src, op.ints(wanted))
-    if given == wanted:
+        return op.Expand(src, op.ints(index_shape))
+    if given == index_shape:
         return src
-    return op.Slice(src, op.ints([0] * len(wanted)), op.ints(wanted))
+    return op.Slice(src, op.ints([0] * len(index_shape)), op.ints(index_shape))
 
 
 @scatter.onnx
@@ -254,7 +254,7 @@ def _(op, x, index, src, *, dim):
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64, torch.bool), low=0))
     dim, index = draw_positions(draw, s, x, unique=True)
-    larger = tuple(side + draw(s.integers(0, 2)) for side in index.shape)
+    larger = tuple(size + draw(s.integers(0, 2)) for size in index.shape)
     return s.call(x, index, draw(s.choice(1, draw(s.tensor(shape=larger, dtype=x.dtype)))), dim=dim)
 
 
@@ -366,6 +366,6 @@ def _(op, x, mask, source):
 @masked_scatter.samples
 def _(draw, s):
     x = draw(s.tensor(dtype=(torch.float32, torch.int64)))
-    mask = draw(s.tensor(shape=[side if draw(s.booleans()) else 1 for side in x.shape], dtype=torch.bool))
+    mask = draw(s.tensor(shape=[size if draw(s.booleans()) else 1 for size in x.shape], dtype=torch.bool))
     source = draw(s.tensor(shape=(math.prod(x.shape) + draw(s.integers(0, 2)),), dtype=x.dtype))
     return s.call(x, mask, source)

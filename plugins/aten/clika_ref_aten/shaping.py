@@ -97,14 +97,14 @@ def _(x):
     return reshape.call(x, shape={1: (1, *shape, 1), 2: (*shape, 1)}.get(len(shape), shape))
 
 
-def _infer_missing_size(shape, wanted):
-    """Return ``wanted`` with a size of -1 inferred from the number of elements."""
-    wanted = tuple(map(normalize_size, wanted))
-    if -1 not in wanted:
-        return wanted
-    i = wanted.index(-1)
-    rest = numel_of(wanted[:i] + wanted[i + 1 :])
-    return (*wanted[:i], floor_quotient(numel_of(shape), rest), *wanted[i + 1 :])
+def _infer_missing_size(shape, requested):
+    """Return ``requested`` with a size of -1 inferred from the number of elements."""
+    requested = tuple(map(normalize_size, requested))
+    if -1 not in requested:
+        return requested
+    i = requested.index(-1)
+    rest = numel_of(requested[:i] + requested[i + 1 :])
+    return (*requested[:i], floor_quotient(numel_of(shape), rest), *requested[i + 1 :])
 
 
 @operator(quant=SHARED_QPARAMS, error=EXACT)
@@ -130,7 +130,7 @@ def _(x, *, dims):
 
 @squeeze.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 2), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(1, 2), dtype=MOVABLE_DTYPES))
     every = tuple(range(x.rank))
     return s.call(x, dims=draw(s.choice((0,), (-1,), every, every[:2], ())))
 
@@ -254,9 +254,9 @@ def _(x):
 def _(x, source, destination):
     rank = max(x.type.rank, 1)
     pairs = zip(*(d if isinstance(d, tuple | list) else (d,) for d in (source, destination)), strict=True)
-    places = {there % rank: here % rank for here, there in pairs}
-    rest = iter(d for d in range(x.type.rank) if d not in places.values())
-    return permute.call(x, dims=tuple(places[i] if i in places else next(rest) for i in range(x.type.rank)))
+    destinations = {there % rank: here % rank for here, there in pairs}
+    rest = iter(d for d in range(x.type.rank) if d not in destinations.values())
+    return permute.call(x, dims=tuple(destinations[i] if i in destinations else next(rest) for i in range(x.type.rank)))
 
 
 def _swap_dims(x, first, second):

@@ -67,23 +67,23 @@ def _is_floor_fraction(a: Dim, b: Dim) -> bool:
     return isinstance(a, torch_sympy.FloorDiv) and a.args[0] == b
 
 
-def slice_length(side: Dim, start: Any, end: Any, step: Dim) -> Dim:
-    """Return the number of elements that ``[start:end:step]`` selects along a dim of size ``side``.
+def slice_length(size: Dim, start: Any, end: Any, step: Dim) -> Dim:
+    """Return the number of elements that ``[start:end:step]`` selects along a dim of size ``size``.
 
     An expression of unknown sign is assumed to be a valid bound, as in the exporter. The end of ``x[:n - 1]`` is
     not one if ``n`` is 0, and then selects nothing.
     """
     start, end = (0 if start is None else start), (None if end == OPEN_END else end)
-    first = max_size(side + start, 0) if is_nonnegative(-1 - start) else start
-    last = side if end is None else end
+    first = max_size(size + start, 0) if is_nonnegative(-1 - start) else start
+    last = size if end is None else end
     if isinstance(last, int) and last < 0:
-        last = side + last
+        last = size + last
     elif is_nonnegative(last):
-        last = min_size(last, side)
+        last = min_size(last, size)
     length = normalize_size(last - first)
     if (
         isinstance(length, int)
-        or is_nonnegative(side - last)
+        or is_nonnegative(size - last)
         or (isinstance(start, int) and start != 0)
         or isinstance(end, int)
     ):
@@ -115,13 +115,13 @@ def make_strided_indices(op: Any, sizes: tuple[Any, ...], strides: tuple[Any, ..
     """Return ``int64[sizes]`` with ``offset + i * strides[0] + j * strides[1] + ...`` at ``[i, j, ...]``."""
     rank = len(sizes)
     if all(isinstance(n, int) for n in (*sizes, *strides, offset)):
-        places = torch.full((1,) * rank, offset)
+        indices = torch.full((1,) * rank, offset)
         for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
-            places = places + (torch.arange(size) * stride).reshape(-1, *[1] * (rank - axis - 1))
-        return op.constant(places, torch.int64)
-    places = op.scalar(offset, torch.int64)
+            indices = indices + (torch.arange(size) * stride).reshape(-1, *[1] * (rank - axis - 1))
+        return op.constant(indices, torch.int64)
+    indices = op.scalar(offset, torch.int64)
     for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
         steps = op.Mul(make_index_range(op, size), op.scalar(stride, torch.int64))
         steps = op.Unsqueeze(steps, op.ints(range(1, rank - axis))) if axis < rank - 1 else steps
-        places = op.Add(places, steps)
-    return places
+        indices = op.Add(indices, steps)
+    return indices

@@ -46,7 +46,7 @@ def _(x, *, dim, start, end, step):
 
 @slice_.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 6), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(1, 6), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     return s.call(x, dim=dim, **_draw_bounds(draw, s, x.shape[dim]))
 
@@ -83,18 +83,18 @@ def _(op, x, src, *, dim, start, end, step):
 
 @slice_scatter.samples
 def _(draw, s):
-    x = draw(s.tensor(rank=(1, 5), side=(1, 7), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(rank=(1, 5), size=(1, 7), dtype=MOVABLE_DTYPES))
     dim = draw(s.integers(-x.rank, x.rank - 1))
     bounds = _draw_bounds(draw, s, x.shape[dim])
     shape = replace_dim(TensorType(x.dtype, x.shape), dim, slice_length(x.shape[dim], **bounds)).shape
     return s.call(x, draw(s.tensor(shape=shape, dtype=x.dtype)), dim=dim, **bounds)
 
 
-def _draw_bounds(draw: Any, s: Any, side: int) -> dict[str, Any]:
-    """Draw slice bounds for a dim of size ``side``; the end "last" depends on it, as in ``x[:n - 1]``."""
-    start = draw(s.choice(None, 0, 1, -1, -2, -4, 9, -side - 1))
+def _draw_bounds(draw: Any, s: Any, size: int) -> dict[str, Any]:
+    """Draw slice bounds for a dim of size ``size``; the end "last" depends on it, as in ``x[:n - 1]``."""
+    start = draw(s.choice(None, 0, 1, -1, -2, -4, 9, -size - 1))
     end = draw(s.choice(None, OPEN_END, 3, 1, -1, -3, 20, "last", "last"))
-    return {"start": start, "end": side - 1 if end == "last" else end, "step": draw(s.choice(1, 1, 2, 3))}
+    return {"start": start, "end": size - 1 if end == "last" else end, "step": draw(s.choice(1, 1, 2, 3))}
 
 
 @operator(aten.select.int, aten.select_copy.int, quant=SHARED_QPARAMS, error=EXACT)
@@ -110,8 +110,8 @@ def _(op, x, *, dim, index):
 
 @select.types
 def _(x, *, dim, index):
-    side = x.shape[dim]
-    if isinstance(index, int) and isinstance(side, int) and not -side <= index < side:
+    size = x.shape[dim]
+    if isinstance(index, int) and isinstance(size, int) and not -size <= index < size:
         raise ValueError(f"select({x}, dim={dim}, index={index}): the index is out of range")
     dim %= x.rank
     return TensorType(x.dtype, x.shape[:dim] + x.shape[dim + 1 :])
@@ -195,20 +195,20 @@ def overwrite_slice(op: Any, x: Any, src: Any, dim: int, *, start: Any, end: Any
     If the slice is contiguous, ``src`` is concatenated with the parts before and after it, without any indices.
     """
     dim %= op.rank(x)
-    side = op.shape(x)[dim]
+    size = op.shape(x)[dim]
     src = op.cast(src, op.dtype(x))
     start, end = 0 if start is None else start, OPEN_END if end is None else end
-    if all(isinstance(n, int) for n in (side, start, end, step)):
-        start, end, step = builtins.slice(start, end, step).indices(side)
-        end = OPEN_END if end == side else max(start, end)
+    if all(isinstance(n, int) for n in (size, start, end, step)):
+        start, end, step = builtins.slice(start, end, step).indices(size)
+        end = OPEN_END if end == size else max(start, end)
     if step == 1 and _is_contiguous(start, end):
         before = [] if start == 0 else [slice_dim(op, x, dim, end=start)]
         after = [] if end == OPEN_END else [slice_dim(op, x, dim, start=end)]
         return op.Concat(*before, src, *after, axis=dim) if before or after else src
-    places = slice_dim(op, make_index_range(op, side), 0, start=start, end=end, step=step)
+    indices = slice_dim(op, make_index_range(op, size), 0, start=start, end=end, step=step)
     trailing = op.rank(x) - dim - 1
-    places = op.Unsqueeze(places, op.ints(range(1, 1 + trailing))) if trailing else places
-    return op.ScatterElements(x, op.Expand(places, op.Shape(src)), src, axis=dim)
+    indices = op.Unsqueeze(indices, op.ints(range(1, 1 + trailing))) if trailing else indices
+    return op.ScatterElements(x, op.Expand(indices, op.Shape(src)), src, axis=dim)
 
 
 def _is_contiguous(start: Any, end: Any) -> bool:

@@ -67,9 +67,9 @@ def _add_steps_fused(op, start, gap, position):
 
 @linspace.samples
 def _(draw, s):
-    ends = {"start": draw(s.choice(0, -1.5, 3)), "end": draw(s.choice(1, 2.5, -7))}
+    bounds = {"start": draw(s.choice(0, -1.5, 3)), "end": draw(s.choice(1, 2.5, -7))}
     dtype = draw(s.choice(None, torch.float64, torch.int64))
-    return s.call(**ends, steps=draw(s.integers(0, 7)), dtype=dtype, device=None)
+    return s.call(**bounds, steps=draw(s.integers(0, 7)), dtype=dtype, device=None)
 
 
 @operator(aten.logspace.default, error=ulp(8, "x"))
@@ -101,6 +101,6 @@ def _(op, *, start, end, steps, base, dtype, device):
 
 @logspace.samples
 def _(draw, s):
-    ends = {"start": draw(s.choice(0, -1.5)), "end": draw(s.choice(1, 2.5))}
+    bounds = {"start": draw(s.choice(0, -1.5)), "end": draw(s.choice(1, 2.5))}
     kind = {"dtype": draw(s.choice(None, torch.float64)), "device": None}
-    return s.call(**ends, steps=draw(s.integers(0, 7)), base=draw(s.choice(10.0, 2.0)), **kind)
+    return s.call(**bounds, steps=draw(s.integers(0, 7)), base=draw(s.choice(10.0, 2.0)), **kind)

@@ -51,7 +51,7 @@ def _(x, *, dimension, size, step):
 
 @unfold.samples
 def _(draw, s):
-    x = draw(s.tensor(side=(2, 6), dtype=MOVABLE_DTYPES))
+    x = draw(s.tensor(size=(2, 6), dtype=MOVABLE_DTYPES))
     dimension = draw(s.integers(-x.rank, x.rank - 1)) if x.rank else 0
     return s.call(x, dimension=dimension, size=draw(s.integers(1, 2)) if x.rank else 1, step=draw(s.integers(1, 3)))
 
@@ -116,8 +116,8 @@ def as_strided_scatter(
 ) -> Tensor:
     """``x`` with the elements that ``as_strided`` would read replaced by ``src``."""
     # Not torch.as_strided_scatter: its gradient with respect to x is wrong in PyTorch 2.13.
-    places = torch.arange(x.numel(), device=x.device).as_strided(size, stride, storage_offset)
-    return x.reshape(-1).index_put((places.reshape(-1),), src.reshape(-1)).reshape(x.shape)
+    indices = torch.arange(x.numel(), device=x.device).as_strided(size, stride, storage_offset)
+    return x.reshape(-1).index_put((indices.reshape(-1),), src.reshape(-1)).reshape(x.shape)
 
 
 as_strided_scatter.types(same_type)
@@ -125,9 +125,9 @@ as_strided_scatter.types(same_type)
 
 @as_strided_scatter.onnx
 def _(op, x, src, *, size, stride, storage_offset):
-    places = op.reshape(make_strided_indices(op, size, stride, storage_offset), (numel_of(size),))
+    indices = op.reshape(make_strided_indices(op, size, stride, storage_offset), (numel_of(size),))
     new = op.reshape(op.cast(src, op.dtype(x)), (numel_of(size),))
-    return op.reshape(op.ScatterElements(_flatten(op, x), places, new, axis=0), op.shape(x))
+    return op.reshape(op.ScatterElements(_flatten(op, x), indices, new, axis=0), op.shape(x))
 
 
 @as_strided_scatter.samples

@@ -57,7 +57,7 @@ def _complete(declared, overloads, *, root, with_mean):
 
     @declared.samples
     def _(draw, s):
-        x = draw(s.tensor(rank=(1, 5), side=(1, 6), low=-1))  # errors are relative, and a mean near 0 would fail
+        x = draw(s.tensor(rank=(1, 5), size=(1, 6), low=-1))  # errors are relative, and a mean near 0 would fail
         dim, keepdim = draw_dims(draw, s, x), draw(s.booleans())
         return s.call(x, dim=dim, correction=draw(s.choice(0, 1, 2, 0.5)), keepdim=keepdim)
 

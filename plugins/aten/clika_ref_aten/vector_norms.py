@@ -41,8 +41,8 @@ def _(op, x, *, ord, dim, keepdim, dtype):
     rank = op.rank(x)
     if ord and count_reduced(op.shape(x), dim) == 1:  # the rounded exponent 1 / ord would lose digits
         return op.reshape(op.Abs(op.cast(x, op.result.dtype)), op.result.shape)
-    sides = [d % rank for d in as_dims(dim) or range(rank)] if rank else None
-    return vector_norm(op, op.cast(x, op.result.dtype), ord, sides, keepdims=keepdim)
+    dims = [d % rank for d in as_dims(dim) or range(rank)] if rank else None
+    return vector_norm(op, op.cast(x, op.result.dtype), ord, dims, keepdims=keepdim)
 
 
 @linalg_vector_norm.samples
@@ -114,6 +114,6 @@ def _(op, v, g, *, dim):
 def _(draw, s):
     v = draw(s.tensor(rank=(1, 5)))
     dim = draw(s.choice(0, v.rank - 1, -1, -v.rank))
-    shape = [side if i == dim % v.rank else 1 for i, side in enumerate(v.shape)]
+    shape = [size if i == dim % v.rank else 1 for i, size in enumerate(v.shape)]
     dtype = draw(s.choice(v.dtype, torch.float64)) if dim < 0 else v.dtype  # otherwise one kernel handles both
     return s.call(v, draw(s.tensor(shape=() if dim == -1 else shape, dtype=dtype)), dim=dim)

@@ -83,14 +83,14 @@ BACK = [
 @pytest.mark.parametrize(("op", "overload", "args"), FORMS + BACK, ids=str)
 def test_converted_pytorch_quantizer_calls_equal_ours(op, overload, args):
     """Calls of PyTorch's own quantizers become ours."""
-    call = op.converted(overload, *args)
+    call = op.convert_call(overload, *args)
     assert torch.equal(op(*call.operands, **call.attrs), overload(*args))
 
 
 def test_converted_dequantize_keeps_out_dtype():
     """The out_dtype of PyTorch's call is kept."""
     args = (CODES, 0.5, 3, -128, 127, torch.int8)
-    call = dequantize.converted(Q.dequantize_per_tensor.default, *args, out_dtype=torch.float16)
+    call = dequantize.convert_call(Q.dequantize_per_tensor.default, *args, out_dtype=torch.float16)
     assert call.attrs["dtype"] == torch.float16
 
 

@@ -62,10 +62,10 @@ def fold_batch_norm(node: Node, build: Builder):
     groups = layer.attrs["groups"] if layer.op_type.startswith("conv_transpose") else None
     made = DeferredConstant(fold_weight, (weight, gamma, var), (("eps", eps), ("groups", groups)))
     scaled = build.constant(made, weight.name, weight.type)
-    moved = DeferredConstant(
+    shifted_bias = DeferredConstant(
         fold_bias, (bias, gamma, beta, mean, var), (("eps", eps), ("dtype", dtype)), known=shift.to(dtype)
     )
-    shifted = build.constant(moved, bias.name if bias else f"{base}.bias", TensorType(dtype, shift.shape))
+    shifted = build.constant(shifted_bias, bias.name if bias else f"{base}.bias", TensorType(dtype, shift.shape))
     folded = build(layer.op, x, scaled, shifted, types=(node.output.type,), **layer.attrs)
     folded.name, middle.name = middle.name, folded.name
     return folded
@@ -93,7 +93,7 @@ def _is_finite_after_folding(weight: Value, scale: torch.Tensor, shift: torch.Te
     assert weight.data is not None
     if not weight.data.numel():
         return True
-    largest = max(abs(float(extreme)) for extreme in torch.aminmax(weight.data.detach()))
+    largest = max(abs(float(bound)) for bound in torch.aminmax(weight.data.detach()))
     worst = torch.stack([scale.abs().max() * largest, shift.abs().max()]).to(weight.type.dtype)
     return bool(worst.isfinite().all())
 

@@ -111,9 +111,9 @@ class _Folding:
                 del self.graph.constants[value.name]
 
     def _data(self, value: Value) -> torch.Tensor | DeferredConstant:
-        formula = self.made[value].deferred_data if self.states else None
-        if isinstance(formula, DeferredConstant):
-            return replace(formula, known=self.known[value])
+        deferred = self.made[value].deferred_data if self.states else None
+        if isinstance(deferred, DeferredConstant):
+            return replace(deferred, known=self.known[value])
         return self.known[value].clone()  # a state dict saved to a file must not contain two views of one memory
 
     def _is_foldable(self, node: Node) -> bool:
@@ -151,8 +151,8 @@ class _Folding:
             self.known[value] = result.detach().contiguous()
             if self.states:
                 sources = tuple(self.made.get(v, v) if isinstance(v, Value) else v for v in node.inputs)
-                formula = DeferredConstant(node.op, sources, tuple(node.attrs.items()), value.index)
-                self.made[value] = Value(value.type, value.name, data=formula)
+                deferred = DeferredConstant(node.op, sources, tuple(node.attrs.items()), value.index)
+                self.made[value] = Value(value.type, value.name, data=deferred)
             self.pending[value] = len(value.uses)
             self.replaced[value] = gain // len(sizes) if len(value.uses) == 1 else 0
         for value in read:
@@ -172,6 +172,6 @@ class _Folding:
 
 def _bytes(value: Value) -> int:
     count = 1
-    for side in value.type.shape:
-        count *= int(side)
+    for size in value.type.shape:
+        count *= int(size)
     return count * value.type.dtype.itemsize

@@ -92,8 +92,8 @@ def operands_to_permute(node: Node) -> tuple[int, ...] | None:
     if len(outputs) != 1 or outputs <= {0, 1}:
         return None
     if node.op_type in LAST_DIM_OPERATORS:
-        alone = len(node.attrs.get("normalized_shape", (0,))) == 1
-        return (0,) if alone and _rank(node.inputs[0]) in outputs else None
+        is_last_dim_only = len(node.attrs.get("normalized_shape", (0,))) == 1
+        return (0,) if is_last_dim_only and _rank(node.inputs[0]) in outputs else None
     if node.op_type in DIM_ATTRIBUTES or node.op_type in REDUCTIONS:
         if dims_of(node) is None or (node.op_type in REDUCTIONS and not node.attrs["keepdim"]):
             return None

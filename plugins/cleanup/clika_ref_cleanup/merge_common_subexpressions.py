@@ -35,7 +35,7 @@ class MergeCommonSubexpressions:
     def __call__(self, graph: Graph, _: Mapping[str, Operator], /) -> None:
         """Merge each node, in order, into an earlier equal one; its operands are already merged."""
         first: dict[Hashable, Node] = {}
-        bound = {symbol.side.name for symbol in graph.symbols.values()}
+        bound = {symbol.source.name for symbol in graph.symbols.values()}
         for node in graph.nodes:
             if node.op.random:
                 continue

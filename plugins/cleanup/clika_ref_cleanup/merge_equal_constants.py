@@ -44,8 +44,8 @@ class MergeEqualConstants:
             _merge(graph, same)
         there = [v for v in used if not is_deferred(v) and v.data is not None and v.data.device.type != "meta"]
         for group in _group_equal(there, _type_and_device):
-            for alike in _group_equal(group, _sample):
-                for same in _group_equal(alike, _digest):
+            for equal in _group_equal(group, _sample):
+                for same in _group_equal(equal, _digest):
                     _merge(graph, same)
 
 

@@ -99,7 +99,7 @@ class _RegionRewriter:
     operators: Mapping[str, Operator]
     limit_bytes: int
     last_stays: bool
-    moved: dict[Value, Value] = field(default_factory=dict)
+    reordered: dict[Value, Value] = field(default_factory=dict)
     """For each value at an entry or inside the current region, its replacement in the new order."""
 
     def regions(self) -> list[list[Node]]:
@@ -108,7 +108,7 @@ class _RegionRewriter:
         Nodes are connected by a value from one to the other, or by a permute that both read. Sets without an adjacent
         permute are omitted, since they have none to remove.
         """
-        bound = {symbol.side.name for symbol in self.graph.symbols.values()}
+        bound = {symbol.source.name for symbol in self.graph.symbols.values()}
         parent: dict[Node, Node] = {}
         reader: dict[Node, Node] = {}
         adjacent: list[Node] = []
@@ -126,12 +126,12 @@ class _RegionRewriter:
                     maker = reader.setdefault(maker, node)
                 if maker in parent:
                     parent[_root(parent, node)] = _root(parent, maker)
-        wanted = {_root(parent, node) for node in adjacent}
+        roots = {_root(parent, node) for node in adjacent}
         if self.last_stays:  # sets without such a node were processed for all orders
-            wanted &= {_root(parent, node) for node in parent if node.op_type in LAST_DIM_OPERATORS}
+            roots &= {_root(parent, node) for node in parent if node.op_type in LAST_DIM_OPERATORS}
         found: dict[Node, list[Node]] = {}
         for node in parent:
-            if (root := _root(parent, node)) in wanted:
+            if (root := _root(parent, node)) in roots:
                 found.setdefault(root, []).append(node)
         return list(found.values())
 
@@ -157,7 +157,7 @@ class _RegionRewriter:
         orders = [order for order in saved if not self.last_stays or order[-1] == len(order) - 1]
         best = max(orders, key=saved.__getitem__, default=None)
         if best is not None and saved[best] > cost:
-            self.moved.clear()
+            self.reordered.clear()
             self._rewrite_in_order(best, read)
 
     def _count_permutes(self, inside: dict[Node, list[Value]]) -> tuple[dict[DimOrder, int], int]:
@@ -191,7 +191,7 @@ class _RegionRewriter:
             operands = [self._operand(v, order, inside, build) if v in follow else v for v in node.inputs]
             types = [permute_type(value.type, invert_order(order)) for value in node.outputs]
             results = build(node.op, *operands, types=types, **permute_attrs(node, order))
-            self.moved.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
+            self.reordered.update(zip(node.outputs, results if isinstance(results, tuple) else (results,), strict=True))
         for node in inside:
             for value in node.outputs:
                 self._restore_outside_readers(value, order, inside)
@@ -202,9 +202,9 @@ class _RegionRewriter:
 
     def _operand(self, value: Value, order: DimOrder, inside: Container[object], build: Builder) -> Value:
         """Return the replacement of an operand in the new order, created on first use."""
-        if value not in self.moved:
-            self.moved[value] = self._entry(value, order, inside, build)
-        return self.moved[value]
+        if value not in self.reordered:
+            self.reordered[value] = self._entry(value, order, inside, build)
+        return self.reordered[value]
 
     def _entry(self, value: Value, order: DimOrder, inside: Container[object], build: Builder) -> Value:
         back = invert_order(order)
@@ -218,12 +218,12 @@ class _RegionRewriter:
             return build("permute", value, dims=back, types=(permute_type(value.type, back),))
         source = value.producer.inputs[0]
         if source.producer in inside:
-            return _add_permute(self.moved[source], compose_orders(compose_orders(order, first), back), build)
+            return _add_permute(self.reordered[source], compose_orders(compose_orders(order, first), back), build)
         return _add_permute(source, compose_orders(first, back), build)
 
     def _restore_outside_readers(self, value: Value, order: DimOrder, inside: Container[object]) -> None:
         """Give readers outside the region their previous operands, through as few permutes as possible."""
-        new = self.moved[value]
+        new = self.reordered[value]
         for user in [use.user for use in value.uses]:
             second = order_of(user) if isinstance(user, Node) and user not in inside else None
             if second is not None and isinstance(user, Node) and user in self.graph:

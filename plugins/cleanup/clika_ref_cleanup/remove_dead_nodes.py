@@ -32,7 +32,7 @@ class RemoveDeadNodes:
         """Erase in one backward walk, so that nodes that become unused on the way are erased too."""
         bound: dict[str, list[str]] = {}
         for symbol in graph.symbols.values():
-            bound.setdefault(symbol.side.name, []).append(symbol.name)
+            bound.setdefault(symbol.source.name, []).append(symbol.name)
         needed = set(_symbols(guard.relation for guard in graph.guards))
         needed.update(_symbols(value.type.shape for value in (*graph.outputs, *graph.state.values())))
         for node in graph.nodes_backward():

@@ -82,24 +82,24 @@ def read_precisions(artifact: ExplainedArtifact, *, optimize: bool) -> dict[str,
         }
     found = artifact.fused
     lost = found.kernels - load_optimized_graph(artifact.path, "ORT_ENABLE_ALL").kernels
-    kept = _group_by_owner(written, found)
-    return {owner: _precision(owner, kept.get(owner, []), written, found, lost) for owner in written.owners}
+    nodes = _group_by_owner(written, found)
+    return {owner: _precision(owner, nodes.get(owner, []), written, found, lost) for owner in written.owners}
 
 
 def _group_by_owner(written: OnnxGraph, found: OnnxGraph) -> dict[str, list[onnx.NodeProto]]:
     """Return the nodes of an optimized graph by their owner: from the name, or from the outputs for recreated nodes."""
-    kept: dict[str, list[onnx.NodeProto]] = {}
+    nodes: dict[str, list[onnx.NodeProto]] = {}
     for node in found.nodes:
         owner = written.owner_of(node)
         if owner is not None and node.op_type not in PAIR_OPERATORS:
-            kept.setdefault(owner, []).append(node)
-    return kept
+            nodes.setdefault(owner, []).append(node)
+    return nodes
 
 
 def _precision(
-    owner: str, kept: Sequence[onnx.NodeProto], written: OnnxGraph, found: OnnxGraph, lost: Counter[str]
+    owner: str, nodes: Sequence[onnx.NodeProto], written: OnnxGraph, found: OnnxGraph, lost: Counter[str]
 ) -> str:
-    computing = [node for node in kept if node.op_type not in MOVING_OPERATORS] or kept
+    computing = [node for node in nodes if node.op_type not in MOVING_OPERATORS] or nodes
     whole = [node.op_type for node in computing if found.runs_in_int8(node)]
     dropped = [kind for kind in whole if lost[kind]]
     if dropped:
@@ -108,10 +108,12 @@ def _precision(
         )
     if whole:
         return INT8_PRECISION
-    few = [int(a.i) for node in kept if node.op_type == "MatMulNBits" for a in node.attribute if a.name == "bits"]
-    if few:
-        return f"int{few[0]} weights"
-    return written.describe_float(owner) if kept else FUSED_PRECISION
+    bit_widths = [
+        int(a.i) for node in nodes if node.op_type == "MatMulNBits" for a in node.attribute if a.name == "bits"
+    ]
+    if bit_widths:
+        return f"int{bit_widths[0]} weights"
+    return written.describe_float(owner) if nodes else FUSED_PRECISION
 
 
 def load_optimized_graph(path: Path, level: str) -> OnnxGraph:
@@ -125,14 +127,14 @@ def load_optimized_graph(path: Path, level: str) -> OnnxGraph:
     options = ort.SessionOptions()
     options.graph_optimization_level, options.log_severity_level = getattr(ort.GraphOptimizationLevel, level), 4
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "optimized.onnx"
-        options.optimized_model_filepath = str(place)
+        optimized_path = Path(folder) / "optimized.onnx"
+        options.optimized_model_filepath = str(optimized_path)
         try:
             ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:
             msg = f"ONNX Runtime {ort.__version__} cannot load {path}: {error}"
             raise TargetError(msg) from error
-        return OnnxGraph.read(place)
+        return OnnxGraph.read(optimized_path)
 
 
 @dataclass
@@ -200,10 +202,10 @@ class OnnxGraph:
 
         The runtime writes no types for values between its own reshapes.
         """
-        ends = [*node.input[:1], *node.output[:1]]
+        values = [*node.input[:1], *node.output[:1]]
         is_border = node.op_type in PAIR_OPERATORS
         return not is_border and (
-            node.op_type.startswith(INT8_KERNEL_PREFIXES) or any(self.dtypes.get(n) in INT8_TYPES for n in ends)
+            node.op_type.startswith(INT8_KERNEL_PREFIXES) or any(self.dtypes.get(n) in INT8_TYPES for n in values)
         )
 
     def describe_float(self, owner: str, reason: str = "") -> str:
@@ -222,13 +224,13 @@ class OnnxGraph:
         ]
         if floats:
             return f"its operand {floats[0]} is not quantized"
-        behind = self._find_quantized_result(node)
-        if kind in NEEDS_QUANTIZED_OUTPUT and behind is None:
+        quantized = self._find_quantized_result(node)
+        if kind in NEEDS_QUANTIZED_OUTPUT and quantized is None:
             return f"ONNX Runtime runs {kind} in INT8 only if its output is quantized right after it"
         bias = [n for n in node.input[2:] if not self._is_dequantized(n)]
-        if kind == "Gemm" and bias and behind is None:
+        if kind == "Gemm" and bias and quantized is None:
             return "its bias is float, and ONNX Runtime adds it in INT8 only if the output is quantized too"
-        if behind is not None and self._has_remaining_relu(node):
+        if quantized is not None and self._has_remaining_relu(node):
             return "the activation after it clips within the quantized range of the output"
         return "ONNX Runtime kept it in float, for a reason unknown to this plugin"
 

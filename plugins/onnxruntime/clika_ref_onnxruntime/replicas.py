@@ -62,8 +62,8 @@ def raise_integers(x: Tensor | int, y: Tensor | int) -> Tensor:
     bases, exponents = torch.broadcast_tensors(*(torch.as_tensor(v, dtype=torch.float64) for v in (x, y)))
     raised = bases.clone().map_(exponents, _power)
     inside = raised.abs() < INTEGER_LIMITS[wide]
-    least = torch.iinfo(wide).min
-    return torch.where(inside, raised, 0.0).to(wide).where(inside, least).to(result.dtype)
+    minimum = torch.iinfo(wide).min
+    return torch.where(inside, raised, 0.0).to(wide).where(inside, minimum).to(result.dtype)
 
 
 def _power(x: float, y: float) -> float:
@@ -74,9 +74,9 @@ def _power(x: float, y: float) -> float:
         return math.inf
 
 
-def scatter_or_bag_extremes(*operands: Any, **attrs: Any) -> Tensor:
+def scatter_or_bag_min_max(*operands: Any, **attrs: Any) -> Tensor:
     """Scatter with ``amax``/``amin``, or take the maximum of bags. Both handle NaN the same way."""
-    return (max_of_bags if "mode" in attrs else scatter_extremes)(*operands, **attrs)
+    return (max_of_bags if "mode" in attrs else scatter_min_max)(*operands, **attrs)
 
 
 def max_of_bags(
@@ -100,13 +100,13 @@ def max_of_bags(
         counts = indices != padding_idx % len(weight)
         indices, bags = indices[counts], bags[counts]
     start = torch.full((len(offsets) - include_last_offset, weight.shape[1]), -math.inf, dtype=weight.dtype)
-    places = bags[:, None].expand(-1, weight.shape[1])
-    found = scatter_extremes(start, places, weight[indices], dim=0, reduce="amax", include_self=True)
+    positions = bags[:, None].expand(-1, weight.shape[1])
+    found = scatter_min_max(start, positions, weight[indices], dim=0, reduce="amax", include_self=True)
     is_empty = bags.bincount(minlength=len(start)) == 0
     return found.masked_fill(is_empty[:, None], 0)
 
 
-def scatter_extremes(
+def scatter_min_max(
     x: Tensor, index: Tensor, src: Tensor | float, *, dim: int, reduce: str, include_self: bool
 ) -> Tensor:
     """Keep an element only if it compares larger than the new one. NaN never does, so a later number replaces it."""
@@ -115,14 +115,14 @@ def scatter_extremes(
         src = src if src.ndim or not index.ndim else src.expand(index.shape)
         return torch.scatter_reduce(x, dim, index, src, reduce, include_self=include_self)
     sign = 1 if reduce == "amax" else -1
-    whole, places = torch.atleast_1d(x * sign).clone(), torch.atleast_1d(index)
+    whole, positions = torch.atleast_1d(x * sign).clone(), torch.atleast_1d(index)
     updates = torch.as_tensor(src, dtype=x.dtype) * sign
-    updates = updates if updates.ndim else updates.expand(places.shape)
+    updates = updates if updates.ndim else updates.expand(positions.shape)
     if not include_self:
-        whole = whole.scatter(dim, places, -math.inf)
-    for at in itertools.product(*map(range, places.shape)):
+        whole = whole.scatter(dim, positions, -math.inf)
+    for at in itertools.product(*map(range, positions.shape)):
         to = list(at)
-        to[dim] = int(places[at])
+        to[dim] = int(positions[at])
         whole[tuple(to)] = max(updates[at], whole[tuple(to)])  # the first one, unless the second is larger
     return (whole * sign).reshape(x.shape)
 
@@ -161,7 +161,7 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
     if padding_mode == BORDER_PADDING:  # as the lowering does
         grid = grid.clamp(-2, 2)
     pairs = zip(grid.flip(-1).unbind(-1), x.shape[2:], strict=True)
-    lines = [torch.where(_to_positions(p, side, align_corners=align_corners).isfinite(), p, -1) for p, side in pairs]
+    lines = [torch.where(_to_positions(p, size, align_corners=align_corners).isfinite(), p, -1) for p, size in pairs]
     grid = torch.stack(lines[::-1], -1)
     eager = torch.grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners)
     if not x.numel():
@@ -170,17 +170,17 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
         return _nearest(x, lines, align_corners=align_corners)
     if interpolation_mode or not padding_mode:
         return eager
-    sides = [
-        _neighbours(points, side, reflects=padding_mode > BORDER_PADDING, align_corners=align_corners)
-        for points, side in zip(lines, x.shape[2:], strict=True)
+    neighbors = [
+        _neighbours(points, size, reflects=padding_mode > BORDER_PADDING, align_corners=align_corners)
+        for points, size in zip(lines, x.shape[2:], strict=True)
     ]
     total = torch.zeros_like(eager)
-    for corner in itertools.product((0, 1), repeat=len(sides)):
+    for corner in itertools.product((0, 1), repeat=len(neighbors)):
         weight = torch.ones_like(lines[0])
         at: list[Tensor] = []
-        for (weights, places), end in zip(sides, corner, strict=True):
+        for (weights, positions), end in zip(neighbors, corner, strict=True):
             weight = weight * weights[end]
-            at.append(places[end])
+            at.append(positions[end])
         total = total + _gather_elements(x, at) * weight[:, None]
     return torch.where(total.isfinite() & eager.isfinite(), eager, total)
 
@@ -188,10 +188,10 @@ def grid_sampler(x: Tensor, grid: Tensor, *, interpolation_mode: int, padding_mo
 def _nearest(x: Tensor, lines: Sequence[Tensor], *, align_corners: bool) -> Tensor:
     """Round each point, then reflect. On ties, this selects the other element than eager."""
     at: list[Tensor] = []
-    for points, side in zip(lines, x.shape[2:], strict=True):
+    for points, size in zip(lines, x.shape[2:], strict=True):
         wide = points.float() if points.dtype == torch.float16 else points  # as the lowering does
-        nearest = _to_positions(wide, side, align_corners=align_corners).round()
-        at.append(_reflect_positions(nearest, side, align_corners=align_corners).clamp(0, side - 1).long())
+        nearest = _to_positions(wide, size, align_corners=align_corners).round()
+        at.append(_reflect_positions(nearest, size, align_corners=align_corners).clamp(0, size - 1).long())
     return _gather_elements(x, at)
 
 
@@ -201,25 +201,25 @@ def _gather_elements(x: Tensor, at: Sequence[Tensor]) -> Tensor:
 
 
 def _neighbours(
-    points: Tensor, side: int, *, reflects: bool, align_corners: bool
+    points: Tensor, size: int, *, reflects: bool, align_corners: bool
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return the weights and the indices of the two neighbors of each point along a dim."""
-    at = _to_positions(points, side, align_corners=align_corners)
+    at = _to_positions(points, size, align_corners=align_corners)
     before = at.floor()
     share = at - before
-    ends = [_reflect_positions(p, side, align_corners=align_corners) if reflects else p for p in (before, before + 1)]
-    first, second = (end.clamp(0, side - 1).long() for end in ends)
+    ends = [_reflect_positions(p, size, align_corners=align_corners) if reflects else p for p in (before, before + 1)]
+    first, second = (end.clamp(0, size - 1).long() for end in ends)
     return (1 - share, share), (first, second)
 
 
-def _to_positions(points: Tensor, side: int, *, align_corners: bool) -> Tensor:
+def _to_positions(points: Tensor, size: int, *, align_corners: bool) -> Tensor:
     """Return the positions of points in [-1, 1] along a dim; its first element is at 0."""
-    return (points + 1) * (side - 1) / 2 if align_corners else ((points + 1) * side - 1) / 2
+    return (points + 1) * (size - 1) / 2 if align_corners else ((points + 1) * size - 1) / 2
 
 
-def _reflect_positions(at: Tensor, side: int, *, align_corners: bool) -> Tensor:
+def _reflect_positions(at: Tensor, size: int, *, align_corners: bool) -> Tensor:
     """Reflect positions at the ends of a dim until they are inside."""
-    low, high = (0.0, side - 1.0) if align_corners else (-0.5, side - 0.5)
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if high <= low:
         return torch.zeros_like(at)
     away, span = (at - low).abs(), high - low

@@ -97,7 +97,7 @@ def test_scatter_extremes_later_numbers_replace_nan(tmp_path, reduce, include_se
     src = torch.tensor([[5.0, math.nan, 0.5, math.nan]])
     call = Call("scatter_reduce", x, index, src, dim=1, reduce=reduce, include_self=include_self)
     (actual,) = run(tmp_path, call)
-    expected = replicas.scatter_extremes(*call.operands, **call.attrs)
+    expected = replicas.scatter_min_max(*call.operands, **call.attrs)
     assert torch.equal(actual.nan_to_num(7), expected.nan_to_num(7)), (actual, expected)
     eager = OPERATORS["scatter_reduce"](*call.operands, **call.attrs)
     assert torch.equal(expected.isnan(), eager.isnan()) is (reduce == "sum")
@@ -113,7 +113,7 @@ def test_bag_extremes_later_numbers_replace_nan(tmp_path, mode, padding_idx, las
     attrs = {"mode": mode, "padding_idx": padding_idx, "include_last_offset": last}
     call = Call("embedding_bag", weight, indices, offsets, None, **attrs)
     (actual,) = run(tmp_path, call)
-    expected = replicas.scatter_or_bag_extremes(*call.operands, **call.attrs)
+    expected = replicas.scatter_or_bag_min_max(*call.operands, **call.attrs)
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
     eager = OPERATORS["embedding_bag"](*call.operands, **call.attrs)
     assert torch.equal(expected.isnan(), eager.isnan()) is (mode != replicas.MAX_MODE)

@@ -56,13 +56,13 @@ def open_own_file(path: Path, folder: Path, ov: Any) -> OpenedFile:
             if kind not in PAIR_NAMES:
                 nodes[name] = (node.get_friendly_name(), kind)
             node.set_friendly_name(f"{name}/{kind}")
-    names = [_ensure_name(port, f"output_{place}") for place, port in enumerate(model.outputs)]
+    names = [_ensure_name(port, f"output_{position}") for position, port in enumerate(model.outputs)]
     inputs = {
-        _ensure_name(port, f"input_{place}"): (
+        _ensure_name(port, f"input_{position}"): (
             DTYPES_BY_NAME.get(port.get_element_type().get_type_name()),
             _partial_shape(port),
         )
-        for place, port in enumerate(model.inputs)
+        for position, port in enumerate(model.inputs)
     }
     copy = folder / path.name
     ov.save_model(model, str(copy), compress_to_fp16=False)
@@ -77,4 +77,4 @@ def _ensure_name(port: Any, otherwise: str) -> str:
 
 
 def _partial_shape(port: Any) -> list[int | None]:
-    return [side.get_length() if side.is_static else None for side in port.get_partial_shape()]
+    return [dim.get_length() if dim.is_static else None for dim in port.get_partial_shape()]

@@ -93,7 +93,7 @@ def test_clika_export_other_preset_needs_observed_min_max(compiled, tmp_path):
 @pytest.mark.parametrize("given", [(), (None,), (ORT, None)])
 def test_clika_compare_targets_without_settings_raises(compiled, given):
     """A comparison needs deployment settings for each target."""
-    with pytest.raises(ModelError, match="no deployment settings are given. Pass one for each"):
+    with pytest.raises(ModelError, match=r"no deployment settings are given. Pass one for each"):
         compiled.clika_compare_targets(*given)
 
 
@@ -113,6 +113,8 @@ def test_clika_export_copy_for_other_target_raises(compiled, tmp_path):
     """A copy has no observed min/max, and the error says how to proceed."""
     twin = copy.deepcopy(compiled)
     twin.clika_export(tmp_path / "own.onnx")
-    with pytest.raises(ModelError, match=r"cannot quantize for openvino: the module holds no calibration ranges.*calibration_inputs"):
+    with pytest.raises(
+        ModelError, match=r"cannot quantize for openvino: the module holds no calibration ranges.*calibration_inputs"
+    ):
         twin.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
     assert not (tmp_path / "other.onnx").exists()

@@ -42,7 +42,7 @@ def find_kept_axes(equation: str, position: int) -> list[int]:
     operands, arrow, result = equation.replace(" ", "").partition("->")
     own = "".join(operands.split(",")[position : position + 1])
     result = result if arrow else "".join(label for label in operands if operands.count(label) == 1)
-    return [] if "." in own else [side for side, label in enumerate(own) if label in result]
+    return [] if "." in own else [axis_index for axis_index, label in enumerate(own) if label in result]
 
 
 def _axis_after(file: OnnxFile, node: onnx.NodeProto, name: str, axis: int) -> int | None:
@@ -71,10 +71,10 @@ def _axis_after_unit_axes(file: OnnxFile, node: onnx.NodeProto, name: str, axis:
     rank = file.rank(name if node.op_type == "Unsqueeze" else node.input[0])
     if not axes or not rank:
         return None
-    places = {int(place) % rank for place in axes}
+    axis_numbers = {int(axis_number) % rank for axis_number in axes}
     if node.op_type == "Squeeze":
-        return axis - sum(place < axis for place in places)
-    left = [place for place in range(rank) if place not in places]
+        return axis - sum(axis_number < axis for axis_number in axis_numbers)
+    left = [axis_number for axis_number in range(rank) if axis_number not in axis_numbers]
     return left[axis] if axis < len(left) else None
 
 
@@ -84,15 +84,17 @@ def _axis_after_reshape(file: OnnxFile, before: str, after: str, axis: int) -> i
     if old is None or new is None or axis >= len(old):
         return None
     leading = math.prod(old[:axis])
-    return next((i for i, side in enumerate(new) if side == old[axis] and math.prod(new[:i]) == leading), None)
+    return next(
+        (i for i, axis_index in enumerate(new) if axis_index == old[axis] and math.prod(new[:i]) == leading), None
+    )
 
 
 def _axis_after_gather(file: OnnxFile, node: onnx.NodeProto, axis: int) -> int | None:
     """Return the position of an axis after Gather, which replaces its own axis by the axes of the indices."""
-    rank, places = file.rank(node.input[0]), file.rank(node.input[1])
-    if rank is None or places is None:
+    rank, axis_numbers = file.rank(node.input[0]), file.rank(node.input[1])
+    if rank is None or axis_numbers is None:
         return None
     picked = int(file.attribute(node, "axis", 0)) % max(rank, 1)
     if axis == picked:
         return REMOVED_AXIS
-    return axis if axis < picked else axis + places - 1
+    return axis if axis < picked else axis + axis_numbers - 1

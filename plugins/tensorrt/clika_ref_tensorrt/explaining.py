@@ -20,11 +20,11 @@ from clika_ref_tensorrt.rule_book import (
 from clika_ref_tensorrt.rules import find_violations
 
 
-def predict_precisions(path: Path, *, has_weights_alone: bool = False) -> dict[str, str]:
+def predict_precisions(path: Path, *, has_weight_only: bool = False) -> dict[str, str]:
     """Return the predicted precision of each graph node; names of file nodes begin with those of graph nodes."""
     model = onnx.load(str(path), load_external_data=False)
-    found_broken = find_violations(model, folder=path.parent, has_weights_alone=has_weights_alone)
-    file = OnnxFile(model, folder=path.parent, has_weights_alone=has_weights_alone)
+    found_broken = find_violations(model, folder=path.parent, has_weight_only=has_weight_only)
+    file = OnnxFile(model, folder=path.parent, has_weight_only=has_weight_only)
     broken = {v.node: v.message for v in found_broken}
     found, layers = dict[str, str](), set[str]()
     for node in file.nodes:
@@ -46,7 +46,7 @@ def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
     if node.op_type in LAYER_OPERATORS:
         if len(pairs) == 2 and pairs[0] is None and pairs[1] is not None:
             kind = file.integer_type(pairs[1])
-            if kind == TYPES.INT4 or file.has_weights_alone:
+            if kind == TYPES.INT4 or file.has_weight_only:
                 return f"{type_name(kind).lower()} weights"
         if all(pair is not None for pair in pairs) and not broken:
             return INT8_PRECISION
@@ -54,5 +54,5 @@ def _precision(file: OnnxFile, node: onnx.NodeProto, broken: str) -> str:
     if file.is_moving(node) and pairs and pairs[0] is not None:
         return INT8_PRECISION
     made = file.makers.get(node.input[0]) if node.input else None
-    is_behind = made is not None and made.op_type in (*WEIGHTED_OPERATORS, "Add", *FUSED_OPERATORS)
-    return FUSED_PRECISION if node.op_type in (*FUSED_OPERATORS, "Add") and is_behind else FLOAT_PRECISION
+    is_after_layer = made is not None and made.op_type in (*WEIGHTED_OPERATORS, "Add", *FUSED_OPERATORS)
+    return FUSED_PRECISION if node.op_type in (*FUSED_OPERATORS, "Add") and is_after_layer else FLOAT_PRECISION

@@ -107,19 +107,19 @@ def _(file: OnnxFile) -> Violations:
 def _(file: OnnxFile) -> Violations:
     given = file.compute_once(_data_dependent_values)
     for node in file.nodes_of_type(*SHAPE_OPERAND_OPERATORS):
-        if file.sides(node.input[-1]) == [None] and node.input[-1] in given:
+        if file.dims(node.input[-1]) == [None] and node.input[-1] in given:
             sizes = node.input[-1]
             yield node, f"its output has as many dims as {sizes!r} has elements, but the rank must be fixed"
     dynamic = file.compute_once(_dynamic_values)
     for node in file.nodes_of_type("Squeeze"):
-        is_told = any(node.input[1:]) or file.attribute(node, "axes", None) is not None
-        if not is_told and node.input[0] in dynamic and None in (file.sides(node.input[0]) or []):
+        has_axes = any(node.input[1:]) or file.attribute(node, "axes", None) is not None
+        if not has_axes and node.input[0] in dynamic and None in (file.dims(node.input[0]) or []):
             yield node, "has no axes, but dims that may be 1 at run time. State the axes to remove."
 
 
 def _data_dependent_values(file: OnnxFile) -> MutableMapping[str, bool]:
     """Return the values computed from an unknown number of elements, given as input or found in data."""
-    own = {v.name: True for v in file.graph.input if v.name not in file.initializers and file.sides(v.name) == [None]}
+    own = {v.name: True for v in file.graph.input if v.name not in file.initializers and file.dims(v.name) == [None]}
     found = file.extend_enclosing(own, _data_dependent_values)
     for node in file.nodes:
         is_counted = node.op_type in ("Shape", "Size")
@@ -144,8 +144,11 @@ def _(file: OnnxFile) -> Violations:
         is_operand = len(node.input) > 1  # since opset 10
         count = file.constant(node.input[1]) if is_operand else np.asarray(file.attribute(node, "k", 0))
         if count is not None and count.size and int(count.flat[0]) > MAX_TOP_K:
-            most = int(count.flat[0])
-            yield node, f"TopK requests {most:,} elements, but TensorRT supports at most {MAX_TOP_K:,}. Request fewer."
+            count_value = int(count.flat[0])
+            yield (
+                node,
+                f"TopK requests {count_value:,} elements, but TensorRT supports at most {MAX_TOP_K:,}. Request fewer.",
+            )
 
 
 @rule("branches")

@@ -31,26 +31,26 @@ def _fault(node: onnx.NodeProto, schema: Any) -> str:
         ("operands", len(node.input), schema.min_input, schema.max_input),
         ("results", len(node.output), schema.min_output, schema.max_output),
     )
-    for what, count, least, most in counts:
-        if not least <= count <= most:
-            return f"has {count} {what}, but {node.op_type} has {_count_text(least, most)}"
+    for role, count, minimum, maximum in counts:
+        if not minimum <= count <= maximum:
+            return f"has {count} {role}, but {node.op_type} has {_count_text(minimum, maximum)}"
     # Attributes newer than the opset are reported by the opset rule.
     taken = {**onnx.defs.get_schema(node.op_type).attributes, **schema.attributes}
     for attribute in node.attribute:
         if attribute.ref_attr_name:
             whose = f"refers to {attribute.ref_attr_name!r} of a function, but the node is not in a function"
             return f"its attribute {attribute.name} {whose}"
-        wanted = taken[attribute.name].type if attribute.name in taken else None
-        if wanted is not None and attribute.type != int(wanted.value):
+        expected = taken[attribute.name].type if attribute.name in taken else None
+        if expected is not None and attribute.type != int(expected.value):
             stated = onnx.AttributeProto.AttributeType.Name(attribute.type)
-            return f"has an attribute {attribute.name} of the type {stated}, but {node.op_type} takes {wanted.name}"
+            return f"has an attribute {attribute.name} of the type {stated}, but {node.op_type} takes {expected.name}"
     given = {attribute.name for attribute in node.attribute}
     lacking = [name for name, declared in schema.attributes.items() if declared.required and name not in given]
     return f"lacks {', '.join(lacking)}, required by {node.op_type}" if lacking else ""
 
 
-def _count_text(least: int, most: int) -> str:
+def _count_text(minimum: int, maximum: int) -> str:
     """Return the allowed counts as text."""
-    if most == VARIADIC_LIMIT:
-        return f"{least} or more"
-    return f"{least} to {most}" if most > least else f"{least}"
+    if maximum == VARIADIC_LIMIT:
+        return f"{minimum} or more"
+    return f"{minimum} to {maximum}" if maximum > minimum else f"{minimum}"

@@ -49,11 +49,11 @@ class OnnxFile:
         model: onnx.ModelProto,
         *,
         folder: Path | None = None,
-        has_weights_alone: bool = False,
+        has_weight_only: bool = False,
         branch: tuple[onnx.GraphProto, onnx.GraphProto, OnnxFile] | None = None,
     ) -> None:
         """Wrap a whole file, or a branch given by its graph, the inferred graph, and the enclosing one."""
-        self.model, self.folder, self.has_weights_alone = model, folder, has_weights_alone
+        self.model, self.folder, self.has_weight_only = model, folder, has_weight_only
         self.graph, self.enclosing = (model.graph, None) if branch is None else (branch[0], branch[2])
         self._inferred = None if branch is None else branch[1]
         self.nodes = [node for node in self.graph.node if node.domain in CHECKED_DOMAINS]
@@ -106,7 +106,7 @@ class OnnxFile:
         """The nested graphs, each with its node and the name of its attribute."""
         return [
             (node, name, OnnxFile(
-                self.model, folder=self.folder, has_weights_alone=self.has_weights_alone, branch=(own, typed, self)
+                self.model, folder=self.folder, has_weight_only=self.has_weight_only, branch=(own, typed, self)
             ))
             for (node, name, own), (_, _, typed) in zip(
                 _iterate_inner_graphs(self.graph), _iterate_inner_graphs(self.inferred), strict=True
@@ -134,23 +134,23 @@ class OnnxFile:
         known = {v.name: int(v.type.tensor_type.elem_type) for v in _all_values(self.inferred)}
         return self._chain_with_enclosing(known | {t.name: int(t.data_type) for t in self.graph.initializer}, "types")
 
-    def sides(self, name: str) -> list[int | None] | None:
+    def dims(self, name: str) -> list[int | None] | None:
         """Return the dims of a value, None for each dynamic one; None if the rank is unknown."""
         if name in self.initializers:
             return [*self.initializers[name].dims]
         kind = self.values.get(name)
         if kind is None or not kind.HasField("shape"):
             return None
-        return [side.dim_value if side.HasField("dim_value") else None for side in kind.shape.dim]
+        return [dim.dim_value if dim.HasField("dim_value") else None for dim in kind.shape.dim]
 
     def rank(self, name: str) -> int | None:
         """Return the rank of a value, or None if unknown."""
-        sides = self.sides(name)
-        return None if sides is None else len(sides)
+        dims = self.dims(name)
+        return None if dims is None else len(dims)
 
     def shape(self, name: str) -> list[int] | None:
         """Return the shape of a value, or None if a dim is dynamic or unknown."""
-        known = [side for side in self.sides(name) or [None] if side is not None]
+        known = [dim for dim in self.dims(name) or [None] if dim is not None]
         return known if len(known) == self.rank(name) else None
 
     def constant(self, name: str) -> np.ndarray[Any, Any] | None:
@@ -274,14 +274,14 @@ class OnnxFile:
                 else:
                     yield node
 
-    def dequantizers_of(self, integers: str) -> list[onnx.NodeProto]:
+    def dequantizers_of(self, quantized: str) -> list[onnx.NodeProto]:
         """Return the dequantizers of a quantized value."""
-        readers = self.readers.get(integers, [])
+        readers = self.readers.get(quantized, [])
         return [node for node in readers if node.op_type == DEQUANTIZE and node.domain in CHECKED_DOMAINS]
 
-    def readers_after_pairs(self, integers: str) -> list[onnx.NodeProto]:
+    def readers_after_pairs(self, quantized: str) -> list[onnx.NodeProto]:
         """Return the readers of a quantized value after its dequantizers."""
-        return [reader for node in self.dequantizers_of(integers) for reader in self.sinks(node.output[0])]
+        return [reader for node in self.dequantizers_of(quantized) for reader in self.sinks(node.output[0])]
 
     def attribute(self, node: onnx.NodeProto, name: str, default: Any) -> Any:
         """Return an attribute of a node."""
@@ -299,10 +299,10 @@ class OnnxFile:
         TensorRT's own operators may omit it, since the shape of the scales implies it.
         """
         stated = int(self.attribute(node, "block_size", 0))
-        sides, scales = self.shape(node.input[0]), self.shape(node.input[1])
-        if stated or node.domain in ONNX_DOMAINS or not sides or not scales or len(sides) != len(scales):
+        dims, scales = self.shape(node.input[0]), self.shape(node.input[1])
+        if stated or node.domain in ONNX_DOMAINS or not dims or not scales or len(dims) != len(scales):
             return stated
-        return next((side // count for side, count in zip(sides, scales, strict=True) if side > count > 0), 0)
+        return next((dim // count for dim, count in zip(dims, scales, strict=True) if dim > count > 0), 0)
 
     def integer_type(self, node: onnx.NodeProto) -> int:
         """Return the quantized type of a quantizer or dequantizer; uint8 by default."""

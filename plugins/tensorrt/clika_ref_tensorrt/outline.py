@@ -40,9 +40,9 @@ def _unify_opsets(model: onnx.ModelProto) -> onnx.ModelProto:
         graphs = graphs_of(onnx.GraphProto(node=function.node))
         kinds = {node.op_type for graph in graphs for node in graph.node if node.domain in ONNX_DOMAINS}
         for opset in function.opset_import:
-            own, wanted = opset.version, versions.get(opset.domain, 0)
-            if wanted and all(_schema_version(kind, own) == _schema_version(kind, wanted) for kind in kinds):
-                opset.version = wanted
+            own, required = opset.version, versions.get(opset.domain, 0)
+            if required and all(_schema_version(kind, own) == _schema_version(kind, required) for kind in kinds):
+                opset.version = required
     return whole
 
 
@@ -192,15 +192,15 @@ def _drop_elements(tensor: onnx.TensorProto) -> onnx.TensorProto:
 
 def _pop_large_constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
     """Remove large or unreadable constants from a graph, and return them."""
-    held = graph.initializer
-    places = [place for place, tensor in enumerate(held) if _is_large_or_unreadable(tensor)]
-    found = [held.pop(place) for place in reversed(places)]
-    for place in reversed(range(len(graph.node))):
-        node = graph.node[place]
+    initializers = graph.initializer
+    indices = [index for index, tensor in enumerate(initializers) if _is_large_or_unreadable(tensor)]
+    found = [initializers.pop(index) for index in reversed(indices)]
+    for index in reversed(range(len(graph.node))):
+        node = graph.node[index]
         if node.op_type == "Constant" and any(a.HasField("t") and _is_large_or_unreadable(a.t) for a in node.attribute):
             found.append(node.attribute[0].t)
             found[-1].name = node.output[0]
-            graph.node.pop(place)
+            graph.node.pop(index)
     return found
 
 
@@ -218,11 +218,11 @@ def infer_types(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
     try:
         return onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True).graph, ""
     except Exception as error:  # noqa: BLE001 - the exception is the answer
-        refusal = _one_line(error)
+        message = _one_line(error)
     try:
         typed = onnx.shape_inference.infer_shapes(model).graph
     except Exception:  # noqa: BLE001 - as above
-        return model.graph, refusal
+        return model.graph, message
     # ONNX's own operators support bfloat16 from opset 22 on; TensorRT's support it before that.
     if computes_in_bfloat16(onnx.ModelProto(graph=typed)):
         try:
@@ -230,7 +230,7 @@ def infer_types(model: onnx.ModelProto) -> tuple[onnx.GraphProto, str]:
         except Exception as error:  # noqa: BLE001 - as above
             return typed, _one_line(error)
         return typed, ""
-    return typed, refusal
+    return typed, message
 
 
 def validation_error(model: onnx.ModelProto) -> str:

@@ -29,8 +29,8 @@ QUANTIZED_TYPE_ATTRIBUTE = "integers"
 """Attribute for the quantized type that `separate_own_operators` reads from an operator's name."""
 
 TYPED_PAIR_OPERATORS: Mapping[str, tuple[str, int]] = {
-    f"TRT_{name}{kind}": (kind, integers)
-    for name, integers in (("FP8", TYPES.FLOAT8E4M3FN), ("MXFP8", TYPES.FLOAT8E4M3FN), ("INT4", TYPES.INT4))
+    f"TRT_{name}{kind}": (kind, quantized_type)
+    for name, quantized_type in (("FP8", TYPES.FLOAT8E4M3FN), ("MXFP8", TYPES.FLOAT8E4M3FN), ("INT4", TYPES.INT4))
     for kind in (QUANTIZE, DEQUANTIZE)
 }
 """Variants of an ONNX operator with a fixed quantized type: the ONNX operator, and the type."""
@@ -110,8 +110,8 @@ def _move_to_own_domain(node: onnx.NodeProto) -> None:
     if node.op_type.startswith("TRT_MXFP8") and all(a.name != "block_size" for a in node.attribute):
         node.attribute.append(onnx.helper.make_attribute("block_size", MXFP8_BLOCK_SIZE))
     if node.op_type in TYPED_PAIR_OPERATORS:
-        node.op_type, integers = TYPED_PAIR_OPERATORS[node.op_type]
-        node.attribute.append(onnx.helper.make_attribute(QUANTIZED_TYPE_ATTRIBUTE, integers))
+        node.op_type, quantized_type = TYPED_PAIR_OPERATORS[node.op_type]
+        node.attribute.append(onnx.helper.make_attribute(QUANTIZED_TYPE_ATTRIBUTE, quantized_type))
 
 
 def output_types(node: onnx.NodeProto) -> dict[str, int]:
@@ -121,9 +121,11 @@ def output_types(node: onnx.NodeProto) -> dict[str, int]:
         return {}
     if node.op_type in DYNAMIC_QUANTIZERS:
         kinds = DYNAMIC_QUANTIZERS[node.op_type]
-        wanted = [kind or stated.get(name, 0) for kind, name in zip(kinds, ("output_type", "scale_type"), strict=True)]
+        requested = [
+            kind or stated.get(name, 0) for kind, name in zip(kinds, ("output_type", "scale_type"), strict=True)
+        ]
     elif node.op_type == QUANTIZE:
-        wanted = [stated.get(QUANTIZED_TYPE_ATTRIBUTE, 0) or stated.get("output_dtype", 0)]
+        requested = [stated.get(QUANTIZED_TYPE_ATTRIBUTE, 0) or stated.get("output_dtype", 0)]
     else:
-        wanted = [stated.get("output_dtype", 0)]
-    return {name: kind for name, kind in zip(node.output, wanted, strict=False) if name and kind}
+        requested = [stated.get("output_dtype", 0)]
+    return {name: kind for name, kind in zip(node.output, requested, strict=False) if name and kind}

@@ -30,16 +30,18 @@ def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(*LAYER_OPERATORS):
         found = [file.dequantizer(name) for name in factors_of(node)]
         kinds = [file.integer_type(made) for made in found if made is not None]
-        few = [
-            place for place, made in enumerate(found) if made is not None and file.integer_type(made) in LOW_BIT_TYPES
+        low_bit = [
+            position
+            for position, made in enumerate(found)
+            if made is not None and file.integer_type(made) in LOW_BIT_TYPES
         ]
-        is_weight_alone = all(made is None or file.is_weight(made) for made in found)
-        is_taken_alone = file.has_weights_alone and node.op_type in MATMUL_OPERATORS and is_weight_alone
-        if len({*kinds}) > 1 and few:
-            yield node, _describe_mixed_types(file, node, few[0])
+        is_weight_only = all(made is None or file.is_weight(made) for made in found)
+        is_supported_weight_only = file.has_weight_only and node.op_type in MATMUL_OPERATORS and is_weight_only
+        if len({*kinds}) > 1 and low_bit:
+            yield node, _describe_mixed_types(file, node, low_bit[0])
         elif len({*kinds} & QUANTIZED_TYPES) > 1:
             yield node, f"its operands are {' and '.join(map(type_name, kinds))}. Give both the same quantized type."
-        elif 0 < len(kinds) < len(found) and not few and not is_taken_alone:
+        elif 0 < len(kinds) < len(found) and not low_bit and not is_supported_weight_only:
             lacking = _operand_name(file, node, found.index(None))
             quantized = "the other is" if len(found) == 2 else "others are"
             yield (
@@ -48,19 +50,19 @@ def _(file: OnnxFile) -> Violations:
             )
 
 
-def _describe_mixed_types(file: OnnxFile, node: onnx.NodeProto, place: int) -> str:
+def _describe_mixed_types(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
     """Return the message for a layer with one low-bit operand and another type for the other."""
-    made, what = file.dequantizer(node.input[place]), _operand_name(file, node, place)
+    made, operand = file.dequantizer(node.input[position]), _operand_name(file, node, position)
     kind = type_name(file.integer_type(made)).lower() if made is not None else ""
     if node.op_type not in MATMUL_OPERATORS:
-        return f"its {what} is {kind}, which only matrix products support. Use int8, or keep it float."
+        return f"its {operand} is {kind}, which only matrix products support. Use int8, or keep it float."
     if made is None or not file.is_weight(made):
         return (
-            f"its {what} is {kind}, but its {_operand_name(file, node, 1 - place)} is not. Give both the same "
+            f"its {operand} is {kind}, but its {_operand_name(file, node, 1 - position)} is not. Give both the same "
             "quantized type."
         )
-    other = _operand_name(file, node, 1 - place)
-    return f"its {what} is {kind}, and its {other} is quantized. Such weights are for weight-only layers."
+    other = _operand_name(file, node, 1 - position)
+    return f"its {operand} is {kind}, and its {other} is quantized. Such weights are for weight-only layers."
 
 
 def _operand_name(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
@@ -71,8 +73,8 @@ def _operand_name(file: OnnxFile, node: onnx.NodeProto, position: int) -> str:
         case "Conv" | "ConvTranspose":
             return ("input", "weight")[position]
         case kind if kind in MATMUL_OPERATORS:
-            held = [_is_stored(file, name) for name in factors_of(node)]
-            return f"operand {position}" if sum(held) != 1 else "weight" if held[position] else "input"
+            is_stored = [_is_stored(file, name) for name in factors_of(node)]
+            return f"operand {position}" if sum(is_stored) != 1 else "weight" if is_stored[position] else "input"
         case _:
             return f"operand {position}"
 
@@ -281,10 +283,10 @@ def _(file: OnnxFile) -> Violations:
 
 def _scale_difference(file: OnnxFile, node: onnx.NodeProto, inverse: onnx.NodeProto) -> str:
     """Return the difference between a quantizer's and a dequantizer's scales as text; empty if they agree."""
-    ours, theirs = (file.constant(one.input[1]) for one in (node, inverse))
-    if ours is None or theirs is None or not (ours.size and theirs.size):
+    own_factor, inverse_factor = (file.constant(one.input[1]) for one in (node, inverse))
+    if own_factor is None or inverse_factor is None or not (own_factor.size and inverse_factor.size):
         return ""  # another rule reports it
-    one, other = (scales.astype(np.float64).flatten() for scales in (ours, theirs))
+    one, other = (scales.astype(np.float64).flatten() for scales in (own_factor, inverse_factor))
     # They may differ by rounding to bfloat16.
     if one.size != other.size or not np.allclose(one, other, rtol=2**-8, atol=0, equal_nan=True):
         return "other scales"

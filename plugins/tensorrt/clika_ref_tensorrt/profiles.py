@@ -43,7 +43,7 @@ ChosenSizes = Mapping[str, tuple[int, int, int]]
 class OptimizationProfile:
     """Sizes of all dynamic dims by symbol name: minimum, usual and maximum."""
 
-    least: Mapping[str, int]
+    smallest: Mapping[str, int]
     usual: Mapping[str, int]
     largest: Mapping[str, int]
     left_out: str = ""
@@ -75,10 +75,10 @@ def choose_profile(graph: Graph, observed: Mapping[SymbolSizes, int], chosen: Ch
     usual = _merge_sizes(_most_frequent(calls), chosen, USUAL_PART)
     if fault := limits.fault(usual, usual, USUAL_PART):
         raise _shapes_error(fault)
-    (least, why), (largest, why_not) = (
-        _extreme_sizes(limits, calls, usual, chosen, part) for part in (MIN_PART, MAX_PART)
+    (smallest, why), (largest, why_not) = (
+        _limit_sizes(limits, calls, usual, chosen, part) for part in (MIN_PART, MAX_PART)
     )
-    return OptimizationProfile(least, usual, largest, _describe_omissions(calls, least, largest, why or why_not))
+    return OptimizationProfile(smallest, usual, largest, _describe_omissions(calls, smallest, largest, why or why_not))
 
 
 def trtexec_command(graph: Graph, file: Path, profile: OptimizationProfile) -> str:
@@ -98,7 +98,7 @@ def trtexec_command(graph: Graph, file: Path, profile: OptimizationProfile) -> s
     shapes = [
         f"--{flag}="
         + ",".join(f"{name}:{'x'.join(str(evaluate(s, part)) for s in of)}" for name, of in profiled.items())
-        for flag, part in zip(SHAPE_FLAGS, (profile.least, profile.usual, profile.largest), strict=True)
+        for flag, part in zip(SHAPE_FLAGS, (profile.smallest, profile.usual, profile.largest), strict=True)
     ]
     files = [f"--onnx={file.name}", f"--saveEngine={companion_path(file, '.engine').name}"]
     return shlex.join(["trtexec", *files, STRONGLY_TYPED_FLAG, *(shapes if profiled else [])])
@@ -118,7 +118,7 @@ def companion_path(file: Path, suffix: str) -> Path:
 def _input_symbols(graph: Graph) -> dict[str, Symbol]:
     """Return the symbols defined by inputs; others depend on data and are not part of a profile."""
     inputs = {value.name for value in graph.inputs}
-    return {name: symbol for name, symbol in graph.symbols.items() if symbol.side.name in inputs}
+    return {name: symbol for name, symbol in graph.symbols.items() if symbol.source.name in inputs}
 
 
 def _dynamic_input_shapes(graph: Graph) -> dict[str, tuple[Dim, ...]]:
@@ -127,16 +127,16 @@ def _dynamic_input_shapes(graph: Graph) -> dict[str, tuple[Dim, ...]]:
     For an input with an element that is a length or a slice bound, ``trtexec`` takes its value in place of a shape.
     """
     lengths = {name for node in graph.nodes for name in _length_symbols(node, graph)}
-    numbers = [s for s in _input_symbols(graph).values() if s.side.dim is None and s.name in lengths]
+    numbers = [s for s in _input_symbols(graph).values() if s.source.dim is None and s.name in lengths]
     dynamic = {v.name: v.type.shape for v in graph.inputs if not v.type.is_static}
-    return dynamic | {symbol.side.name: (symbol.expr,) for symbol in numbers}
+    return dynamic | {symbol.source.name: (symbol.expr,) for symbol in numbers}
 
 
 def _length_symbols(node: Node, graph: Graph) -> set[str]:
     """Return the symbols that the output shapes of a node contain or depend on."""
     made = {name for value in node.outputs for name in _symbol_names(value.type.shape)}
     outputs = {value.name for value in node.outputs}
-    makes_own = any(graph.symbols[name].side.name in outputs for name in made & graph.symbols.keys())
+    makes_own = any(graph.symbols[name].source.name in outputs for name in made & graph.symbols.keys())
     return (
         made | _symbol_names((*node.inputs, *node.attrs.values()))
         if makes_own or node.op_type in SLICING_OPERATORS
@@ -184,10 +184,10 @@ def _count_calls(
 
 def _most_frequent(calls: Counter[SymbolSizes]) -> SymbolSizes:
     """Return the most frequent combination of sizes; ties are broken by the frequency of each size."""
-    alone = Counter[tuple[str, int]]()
+    by_size = Counter[tuple[str, int]]()
     for call, count in calls.items():
-        alone.update(dict.fromkeys(call, count))
-    return max(sorted(calls), key=lambda call: (calls[call], sum(alone[side] for side in call)))
+        by_size.update(dict.fromkeys(call, count))
+    return max(sorted(calls), key=lambda call: (calls[call], sum(by_size[dim] for dim in call)))
 
 
 def _merge_sizes(call: SymbolSizes, chosen: ChosenSizes, part: int) -> dict[str, int]:
@@ -207,15 +207,19 @@ class _ProfileConstraints:
             is_known = all(str(symbol) in sizes for symbol in guard.relation.free_symbols)
             if is_known and not is_met(guard, sizes):
                 return f"{dict(sizes)} violates {guard}, for which the model was traced"
-        for name, side in ((name, side) for name, sides in self.profiled.items() for side in sides):
-            length, wanted = (_length(side, of) for of in (sizes, usual))
-            is_impossible = length < 0 and not getattr(side, "is_Symbol", False)  # numbers may be negative
-            if is_impossible or (part == MIN_PART and length > wanted) or (part == MAX_PART and length < wanted):
-                return f"with {dict(sizes)}, a dim {side} of {name!r} is {length}, but is usually {wanted}"
+        for name, dim in ((name, dim) for name, dims in self.profiled.items() for dim in dims):
+            length, usual_length = (_length(dim, of) for of in (sizes, usual))
+            is_impossible = length < 0 and not getattr(dim, "is_Symbol", False)  # numbers may be negative
+            if (
+                is_impossible
+                or (part == MIN_PART and length > usual_length)
+                or (part == MAX_PART and length < usual_length)
+            ):
+                return f"with {dict(sizes)}, a dim {dim} of {name!r} is {length}, but is usually {usual_length}"
         return ""
 
 
-def _extreme_sizes(
+def _limit_sizes(
     limits: _ProfileConstraints, calls: Counter[SymbolSizes], usual: Mapping[str, int], chosen: ChosenSizes, part: int
 ) -> tuple[Mapping[str, int], str]:
     """Return the minimum or maximum sizes, and why they are not the extreme of each dim.
@@ -227,7 +231,7 @@ def _extreme_sizes(
     """
     by_size = sorted(calls, key=lambda call: (math.prod(size for _, size in call), call), reverse=part == MAX_PART)
     first = ""
-    for call in (_extreme_of_each_dim([*calls], part), *by_size):
+    for call in (_limit_of_each_dim([*calls], part), *by_size):
         sizes = _merge_sizes(call, chosen, part)
         fault = limits.fault(sizes, usual, part)
         if not fault:
@@ -236,14 +240,14 @@ def _extreme_sizes(
     raise _shapes_error(first)
 
 
-def _extreme_of_each_dim(calls: Sequence[SymbolSizes], part: int) -> SymbolSizes:
+def _limit_of_each_dim(calls: Sequence[SymbolSizes], part: int) -> SymbolSizes:
     """Return the minimum or maximum size of each dim, regardless of their combination."""
-    return tuple(min(sides) if part == MIN_PART else max(sides) for sides in zip(*calls, strict=True))
+    return tuple(min(dims) if part == MIN_PART else max(dims) for dims in zip(*calls, strict=True))
 
 
-def _length(side: Dim, sizes: Mapping[str, int]) -> int:
+def _length(dim: Dim, sizes: Mapping[str, int]) -> int:
     try:
-        return int(evaluate(side, sizes))
+        return int(evaluate(dim, sizes))
     except ArithmeticError:
         return -1  # no dim has this size
 
@@ -253,13 +257,13 @@ def _shapes_error(fault: str) -> TargetError:
 
 
 def _describe_omissions(
-    calls: Counter[SymbolSizes], least: Mapping[str, int], largest: Mapping[str, int], fault: str
+    calls: Counter[SymbolSizes], smallest: Mapping[str, int], largest: Mapping[str, int], fault: str
 ) -> str:
     """Return the observed sizes outside a profile, with the reason, as text."""
     if not fault:
         return ""
-    missed = sum(n for call, n in calls.items() if any(not least[s] <= size <= largest[s] for s, size in call))
+    outside = sum(n for call, n in calls.items() if any(not smallest[s] <= size <= largest[s] for s, size in call))
     return (
-        f"the engine is built for {dict(least)} to {dict(largest)}, which excludes {missed} of {calls.total()} seen "
-        f"calls: {fault}. Choose other `shapes` to include them."
+        f"the engine is built for {dict(smallest)} to {dict(largest)}, which excludes {outside} of {calls.total()} "
+        f"seen calls: {fault}. Choose other `shapes` to include them."
     )

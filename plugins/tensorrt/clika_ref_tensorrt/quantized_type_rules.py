@@ -106,7 +106,7 @@ def _(file: OnnxFile) -> Violations:
 def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
         kind = file.integer_type(node)
-        is_any_taken = file.has_weights_alone and file.is_weight(node)
+        is_any_taken = file.has_weight_only and file.is_weight(node)
         name, taken = type_name(kind).lower(), " or ".join(map(str, BLOCK_SIZES.get(kind, ())))
         if not is_any_taken:
             yield from _check_block_support(file, node, name, taken)
@@ -137,9 +137,9 @@ def _check_block_axis(file: OnnxFile, node: onnx.NodeProto, name: str) -> Violat
         yield node, "its blocks are not on one of the last two dims of the weight"
     if node.op_type == QUANTIZE:
         return
-    held = f"{name} in blocks" if file.block(node) else name
+    description = f"{name} in blocks" if file.block(node) else name
     for reader in _non_product_readers(file, node):
-        yield reader, f"reads {held}, which only matrix products support. Use int8, or keep it float."
+        yield reader, f"reads {description}, which only matrix products support. Use int8, or keep it float."
 
 
 def _non_product_readers(file: OnnxFile, node: onnx.NodeProto) -> list[onnx.NodeProto]:

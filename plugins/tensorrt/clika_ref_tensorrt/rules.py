@@ -35,19 +35,19 @@ NODE_RULES = ("known-operators", "data-type", "top-k")
 
 
 def find_violations(
-    model: onnx.ModelProto, *, folder: Path | None = None, has_weights_alone: bool = False
+    model: onnx.ModelProto, *, folder: Path | None = None, has_weight_only: bool = False
 ) -> list[Violation]:
     """Return all violations in a file, ordered by rule.
 
     Args:
         model: the model; its weights need not be loaded.
         folder: folder of external data.
-        has_weights_alone: whether 8-bit weights may be multiplied with floats, as in TensorRT-LLM.
+        has_weight_only: whether 8-bit weights may be multiplied with floats, as in TensorRT-LLM.
 
     Raises:
         TargetError: scales, zero points or sizes are in another file, which cannot be read.
     """
-    file = OnnxFile(separate_own_operators(inline_functions(model)), folder=folder, has_weights_alone=has_weights_alone)
+    file = OnnxFile(separate_own_operators(inline_functions(model)), folder=folder, has_weight_only=has_weight_only)
     found = [*_run_rules(FILE_RULES, [file])]
     if any(one.rule == file_rules.FORM_RULE for one in found):
         return found  # the other rules assume well-formed nodes

@@ -48,7 +48,7 @@ def _is_dynamic(file: OnnxFile, node: onnx.NodeProto) -> bool:
 @rule("scale-shape")
 def _(file: OnnxFile) -> Violations:
     for node in file.nodes_of_type(QUANTIZE, DEQUANTIZE):
-        scale, data = file.shape(node.input[1]), file.sides(node.input[0])
+        scale, data = file.shape(node.input[1]), file.dims(node.input[0])
         zero = file.shape(node.input[2]) if len(node.input) > 2 else None
         if scale is None:
             continue
@@ -68,10 +68,10 @@ def _shape_fault(file: OnnxFile, node: onnx.NodeProto, scale: list[int], data: S
     axis = file.axis(node, len(data))
     if axis not in range(len(data)):
         return f"its axis {file.attribute(node, 'axis', 1)} does not exist in a tensor with {len(data)} dims"
-    sides = [(-(-side // block) if block and at == axis and side else side) for at, side in enumerate(data)]
-    wanted = sides if block else [sides[axis]]
-    if len(wanted) != len(scale) or any(side not in (None, own) for side, own in zip(wanted, scale, strict=True)):
-        return f"its scales have the shape {scale}, but a tensor of the shape {data} has {wanted} on axis {axis}"
+    sizes = [(-(-size // block) if block and at == axis and size else size) for at, size in enumerate(data)]
+    expected = sizes if block else [sizes[axis]]
+    if len(expected) != len(scale) or any(size not in (None, own) for size, own in zip(expected, scale, strict=True)):
+        return f"its scales have the shape {scale}, but a tensor of the shape {data} has {expected} on axis {axis}"
     return ""
 
 
@@ -97,12 +97,15 @@ def _check_scale_axis(file: OnnxFile, node: onnx.NodeProto, position: int) -> Vi
         return
     axis = track_axis(file, node.input[position], made)
     rank = file.rank(node.input[position])
-    wanted = None if rank is None else _channel_axis(file, node, rank, position, axis)
-    if None not in (axis, wanted) and axis != wanted:
+    expected = None if rank is None else _channel_axis(file, node, rank, position, axis)
+    if None not in (axis, expected) and axis != expected:
         own = int(file.attribute(made, "axis", 1))
         moved = "from which Gather selects" if axis == REMOVED_AXIS else f"which becomes {axis}"
         where = f"axis {own}" if own % (rank or 1) == axis else f"axis {own}, {moved}"
-        yield made, f"the scales of a weight of {node.op_type} are on {where}, but its output channels are on {wanted}"
+        yield (
+            made,
+            f"the scales of a weight of {node.op_type} are on {where}, but its output channels are on {expected}",
+        )
 
 
 def _channel_axis(file: OnnxFile, node: onnx.NodeProto, rank: int, position: int, axis: int | None) -> int | None:

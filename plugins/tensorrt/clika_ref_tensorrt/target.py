@@ -92,7 +92,7 @@ class TensorRt(Target):
 
     def explain(self, artifact: Artifact) -> Mapping[str, str]:
         """Return the predicted precision of each node, from the rules on the file."""
-        return predict_precisions(artifact.path, has_weights_alone=self._has_weights_alone)
+        return predict_precisions(artifact.path, has_weight_only=self._has_weight_only)
 
     def check(self, path: Path) -> Sequence[Violation]:
         """Return the rules that an ONNX file from any exporter violates.
@@ -101,13 +101,13 @@ class TensorRt(Target):
             TargetError: it is no ONNX file, or scales, zero points or sizes in another file cannot be read.
         """
         model = _load_model(path, external=False)
-        return find_violations(model, folder=path.parent, has_weights_alone=self._has_weights_alone)
+        return find_violations(model, folder=path.parent, has_weight_only=self._has_weight_only)
 
     @property
-    def _has_weights_alone(self) -> bool:
+    def _has_weight_only(self) -> bool:
         """Whether 8-bit weights may be multiplied with floats."""
-        few = self.scheme.weights_only if self.scheme is not None else None
-        return few is not None and 8 in few.bits
+        weights_only = self.scheme.weights_only if self.scheme is not None else None
+        return weights_only is not None and 8 in weights_only.bits
 
 
 def _load_model(path: Path, *, external: bool) -> onnx.ModelProto:

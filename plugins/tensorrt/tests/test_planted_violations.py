@@ -158,7 +158,7 @@ def test_rules_each_have_planted_fault():
 )
 def test_find_violations_weight_only_allowed_for_matmul_only(model, rules):
     """Weight-only quantization is allowed for matrix products and nothing else."""
-    assert sorted({violation.rule for violation in find_violations(model(), has_weights_alone=True)}) == rules
+    assert sorted({violation.rule for violation in find_violations(model(), has_weight_only=True)}) == rules
 
 
 @pytest.mark.parametrize(

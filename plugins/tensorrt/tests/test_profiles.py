@@ -162,7 +162,7 @@ def test_choose_profile_usual_sizes_most_frequent_together():
     """The usual sizes are those seen together most often."""
     seen = calls({(1, 5): 1, (1, 6): 1, (1, 7): 1, (2, 9): 2})  # most often n is 1, and m is 9, but never both
     profile = choose_profile(two_sides(), seen, {})
-    assert (profile.least, profile.usual, profile.largest) == ({"n": 1, "m": 5}, {"n": 2, "m": 9}, {"n": 2, "m": 9})
+    assert (profile.smallest, profile.usual, profile.largest) == ({"n": 1, "m": 5}, {"n": 2, "m": 9}, {"n": 2, "m": 9})
     assert profile.left_out == ""
     assert "--minShapes=x:1x5,y:1x5 --optShapes=x:2x9,y:2x9 --maxShapes=x:2x9,y:2x9" in line_of(two_sides(), seen)
 
@@ -176,7 +176,7 @@ def test_choose_profile_guard_excludes_limits_and_reports():
     """Sizes that a guard forbids are no limit, and the profile reports the rest."""
     graph = two_sides(sympy.Ne(make_symbol("n"), make_symbol("m")))
     profile = choose_profile(graph, calls({(2, 3): 1, (3, 2): 1, (5, 6): 3}), {})
-    assert (profile.least, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
+    assert (profile.smallest, profile.usual, profile.largest) == ({"n": 3, "m": 2}, {"n": 5, "m": 6}, {"n": 5, "m": 6})
     assert re.search(r"which excludes 1 of 5 seen calls: \{.*\} violates Ne\(", profile.left_out)
 
 
@@ -184,7 +184,7 @@ def test_choose_profile_opposed_dims_leave_one_size():
     """Dims that fall while others rise leave the profile one size."""
     graph = two_sides(sides=(make_symbol("n"), 10 - make_symbol("m")))
     profile = choose_profile(graph, calls({(1, 2): 1, (1, 6): 3, (1, 8): 1}), {})
-    assert profile.least == profile.usual == profile.largest == {"n": 1, "m": 6}
+    assert profile.smallest == profile.usual == profile.largest == {"n": 1, "m": 6}
     assert "2 of 5 seen calls: with {'m': 2, 'n': 1}, a dim 10 - m of 'y' is 8, but is usually 4" in (profile.left_out)
 
 
@@ -219,7 +219,7 @@ def test_choose_profile_chosen_dim_joins_observed_others():
     """Sizes chosen for one dim combine with observed sizes of others."""
     graph = two_sides(sympy.Le(make_symbol("n"), make_symbol("m")))
     profile = choose_profile(graph, calls({(4, 6): 2, (2, 9): 1}), {"n": (1, 4, 8)})
-    assert (profile.least, profile.usual, profile.largest) == ({"m": 6, "n": 1}, {"m": 6, "n": 4}, {"m": 9, "n": 8})
+    assert (profile.smallest, profile.usual, profile.largest) == ({"m": 6, "n": 1}, {"m": 6, "n": 4}, {"m": 9, "n": 8})
 
 
 def test_choose_profile_data_dependent_dims_left_out():

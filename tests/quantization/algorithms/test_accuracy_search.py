@@ -38,7 +38,7 @@ def test_accuracy_search_finds_most_layers_in_few_evaluations(allowed):
     """The largest number of layers within the drop is found with a logarithmic number of evaluations."""
     search = AccuracySearch(max_drop=float(allowed)).run(decided, lambda found: -float(count(found)))
     assert count(search.best.found) == search.best.layers == allowed
-    assert len(search.trials) <= 1 + math.ceil(math.log2(LAYERS)) + 1
+    assert len(search.candidates) <= 1 + math.ceil(math.log2(LAYERS)) + 1
     assert search.reason.startswith(
         f"with {allowed + 1} quantized layers, of which block.{allowed} is the most sensitive"
     )
@@ -48,7 +48,7 @@ def test_accuracy_search_finds_most_layers_in_few_evaluations(allowed):
 def test_accuracy_search_all_layers_within_drop_one_evaluation():
     """If all layers can be quantized, one candidate is evaluated."""
     search = AccuracySearch(max_drop=1.0).run(decided, lambda found: -count(found) / 100)
-    assert (search.best.layers, len(search.trials), search.reason) == (LAYERS, 1, "")
+    assert (search.best.layers, len(search.candidates), search.reason) == (LAYERS, 1, "")
     assert math.isinf(search.best.threshold)
     assert search.in_one_line() == "20 quantized layers, the score drops by 0.2, after 2 evaluations"
 
@@ -67,8 +67,8 @@ def test_accuracy_search_non_monotonic_scores_pick_fewest_bytes():
     """With non-monotonic scores, the candidate within the drop that has the fewest bytes is kept."""
     bad = {20, 10, 5}
     search = AccuracySearch(max_drop=0.5).run(decided, lambda found: -float(count(found) in bad))
-    assert search.best.layers == max(t.layers for t in search.trials if t.is_within)
-    assert [t.is_within for t in search.trials] == [t.layers not in bad for t in search.trials]
+    assert search.best.layers == max(t.layers for t in search.candidates if t.is_within)
+    assert [t.is_within for t in search.candidates] == [t.layers not in bad for t in search.candidates]
 
 
 @pytest.mark.parametrize("drop", [-0.1, math.nan, math.inf, "1", True])

@@ -39,7 +39,7 @@ def quantized(calibration, options=None):
     chosen = resolve_node_settings(calibration.graph, settings, {})
     return pipeline.QuantizationPipeline(
         calibration, SCHEME, chosen, settings, OPERATORS, options or ClikaCompileOptions()
-    ).decided()
+    ).decide()
 
 
 def test_candidate_evaluation_error_matches_quantized_graph():

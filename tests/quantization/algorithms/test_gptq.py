@@ -58,13 +58,13 @@ def test_round_weights_reduces_error_on_other_data(kind):
     graph, plan = planned(layer, shape)
     found = round_weights(graph, plan, [[correlated(shape, 64, 1)], [correlated(shape, 64, 2)]], only_cheap=False)
     (node,) = (n for n in graph.nodes if n.name in plan.weights)
-    moved = found[node.name].moved
+    moved = found[node.name].offsets
     assert moved.dtype == torch.int8
     assert moved.shape == layer.weight.shape
     assert moved.any()
     assert 0 < found[node.name].left < 1
     other = correlated(shape, 64, 3)
-    assert missed(graph, replace(plan, moved={node.name: moved}), other) < missed(graph, plan, other)
+    assert missed(graph, replace(plan, offsets={node.name: moved}), other) < missed(graph, plan, other)
 
 
 @pytest.mark.parametrize("kind", LAYERS)
@@ -98,7 +98,7 @@ def test_quantize_graph_moved_weights_clamped():
     """Moved weights stay within the range of their type."""
     graph, plan = planned(nn.Linear(64, 16), (64,))
     (name,) = plan.weights
-    plan = replace(plan, moved={name: torch.full((16, 64), 7, dtype=torch.int8)})
+    plan = replace(plan, offsets={name: torch.full((16, 64), 7, dtype=torch.int8)})
     twin = graph.clone()
     quantize_graph(twin, plan, OPERATORS)
     weight = next(v for v in graph.constants.values() if v.type.rank == 2)
@@ -117,4 +117,4 @@ def test_round_weights_ignores_default_device(kind):
     with torch.device("meta"):  # which cannot be mixed with any other
         found = round_weights(graph, plan, batches, only_cheap=False)
     for name, rounded in wanted.items():
-        assert torch.equal(found[name].moved, rounded.moved)
+        assert torch.equal(found[name].offsets, rounded.offsets)

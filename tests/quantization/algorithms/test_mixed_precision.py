@@ -47,14 +47,14 @@ def graph_of(net) -> Graph:
     return clika_compile(net.eval(), tracing_inputs=[torch.randn(8, 64)]).graph.clone()
 
 
-def weighed(graph, errors, products, joints=None, values=None):
+def weighed(graph, errors, macs, joints=None, values=None):
     """Return sensitivities of the linear layers of a graph, in order; each rounds what it reads, without an error."""
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     parts = {
         n: LayerErrorTerms(e, {n.inputs[0].name: 0.0} if values is None else values[i])
         for i, (n, e) in enumerate(zip(nodes, errors, strict=True))
     }
-    found = Sensitivities(parts, joints or {}, [], products=dict(zip(nodes, products, strict=True)))
+    found = Sensitivities(parts, joints or {}, [], macs=dict(zip(nodes, macs, strict=True)))
     return found, {n: n.output.name for n in nodes}
 
 
@@ -96,13 +96,13 @@ def test_select_float_layers_output_quantized_for_others_skipped():
     nodes = [node for node in graph.nodes if node.op_type == "linear"]
     result = nodes[-1].output.name
     reads = [{n.inputs[0].name: 0.0} for n in nodes]
-    errors, products = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
+    errors, macs = [0.1, 0.1, 0.3, 0.1, 0.4], [64, 64, 64, 64, 2]
     closed = [*reads[:-1], {**reads[-1], result: 0.0}]
-    assert select_float_layers(*weighed(graph, errors, products, values=closed))
+    assert select_float_layers(*weighed(graph, errors, macs, values=closed))
     read_too = [{**reads[0], result: 0.0}, *reads[1:]]
-    assert not select_float_layers(*weighed(graph, errors, products, values=read_too))
+    assert not select_float_layers(*weighed(graph, errors, macs, values=read_too))
     summed = {"sum": JointErrorTerm(frozenset({result}), 0.0)}
-    assert not select_float_layers(*weighed(graph, errors, products, joints=summed))
+    assert not select_float_layers(*weighed(graph, errors, macs, joints=summed))
 
 
 def test_select_float_layers_shared_input_error_ignored():
@@ -137,22 +137,22 @@ def floats(found):
 @pytest.mark.parametrize("switch", ["auto", "on"])
 def test_mixed_precision_float_layer_has_reason(switch):
     """A selected layer has its reason and is in no prediction for thresholds."""
-    found = stages(sparing=switch).decided()
+    found = stages(sparing=switch).decide()
     assert floats(found) == ["head"]
     assert "of the error" in found.layers[-1].reason
     assert [row.layers for row in found.what_if] == [1, 2, 3, 4]
     assert set(found.plan.weights) == {layer.name for layer in found.layers[:-1]}
-    error = stages(sparing="off").decided().what_if[-1].sqnr
+    error = stages(sparing="off").decide().what_if[-1].sqnr
     assert found.what_if[-1].sqnr > error
 
 
 def test_mixed_precision_off_or_everything_quantized():
     """The selection is skipped if it is off, or if the user quantizes everything or the tail."""
-    assert not floats(stages(sparing="off").decided())
+    assert not floats(stages(sparing="off").decide())
     everything = QuantizationSettings(automatic_skip_quantization=False)
-    assert not floats(stages(everything).decided())
+    assert not floats(stages(everything).decide())
     tail = QuantizationSettings(quantization_sensitivity_threshold=1.0, skip_tail_quantization=False)
-    assert not floats(stages(tail).decided())
+    assert not floats(stages(tail).decide())
 
 
 def test_mixed_precision_auto_needs_gain_on_other_batch(monkeypatch):
@@ -165,7 +165,7 @@ def test_mixed_precision_auto_needs_gain_on_other_batch(monkeypatch):
         return 1e-3
 
     monkeypatch.setattr(type(made.evaluation), "error", lambda _, plan: no_better(plan))
-    assert not floats(made.decided())
+    assert not floats(made.decide())
     assert any(len(plan.weights) == 4 for plan in plans)
 
 
@@ -178,11 +178,11 @@ def test_mixed_precision_excludes_too_sensitive_layers(monkeypatch):
         return replace(found, parts={**found.parts, first: LayerErrorTerms(5.0)})
 
     monkeypatch.setattr(stages_of_quantization, "estimate_sensitivities", with_one_too_sensitive)
-    found = stages(sparing="on").decided()
+    found = stages(sparing="on").decide()
     reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
     assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
     assert reasons["head"].endswith(" % of the cost")  # which it is not where 5.0 is counted among the errors
-    assert found.spared == ["head"]
+    assert found.cheap_float_layers == ["head"]
     assert len(reasons) == 2
 
 

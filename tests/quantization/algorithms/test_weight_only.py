@@ -75,9 +75,9 @@ def test_packed_weight_steps_nearest_per_block(block_size, blocks):
     held = PackedWeight(4, block_size, scales)
     steps = held.steps(rows)
     assert (steps.dtype, int(steps.min()) >= -8, int(steps.max()) <= 7) == (torch.int8, True, True)
-    missed = (held.held(rows) - rows).reshape(3, blocks, -1).abs()
+    missed = (held.dequantize(rows) - rows).reshape(3, blocks, -1).abs()
     assert (missed <= scales[..., None] / 2 * (1 + 1e-5)).all()
-    moved = replace(held, moved=torch.ones_like(steps))
+    moved = replace(held, offsets=torch.ones_like(steps))
     assert torch.equal(moved.steps(rows), (steps + 1).clamp(max=7))
 
 
@@ -172,11 +172,11 @@ def compressed(**options):
 
 def test_weight_only_rounding_and_clipping_switches(monkeypatch):
     """Rounding and clipping are switched as for INT8 layers."""
-    assert all(held.moved is not None for held in compressed(weight_rounding="on"))
-    assert all(held.moved is None for held in compressed(weight_rounding="off"))
-    assert any(held.moved is not None for held in compressed())
-    assert all(held.moved is None for held in compressed(algorithm_seconds=1e-9))
-    assert all(held.moved is not None for held in compressed(algorithm_seconds=1e-9, weight_rounding="on"))
+    assert all(held.offsets is not None for held in compressed(weight_rounding="on"))
+    assert all(held.offsets is None for held in compressed(weight_rounding="off"))
+    assert any(held.offsets is not None for held in compressed())
+    assert all(held.offsets is None for held in compressed(algorithm_seconds=1e-9))
+    assert all(held.offsets is not None for held in compressed(algorithm_seconds=1e-9, weight_rounding="on"))
     whole, clipped = compressed(weight_clipping="off"), compressed()
     assert all((a.scales >= b.scales).all() for a, b in zip(whole, clipped, strict=True))
     assert any((a.scales > b.scales).any() for a, b in zip(whole, clipped, strict=True))
@@ -187,7 +187,7 @@ def test_quantize_low_bit_gptq_kept_if_better_or_on(feedback, is_moved):
     """GPTQ is kept only if it helps on other data, or if it is on."""
     rows, seen, other = noise(16, 64), correlated(512, 64), noise(256, 64, seed=5)
     held = quantize_low_bit(rows, 4, 0, seen.T @ seen, other.T @ other, WeightOnlyOptions(feedback=feedback))
-    assert (held.moved is not None) is is_moved
+    assert (held.offsets is not None) is is_moved
 
 
 def test_packed_weight_moved_steps_start_from_clamped():

@@ -39,7 +39,7 @@ def test_plan_from_json_restores_plan():
     assert found.scheme == SCHEME
     assert found.activations == original.activations
     assert found.scale_sources == {"pool": "relu"}
-    for kind in ("weights", "moved", "corrections", "norms"):
+    for kind in ("weights", "offsets", "corrections", "norms"):
         pair = getattr(found, kind), getattr(original, kind)
         assert pair[0].keys() == pair[1].keys()
         assert all(torch.equal(pair[0][name], pair[1][name]) for name in pair[0])

@@ -120,8 +120,8 @@ class CoveringDraw:
         shape = d.shape
         if shape is None:
             rank = self._draw_integer((*key, "rank"), *d.rank, weights=(2, 1, 2))
-            sides = [self.cover.random.randint(*d.side) for _ in range(rank)]
-            low = d.side[0]
+            sides = [self.cover.random.randint(*d.size) for _ in range(rank)]
+            low = d.size[0]
             if rank > 1 and self.cover.random.random() < SQUARE_SHARE:
                 sides[-2] = sides[-1]
             if rank and low <= 1 and self._pick((*key, "one"), (2, 1)):
@@ -130,7 +130,7 @@ class CoveringDraw:
                 sides[-1 - self.empty % rank] = 0
                 self.empty = None
             shape = tuple(sides)
-        return d.decided(dtype, shape)
+        return d.make_sample(dtype, shape)
 
     def _draw_integer(self, key: Any, low: int, high: int, weights: Sequence[int] = EQUAL_WEIGHTS) -> int:
         """Decide an integer of ``[low, high]``: a middle one, the lowest or the highest, with these weights.

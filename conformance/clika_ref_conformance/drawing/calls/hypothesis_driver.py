@@ -63,5 +63,5 @@ def _draw_tensor(draw: Callable[[st.SearchStrategy[Any]], Any], d: TensorDescrip
     dtype = dtypes[draw(st.integers(0, len(dtypes) - 1)) if len(dtypes) > 1 else 0]
     shape = d.shape
     if shape is None:
-        shape = tuple(draw(st.integers(*d.side)) for _ in range(draw(st.integers(*d.rank))))
-    return d.decided(dtype, shape)
+        shape = tuple(draw(st.integers(*d.size)) for _ in range(draw(st.integers(*d.rank))))
+    return d.make_sample(dtype, shape)

@@ -205,7 +205,7 @@ def is_match(d: TensorDescription, tensor: torch.Tensor) -> bool:
         return False
     if d.shape is not None:
         return tuple(tensor.shape) == d.shape
-    low, high = d.side
+    low, high = d.size
     return d.rank[0] <= tensor.ndim <= d.rank[1] and all(low <= n <= max(high, 8) for n in tensor.shape)
 
 

@@ -113,5 +113,5 @@ def is_match(kind: TensorType, description: TensorDescription) -> bool:
     if description.shape is not None:
         return kind.shape == description.shape
     low, high = description.rank
-    longest = max(description.side[1], MAX_DIM_SIZE)
-    return low <= kind.rank <= high and all(description.side[0] <= int(side) <= longest for side in kind.shape)
+    longest = max(description.size[1], MAX_DIM_SIZE)
+    return low <= kind.rank <= high and all(description.size[0] <= int(side) <= longest for side in kind.shape)

@@ -253,7 +253,7 @@ def _symbol_sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[
         if name in seen or name not in graph.symbols:
             continue
         seen.add(name)
-        value = by_name[graph.symbols[name].side.name]
+        value = by_name[graph.symbols[name].source.name]
         if value not in known:
             sources[value] = None
             waiting += _symbol_names(value)
@@ -263,7 +263,7 @@ def _symbol_sources(graph: Graph, symbols: set[str], known: set[Value]) -> list[
 def _copy_symbols(whole: Graph, part: Graph) -> None:
     """Copy the symbols that are read from values of the part, and the guards that only use those."""
     names = {v.name for v in (*part.inputs, *part.constants.values(), *(v for n in part.nodes for v in n.outputs))}
-    part.symbols.update({n: s for n, s in whole.symbols.items() if s.side.name in names})
+    part.symbols.update({n: s for n, s in whole.symbols.items() if s.source.name in names})
     part.guards += [g for g in whole.guards if _symbol_names(g.relation) <= part.symbols.keys()]
 
 
@@ -289,7 +289,7 @@ def _bypass_node(case: Case, index: int, position: int) -> Case | None:
     operand = node.inputs[position]
     if not isinstance(operand, Value) or len(node.outputs) != 1 or operand.type != node.output.type or len(graph) == 1:
         return None
-    if node.output.name in {s.side.name for s in graph.symbols.values()}:
+    if node.output.name in {s.source.name for s in graph.symbols.values()}:
         return None
     graph.replace(node.output, operand)
     graph.erase(node)
@@ -302,7 +302,7 @@ def _bypass_node(case: Case, index: int, position: int) -> Case | None:
 
 
 def _is_symbol_source(graph: Graph, value: Value) -> bool:
-    return any(s.side.name == value.name for s in graph.symbols.values())
+    return any(s.source.name == value.name for s in graph.symbols.values())
 
 
 def _simplify_elements(case: Case, search: _ReductionSearch) -> Case:

@@ -103,8 +103,8 @@ def _make_runs(expression: Expression) -> Iterator[Run]:
 def _build_graph(filler: Operator, expression: Expression) -> Graph:
     graph = Graph("expression")
     for symbol in EXPRESSION_SYMBOLS:
-        shape = () if symbol.side.dim is None else (symbol.expr,)
-        graph.add_input(TensorType(torch.float32 if shape else torch.int64, shape), symbol.side.name)
+        shape = () if symbol.source.dim is None else (symbol.expr,)
+        graph.add_input(TensorType(torch.float32 if shape else torch.int64, shape), symbol.source.name)
         graph.symbols[symbol.name] = symbol
     attrs = {"size": (1,), "fill_value": expression, "dtype": torch.int64, "device": None}
     node = graph.insert(Node(filler, [], attrs), [TensorType(torch.int64, (1,))])

@@ -88,7 +88,7 @@ class ResizedDraw:
                     found[SizeDecision(at, None)] = (low, high)
                 case Choice(options) if all(map(_is_integer, options)) and min(options) < max(options):
                     found[SizeDecision(at, None)] = (min(options), max(options))
-                case TensorDescription(shape=None, side=(low, high)) if low < high:
+                case TensorDescription(shape=None, size=(low, high)) if low < high:
                     found |= {SizeDecision(at, dim): (low, high) for dim in range(value.rank)}
                 case _:
                     pass
@@ -126,7 +126,7 @@ def _repeat_decision(description: Any, before: Any, value: Any) -> Any:
             return options[min(position, len(options) - 1)]
         case TensorDescription():
             shape = value.shape if description.shape is None else description.shape
-            return description.decided(value.dtype, shape)
+            return description.make_sample(value.dtype, shape)
         case _:
             return min(max(value, description.low), description.high)
 

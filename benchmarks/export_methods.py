@@ -1,4 +1,4 @@
-"""One model down each road from module to file, in its own process: ``python -m benchmarks.roads time resnet18 3``."""
+"""Export a model by one method, in its own process: ``python -m benchmarks.export_methods time resnet18 3``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clika_ref.core.registry import load_registry
 Inputs = dict[str, torch.Tensor]
 
 
-def ours(model: torch.nn.Module, small: Inputs, large: Inputs, path: Path) -> Any:
+def export_with_clika_ref(model: torch.nn.Module, small: Inputs, large: Inputs, path: Path) -> Any:
     """Compile and export; the comparison in the runtime, which the others do not make, is left out."""
     options = ClikaCompileOptions(compare_after_export=False)
     compiled = clika_compile(model, tracing_inputs=[small, large], clika_compile_options=options)
@@ -33,7 +33,7 @@ def ours(model: torch.nn.Module, small: Inputs, large: Inputs, path: Path) -> An
     return compiled
 
 
-def theirs(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path) -> None:
+def export_with_torch(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path) -> None:
     """Export with PyTorch's own exporter and its default options."""
     torch.onnx.export(model, (), path, kwargs=large, dynamo=True, dynamic_shapes=_dynamic(large), verbose=False)
 
@@ -44,7 +44,7 @@ def floor(model: torch.nn.Module, _: Inputs, large: Inputs, path: Path, written:
     path.write_bytes(written)
 
 
-ROADS: dict[str, Callable[..., Any]] = {"ours": ours, "theirs": theirs}
+EXPORT_METHODS: dict[str, Callable[..., Any]] = {"ours": export_with_clika_ref, "theirs": export_with_torch}
 
 
 def _dynamic(inputs: Inputs) -> dict[str, Any]:
@@ -64,8 +64,8 @@ class _Tiny(torch.nn.Module):
 
 def warm_up(folder: Path) -> None:
     """Go down every road with a tiny model."""
-    for road in (*ROADS.values(), floor):
-        road(_Tiny().eval(), {"x": torch.randn(1, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}, folder / "tiny.onnx")
+    for method in (*EXPORT_METHODS.values(), floor):
+        method(_Tiny().eval(), {"x": torch.randn(1, 3, 8, 8)}, {"x": torch.randn(2, 3, 8, 8)}, folder / "tiny.onnx")
 
 
 def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
@@ -74,15 +74,15 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
     stages: list[dict[str, float]] = []
     processor: dict[str, list[float]] = {"ours": [], "theirs": [], "floor": []}
     path = folder / "ours.onnx"
-    ours(model.make(), small, large, path)
+    export_with_clika_ref(model.make(), small, large, path)
     written = path.read_bytes()
 
-    def go(road: Callable[..., Any], name: str, **options: Any) -> float:
+    def go(method: Callable[..., Any], name: str, **options: Any) -> float:
         made = model.make()
         target = folder / f"{name}.onnx"
         target.unlink(missing_ok=True)  # all write a new file: ours would keep the old one until the new one is whole
         start, busy = time.perf_counter(), time.process_time()
-        result = road(made, small, large, target, **options)
+        result = method(made, small, large, target, **options)
         seconds = time.perf_counter() - start
         processor[name].append(time.process_time() - busy)
         if result is not None:
@@ -91,8 +91,8 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
 
     found = in_turn(
         {
-            "ours": lambda: go(ours, "ours"),
-            "theirs": lambda: go(theirs, "theirs"),
+            "ours": lambda: go(export_with_clika_ref, "ours"),
+            "theirs": lambda: go(export_with_torch, "theirs"),
             "floor": lambda: go(floor, "floor", written=written),
         },
         rounds,
@@ -100,16 +100,16 @@ def measure_time(model: Model, rounds: int, folder: Path) -> dict[str, Any]:
     return {"clock": found, "processor": processor, "stages": stages}
 
 
-def measure_memory(model: Model, road: str, folder: Path) -> dict[str, Any]:
+def measure_memory(model: Model, method: str, folder: Path) -> dict[str, Any]:
     """Return by how much one road raises the peak of a process that holds the model and the inputs already."""
     small, large, made = model.inputs(1), model.inputs(2), model.make()
     gc.collect()
     before = peak_bytes()
-    ROADS[road](made, small, large, folder / "model.onnx")
+    EXPORT_METHODS[method](made, small, large, folder / "model.onnx")
     return {"peak": peak_bytes() - before, "before": before}
 
 
-def main(what: str, name: str, option: str) -> dict[str, Any]:
+def main(unit: str, name: str, option: str) -> dict[str, Any]:
     """Measure one model."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -117,7 +117,7 @@ def main(what: str, name: str, option: str) -> dict[str, Any]:
     model = MODELS[name]()
     with TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         warm_up(Path(folder))
-        if what == "time":
+        if unit == "time":
             return measure_time(model, int(option), Path(folder))
         return measure_memory(model, option, Path(folder))
 

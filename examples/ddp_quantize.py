@@ -1,6 +1,6 @@
 """Quantize and train a network in two processes, each of which reads a half of the data, and end with one model.
 
-`torchrun --nproc-per-node 2 examples/two_processes.py [where/to/write.onnx]`, or without torchrun, which it then starts
+`torchrun --nproc-per-node 2 examples/ddp_quantize.py [where/to/write.onnx]`, or without torchrun, which it then starts
 by itself. It takes some forty seconds. On a machine with GPUs, take the backend nccl and a device for each rank:
 docs/distributed.md says which lines change.
 """
@@ -31,10 +31,10 @@ from clika_ref import (
 )
 from clika_ref.reporting.tables import print_table
 
-TOGETHER = DistributedTrainingSettings(multi_gpu=True)
-EPOCHS, EPOCHS_IN_INTEGERS = 6, 2
+DISTRIBUTED_SETTINGS = DistributedTrainingSettings(multi_gpu=True)
+EPOCHS, QAT_EPOCHS = 6, 2
 BATCH = 32
-UNSEEN = 450
+TEST_SAMPLES = 450
 
 
 @record  # what ends one rank is what torchrun shows in the end, and not that the other one was stopped
@@ -43,17 +43,17 @@ def main(path: Path) -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # the same weights on each rank
     images, labels = digits()
-    loader = share_of(images[UNSEEN:], labels[UNSEEN:])
+    loader = share_of(images[TEST_SAMPLES:], labels[TEST_SAMPLES:])
     accuracies: dict[str, float] = {}
 
     model = network()
     train(DistributedDataParallel(model), loader, EPOCHS, rate=2e-3)
     for statistics in model.buffers():  # of which each rank has its own after the last step
         dist.broadcast(statistics, 0)
-    accuracies["float"] = accuracy(model.eval(), images[:UNSEEN], labels[:UNSEEN])
+    accuracies["float"] = accuracy(model.eval(), images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
 
     # Batches are dealt in turns: the plan is that of one process which reads all of them, bit for bit.
-    batches = images[UNSEEN:].split(BATCH)
+    batches = images[TEST_SAMPLES:].split(BATCH)
     own = [*itertools.islice(batches, dist.get_rank(), None, dist.get_world_size())]
     module = clika_compile(
         model,
@@ -61,21 +61,21 @@ def main(path: Path) -> None:
         calibration_inputs=own,
         quantization_settings=QuantizationSettings(quantization_sensitivity_threshold=0.05),
         deployment_settings=DeploymentSettings_ONNXRuntime_ONNX(),
-        distributed_training_settings=TOGETHER,
+        distributed_training_settings=DISTRIBUTED_SETTINGS,
     )
-    accuracies["quantized"] = accuracy(module, images[:UNSEEN], labels[:UNSEEN])
+    accuracies["quantized"] = accuracy(module, images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
 
-    trained = clika_distribute(module, TOGETHER, steps=len(loader))
-    train(trained, loader, EPOCHS_IN_INTEGERS, rate=2e-4)
+    trained = clika_distribute(module, DISTRIBUTED_SETTINGS, steps=len(loader))
+    train(trained, loader, QAT_EPOCHS, rate=2e-4)
     trained.eval()
-    accuracies["trained in integers"] = accuracy(module, images[:UNSEEN], labels[:UNSEEN])
+    accuracies["trained in integers"] = accuracy(module, images[:TEST_SAMPLES], labels[:TEST_SAMPLES])
 
     print(f"rank {dist.get_rank()}: {len(own)} batches read, weights and scales {digest(module)}", flush=True)
     if dist.get_rank() == 0:
         path.parent.mkdir(parents=True, exist_ok=True)
         module.clika_export(path)
         rows = [(name, f"{100 * share:.2f} %") for name, share in accuracies.items()]
-        print_table(["", "accuracy"], rows, title=f"\n  On {UNSEEN} handwritten digits that no training has seen")
+        print_table(["", "accuracy"], rows, title=f"\n  On {TEST_SAMPLES} handwritten digits that no training has seen")
     dist.barrier()  # the other rank waits for the export, or torchrun would think that it has finished early
     dist.destroy_process_group()
 
@@ -131,7 +131,7 @@ def digest(module: ClikaModule) -> str:
 
 
 if __name__ == "__main__":
-    place = sys.argv[1] if len(sys.argv) > 1 else "build/two_processes.onnx"
+    place = sys.argv[1] if len(sys.argv) > 1 else "build/ddp_quantize.onnx"
     if "RANK" in os.environ:  # which torchrun sets
         main(Path(place))
     else:

@@ -7,39 +7,39 @@ from typing import Any
 
 import torch
 
-from benchmarks.ptq.quantizers import begun_in_float, by_nncf, compiled
+from benchmarks.ptq.quantizers import by_nncf, compile_quantized, export_float
 from benchmarks.ptq.subjects import Batch
 
 
-def ours(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
+def export_with_clika_ref(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Compile for OpenVINO with the default settings, and export."""
     from clika_ref import DeploymentSettings_OpenVINO_ONNX  # noqa: PLC0415 - a road's memory is its own
 
-    compiled(model, calibration, DeploymentSettings_OpenVINO_ONNX()).clika_export(path)
+    compile_quantized(model, calibration, DeploymentSettings_OpenVINO_ONNX()).clika_export(path)
 
 
 def floating(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Convert what PyTorch's exporter writes in float, which is where NNCF begins."""
-    _save(_begun(model, calibration, path), path)
+    _save(_load_float_model(model, calibration, path), path)
 
 
 def nncf(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with NNCF's default algorithms."""
-    _save(by_nncf(_begun(model, calibration, path), calibration, for_transformers=False), path)
+    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=False), path)
 
 
 def nncf_transformer(model: torch.nn.Module, calibration: list[Batch], path: Path, **_: Any) -> None:
     """Quantize with NNCF's preset for transformers."""
-    _save(by_nncf(_begun(model, calibration, path), calibration, for_transformers=True), path)
+    _save(by_nncf(_load_float_model(model, calibration, path), calibration, for_transformers=True), path)
 
 
-def _begun(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:
-    import openvino  # noqa: PLC0415 - as in `ours`
+def _load_float_model(model: torch.nn.Module, calibration: list[Batch], path: Path) -> Any:
+    import openvino  # noqa: PLC0415 - as in `export_with_clika_ref`
 
-    return openvino.Core().read_model(str(begun_in_float(model, calibration, path)))
+    return openvino.Core().read_model(str(export_float(model, calibration, path)))
 
 
 def _save(model: Any, path: Path) -> None:
-    import openvino  # noqa: PLC0415 - as in `ours`
+    import openvino  # noqa: PLC0415 - as in `export_with_clika_ref`
 
     openvino.save_model(model, str(path), compress_to_fp16=False)

@@ -1,4 +1,4 @@
-"""How far sensitivities and predictions hold for one subject: ``python -m benchmarks.ptq.weighing FOLDER``.
+"""How far sensitivities and predictions hold for one subject: ``python -m benchmarks.ptq.sensitivities FOLDER``.
 
 Each layer is quantized alone, and the outputs on other data are held against float: what `sensitivities` estimates.
 """
@@ -44,21 +44,21 @@ EXACT_SAMPLES = 16
 JUDGED_SAMPLES = 256
 """Of the test data, on which predictions of whole plans are judged."""
 
-ALONE = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
+SINGLE_LAYER_OPTIONS = ClikaCompileOptions(observer=DEFAULT_OBSERVER, weight_rounding="off", bias_correction="on")
 """How a layer alone is quantized: rounded to the nearest with its bias corrected, which is what is estimated."""
 
 
-def main(place: str) -> dict[str, Any]:
+def main(folder: str) -> dict[str, Any]:
     """Return the rank correlation, and predicted and measured SQNR."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    prepared = read(Path(place))
-    module = _compiled(prepared)
-    weighing = Weighing(module, prepared)
-    return {"spearman": weighing.rank_correlation(), "predictions": weighing.predictions()}
+    prepared = read(Path(folder))
+    module = _compile_module(prepared)
+    study = SensitivityStudy(module, prepared)
+    return {"spearman": study.rank_correlation(), "predictions": study.predictions()}
 
 
-def _compiled(prepared: Prepared) -> ClikaModule:
+def _compile_module(prepared: Prepared) -> ClikaModule:
     single = {name: tensor[:1] for name, tensor in prepared.calibration[0].items()}
     return clika_compile(
         prepared.model,
@@ -69,7 +69,7 @@ def _compiled(prepared: Prepared) -> ClikaModule:
     )
 
 
-class Weighing:
+class SensitivityStudy:
     """One calibrated model, quantized again and again without new data."""
 
     def __init__(self, module: ClikaModule, prepared: Prepared) -> None:
@@ -88,57 +88,57 @@ class Weighing:
         """The graph as it is going to be written."""
         return self.calibration.graph
 
-    def decided(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
+    def decide(self, options: ClikaCompileOptions, slow: Mapping[Node, str] | None = None) -> Quantization:
         """Quantize all that is not to stay float."""
         settings = QuantizationSettings(automatic_skip_quantization=False)
         chosen = resolve_node_settings(self.graph, settings, {})
         operators = self.registry.operators
         return QuantizationPipeline(
             self.calibration, self.scheme, chosen, settings, operators, options, dict(slow or {})
-        ).decided()
+        ).decide()
 
     def rank_correlation(self) -> float:
         """Return Spearman's coefficient of estimates and of exact runs of one layer alone, with the same ranges."""
-        found = self.decided(ClikaCompileOptions())
+        found = self.decide(ClikaCompileOptions())
         estimates = {layer.name: layer.sensitivity for layer in found.layers if layer.sensitivity is not None}
         layers = {node.name: node for node in self.graph.nodes if node.name in estimates}
         exact: list[float] = []
         for name in estimates:
             others = {node: "another one is looked at" for other, node in layers.items() if other != name}
-            alone = self.decided(ALONE, others).plan
-            ranges = {value: found.plan.activations.get(value, scale) for value, scale in alone.activations.items()}
-            exact.append(self._share(replace(alone, activations=ranges), EXACT_SAMPLES))
+            plan = self.decide(SINGLE_LAYER_OPTIONS, others).plan
+            ranges = {value: found.plan.activations.get(value, scale) for value, scale in plan.activations.items()}
+            exact.append(self._share(replace(plan, activations=ranges), EXACT_SAMPLES))
         return spearman(list(estimates.values()), exact)
 
     def predictions(self) -> list[tuple[int, float, float]]:
         """Return of some thresholds how many layers they quantize, and the predicted and the measured SQNR, in dB."""
-        rows = self.decided(ClikaCompileOptions()).what_if
+        rows = self.decide(ClikaCompileOptions()).what_if
         found: list[tuple[int, float, float]] = []
         for row in dict.fromkeys(rows[len(rows) * part // 4 - 1] for part in (1, 2, 3, 4)):
             settings = QuantizationSettings()
             chosen = resolve_node_settings(self.graph, settings, {})
             stages = QuantizationPipeline(self.calibration, self.scheme, chosen, settings, self.registry.operators)
-            measured = self._sqnr(stages.decided(row.threshold))
+            measured = self._sqnr(stages.decide(row.threshold))
             found.append((row.layers, row.sqnr, measured))
         return found
 
     def _trials(self, samples: int) -> list[CandidateEvaluation]:
-        count, trials = 0, list[CandidateEvaluation]()
+        count, evaluations = 0, list[CandidateEvaluation]()
         for inputs in self.test:
             if count < samples:
-                trials.append(CandidateEvaluation(self.graph, self.registry.operators, inputs))
+                evaluations.append(CandidateEvaluation(self.graph, self.registry.operators, inputs))
                 count += len(inputs[0])
-        return trials
+        return evaluations
 
     def _share(self, plan: Plan, samples: int) -> float:
-        trials = self._trials(samples)
-        return sum(trial.error(plan) for trial in trials) / len(trials)
+        evaluations = self._trials(samples)
+        return sum(evaluation.error(plan) for evaluation in evaluations) / len(evaluations)
 
     def _sqnr(self, found: Quantization) -> float:
-        trials = self._trials(JUDGED_SAMPLES)
-        outputs = torch.cat([trial.outputs[0] for trial in trials]).double()
+        evaluations = self._trials(JUDGED_SAMPLES)
+        outputs = torch.cat([evaluation.outputs[0] for evaluation in evaluations]).double()
         varying = float((outputs - outputs.mean(0)).square().sum())
-        noise = sum(trial.error(found.plan) * sum_squares(trial.outputs[0]) for trial in trials)
+        noise = sum(evaluation.error(found.plan) * sum_squares(evaluation.outputs[0]) for evaluation in evaluations)
         return ratio_in_decibels(varying, noise)
 
 

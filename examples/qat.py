@@ -1,6 +1,6 @@
 """Train a network on handwritten digits, quantize it, and train it on in integers: quantization-aware training.
 
-`python examples/train_in_integers.py [where/to/write.onnx]`. It takes some thirty seconds.
+`python examples/qat.py [where/to/write.onnx]`. It takes some thirty seconds.
 """
 
 import sys

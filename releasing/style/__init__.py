@@ -1,0 +1,1 @@
+"""The check of terms and the figures of style, which `make lint` runs."""

@@ -1,0 +1,7 @@
+"""Check the terms and the style of the repository: ``python -m releasing.style``. Exit status 1: a line must change."""
+
+import sys
+
+from releasing.style.check import check_style, read_files
+
+sys.exit(check_style(read_files()))
