@@ -74,11 +74,11 @@ def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
     if found.model != calibration.model:
         msg = f"{path} holds the ranges of another model, or of this one with other weights; {RECALIBRATE_HINT}"
         raise ModelError(msg)
-    wanted = calibration.table.smoothing_purpose
-    if found.smoothing_purpose != wanted:
+    smoothing_purpose = calibration.table.smoothing_purpose
+    if found.smoothing_purpose != smoothing_purpose:
         msg = (
-            f"{path} holds the ranges of channels smoothed for {found.smoothing_purpose}, not for {wanted}; "
-            f"{RECALIBRATE_HINT}"
+            f"cannot use the ranges of {path}: smoothing is {found.smoothing_purpose} there, and "
+            f"{smoothing_purpose} here. {RECALIBRATE_HINT}"
         )
         raise ModelError(msg)
     return found

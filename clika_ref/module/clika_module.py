@@ -278,7 +278,7 @@ class ClikaModule(CompiledModule):
             eval_fn: takes this module, in eval mode and without gradients, and returns a score; higher is better.
             max_drop: maximum drop of the score, in its own units; at least 0.
             quantization_settings: as for `clika_compile`. The search replaces its threshold, which decides together
-                with ``sparing`` which layers stay float: ``automatic_skip_quantization=False`` and
+                with ``mixed_precision`` which layers stay float: ``automatic_skip_quantization=False`` and
                 ``skip_tail_quantization=False`` have no effect, with a warning. Nor has ``optimize_for="latency"`` with
                 weight-only quantization; otherwise layers are timed before the search, and the whole model is not.
             calibration_inputs: this and the following, as for `clika_initialize_algorithms`.

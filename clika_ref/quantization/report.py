@@ -21,8 +21,10 @@ def log_quantization(found: Quantization, log: CompilationLog) -> None:
     log.table(THRESHOLD_TABLE_TITLE, found.prediction_table)
     if reason := float_only_reason(found):
         log.warning(reason)
-    if found.spared:
-        log.detail(f"Not in this table: {', '.join(found.spared)}. sparing='off' quantizes them as well.")
+    if found.kept_in_float:
+        log.detail(
+            f"Not in this table: {', '.join(found.kept_in_float)}. mixed_precision='off' quantizes them as well."
+        )
 
 
 NO_DECISIONS_MESSAGE = (

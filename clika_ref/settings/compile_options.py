@@ -254,7 +254,14 @@ LIVE_NORMS_WITH_ADAPTERS = (
 )
 """Explains why batch norms cannot be live in a model with adapters."""
 
-SWITCH_OPTIONS = ("smoothing", "equalization", "weight_clipping", "sparing", "weight_rounding", "bias_correction")
+SWITCH_OPTIONS = (
+    "smoothing",
+    "equalization",
+    "weight_clipping",
+    "mixed_precision",
+    "weight_rounding",
+    "bias_correction",
+)
 """The options of type `Switch`."""
 
 
@@ -283,9 +290,10 @@ class ClikaCompileOptions:
     """
 
     observer: str = "auto"
-    """The quantized range of an activation: ``"min-max"``, ``"mean of extremes"`` (averaged min/max), ``"99.99 %"`` or
-    ``"99.999 %"`` (percentiles), or ``"least error"`` (MSE); ``"every"`` chooses the best of these for each tensor by
-    the error of the outputs, and ``"auto"`` chooses between the mean and the least error, which is faster.
+    """The quantized range of an activation: ``"min-max"``, ``"mean-min-max"`` (averaged over batches),
+    ``"percentile-99.99"``, ``"percentile-99.999"``, or ``"mse"`` (least mean squared error). ``"every"`` chooses the
+    best of these for each tensor by the error of the outputs. ``"auto"`` chooses between ``"mean-min-max"`` and
+    ``"mse"``, which is faster.
     """
 
     smoothing: Switch = "auto"
@@ -302,7 +310,7 @@ class ClikaCompileOptions:
     weight_clipping: Switch = "auto"
     """Clip the largest weights if a smaller scale reduces the total error."""
 
-    sparing: Switch = "auto"
+    mixed_precision: Switch = "auto"
     """Mixed precision: keep cheap layers with a large share of the error in float, up to 4 % of all MACs and weights;
     ``"auto"`` if that helps on data.
     """

@@ -61,7 +61,9 @@ def quantized(**options):
 
 def test_clika_compile_unknown_observer_raises():
     """An unknown observer raises an error."""
-    with pytest.raises(ModelError, match=r"option 'observer' is 'median'; it takes 'auto', 'every', 'min-max'"):
+    with pytest.raises(
+        ModelError, match=r"option 'observer' is 'median'. Choose one of 'auto', 'every', 'min-max', 'mean"
+    ):
         quantized(observer="median")
 
 
@@ -73,7 +75,7 @@ def test_clika_compile_options_off_and_on_control_algorithms():
     assert not off.corrections
     assert on.moved.keys() == on.corrections.keys() == on.weights.keys()
     wide = quantized(observer="min-max", weight_rounding="off")
-    assert wide.activations["input"].scale > quantized(observer="99.99 %").activations["input"].scale
+    assert wide.activations["input"].scale > quantized(observer="percentile-99.99").activations["input"].scale
 
 
 def test_weight_clipping_off_covers_whole_weight(monkeypatch):

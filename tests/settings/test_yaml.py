@@ -109,7 +109,9 @@ EVERYTHING = Settings(
         "yes": LayerSettings(pruning_settings=LayerPruningSettings(mask_type="1:1")),
         "*.head": LayerSettings(LayerQuantizationSettings(activations_num_bits=8)),
     },
-    clika_compile_options=ClikaCompileOptions(smoothing="on", sparing="off", observer="99.99 %", ranges_file="1e-3"),
+    clika_compile_options=ClikaCompileOptions(
+        smoothing="on", mixed_precision="off", observer="percentile-99.99", ranges_file="1e-3"
+    ),
 )
 
 
@@ -240,8 +242,10 @@ def test_settings_load_yaml_1_1_booleans_accepted(read, word):
 
 def test_settings_load_on_off_stay_strings(read):
     """'on' and 'off' stay strings where strings are expected."""
-    options = read("clika_compile_options: {smoothing: on, equalization: off, sparing: 'on'}").clika_compile_options
-    assert (options.smoothing, options.equalization, options.sparing) == ("on", "off", "on")
+    options = read(
+        "clika_compile_options: {smoothing: on, equalization: off, mixed_precision: 'on'}"
+    ).clika_compile_options
+    assert (options.smoothing, options.equalization, options.mixed_precision) == ("on", "off", "on")
 
 
 def test_settings_load_mask_type_stays_string(read):

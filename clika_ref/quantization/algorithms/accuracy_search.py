@@ -137,7 +137,10 @@ class AccuracySearch(HasTables):
         if not whole.what_if:
             return "no layer can be quantized: see the summary for the reasons"
         if not failed:
-            return f"{', '.join(whole.spared)} stay in float unless sparing is 'off'" if whole.spared else ""
+            names = ", ".join(whole.kept_in_float)
+            return (
+                f"mixed_precision keeps {names} in float. Set mixed_precision='off' to quantize them" if names else ""
+            )
         least = max(failed, key=lambda trial: trial.bytes)
         last = max((x for x in least.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)
         named = f", of which {last.scope or last.name} is the most sensitive" if last else ""

@@ -73,7 +73,7 @@ def test_clika_report_activations_show_range_and_observer(module, told):
         covered, seen = value["covered"], value["seen"]
         assert (covered["scale"], covered["zero_point"], covered["levels"]) == (scale.scale, scale.zero_point, 256)
         assert covered["high"] - covered["low"] == pytest.approx(255 * scale.scale)
-        assert covered["observer"] in ("mean of extremes", "least error")
+        assert covered["observer"] in ("mean-min-max", "mse")
         source = table.values[seen["source"] or name]
         assert (seen["low"], seen["high"], seen["batches"]) == (source.low, source.high, 2)
         assert sum(seen["histogram"]["counts"]) == source.histogram.total
