@@ -38,6 +38,7 @@ from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
+from clika_ref.serialization.vocabulary import ModuleKey
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, deployment_settings_named
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.targets.size_statistics import SymbolSizes
@@ -183,7 +184,10 @@ class CompiledState:
         kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
         state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
         if self._graph is not None:
-            document = {"graph": graph_to_json(self._graph), "signature": signature_to_json(self.signature)}
+            document = {
+                ModuleKey.GRAPH: graph_to_json(self._graph),
+                ModuleKey.SIGNATURE: signature_to_json(self.signature),
+            }
             state["document"] = json.dumps(document)
         return state
 
@@ -193,7 +197,8 @@ class CompiledState:
         if document is not None:
             saved = json.loads(document)
             find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
-            self.install(graph_from_json(saved["graph"], find), signature_from_json(saved["signature"]))
+            graph = graph_from_json(saved[ModuleKey.GRAPH], find)
+            self.install(graph, signature_from_json(saved[ModuleKey.SIGNATURE]))
             if self.quantized is None:  # a tracer could not build it in the next call
                 self.float_executor = FloatExecutor(self.graph)
 

@@ -288,8 +288,8 @@ def test_clika_load_steps_of_other_sizes_rejected(serialized):
     """Steps with other sizes than their INT8 weights are rejected before memory is allocated."""
 
     def changed(document):
-        held = next(iter(document["integers"].values()))
-        held["steps"].append(["moved", [10**6, 10**6], [1, 1]])
+        held = next(iter(document["quantized_weights"].values()))
+        held["steps"].append(["layout", [10**6, 10**6], [1, 1]])
 
     with pytest.raises(
         ModelError, match=r"the quantized weight .* is damaged: ValueError: a step has the shape \[1000000, 10"
@@ -361,8 +361,8 @@ def test_clika_load_unknown_setting_named(serialized):
 
 def test_clika_load_missing_setting_uses_default(serialized):
     """A file without a newer setting loads with the default."""
-    older = altered(serialized, lambda document: document["options"].pop("sparing"))
-    assert load(older).clika_state.options.sparing == "auto"
+    older = altered(serialized, lambda document: document["options"].pop("mixed_precision"))
+    assert load(older).clika_state.options.mixed_precision == "auto"
 
 
 def test_clika_load_code_in_names_not_run(tmp_path):
@@ -394,5 +394,5 @@ def test_clika_serialize_float_module_contains_graph_only():
     """A float module stores its graph and no quantization."""
     document, tensors = unpack_file(compiled(settings=None).clika_serialize())
     assert tensors.keys() == {*document["graph"]["constants"]}
-    assert document["calibration"] is document["wanted"] is document["quantization"] is None
+    assert document["calibration"] is document["request"] is document["quantization"] is None
     assert json.dumps(document)

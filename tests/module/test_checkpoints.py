@@ -138,11 +138,11 @@ def test_clika_serialize_stores_quantized_weights_as_int8(case):
     plan = module.clika_state.quantized and module.clika_state.quantized.plan
     kinds, document = stored(module.clika_serialize())
     if plan is None:
-        assert document["integers"] == {}
+        assert document["quantized_weights"] == {}
         return
     expected = {"stem.0.weight", "deep.0.weight", "last.weight"}
     expected = expected if "stem.0.weight" in kinds else {"one.weight", "two.weight"}
-    assert expected == document["integers"].keys()  # a computed and a tied one stay
+    assert expected == document["quantized_weights"].keys()  # a computed and a tied one stay
     assert {kinds[name] for name in expected} == {"U8" if plan.packed_weights else "I8"}
     assert {kinds[name] for name in ("table.weight", "head.weight", "scale") if name in kinds} == {"F32"}
 
@@ -192,7 +192,7 @@ def test_clika_serialize_masks_take_one_bit_per_element():
     masks = {name: kind for name, kind in kinds.items() if name.startswith("clika.masks.")}
     assert masks
     assert {*masks.values()} == {"U8"}
-    assert "last.weight" in document["integers"]
+    assert "last.weight" in document["quantized_weights"]
     loaded = ClikaModule.clika_from_serialized(serialized)
     assert same(results(module, Convolutions), results(loaded, Convolutions))
     assert same([module.get_buffer(name) for name in masks], [loaded.get_buffer(name) for name in masks])
@@ -206,7 +206,7 @@ def test_clika_serialize_lossy_int8_weight_stays_float():
     mask, plan = module.get_buffer("clika.masks.last.weight"), module.clika_state.quantized.plan
     plan.moved["conv2d_2"] = torch.where(mask, 0, 1).to(torch.int8)  # what is masked, rounded away from 0
     assert plan.weights.keys() >= {"conv2d_2"}
-    assert "last.weight" not in stored(module.clika_serialize())[1]["integers"]
+    assert "last.weight" not in stored(module.clika_serialize())[1]["quantized_weights"]
     assert same(results(module, Convolutions), results(again(module), Convolutions))
 
 

@@ -13,25 +13,20 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.int4 import INT4_BITS, pack_int4, unpack_int4
-
-MULTIPLY_STEP, LAYOUT_STEP = "times", "moved"
-"""Names of the steps in a document."""
-
-FACTOR_PREFIX = "clika/factors/"
-"""Prefix of the names of factors; no weight has it."""
+from clika_ref.serialization.vocabulary import StoredWeightKey, StoredWeightStep, TensorPrefix
 
 
 @dataclass(frozen=True)
 class MultiplyStep:
-    """Multiplies the elements, viewed in the shape ``sides``, by a factor for each index along some dims."""
+    """Multiplies the elements, viewed in the shape ``shape``, by a factor for each index along some dims."""
 
-    sides: tuple[int, ...]
+    shape: tuple[int, ...]
     factor: Tensor
     """``float32`` of the same rank; dims with a common factor have length 1."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply in place."""
-        x.view(self.sides).mul_(self.factor)
+        x.view(self.shape).mul_(self.factor)
         return x
 
 
@@ -39,13 +34,13 @@ class MultiplyStep:
 class LayoutStep:
     """Moves the elements into a tensor of another shape, or into another order of dims."""
 
-    sides: tuple[int, ...]
+    shape: tuple[int, ...]
     strides: tuple[int, ...]
     """Strides in the result for each dim of the input."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the new tensor."""
-        result = x.new_zeros(self.sides)
+        result = x.new_zeros(self.shape)
         result.as_strided(x.shape, self.strides).copy_(x)
         return result
 
@@ -82,13 +77,20 @@ class StoredWeight:
         steps, tensors = list[list[Any]](), {name: packed}
         for number, step in enumerate(self.steps):
             if isinstance(step, LayoutStep):
-                steps.append([LAYOUT_STEP, step.sides, step.strides])
+                steps.append([StoredWeightStep.LAYOUT, step.shape, step.strides])
             else:
                 factor = step.factor.cpu()
-                held = next((n for n, t in known.items() if _is_equal(t, factor)), f"{FACTOR_PREFIX}{number}/{name}")
+                held = next(
+                    (n for n, t in known.items() if _is_equal(t, factor)), f"{TensorPrefix.FACTORS}{number}/{name}"
+                )
                 tensors |= {} if held in known else {held: factor}
-                steps.append([MULTIPLY_STEP, step.sides, list(factor.shape), held])
-        document = {"layer": self.layer, "bits": self.bits, "sides": list(self.integers.shape), "steps": steps}
+                steps.append([StoredWeightStep.MULTIPLY, step.shape, list(factor.shape), held])
+        document: dict[str, Any] = {
+            StoredWeightKey.LAYER: self.layer,
+            StoredWeightKey.BITS: self.bits,
+            StoredWeightKey.SHAPE: list(self.integers.shape),
+            StoredWeightKey.STEPS: steps,
+        }
         return document, tensors
 
 
@@ -105,13 +107,15 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
         ModelError: the data is damaged.
     """
     try:
-        bits, sides = int(document["bits"]), tuple(map(int, document["sides"]))
+        bits, shape = int(document[StoredWeightKey.BITS]), tuple(map(int, document[StoredWeightKey.SHAPE]))
         integers = (
-            unpack_int4(tensors[name], sides, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], sides)
+            unpack_int4(tensors[name], shape, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], shape)
         )
-        steps = tuple(_read_step(*step, tensors=tensors) for step in document["steps"])
+        steps = tuple(_read_step(*step, tensors=tensors) for step in document[StoredWeightKey.STEPS])
         _reject_size_changes(steps, integers.numel())
-        found = StoredWeight(str(document["layer"]), integers, bits, steps, kind.dtype).restore_parameter()
+        found = StoredWeight(
+            str(document[StoredWeightKey.LAYER]), integers, bits, steps, kind.dtype
+        ).restore_parameter()
     except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
         msg = f"the quantized weight {name!r} is damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
@@ -121,25 +125,25 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
 def _reject_size_changes(steps: Sequence[MultiplyStep | LayoutStep], elements: int) -> None:
     """Reject steps that change the number of elements: a forged file may declare any shape."""
     for step in steps:
-        if math.prod(step.sides) != elements:
-            msg = f"a step has the shape {list(step.sides)}, but there are {elements:,} elements"
+        if math.prod(step.shape) != elements:
+            msg = f"a step has the shape {list(step.shape)}, but there are {elements:,} elements"
             raise ValueError(msg)
 
 
-def _check_int8(integers: Tensor, sides: tuple[int, ...]) -> Tensor:
-    if integers.dtype != torch.int8 or integers.shape != sides:
-        msg = f"{integers.dtype}{list(integers.shape)} is not a quantized tensor of shape {list(sides)}"
+def _check_int8(integers: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if integers.dtype != torch.int8 or integers.shape != shape:
+        msg = f"{integers.dtype}{list(integers.shape)} is not a quantized tensor of shape {list(shape)}"
         raise ValueError(msg)
     return integers
 
 
-def _read_step(kind: str, sides: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
-    if kind == LAYOUT_STEP:
+def _read_step(kind: str, shape: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
+    if kind == StoredWeightStep.LAYOUT:
         (strides,) = rest
-        return LayoutStep(tuple(map(int, sides)), tuple(map(int, strides)))
-    if kind == MULTIPLY_STEP:
-        shape, name = rest
-        return MultiplyStep(tuple(map(int, sides)), tensors[name].reshape(tuple(map(int, shape))))
+        return LayoutStep(tuple(map(int, shape)), tuple(map(int, strides)))
+    if kind == StoredWeightStep.MULTIPLY:
+        factor_shape, name = rest
+        return MultiplyStep(tuple(map(int, shape)), tensors[name].reshape(tuple(map(int, factor_shape))))
     msg = f"unknown step {kind!r}"
     raise ValueError(msg)
 
