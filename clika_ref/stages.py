@@ -67,10 +67,13 @@ if TYPE_CHECKING:
     from clika_ref.compiled.latency import LayerTimer as LayerTimer
     from clika_ref.compiled.latency import measure_ratio_to_float as measure_ratio_to_float
     from clika_ref.compiled.latency import measure_seconds_and_ratio as measure_seconds_and_ratio
+    from clika_ref.compiled.lowering import check_supported as check_supported
+    from clika_ref.compiled.lowering import lower_for as lower_for
     from clika_ref.compiled.lowering import quantize_for_target as quantize_for_target
+    from clika_ref.compiled.lowering import target_for as target_for
     from clika_ref.compress.calibration_pass import prepare_calibration as prepare_calibration
-    from clika_ref.compress.quantize import calibrate_graph as calibrate_graph
-    from clika_ref.compress.quantize import decide_quantization as decide_quantization
+    from clika_ref.compress.graph_quantization import calibrate_graph as calibrate_graph
+    from clika_ref.compress.graph_quantization import decide_quantization as decide_quantization
     from clika_ref.core.artifacts import Artifact as Artifact
     from clika_ref.core.execution import interpret as interpret
     from clika_ref.core.fx_execution import compile_with_fx as compile_with_fx
@@ -85,10 +88,7 @@ if TYPE_CHECKING:
     from clika_ref.export.explanation import Explanation as Explanation
     from clika_ref.export.explanation import explain as explain
     from clika_ref.export.export import ExportRequest as ExportRequest
-    from clika_ref.export.export import check_supported as check_supported
     from clika_ref.export.export import export as export
-    from clika_ref.export.export import lower_for as lower_for
-    from clika_ref.export.export import target_for as target_for
     from clika_ref.export.interface import name_interface as name_interface
     from clika_ref.export.model_comparison import Agreement as Agreement
     from clika_ref.export.model_comparison import measure_agreement as measure_agreement

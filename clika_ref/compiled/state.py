@@ -18,7 +18,7 @@ from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.simulation import Simulation
 from clika_ref.compiled.training_execution import TrainingExecutor
 from clika_ref.compiled.weights import (
-    bound_clone,
+    clone_with_weights,
     device_of_weights,
     non_persistent_buffers,
     parameters_under,
@@ -43,7 +43,7 @@ from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaComp
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.targets.size_statistics import SymbolSizes
 
-EMPTY_MODULE = "this ClikaModule is empty; compile a model, or load a state_dict that a ClikaModule saved"
+EMPTY_MODULE = "this ClikaModule is empty. Compile a model, or load a state_dict that a ClikaModule saved."
 
 
 @dataclass(eq=False)
@@ -216,7 +216,7 @@ def bind_graph(module: CompiledModule) -> Graph:
         ModelError: the module is empty, its weights are sharded over processes, or one is missing.
     """
     graph = module.clika_state.graph
-    return bound_clone(graph, weights_of(module, graph))
+    return clone_with_weights(graph, weights_of(module, graph))
 
 
 def log_scales_of(module: nn.Module) -> dict[str, nn.Parameter]:

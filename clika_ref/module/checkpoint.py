@@ -50,9 +50,9 @@ def save(
     module: CompiledModule, path: str | PathLike[str], *, keep_float_weights: bool, keep_calibration_inputs: bool
 ) -> None:
     """Save a module in one file, which is replaced atomically."""
-    place = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    checked = require_path(path, EXAMPLE_CHECKPOINT_PATH)
     parts = _pack(module, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
-    with write_atomically(place) as file:
+    with write_atomically(checked) as file:
         for part in parts:
             file.write(part)
 
@@ -70,17 +70,17 @@ def load(module: CompiledModule, path: str | PathLike[str]) -> None:
         ModelError: the file cannot be read, is truncated, altered, of another format or no saved module, or needs
             plugins or classes that are not installed; the message says which.
     """
-    place = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    file = require_path(path, EXAMPLE_CHECKPOINT_PATH)
     try:
-        blob = place.read_bytes()
+        blob = file.read_bytes()
     except IsADirectoryError as error:
-        msg = f"cannot load {str(place)!r}: it is a folder. Pass the path of a file in it"
+        msg = f"cannot load {str(file)!r}: it is a folder. Pass the path of a file in it"
         raise ModelError(msg) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        msg = f"cannot load {str(place)!r}: {reason}. Pass the path of a file that clika_save wrote"
+        msg = f"cannot load {str(file)!r}: {reason}. Pass the path of a file that clika_save wrote"
         raise ModelError(msg) from error
-    _unpack(module, blob, repr(str(place)))
+    _unpack(module, blob, repr(str(file)))
 
 
 def deserialize(module: CompiledModule, serialized: bytes) -> None:
@@ -117,15 +117,15 @@ def _pack(
     document[ModuleKey.QUANTIZED_WEIGHTS] = {}
     for name, weight in stored.items():
         known = {n: t for n, t in tensors.items() if n.endswith(f".{weight.layer}")}
-        document[ModuleKey.QUANTIZED_WEIGHTS][name], held = weight.to_document(name, known)
-        tensors |= held
+        document[ModuleKey.QUANTIZED_WEIGHTS][name], stored_tensors = weight.to_document(name, known)
+        tensors |= stored_tensors
     for name, value in graph.constants.items():
         if value.data is not None and name not in stored:
             tensors[name] = pack_bits(value.data) if value.data.dtype == torch.bool else value.data
     tensors |= {name: log.detach() for name, log in log_scales_of(module).items() if bool(log.any())}
     document |= _settings_document(module, graph)
-    document[ModuleKey.CALIBRATION], held = _calibration_to_json(state, mark, keeps_inputs=keep_calibration_inputs)
-    return pack_file(document, tensors | {f"{TensorPrefix.RANGES}{name}": tensor for name, tensor in held.items()})
+    document[ModuleKey.CALIBRATION], ranges = _calibration_to_json(state, mark, keeps_inputs=keep_calibration_inputs)
+    return pack_file(document, tensors | {f"{TensorPrefix.RANGES}{name}": tensor for name, tensor in ranges.items()})
 
 
 def _reject_foreign_tensors(module: CompiledModule, graph: Graph) -> None:
@@ -263,5 +263,5 @@ def _require_plugins(needed: Mapping[str, str], registry: Registry) -> None:
     there = {plugin.distribution for plugin in registry.plugins}
     lacking = [f"{name} {version}" for name, version in needed.items() if name not in there]
     if lacking:
-        msg = f"it needs operators of {', '.join(lacking)}, which is not among the plugins here; install it"
+        msg = f"it needs operators of {', '.join(lacking)}, which are not installed. Install them."
         raise ModelError(msg)

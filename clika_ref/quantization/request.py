@@ -97,7 +97,7 @@ class QuantizationRequest:
         return replace(scheme, weights=replace(scheme.weights, bits=bits))
 
     @property
-    def idle(self) -> list[str]:
+    def ineffective_options(self) -> list[str]:
         """Options that the user chose without effect, since activations stay in float."""
         if not self.settings.prefer_weights_only_quantization:
             return []

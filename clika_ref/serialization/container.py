@@ -157,28 +157,28 @@ def _check_data_length(table: TensorTable, data: memoryview) -> None:
         raise ModelError(msg)
 
 
-def deflate(held: bytes) -> torch.Tensor:
+def deflate(content: bytes) -> torch.Tensor:
     """Compress bytes with zlib into ``uint8[bytes]``.
 
     >>> inflate(deflate(b"graph"), 5)
     b'graph'
     """
-    return torch.frombuffer(bytearray(zlib.compress(held, COMPRESSION_LEVEL)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(zlib.compress(content, COMPRESSION_LEVEL)), dtype=torch.uint8)
 
 
-def inflate(squeezed: torch.Tensor, most: int) -> bytes:
+def inflate(compressed: torch.Tensor, max_bytes: int) -> bytes:
     """Decompress the result of `deflate`.
 
     Args:
-        squeezed: the compressed bytes.
-        most: maximum size of the result, because a small forged file may expand without limit.
+        compressed: the compressed bytes.
+        max_bytes: maximum size of the result, because a small forged file may expand without limit.
 
     Raises:
         ValueError: the result is larger.
         zlib.error: the bytes are damaged.
     """
-    found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), most + 1)
-    if len(found) > most:
-        msg = f"{len(squeezed):,} bytes decompress to more than {most:,}"
+    found = zlib.decompressobj().decompress(compressed.numpy().tobytes(), max_bytes + 1)
+    if len(found) > max_bytes:
+        msg = f"{len(compressed):,} bytes decompress to more than {max_bytes:,}"
         raise ValueError(msg)
     return found

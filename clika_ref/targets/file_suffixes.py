@@ -8,18 +8,18 @@ from pathlib import Path
 from clika_ref.core.targets import Target
 
 
-def suffix_error(place: Path, name: str, targets: Mapping[str, Target], choose: str) -> str | None:
+def suffix_error(path: Path, name: str, targets: Mapping[str, Target], choose: str) -> str | None:
     """Return the reason to reject a path for an artifact with the suffix of another kind of file, such as a program.
 
     Args:
-        place: path of the artifact; without a suffix it is valid for any target.
+        path: path of the artifact; without a suffix it is valid for any target.
         name: of the target, which may declare its suffixes.
         targets: all available ones, to suggest those with this suffix.
         choose: how the user selects one of these, in words before its name.
     """
-    taken, suffix = targets[name].suffixes if name in targets else (), place.suffix.lower()
-    if not taken or not suffix or suffix in taken:
+    accepted, suffix = targets[name].suffixes if name in targets else (), path.suffix.lower()
+    if not accepted or not suffix or suffix in accepted:
         return None
     others = [other for other, target in targets.items() if suffix in target.suffixes]
-    hint = f", and those of {' and '.join(others)} in {place.suffix}: {choose} {others[0]}" if others else ""
-    return f"files of {name} end in {' or '.join(taken)}{hint}"
+    hint = f". For {path.suffix}, use {choose} {others[0]}" if others else ""
+    return f"files of {name} end in {' or '.join(accepted)}{hint}"

@@ -44,7 +44,7 @@ def test_clika_prune_half_then_train_save_export_quantize(made, tmp_path):
     target = DeploymentSettings_ONNXRuntime_ONNX()
     module.clika_initialize_algorithms(QuantizationSettings(), calibration_inputs=inputs, deployment_settings=target)
     module.clika_export(tmp_path / "integers.onnx")
-    with pytest.raises(ModelError, match=r"the module is quantized.*prune first, and quantize then"):
+    with pytest.raises(ModelError, match=r"the module is quantized.*Prune first, then quantize"):
         module.clika_prune(HALF, calibration_inputs=inputs)
 
 
@@ -65,7 +65,7 @@ def test_clika_compile_prunes_and_quantizes_warns_without_data(made, tmp_path):
     assert "Global Pruning Settings" in log.read_text()
     other, _ = made("Residual", pruning_settings=HALF, logs_dir=tmp_path / "other")
     (log,) = (tmp_path / "other").glob("*.log")
-    assert "weighed on an input that the module was traced with" in log.read_text()
+    assert "Pruning uses a tracing input to estimate its effect" in log.read_text()
     assert other.inner.weight.shape == (6, 4, 3, 3)
 
 

@@ -61,7 +61,10 @@ def test_report_saved_module_or_float_model(here):
         (("nets_to_report:Net", "-o", "r.html"), "give --calibrate DATA for a report in integers, or --input"),
         (("saved", "-o", "r.html", "--target", "ov"), "name others with --beside"),
         (("saved", "-o", "r.html", "--settings", "settings.yaml"), "this one is a saved module; leave them out"),
-        (("saved", "-o", "r.html", "--beside", "nowhere"), "no installed plugin provides the target 'nowhere'"),
+        (
+            ("saved", "-o", "r.html", "--beside", "nowhere"),
+            "cannot use the target 'nowhere': no installed plugin provides it",
+        ),
     ],
 )
 def test_report_misuse_exits_2(here, words, said):

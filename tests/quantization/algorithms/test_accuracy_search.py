@@ -136,8 +136,8 @@ def test_clika_quantize_to_goal_selects_wider_weights():
 @pytest.mark.parametrize(
     ("settings", "goal", "idle"),
     [
-        ({"skip_tail_quantization": False}, "size", "skip_tail_quantization=False changes nothing"),
-        ({"automatic_skip_quantization": False}, "latency", "automatic_skip_quantization=False changes nothing"),
+        ({"skip_tail_quantization": False}, "size", "skip_tail_quantization=False has no effect"),
+        ({"automatic_skip_quantization": False}, "latency", "automatic_skip_quantization=False has no effect"),
         (
             {"prefer_weights_only_quantization": True},
             "latency",
@@ -183,7 +183,7 @@ def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
         ({"eval_fn": lambda: 1.0}, r"takes \(\), but is called as eval_fn\(module\)"),
         ({"quantization_settings": {}}, "it takes a QuantizationSettings"),
         ({"calibration_inputs": torch.zeros(1)}, "calibration_inputs are a Tensor"),
-        ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
+        ({"layer_quantization_settings": {"conv": True}}, "a dict from names of layers to LayerQuantizationSettings"),
     ],
 )
 def test_clika_quantize_to_goal_invalid_arguments_raise(arguments, wanted):

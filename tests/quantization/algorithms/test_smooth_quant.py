@@ -304,7 +304,9 @@ def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first,
     assert module.clika_state.calibration.table.batches == 3
     del module.clika_state.calibration.reservoir.batches[1:]
     module.clika_initialize_algorithms(first)
-    assert "found anew from the first 1, which are kept" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert "the first 1 batches, which are stored, run again" in "".join(
+        log.read_text() for log in tmp_path.glob("*.log")
+    )
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])
