@@ -141,7 +141,7 @@ def test_clika_quantize_to_goal_selects_wider_weights():
         (
             {"prefer_weights_only_quantization": True},
             "latency",
-            "optimize_for='latency' with weight-only quantization changes",
+            "optimize_for='latency' with weight-only quantization has no effect",
         ),
         ({"prefer_weights_only_quantization": True, "skip_tail_quantization": True}, "size", ""),
     ],
@@ -179,9 +179,9 @@ def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ({"eval_fn": None}, r"eval_fn is None, .* it takes a function that is called as eval_fn\(module\)"),
+        ({"eval_fn": None}, r"eval_fn is None, .* Give a function that is called as eval_fn\(module\)"),
         ({"eval_fn": lambda: 1.0}, r"takes \(\), but is called as eval_fn\(module\)"),
-        ({"quantization_settings": {}}, "it takes a QuantizationSettings"),
+        ({"quantization_settings": {}}, "Give a QuantizationSettings"),
         ({"calibration_inputs": torch.zeros(1)}, "calibration_inputs are a Tensor"),
         ({"layer_quantization_settings": {"conv": True}}, "a dict from names of layers to LayerQuantizationSettings"),
     ],
