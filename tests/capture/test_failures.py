@@ -311,7 +311,7 @@ def test_clika_compile_compiled_module_rejected():
         ModelError, match=r"it is a ClikaModule already. Compile the original model, or export this one with"
     ):
         clika_compile(module, tracing_inputs=[torch.ones(2, 3)])
-    with pytest.raises(ModelError, match="compiled already"):
+    with pytest.raises(ModelError, match="it is a ClikaModule already"):
         clika_compile(module.forward, tracing_inputs=[torch.ones(2, 3)])
 
 

@@ -86,7 +86,7 @@ def _find_by_name(text: str, registry: Registry) -> Target:
     found = known.get(full_target_name(text))
     if found is None:
         near = difflib.get_close_matches(text, known)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
         if full_target_name(text) in TARGET_DISTRIBUTIONS:
             hint = f"{target_hint(text)} "
         msg = (

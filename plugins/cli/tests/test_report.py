@@ -83,7 +83,7 @@ def test_report_other_suffix_rejected_before_compiling(here, monkeypatch):
     done = clika_ref("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.pdf")
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: -o: 'report.pdf' ends in '.pdf', and a report ends in .html; write it so\n",
+        "error: -o: cannot write a report to 'report.pdf': the name ends in '.pdf'. Use .html.\n",
     )
 
 

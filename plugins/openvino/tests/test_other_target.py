@@ -86,14 +86,14 @@ def test_clika_export_other_preset_needs_observed_min_max(compiled, tmp_path):
     assert own == (tmp_path / "loaded.onnx").read_bytes()
     assert own != fast_file
     for module in (loaded, copy.deepcopy(compiled)):
-        with pytest.raises(ModelError, match="no ranges by which to quantize the module for openvino"):
+        with pytest.raises(ModelError, match="cannot quantize for openvino: the module holds no calibration ranges"):
             module.clika_export(tmp_path / "other.onnx", deployment_settings=fast)
 
 
 @pytest.mark.parametrize("given", [(), (None,), (ORT, None)])
 def test_clika_compare_targets_without_settings_raises(compiled, given):
     """A comparison needs deployment settings for each target."""
-    with pytest.raises(ModelError, match="clika_compare_targets takes deployment settings, one for each"):
+    with pytest.raises(ModelError, match=r"no deployment settings are given. Pass one for each"):
         compiled.clika_compare_targets(*given)
 
 
@@ -113,6 +113,8 @@ def test_clika_export_copy_for_other_target_raises(compiled, tmp_path):
     """A copy has no observed min/max, and the error says how to proceed."""
     twin = copy.deepcopy(compiled)
     twin.clika_export(tmp_path / "own.onnx")
-    with pytest.raises(ModelError, match=r"no ranges by which to quantize the module for openvino.*calibration_inputs"):
+    with pytest.raises(
+        ModelError, match=r"cannot quantize for openvino: the module holds no calibration ranges.*calibration_inputs"
+    ):
         twin.clika_export(tmp_path / "other.onnx", deployment_settings=OPENVINO)
     assert not (tmp_path / "other.onnx").exists()

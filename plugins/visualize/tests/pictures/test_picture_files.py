@@ -54,7 +54,7 @@ def test_draw_accepts_string_path(tmp_path):
 
 def test_draw_unknown_suffix_raises_with_choices(tmp_path):
     """An unknown suffix raises an error that lists the known ones."""
-    message = r"'model.pdf' ends in '.pdf', and a picture ends in .svg or .html or .png or .dot; write it so"
+    message = r"cannot write a picture to 'model.pdf': the name ends in '.pdf'. Use .svg or .html or .png or .dot"
     with pytest.raises(ModelError, match=message):
         draw(residual(), tmp_path / "model.pdf")
     assert not [*tmp_path.iterdir()]

@@ -309,8 +309,8 @@ def test_clika_report_settings_load_from_file(module, told, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("report.pdf", r"'report.pdf' ends in '.pdf', and a report ends in .html; write it so"),
-        ("report", r"'report' has no suffix, and a report ends in .html; write it so"),
+        ("report.pdf", r"cannot write a report to 'report.pdf': the name ends in '.pdf'. Use .html"),
+        ("report", r"cannot write a report to 'report': the name has no suffix. Use .html"),
         ("folder.html", r"cannot write a report to .*folder.html': it is a folder. Add a file name"),
         ("missing/report.html", r"cannot write .*missing' does not exist. Create it, or choose another path"),
     ],
