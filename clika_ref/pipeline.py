@@ -51,22 +51,20 @@ from clika_ref.settings.quantization import LayerQuantizationSettings, Quantizat
 from clika_ref.targets.size_statistics import symbol_sizes_of
 
 CALIBRATION_INPUTS_UNREAD = (
-    "The calibration_inputs are not read yet, as tracing_inputs are given and quantization_settings are not: "
-    "clika_initialize_algorithms() will read them"
+    "calibration_inputs are not read: tracing_inputs are given without quantization_settings. "
+    "clika_initialize_algorithms() reads them."
 )
 
 RANGES_LOST = (
-    "The ranges of the {:,} batches before are lost; with ClikaCompileOptions(ranges_file=...) they are kept, and the "
-    "same call goes on behind them"
+    "The ranges of {:,} batches are lost: calibration was interrupted. Set ClikaCompileOptions(ranges_file=...) "
+    "to keep them, and repeat the call to resume."
 )
 
-SUMMARY_HINT = (
-    "print(module.clika_summary()) shows what was decided of each layer, and what other thresholds would give"
-)
+SUMMARY_HINT = "print(module.clika_summary()) shows the decision for each layer, and predictions for other thresholds"
 
 UNTRAINED_WARNING = (
-    "is_model_pretrained=False changes nothing: what is quantized is decided by the weights as they are; train first, "
-    "and quantize then, with clika_initialize_algorithms()"
+    "is_model_pretrained=False has no effect: quantization uses the current weights. Train first, then quantize "
+    "with clika_initialize_algorithms()."
 )
 
 
@@ -159,107 +157,107 @@ class _CompileContext:
     ranks: Ranks
 
 
-def _compile(travel: _CompileContext) -> ClikaModule | None:
+def _compile(context: _CompileContext) -> ClikaModule | None:
     """Run the pipeline; return None at the end of a dry run."""
-    callee, registry, choices, log = travel.callee, travel.registry, travel.choices, travel.log
-    wanted = _quantization_request(travel)
+    callee, registry, choices, log = context.callee, context.registry, context.choices, context.log
+    request = _quantization_request(context)
     with _evaluation_mode(callee, choices), _outside_inference_mode():
-        calls, data = _prepare_calls(travel)
+        calls, data = _prepare_calls(context)
         _warn_of_nan_weights(callee, log)
         captured = _capture(callee, calls, registry, choices, log)
         training, dropouts = callee.module.training, _count_idle_dropouts(callee.module)
         with outside_autocast():
-            _clean(captured, registry, travel.options, log)
-            _prune(captured, data, travel)
-            _adapt(captured, travel)
-            if travel.ranks.is_distributed:
-                check_same_model(fingerprint(captured.graph), travel.ranks)
-            calibration, found = _quantize(captured, wanted, data, travel) if wanted and data else (None, None)
+            _clean(captured, registry, context.options, log)
+            _prune(captured, data, context)
+            _adapt(captured, context)
+            if context.ranks.is_distributed:
+                check_same_model(fingerprint(captured.graph), context.ranks)
+            calibration, found = _quantize(captured, request, data, context) if request and data else (None, None)
             if choices.is_dry_run:
-                report_dry_run(captured.graph, registry, travel.deployment, log, found)
+                report_dry_run(captured.graph, registry, context.deployment, log, found)
                 return None
             module = _wrap(captured, callee, registry, choices, log)
-        if travel.options.global_lora_settings is not None:
+        if context.options.global_lora_settings is not None:
             freeze_base(module)
     examples = [captured.signature.graph_inputs(leaves) for leaves in captured.calls]
     read = len(examples) if calibration is None else calibration.sizes.total()
-    are_data = travel.given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
+    are_data = context.given.tracing_inputs is None and len(examples) >= read  # false if only a part was traced
     state = module.clika_state
-    state.examples, state.examples_are_data, state.unread = examples, are_data, travel.given.unread
+    state.examples, state.examples_are_data, state.unread = examples, are_data, context.given.unread
     state.example_sizes = Counter(symbol_sizes_of(state.graph, inputs) for inputs in examples)
     state.idle_dropouts = dropouts
     state.record_log(log)
-    if wanted is not None and calibration is not None and found is not None:
-        quantized = QuantizationState(wanted.target.name, found.plan, calibration.model, found)
-        set_quantization(module, quantized, calibration, wanted)
+    if request is not None and calibration is not None and found is not None:
+        quantized = QuantizationState(request.target.name, found.plan, calibration.model, found)
+        set_quantization(module, quantized, calibration, request)
         if log.path is None and not is_in_command():
             log.say(SUMMARY_HINT)
     return module.train(training)
 
 
-def _quantization_request(travel: _CompileContext) -> QuantizationRequest | None:
+def _quantization_request(context: _CompileContext) -> QuantizationRequest | None:
     """Return the quantization request, None if the model stays float."""
-    settings = travel.given.quantization_settings
-    if settings is None or travel.deployment is None:
+    settings = context.given.quantization_settings
+    if settings is None or context.deployment is None:
         return None
-    target = target_for(travel.deployment, travel.registry)
-    return QuantizationRequest(target, settings, travel.given.layer_quantization_settings or {}, travel.options)
+    target = target_for(context.deployment, context.registry)
+    return QuantizationRequest(target, settings, context.given.layer_quantization_settings or {}, context.options)
 
 
-def _prepare_calls(travel: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
+def _prepare_calls(context: _CompileContext) -> tuple[list[ModelCall], CalibrationInputs | None]:
     """Return the calls to trace, and the calibration data; the calls may be taken from it."""
-    given, data = travel.given, None
+    given, data = context.given, None
     if given.quantization_settings is not None and given.data is not None:
         data = given.data.start()
         if given.tracing_inputs is None:
-            return data.examples(travel.callee), data
+            return data.examples(context.callee), data
     inputs = given.calibration_inputs if given.tracing_inputs is None else given.tracing_inputs
-    return make_calls(travel.callee, inputs, given.data_transform_fn, given.forward_fn), data
+    return make_calls(context.callee, inputs, given.data_transform_fn, given.forward_fn), data
 
 
-def _prune(captured: CaptureResult, data: CalibrationInputs | None, travel: _CompileContext) -> None:
+def _prune(captured: CaptureResult, data: CalibrationInputs | None, context: _CompileContext) -> None:
     """Prune the graph, if requested, with the first batches of the data, or else the tracing inputs."""
-    given, signature = travel.given, captured.signature
+    given, signature = context.given, captured.signature
     if given.pruning_settings is None:
         return
     batches: Iterable[Sequence[torch.Tensor]] = map(signature.graph_inputs, captured.calls)
     if data is None and given.unread is not None and given.unread.is_rereadable:
         data = given.unread.start()
     if data is not None:
-        batches = iter_graph_inputs(captured.graph, signature, data.peek(travel.callee), travel.log)
+        batches = iter_graph_inputs(captured.graph, signature, data.peek(context.callee), context.log)
     elif given.tracing_inputs is not None:
-        travel.log.warning(PRUNING_ON_TRACING_INPUTS)
-    wanted = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
+        context.log.warning(PRUNING_ON_TRACING_INPUTS)
+    request = PruningRequest(given.pruning_settings, given.layer_pruning_settings or {})
     are_dealt = data is not None or given.tracing_inputs is None
-    chosen = take_batches(gather_batches(travel.ranks, take_batches(batches), are_dealt=are_dealt))
+    chosen = take_batches(gather_batches(context.ranks, take_batches(batches), are_dealt=are_dealt))
     if not chosen:
         raise ModelError(NO_BATCHES_ERROR)
-    prune_graph(captured.graph, wanted, chosen, travel.registry.operators, travel.log)
+    prune_graph(captured.graph, request, chosen, context.registry.operators, context.log)
 
 
-def _adapt(captured: CaptureResult, travel: _CompileContext) -> None:
+def _adapt(captured: CaptureResult, context: _CompileContext) -> None:
     """Attach adapters, if requested; all other parameters are frozen once the module is built."""
-    settings = travel.options.global_lora_settings
+    settings = context.options.global_lora_settings
     if settings is not None:
-        attach_adapters(captured.graph, settings, travel.registry.operators, travel.log)
-        broadcast_from_rank0(travel.ranks, random_matrices(captured.graph))
+        attach_adapters(captured.graph, settings, context.registry.operators, context.log)
+        broadcast_from_rank0(context.ranks, random_matrices(captured.graph))
 
 
 def _quantize(
-    captured: CaptureResult, wanted: QuantizationRequest, data: CalibrationInputs, travel: _CompileContext
+    captured: CaptureResult, request: QuantizationRequest, data: CalibrationInputs, context: _CompileContext
 ) -> tuple[Calibration, Quantization]:
     """Calibrate the graph and decide which layers to quantize."""
-    batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(travel.callee), travel.log)
-    calibration, file = prepare_calibration(captured.graph, wanted, travel.registry), travel.options.ranges_file
-    told, ranks = (wanted, travel.registry, travel.log), travel.ranks
+    batches = iter_graph_inputs(captured.graph, captured.signature, data.calls(context.callee), context.log)
+    calibration, file = prepare_calibration(captured.graph, request, context.registry), context.options.ranges_file
+    common, ranks = (request, context.registry, context.log), context.ranks
     how = {"total": data.count, "ranges_file": file, "ranks": ranks}
     try:
-        stages = calibrate_graph(calibration, batches, *told, model=captured.graph, **how)
+        stages = calibrate_graph(calibration, batches, *common, model=captured.graph, **how)
     except BaseException:  # including an interrupt
         if calibration.table.batches and not file:
-            travel.log.say(RANGES_LOST.format(calibration.table.batches))
+            context.log.say(RANGES_LOST.format(calibration.table.batches))
         raise
-    return calibration, decide_quantization(stages, captured.graph, *told, ranks=ranks)
+    return calibration, decide_quantization(stages, captured.graph, *common, ranks=ranks)
 
 
 @contextlib.contextmanager
@@ -317,7 +315,7 @@ def _capture(
             log.detail(note)
         for warning in captured.warnings:
             log.warning(warning)
-        slow = f"; slowest at {captured.slow_line}" if captured.slow_line else ""
+        slow = f"; slowest line: {captured.slow_line}" if captured.slow_line else ""
         stage.done(f"{len(captured.graph):,} nodes by {captured.tracer}{slow}")
     for symbol in captured.graph.symbols.values():
         log.detail(f"Dynamic: {symbol}")
@@ -330,7 +328,7 @@ def _clean(captured: CaptureResult, registry: Registry, options: ClikaCompileOpt
     with log.stage("Cleaning") as stage:
         example = captured.signature.graph_inputs(captured.calls[0]) if options.check_passes else None
         before = len(captured.graph)
-        log.removed(clean_graph(captured.graph, registry, example))
+        log.report_removals(clean_graph(captured.graph, registry, example))
         stage.done(f"{before:,} to {len(captured.graph):,} nodes")
 
 
@@ -364,7 +362,10 @@ def _copy_tensor(data: torch.Tensor) -> torch.Tensor:
 def _check_callee(module_or_func: Any) -> TracedCallable:
     """Return the callable to compile; reject compiled modules, and weights that no graph can hold."""
     if isinstance(getattr(module_or_func, "__self__", module_or_func), ClikaModule):
-        msg = "this module is compiled already; compile the original model, or export this one with clika_export"
+        msg = (
+            "cannot compile the module: it is a ClikaModule already. Compile the original model, or export this "
+            "one with clika_export."
+        )
         raise ModelError(msg)
     reject_torchscript(module_or_func)
     callee = make_callable(module_or_func)
@@ -373,9 +374,9 @@ def _check_callee(module_or_func: Any) -> TracedCallable:
 
 
 def _warn_of_nan_weights(callee: TracedCallable, log: CompilationLog) -> None:
-    told = nan_warning(dict([*callee.module.named_parameters(), *callee.module.named_buffers()]))
-    if told is not None:
-        log.warning(told)
+    warning = nan_warning(dict([*callee.module.named_parameters(), *callee.module.named_buffers()]))
+    if warning is not None:
+        log.warning(warning)
 
 
 def _set_eval(module: torch.nn.Module) -> None:
@@ -384,8 +385,8 @@ def _set_eval(module: torch.nn.Module) -> None:
         module.eval()
     except NotImplementedError as error:
         msg = (
-            f"{type(module).__name__} has no eval(): {error} The module of an exported program computes in the mode "
-            "that it was exported in; compile the model that was exported, or give skip_eval_set_mode=True"
+            f"cannot set {type(module).__name__} to eval mode: {error} Compile the model that was exported, or "
+            "pass skip_eval_set_mode=True to keep the mode of its export."
         )
         raise ModelError(msg) from error
 

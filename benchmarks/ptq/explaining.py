@@ -21,7 +21,7 @@ def main(runtime: str, folder: str) -> dict[str, float]:
     logging.disable(logging.CRITICAL)
     prepared = read(Path(folder))
     explained = compile_quantized(prepared.model, prepared.calibration, DEPLOYMENTS[runtime]).clika_explain()
-    planned = [node for node in explained.nodes if node.products and node.planned != "float"]
+    planned = [node for node in explained.nodes if node.macs and node.planned != "float"]
     missed = sum(node in explained.missed for node in planned)
     return {
         "planned": explained.share(planned=True),

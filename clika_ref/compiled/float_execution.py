@@ -31,5 +31,5 @@ class FloatExecutor:
 
 def _compile(graph: Graph) -> Callable[..., tuple[Tensor, ...]]:
     """Return the fast form of a graph as a function of a module with its weights, and of its inputs."""
-    places, run = weight_paths(graph), compile_with_fx(graph)
-    return lambda module, *inputs: run(Weights(module, places), *inputs)
+    paths, run = weight_paths(graph), compile_with_fx(graph)
+    return lambda module, *inputs: run(Weights(module, paths), *inputs)

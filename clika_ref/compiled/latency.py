@@ -55,29 +55,31 @@ class LayerTimer:
     """The operators of the registry."""
 
     def find_slow_layers(
-        self, graph: Graph, inputs: Sequence[Tensor], held: Mapping[str, PackedWeight] | None = None
+        self, graph: Graph, inputs: Sequence[Tensor], weights: Mapping[str, PackedWeight] | None = None
     ) -> dict[Node, str]:
         """Return the layers that quantization makes slower, with the slowdown in words.
 
         Args:
             graph: lowered.
             inputs: one tensor for each input of the graph; they determine the shapes of operands.
-            held: low-bit weights by layer name; None for quantized activations. Layers with another operand that is no
-                constant are not timed.
+            weights: low-bit weights by layer name; None for quantized activations. Layers with another operand that is
+                no constant are not timed.
         """
-        layers = [n for n in graph.nodes if (self._is_quantizable(n) if held is None else _has_one_input(n, held))]
+        layers = [
+            n for n in graph.nodes if (self._is_quantizable(n) if weights is None else _has_one_input(n, weights))
+        ]
         ratios: dict[Any, float] = {}
         found: dict[Node, str] = {}
         for node, x in _record_inputs(graph, layers, inputs).items():
-            few, behind = (held or {}).get(node.name), self._find_fused_reader(node)
-            widths = few and (few.bits, few.block_size)
-            after = behind and (behind.op_type, repr(behind.attrs))
-            key = (node.op_type, repr(node.attrs), x.shape, widths, after, *(_shape(v) for v in node.inputs[1:]))
+            weight, fused_reader = (weights or {}).get(node.name), self._find_fused_reader(node)
+            widths = weight and (weight.bits, weight.block_size)
+            fused = fused_reader and (fused_reader.op_type, repr(fused_reader.attrs))
+            key = (node.op_type, repr(node.attrs), x.shape, widths, fused, *(_shape(v) for v in node.inputs[1:]))
             if key not in ratios:
-                ratios[key] = self._measure_ratio(node, x, few)
+                ratios[key] = self._measure_ratio(node, x, weight)
             if ratios[key] > MIN_SLOWDOWN:
-                small = "in integers" if few is None else f"with weights of {few.bits} bits"
-                found[node] = f"{self.target.name} takes {ratios[key]:.2f} times as long for it {small} as in float"
+                form = "quantized" if weight is None else f"with {weight.bits}-bit weights"
+                found[node] = f"{self.target.name} runs it in {ratios[key]:.2f}x the time of float when {form}"
         return found
 
     def _find_fused_reader(self, node: Node) -> Node | None:
@@ -91,20 +93,20 @@ class LayerTimer:
             return False
         return all(_is_weight(v) for v in node.inputs[1:] if v is not None)
 
-    def _measure_ratio(self, node: Node, x: Tensor, held: PackedWeight | None) -> float:
+    def _measure_ratio(self, node: Node, x: Tensor, weight: PackedWeight | None) -> float:
         """Return the ratio of the time of a layer, quantized or with a low-bit weight, to that in float."""
         kind = self.scheme.activations
         codes = (x / TIMING_QPARAMS.scale).round().clamp(kind.low, kind.high)
         integers = codes.to(torch.int8 if kind.is_signed else torch.uint8)
         plain = self._layer_graph(node, x, None)
         with tempfile.TemporaryDirectory() as folder:
-            whole = self._load_runner(plain, Path(folder) / "float")
-            if held is not None:
+            in_float = self._load_runner(plain, Path(folder) / "float")
+            if weight is not None:
                 (layer,) = (n for n in plain.nodes if n.op_type == node.op_type)
-                pack_layer_weight(plain, layer, held, self.operators)
-                return measure_ratio(self._load_runner(plain, Path(folder) / "few"), [x], whole, [x])
+                pack_layer_weight(plain, layer, weight, self.operators)
+                return measure_ratio(self._load_runner(plain, Path(folder) / "few"), [x], in_float, [x])
             small = self._load_runner(self._layer_graph(node, x, integers), Path(folder) / "integers")
-            return measure_ratio(small, [integers], whole, [x])
+            return measure_ratio(small, [integers], in_float, [x])
 
     def _load_runner(self, graph: Graph, path: Path) -> Runner:
         return self.target.load(self.target.compile(graph, path))
@@ -136,15 +138,15 @@ class LayerTimer:
 
 def _record_inputs(graph: Graph, layers: Sequence[Node], inputs: Sequence[Tensor]) -> dict[Node, Tensor]:
     """Return the input of each of some layers."""
-    wanted = {node.inputs[0] for node in layers}
-    held: dict[Any, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    layer_inputs = {node.inputs[0] for node in layers}
+    tensors: dict[Any, Tensor] = dict(zip(graph.inputs, inputs, strict=True))
 
     def observe(node: Node, results: tuple[Tensor, ...]) -> None:
-        held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+        tensors.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in layer_inputs)
 
     with torch.no_grad():
         interpret(graph, inputs, observe)
-    return {node: held[node.inputs[0]] for node in layers if node.inputs[0] in held}
+    return {node: tensors[node.inputs[0]] for node in layers if node.inputs[0] in tensors}
 
 
 def measure_ratio_to_float(
@@ -220,9 +222,9 @@ def _tensor_type(x: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
     return x.dtype, tuple(x.shape)
 
 
-def _has_one_input(node: Node, held: Mapping[str, PackedWeight]) -> bool:
+def _has_one_input(node: Node, weights: Mapping[str, PackedWeight]) -> bool:
     """Return whether a layer has a low-bit weight, and its input is its only operand that is no constant."""
-    return node.name in held and all(v.is_constant for v in node.inputs[1:] if isinstance(v, Value))
+    return node.name in weights and all(v.is_constant for v in node.inputs[1:] if isinstance(v, Value))
 
 
 def _is_weight(operand: Any) -> bool:

@@ -29,8 +29,8 @@ def target_named(name: str, registry: Registry) -> Target:
     """
     if name not in registry.targets:
         known = ", ".join(sorted(registry.targets)) or "none"
-        remedy = target_hint(name, registry.targets)
-        msg = f"no installed plugin provides the target {name!r} (installed: {known}); {remedy}"
+        hint = target_hint(name, registry.targets)
+        msg = f"cannot use the target {name!r}: no installed plugin provides it (installed: {known}). {hint}"
         raise TargetError(msg)
     return registry.targets[name]
 
@@ -138,6 +138,6 @@ def _add_float_hint(reason: str, node: Node, target: Target) -> str:
     stand_ins = {v: alone.add_input(v.type, v.name) for v in node.inputs if isinstance(v, Value)}
     operands = [stand_ins[v] if isinstance(v, Value) else v for v in node.inputs]
     twin = alone.insert(Node(node.op, operands, node.attrs, node.origin), [v.type for v in node.outputs])
-    helps = "kept float it would run: LayerQuantizationSettings(skip_quantization=True)"
-    hint = helps if target.unsupported_reason(twin) is None else "keeping it float does not help"
+    helps = "in float it would run: LayerQuantizationSettings(skip_quantization=True)"
+    hint = helps if target.unsupported_reason(twin) is None else "it would not run in float either"
     return f"{reason.removesuffix('.')}; {hint}"

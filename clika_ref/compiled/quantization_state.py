@@ -14,10 +14,8 @@ from clika_ref.core.targets import Target
 from clika_ref.quantization.decision import Quantization
 from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.plan_format import plan_from_json, plan_to_json
+from clika_ref.serialization.vocabulary import QuantizationKey, TensorPrefix
 from clika_ref.settings.compile_options import target_hint
-
-PLAN_TENSOR_PREFIX = "clika/quantization/"
-"""Prefix of the names of its tensors; qualified names of weights contain no slash."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +31,13 @@ class QuantizationState:
 
     def to_document(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return a JSON document for `read`, and the plan's tensors, of any shape, under names that no weight has."""
-        document, tensors = plan_to_json(self.plan)
-        told = {"target": self.target, "plan": document, "model": self.model}
-        return told, {f"{PLAN_TENSOR_PREFIX}{n}": t for n, t in tensors.items()}
+        plan, tensors = plan_to_json(self.plan)
+        document: dict[str, Any] = {
+            QuantizationKey.TARGET: self.target,
+            QuantizationKey.PLAN: plan,
+            QuantizationKey.MODEL: self.model,
+        }
+        return document, {f"{TensorPrefix.QUANTIZATION}{n}": t for n, t in tensors.items()}
 
     @classmethod
     def read(cls, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> QuantizationState:
@@ -44,8 +46,13 @@ class QuantizationState:
         Raises:
             ModelError: the data has another version, or is damaged.
         """
-        own = {n.removeprefix(PLAN_TENSOR_PREFIX): t for n, t in tensors.items() if n.startswith(PLAN_TENSOR_PREFIX)}
-        return cls(str(document["target"]), plan_from_json(document["plan"], own), str(document.get("model", "")))
+        own = {
+            n.removeprefix(TensorPrefix.QUANTIZATION): t
+            for n, t in tensors.items()
+            if n.startswith(TensorPrefix.QUANTIZATION)
+        }
+        plan = plan_from_json(document[QuantizationKey.PLAN], own)
+        return cls(str(document[QuantizationKey.TARGET]), plan, str(document[QuantizationKey.MODEL]))
 
 
 def target_of(quantized: QuantizationState, registry: Registry) -> Target:
@@ -57,9 +64,9 @@ def target_of(quantized: QuantizationState, registry: Registry) -> Target:
     target = registry.targets.get(quantized.target)
     if target is None:
         msg = (
-            f"the module is quantized for the target {quantized.target!r}, which no installed plugin provides; "
-            f"{target_hint(quantized.target)}; or quantize it for another with clika_initialize_algorithms("
-            "calibration_inputs=..., deployment_settings=...)"
+            f"cannot use the module: it is quantized for the target {quantized.target!r}, which no installed "
+            f"plugin provides. {target_hint(quantized.target)} Or quantize it for another one: "
+            "clika_initialize_algorithms(calibration_inputs=..., deployment_settings=...)."
         )
         raise TargetError(msg)
     return target

@@ -12,7 +12,7 @@ import torch
 
 from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.compiled.quantization_state import QuantizationState, target_of
-from clika_ref.compiled.weights import bound_clone, device_of_constants
+from clika_ref.compiled.weights import clone_with_weights, device_of_constants
 from clika_ref.core.errors import ClikaWarning, ModelError
 from clika_ref.core.fx_execution import compile_with_fx
 from clika_ref.core.ir import Graph
@@ -22,8 +22,8 @@ from clika_ref.quantization.qat.learned_scales import apply_learned_scales
 from clika_ref.quantization.weight_checks import reject_nonfinite_weights
 
 FLOAT_EXPORT_WARNING = (
-    "torch.onnx.export(dynamo=False) knows no integers, and writes those of {} as the floats that they stand for; "
-    "export with dynamo=True, or with clika_export"
+    "torch.onnx.export(dynamo=False) does not support quantized operators: {} is exported in float. Export with "
+    "dynamo=True, or with clika_export."
 )
 
 
@@ -105,11 +105,11 @@ class Simulation:
             if not compare_elements:
                 return built
             same_logs = all(torch.equal(built.logs[name], log) for name, log in logs.items())
-            if same_logs and built.mark == fingerprint(bound_clone(graph, weights)):
+            if same_logs and built.mark == fingerprint(clone_with_weights(graph, weights)):
                 return built
-        bound = bound_clone(graph, weights)
-        held = {name: log.detach().clone() for name, log in logs.items()}
-        self._built = _BuiltSimulation(self._build(bound, logs), found, fingerprint(bound), held)
+        bound = clone_with_weights(graph, weights)
+        copies = {name: log.detach().clone() for name, log in logs.items()}
+        self._built = _BuiltSimulation(self._build(bound, logs), found, fingerprint(bound), copies)
         return self._built
 
     def _build(self, graph: Graph, logs: Mapping[str, torch.Tensor]) -> Callable[..., Sequence[torch.Tensor]]:
@@ -133,8 +133,8 @@ def _require_current(built: _BuiltSimulation | None) -> _BuiltSimulation:
     """
     if built is None or not all(_is_unchanged(*version) for version in built.versions):
         msg = (
-            "cannot export the quantized module with torch.export: its weights changed since they were quantized, and "
-            "torch.export hides the new ones. Call .eval() once more before the export"
+            "cannot export the quantized module with torch.export: its weights changed since they were "
+            "quantized, and torch.export hides the new ones. Call .eval() again before the export."
         )
         raise ModelError(msg)
     return built

@@ -18,7 +18,7 @@ from clika_ref.compiled.quantization_state import QuantizationState
 from clika_ref.compiled.simulation import Simulation
 from clika_ref.compiled.training_execution import TrainingExecutor
 from clika_ref.compiled.weights import (
-    bound_clone,
+    clone_with_weights,
     device_of_weights,
     non_persistent_buffers,
     parameters_under,
@@ -38,11 +38,12 @@ from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json
 from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
+from clika_ref.serialization.vocabulary import ModuleKey
 from clika_ref.settings.compile_options import BaseDeploymentSettings, ClikaCompileOptions, deployment_settings_named
 from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.targets.size_statistics import SymbolSizes
 
-EMPTY_MODULE = "this ClikaModule is empty; compile a model, or load a state_dict that a ClikaModule saved"
+EMPTY_MODULE = "this ClikaModule is empty. Compile a model, or load a state_dict that a ClikaModule saved."
 
 
 @dataclass(eq=False)
@@ -195,7 +196,10 @@ class CompiledState:
         kept = ("deployment", "options", "logs_dir", "timings", "warnings", "idle_dropouts", "examples_are_data")
         state = {name: getattr(self, name) for name in (*kept, "quantized")} | {"example_sizes": self.sizes}
         if self._graph is not None:
-            document = {"graph": graph_to_json(self._graph), "signature": signature_to_json(self.signature)}
+            document = {
+                ModuleKey.GRAPH: graph_to_json(self._graph),
+                ModuleKey.SIGNATURE: signature_to_json(self.signature),
+            }
             state["document"] = json.dumps(document)
         return state
 
@@ -205,7 +209,8 @@ class CompiledState:
         if document is not None:
             saved = json.loads(document)
             find = partial(find_operator, declared=self.registry.operators, generic=torchlib_operator)
-            self.install(graph_from_json(saved["graph"], find), signature_from_json(saved["signature"]))
+            graph = graph_from_json(saved[ModuleKey.GRAPH], find)
+            self.install(graph, signature_from_json(saved[ModuleKey.SIGNATURE]))
 
 
 class CompiledModule(nn.Module):
@@ -221,7 +226,7 @@ def bind_graph(module: CompiledModule) -> Graph:
         ModelError: the module is empty, its weights are sharded over processes, or one is missing.
     """
     graph = module.clika_state.graph
-    return bound_clone(graph, weights_of(module, graph))
+    return clone_with_weights(graph, weights_of(module, graph))
 
 
 def log_scales_of(module: nn.Module) -> dict[str, nn.Parameter]:

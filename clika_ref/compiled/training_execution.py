@@ -53,11 +53,11 @@ class TrainingExecutor:
             multipliers = make_trainable(clone, graph, plan, logs, has_live_norms=norms == "live")
         self.quantized = replace(quantized, plan=replace(quantized.plan, norms=multipliers))
         """With the multipliers that live norms had when scales were chosen."""
-        held = graph.constants.keys() | logs.keys()
-        places = list(zip(weight_paths(clone), clone.constants.items(), strict=True))
-        self._places = [place for place, (name, _) in places if name in held]
-        self._own = {place[0]: value.data for place, (name, value) in places if name not in held}
-        self._logs = {name: place[0] for place, (name, _) in places if name in logs}
+        bound = graph.constants.keys() | logs.keys()
+        paths = list(zip(weight_paths(clone), clone.constants.items(), strict=True))
+        self._places = [path for path, (name, _) in paths if name in bound]
+        self._own = {path[0]: value.data for path, (name, value) in paths if name not in bound}
+        self._logs = {name: path[0] for path, (name, _) in paths if name in logs}
         scales = [scales_by_log_name(plan)[name].reshape(-1) for name in self._logs]
         self._planned = torch.cat([scale.to(self.device) for scale in scales]) if scales else None
         self._run = compile_with_fx(clone)

@@ -14,18 +14,18 @@ from clika_ref.core.errors import ModelError
 from clika_ref.core.ir import Graph
 
 PARTS_SHARDED = (
-    "the weights of a part of the module are divided among processes by themselves, and nothing gathers them: its "
-    "graph computes, and not its parts. Divide the module as a whole, with fully_shard(module) alone"
+    "the weights of a submodule are sharded on their own, and cannot be gathered: the graph computes, not its "
+    "submodules. Shard the module as a whole: fully_shard(module)."
 )
 
 WEIGHT_MISSING = (
-    "the module no longer holds {!r}, which its graph computes with: a parametrization or torch.nn.utils.prune may "
-    "have taken its place; apply such things to the model before it is compiled, or take them off again"
+    "the module no longer has {!r}, which its graph uses: a parametrization or torch.nn.utils.prune may have "
+    "replaced it. Apply these to the model before compilation, or remove them."
 )
 
 WEIGHT_SHARDED = (
-    "the weight {!r} is divided among processes, and here whole ones are needed; let all ranks call "
-    "module.clika_gather(), which returns a module that has them"
+    "the weight {!r} is sharded over processes, but the whole weight is needed. Call module.clika_gather() on "
+    "all ranks, and use the module that it returns."
 )
 
 
@@ -34,7 +34,7 @@ class WeightScope(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raise an error: the graph of the ClikaModule computes, not its submodules."""
-        msg = "a part of a ClikaModule only holds weights; call the ClikaModule itself"
+        msg = "a submodule of a ClikaModule only holds weights. Call the ClikaModule itself."
         raise NotImplementedError(msg)
 
 
@@ -45,8 +45,8 @@ class Weights:
         ModelError: a weight has another dtype than the graph was traced with, or is missing.
     """
 
-    def __init__(self, module: nn.Module, places: Sequence[WeightPath]) -> None:
-        for name, (*scopes, leaf), dtype in places:
+    def __init__(self, module: nn.Module, paths: Sequence[WeightPath]) -> None:
+        for name, (*scopes, leaf), dtype in paths:
             part: Any = module
             for scope in scopes:
                 part = part._modules[scope]
@@ -85,9 +85,9 @@ def weight_paths(graph: Graph) -> list[WeightPath]:
 def weight_dtype_error(name: str, found: torch.dtype, traced: torch.dtype) -> ModelError:
     """Return the error for a weight that was converted after the graph was traced."""
     return ModelError(
-        f"the weights were cast after the module was compiled ({name!r} is {found} now), and its graph computes in the "
-        f"types that it was traced with, here {traced}: casts that did nothing then are missing from it. Convert the "
-        f"original model, model.to({found}), and compile that; moving to another device is no conversion"
+        f"the weights were cast after compilation ({name!r} is {found} now), but the graph computes in the traced "
+        f"types, here {traced}. Convert the original model, model.to({found}), and compile it. The module can "
+        "still be moved to another device."
     )
 
 
@@ -118,8 +118,8 @@ def register_weight(module: nn.Module, name: str, data: torch.Tensor, *, is_save
 
 
 @torch.inference_mode(mode=False)
-def set_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[str, torch.Tensor]) -> None:
-    """Make the parameters of a module under some scopes exactly those of ``wanted``.
+def set_parameters(module: nn.Module, scopes: Sequence[str], parameters: Mapping[str, torch.Tensor]) -> None:
+    """Make the parameters of a module under some scopes exactly those of ``parameters``.
 
     Existing parameters stay the same objects for optimizers, and lose their gradients.
     """
@@ -129,7 +129,7 @@ def set_parameters(module: nn.Module, scopes: Sequence[str], wanted: Mapping[str
         outer, _, inner = scope.rpartition(".")
         if outer in module._modules:
             module.get_submodule(outer)._modules.pop(inner, None)
-    for name, data in wanted.items():
+    for name, data in parameters.items():
         parameter = before.get(name)
         if parameter is None or parameter.shape != data.shape:
             parameter = nn.Parameter(data.to(device, copy=True))
@@ -200,7 +200,7 @@ def weights_of(module: nn.Module, graph: Graph) -> dict[str, torch.Tensor]:
     return {name: tensors[name] for name in graph.constants}
 
 
-def bound_clone(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
+def clone_with_weights(graph: Graph, weights: Mapping[str, torch.Tensor]) -> Graph:
     """Return a clone of a graph with its constants bound to weights."""
     clone = graph.clone()
     for name, value in clone.constants.items():

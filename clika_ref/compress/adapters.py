@@ -34,8 +34,8 @@ from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.lora import LoraSettings
 
 NO_ADAPTERS = (
-    "the module has no adapters; attach them with clika_attach_lora(LoraSettings(...)), or compile with "
-    "ClikaCompileOptions(global_lora_settings=LoraSettings(...))"
+    "cannot use adapters: the module has none. Attach them with clika_attach_lora(LoraSettings(...)), or compile "
+    "with ClikaCompileOptions(global_lora_settings=LoraSettings(...))."
 )
 
 

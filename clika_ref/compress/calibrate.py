@@ -44,12 +44,12 @@ SAVED_WITHOUT_INPUTS = (
 )
 
 NO_CALIBRATION_DATA = (
-    "there is no calibration data: the module is a copy or was loaded, and has neither ranges nor tracing inputs. Pass "
-    "calibration_inputs"
+    "cannot calibrate: the module is a copy or was loaded, and has neither ranges nor tracing inputs. Pass "
+    "calibration_inputs."
 )
 
 RANGES_OF_TRACING_INPUTS = (
-    "The ranges are those of the {:,} tracing inputs, whose values may differ from the data; pass calibration_inputs"
+    "Calibration uses the {:,} tracing inputs, which may differ from real data. Pass calibration_inputs."
 )
 
 

@@ -37,22 +37,24 @@ from clika_ref.quantization.weight_checks import reject_nonfinite_weights
 from clika_ref.reporting.log import CompilationLog
 from clika_ref.settings.compile_options import Switch
 
-NO_BATCHES_ERROR = "calibration_inputs hold no element; give at least one batch, and no generator that was read before"
+NO_BATCHES_ERROR = (
+    "cannot calibrate: calibration_inputs are empty. Give at least one batch, and no generator that was read before."
+)
 
 UNEVEN_RANKS_WARNING = (
-    "The ranks gave {} batches. Each of them counts once, and the plan is that of one process that takes them in "
-    "turns; deal the data evenly, so that none waits for another"
+    "The ranks calibrated on different numbers of batches: {}. Each batch counts once, but some ranks wait. "
+    "Split the data evenly."
 )
 
 
 def prepare_calibration(
-    graph: Graph, wanted: QuantizationRequest, registry: Registry, found: Calibration | None = None
+    graph: Graph, request: QuantizationRequest, registry: Registry, found: Calibration | None = None
 ) -> Calibration:
     """Return a calibration of the lowered form of a graph.
 
     Args:
         graph: in float; it is not changed.
-        wanted: the target and the settings.
+        request: the target and the settings.
         registry: the operators and passes.
         found: another calibration with ranges to start with.
 
@@ -62,10 +64,10 @@ def prepare_calibration(
     reject_nonfinite_weights(graph)
     clone, model = graph.clone(), fingerprint(graph)
     aside = tuple(detach_adapters(clone, is_quantized=True))
-    lower(clone, registry, wanted.target, for_any_weights=bool(aside))
+    lower(clone, registry, request.target, for_any_weights=bool(aside))
     if found is None:
         calibration = Calibration(
-            clone, RangeTable(smoothing_purpose=wanted.smoothing_purpose, model=model), model=model
+            clone, RangeTable(smoothing_purpose=request.smoothing_purpose, model=model), model=model
         )
     else:
         calibration = found.of(clone, model)
@@ -96,7 +98,7 @@ def apply_table_smoothing(calibration: Calibration, registry: Registry) -> None:
 def run_calibration(
     calibration: Calibration,
     batches: Iterable[Sequence[torch.Tensor]],
-    wanted: QuantizationRequest,
+    request: QuantizationRequest,
     registry: Registry,
     log: CompilationLog,
     *,
@@ -115,7 +117,7 @@ def run_calibration(
         later = iter(batches)
         first = [*itertools.islice(later, 1)]
         if calibration.table.smoothing is None:
-            calibration.table.smoothing = _decide_smoothing(calibration, first, wanted, ranks)
+            calibration.table.smoothing = _decide_smoothing(calibration, first, request, ranks)
             apply_table_smoothing(calibration, registry)
         for number, inputs in enumerate(itertools.chain(first, later), 1):
             if number > seen:
@@ -126,15 +128,17 @@ def run_calibration(
         counts = merge_calibrations(calibration, ranks)
         if not calibration.reservoir.batches:
             raise ModelError(NO_BATCHES_ERROR)
-        known = f", {seen:,} of them from before" if seen else ""
+        known = f", {seen:,} of them from an earlier pass" if seen else ""
         of_ranks = f" of {ranks.count} ranks" if ranks.is_distributed else ""
-        stage.done(f"{calibration.table.batches:,} batches{of_ranks}{known}, {len(calibration.table.values):,} values")
+        stage.done(
+            f"{calibration.table.batches:,} batches{of_ranks}{known}, {len(calibration.table.values):,} activations"
+        )
     if max(counts) > min(counts) + 1:
         log.warning(UNEVEN_RANKS_WARNING.format(", ".join(map(str, counts))))
 
 
 def _decide_smoothing(
-    calibration: Calibration, first: Sequence[Sequence[torch.Tensor]], wanted: QuantizationRequest, ranks: Ranks
+    calibration: Calibration, first: Sequence[Sequence[torch.Tensor]], request: QuantizationRequest, ranks: Ranks
 ) -> dict[str, torch.Tensor]:
     """Return the smoothing factors, from the first batch of the first rank."""
 
@@ -142,7 +146,7 @@ def _decide_smoothing(
         if not first:
             raise ModelError(NO_BATCHES_ERROR)
         calibration.reject_infinite(first[0])
-        factors = _search_factors(calibration.graph, wanted, first[0])
+        factors = _search_factors(calibration.graph, request, first[0])
         return {"values": [*factors]}, factors
 
     document, factors = ranks.broadcast_message(search_factors)
@@ -151,26 +155,26 @@ def _decide_smoothing(
 
 
 def _search_factors(
-    graph: Graph, wanted: QuantizationRequest, inputs: Sequence[torch.Tensor]
+    graph: Graph, request: QuantizationRequest, inputs: Sequence[torch.Tensor]
 ) -> dict[str, torch.Tensor]:
     """Return the smoothing factors from a batch; if only weights are quantized, those that need no separate node."""
-    scheme, settings = wanted.scheme, wanted.settings
-    smoothing, equalization = wanted.options.smoothing, wanted.options.equalization
+    scheme, settings = request.scheme, request.settings
+    smoothing, equalization = request.options.smoothing, request.options.equalization
     if settings.prefer_weights_only_quantization and scheme.weights_only is not None:
         bits, blocks = smallest_width_and_blocks(settings)
-        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=WeightOnlyOptions.of(wanted.options))
-        wishes = SmoothingOptions(
+        try_on = partial(LowBitWeightEvaluator, bits=bits, blocks=blocks, options=WeightOnlyOptions.of(request.options))
+        smoothing_options = SmoothingOptions(
             None, _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED), None, 0
         )  # each is evaluated on held-out data
-        return search_smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, wishes)
+        return search_smoothing_factors(graph, scheme.weights_only.layers, inputs, try_on, smoothing_options)
     shares = (
         _error_share(smoothing, MAX_ERROR_SHARE_WITH_NODE),
         _error_share(smoothing, MAX_ERROR_SHARE_ABSORBED),
         _error_share(equalization, MAX_ERROR_SHARE_ABSORBED),
     )
-    wishes = SmoothingOptions(*shares, 0 if "on" in (smoothing, equalization) else MIN_ELEMENTS_PER_CHANNEL)
+    smoothing_options = SmoothingOptions(*shares, 0 if "on" in (smoothing, equalization) else MIN_ELEMENTS_PER_CHANNEL)
     return search_smoothing_factors(
-        graph, scheme.layers, inputs, partial(QuantizedInputEvaluator, scheme=scheme), wishes
+        graph, scheme.layers, inputs, partial(QuantizedInputEvaluator, scheme=scheme), smoothing_options
     )
 
 

@@ -35,7 +35,7 @@ from clika_ref.quantization.report import log_quantization, summarize_quantizati
 from clika_ref.quantization.request import QuantizationRequest
 from clika_ref.reporting.log import CompilationLog
 
-RECALIBRATE_HINT = "name another file in ranges_file, or remove this one, to calibrate anew"
+RECALIBRATE_HINT = "Name another file in ranges_file, or remove this one, to calibrate again."
 
 
 @contextlib.contextmanager
@@ -54,11 +54,11 @@ def use_ranges_file(
     if path.exists():
         calibration.restart_with_ranges(_load_ranges(path, calibration), anew().graph)
         apply_table_smoothing(calibration, registry)
-        strange = _unknown_values(calibration)
-        if strange:
+        unknown = _unknown_values(calibration)
+        if unknown:
             msg = (
-                f"{path} holds ranges for another target: for this one the model has no value {strange[0]!r}; "
-                f"{RECALIBRATE_HINT}"
+                f"cannot use the ranges of {path}: they are for another target, and the model has no activation "
+                f"{unknown[0]!r} for this one. {RECALIBRATE_HINT}"
             )
             raise ModelError(msg)
     try:
@@ -72,13 +72,13 @@ def use_ranges_file(
 def _load_ranges(path: Path, calibration: Calibration) -> RangeTable:
     found = RangeTable.load(path)
     if found.model != calibration.model:
-        msg = f"{path} holds the ranges of another model, or of this one with other weights; {RECALIBRATE_HINT}"
+        msg = f"cannot use the ranges of {path}: they are of another model, or of other weights. {RECALIBRATE_HINT}"
         raise ModelError(msg)
-    wanted = calibration.table.smoothing_purpose
-    if found.smoothing_purpose != wanted:
+    smoothing_purpose = calibration.table.smoothing_purpose
+    if found.smoothing_purpose != smoothing_purpose:
         msg = (
-            f"{path} holds the ranges of channels smoothed for {found.smoothing_purpose}, not for {wanted}; "
-            f"{RECALIBRATE_HINT}"
+            f"cannot use the ranges of {path}: smoothing is {found.smoothing_purpose} there, and "
+            f"{smoothing_purpose} here. {RECALIBRATE_HINT}"
         )
         raise ModelError(msg)
     return found
@@ -109,7 +109,7 @@ def iter_graph_inputs(
             before = inputs
             yield inputs
     if problem is not None:
-        log.warning(f"{problem}. It is the last one, and is left out")
+        log.warning(f"{problem}. The last batch is skipped.")
 
 
 def _is_remainder(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
@@ -124,7 +124,7 @@ def _is_remainder(call: ModelCall, before: Sequence[torch.Tensor]) -> bool:
 def decide_quantization(
     stages: QuantizationPipeline,
     graph: Graph,
-    wanted: QuantizationRequest,
+    request: QuantizationRequest,
     registry: Registry,
     log: CompilationLog,
     *,
@@ -135,7 +135,7 @@ def decide_quantization(
     Args:
         stages: of the graph.
         graph: of the module, before lowering.
-        wanted: the choices of the user.
+        request: the choices of the user.
         registry: the plugins.
         log: receives the report.
         ranks: the processes that use the decision of the first one.
@@ -147,8 +147,8 @@ def decide_quantization(
 
     def decide_here() -> Quantization:
         found = stages.decide()
-        is_timed = wanted.options.optimize_for == "latency" and not found.plan.is_empty
-        return _drop_slow_parts(found, stages, graph, wanted, registry) if is_timed else found
+        is_timed = request.options.optimize_for == "latency" and not found.plan.is_empty
+        return _drop_slow_parts(found, stages, graph, request, registry) if is_timed else found
 
     with log.stage("Quantizing") as stage:
         values = sorted(stages.calibration.table.values)
@@ -161,42 +161,43 @@ def decide_quantization(
 
 
 def _drop_slow_parts(
-    found: Quantization, stages: QuantizationPipeline, graph: Graph, wanted: QuantizationRequest, registry: Registry
+    found: Quantization, stages: QuantizationPipeline, graph: Graph, request: QuantizationRequest, registry: Registry
 ) -> Quantization:
     """Return a quantization without the parts that are slower than float: low-bit weights of layers, or all of it."""
     inputs = stages.calibration.reservoir.batches[0]
     if found.plan.packed_weights:
-        timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
+        timer = LayerTimer(request.target, request.scheme, registry.operators)
         slow = timer.find_slow_layers(stages.calibration.graph, inputs, found.plan.packed_weights)
         found = replace(stages, slow_layers=slow).decide() if slow else found
     if found.plan.is_empty:
         return found
-    ratio = measure_ratio_to_float(graph, found.plan, wanted.target, registry, inputs)
-    reason = f"the whole model takes {ratio:.2f} times as long in integers as in float"
+    ratio = measure_ratio_to_float(graph, found.plan, request.target, registry, inputs)
+    reason = f"the quantized model takes {ratio:.2f}x the time of the float model"
     return replace(stages, slow_layers=dict.fromkeys(stages.chosen, reason)).decide() if ratio > MIN_SLOWDOWN else found
 
 
 RESTART_WARNING = (
-    "The data begins with another batch than the pass that was interrupted after {:,}: ranges are found anew; to go on "
-    "with that pass, give the same data in the same order"
+    "The data begins with another batch than the interrupted pass: calibration starts again, without its {:,} "
+    "batches. To resume that pass, give the same data in the same order."
 )
 
 OTHER_FIRST_BATCH_WARNING = (
-    "The data begins with another batch than the ranges in {0} do: these stay, and as many batches, {1:,}, are not "
-    "run; where it is not the same data in another order, remove the file, or name another one in ranges_file"
+    "The data begins with another batch than the ranges in {0}: these ranges stay, and the first {1:,} batches "
+    "are skipped. If it is not the same data in another order, remove the file, or name another one in "
+    "ranges_file."
 )
 
 
 RANGES_FILE_WITH_RANKS_ERROR = (
-    "ranges_file={!r} saves the ranges of one process, and several calibrate together here; leave it out, or calibrate "
-    "in one process"
+    "cannot calibrate with ranges_file={!r}: the file is for one process, and several calibrate together. Remove "
+    "the option, or calibrate in one process."
 )
 
 
 def calibrate_graph(
     calibration: Calibration,
     batches: Iterable[Sequence[torch.Tensor]],
-    wanted: QuantizationRequest,
+    request: QuantizationRequest,
     registry: Registry,
     log: CompilationLog,
     *,
@@ -213,7 +214,7 @@ def calibrate_graph(
     Args:
         calibration: of the graph (`prepare_calibration`). It counts each batch at once: an interrupt loses none.
         batches: inputs of the graph, read once.
-        wanted: the choices of the user.
+        request: the choices of the user.
         registry: the plugins.
         log: receives the report.
         model: the graph before lowering.
@@ -229,35 +230,35 @@ def calibrate_graph(
     """
     if ranks.is_distributed and ranges_file:
         raise ModelError(RANGES_FILE_WITH_RANKS_ERROR.format(ranges_file))
-    _make_pipeline(calibration, wanted, registry, model)  # reject unsupported settings before the data is read
-    if wanted.options.optimize_for == "latency":
-        check_supported(calibration.graph, wanted.target)  # a graph that does not run cannot be timed
-    if wanted.idle:
-        log.warning(f"{', '.join(wanted.idle)} changes nothing where weights alone are quantized")
-    anew = partial(prepare_calibration, model, wanted, registry)
+    _make_pipeline(calibration, request, registry, model)  # reject unsupported settings before the data is read
+    if request.options.optimize_for == "latency":
+        check_supported(calibration.graph, request.target)  # a graph that does not run cannot be timed
+    if request.ineffective_options:
+        log.warning(f"{', '.join(request.ineffective_options)} has no effect with weight-only quantization")
+    anew = partial(prepare_calibration, model, request, registry)
     with use_ranges_file(ranges_file, calibration, registry, log, anew):
         known = _check_first_batch(calibration, batches, log, anew, ranges_file) if are_given else batches
-        run_calibration(calibration, known, wanted, registry, log, total=total, ranks=ranks)
-    stages = _make_pipeline(calibration, wanted, registry, model)  # smoothing may have added nodes
-    is_timed = wanted.options.optimize_for == "latency" and not wanted.settings.prefer_weights_only_quantization
+        run_calibration(calibration, known, request, registry, log, total=total, ranks=ranks)
+    stages = _make_pipeline(calibration, request, registry, model)  # smoothing may have added nodes
+    is_timed = request.options.optimize_for == "latency" and not request.settings.prefer_weights_only_quantization
     if is_timed and ranks.is_first:
         with log.stage("Timing") as stage:
-            timer = LayerTimer(wanted.target, wanted.scheme, registry.operators)
+            timer = LayerTimer(request.target, request.scheme, registry.operators)
             stages.slow_layers = timer.find_slow_layers(calibration.graph, calibration.reservoir.batches[0])
-            stage.done(f"{len(stages.slow_layers):,} layers are slower in integers, and stay float")
+            stage.done(f"{len(stages.slow_layers):,} layers are slower when quantized, and stay in float")
     return stages
 
 
 def _make_pipeline(
-    calibration: Calibration, wanted: QuantizationRequest, registry: Registry, model: Graph
+    calibration: Calibration, request: QuantizationRequest, registry: Registry, model: Graph
 ) -> QuantizationPipeline:
-    chosen = resolve_node_settings(calibration.graph, wanted.settings, wanted.layers, model)
+    layer_settings = resolve_node_settings(calibration.graph, request.settings, request.layers, model)
     try:
         return QuantizationPipeline(
-            calibration, wanted.scheme, chosen, wanted.settings, registry.operators, wanted.options
+            calibration, request.scheme, layer_settings, request.settings, registry.operators, request.options
         )
     except ModelError as error:
-        msg = f"for {wanted.target.name}, {error}"
+        msg = f"for {request.target.name}, {error}"
         raise ModelError(msg) from error
 
 
@@ -285,14 +286,12 @@ def _check_first_batch(
     return itertools.chain(first, later)
 
 
-CHANGED_WEIGHTS_WARNING = (
-    "The weights have changed since the pass over the data was interrupted: its {:,} batches are run again"
-)
+CHANGED_WEIGHTS_WARNING = "The weights have changed since calibration was interrupted: its {:,} batches run again."
 
 
 def begin_calibration(
     graph: Graph,
-    wanted: QuantizationRequest,
+    request: QuantizationRequest,
     registry: Registry,
     before: Calibration | None,
     log: CompilationLog,
@@ -306,7 +305,7 @@ def begin_calibration(
 
     Args:
         graph: of the module.
-        wanted: the choices of the user.
+        request: the choices of the user.
         registry: the plugins.
         before: an interrupted pass over the same data if data is given; otherwise the last complete pass.
         log: receives the report.
@@ -315,18 +314,18 @@ def begin_calibration(
     if before is not None and has_data and before.table.batches and before.table.model != fingerprint(graph):
         log.warning(CHANGED_WEIGHTS_WARNING.format(before.table.batches))
     elif before is not None:
-        if before.table.smoothing_purpose == wanted.smoothing_purpose:
-            found = prepare_calibration(graph, wanted, registry, before)
+        if before.table.smoothing_purpose == request.smoothing_purpose:
+            found = prepare_calibration(graph, request, registry, before)
             if not _unknown_values(found):
                 return found
         kept, counted = len(before.reservoir.batches), before.table.batches
         if not has_data and kept < counted:
             log.warning(
-                f"The ranges of {counted:,} batches, smoothed for {before.table.smoothing_purpose}, do not "
-                "serve here: they "
-                f"are found anew from the first {kept:,}, which are kept; give calibration_inputs to have all counted"
+                f"The ranges of {counted:,} batches cannot be used again, as their smoothing is "
+                f"{before.table.smoothing_purpose}: the first {kept:,} batches, which are stored, run again. Pass "
+                "calibration_inputs to use all."
             )
-    return prepare_calibration(graph, wanted, registry)
+    return prepare_calibration(graph, request, registry)
 
 
 def _unknown_values(calibration: Calibration) -> list[str]:

@@ -32,8 +32,7 @@ from clika_ref.settings.distributed import DistributedTrainingSettings
 from clika_ref.settings.pruning import LayerPruningSettings, PruningSettings
 
 PRUNING_ON_TRACING_INPUTS = (
-    "The effect of pruning is estimated on a tracing input, whose values may differ from the data; pass "
-    "calibration_inputs"
+    "Pruning uses a tracing input to estimate its effect, which may differ from real data. Pass calibration_inputs."
 )
 
 PRUNING_WITH_ADAPTERS = (

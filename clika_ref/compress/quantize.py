@@ -43,8 +43,8 @@ NO_REQUEST = (
 )
 
 CHANGED_WEIGHTS_WARNING = (
-    "The weights have changed since their scales were computed; values beyond the old ranges are clipped. "
-    "clika_initialize_algorithms() computes new scales, {}"
+    "The weights have changed since their scales were computed: values beyond the old ranges are clipped. "
+    "clika_initialize_algorithms() computes new scales, {}."
 )
 
 AnyModule = TypeVar("AnyModule", bound=CompiledModule)
@@ -81,7 +81,7 @@ def _search(
     before, former, training = learned_quantization(module), state.request, module.training
     pipeline, request = ready.pipeline, ready.request
     if request.ineffective_in_search:
-        ready.log.warning(f"{', '.join(request.ineffective_in_search)} changes nothing in a search by a goal")
+        ready.log.warning(f"{', '.join(request.ineffective_in_search)} has no effect in a search by a goal")
 
     def adopt(found: Quantization | None) -> None:
         searched = replace(request, given=search.settings(request.given))

@@ -107,7 +107,7 @@ def _to_message(found: Quantization) -> Message:
         "what_if": [dataclasses.asdict(row) for row in found.what_if],
         "observer": found.observer,
         "bytes": found.bytes,
-        "cheap_float_layers": [*found.cheap_float_layers],
+        "kept_in_float": [*found.kept_in_float],
         "observers": {**found.observers},
     }
     return message, tensors
@@ -119,7 +119,7 @@ def _from_message(
     plan = dataclasses.replace(plan_from_json(document["plan"], tensors), scheme=scheme)
     layers = [LayerReport(**{**layer, "widths": tuple(layer["widths"])}) for layer in document["layers"]]
     rows = [ThresholdPrediction(**row) for row in document["what_if"]]
-    facts = (document[name] for name in ("observer", "bytes", "cheap_float_layers", "observers"))
+    facts = (document[name] for name in ("observer", "bytes", "kept_in_float", "observers"))
     return Quantization(plan, layers, rows, *facts)
 
 

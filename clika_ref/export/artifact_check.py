@@ -56,33 +56,34 @@ def compare_artifact(
         return "not compared: the model draws random numbers"
     runner, compared = load_runner(target, artifact), 0
     for number, inputs in enumerate(examples, 1):
-        wanted = expected(inputs)
+        reference = expected(inputs)
         found = runner(inputs)
-        compared += sum(x.numel() for x in wanted)
-        wrong = describe_differences(wanted, found, ROUNDING_TOLERANCE)
-        if wrong and not _is_within_rounding(graph, inputs, wanted, found):
+        compared += sum(x.numel() for x in reference)
+        wrong = describe_differences(reference, found, ROUNDING_TOLERANCE)
+        if wrong and not _is_within_rounding(graph, inputs, reference, found):
             try:
                 culprit = find_first_difference(target, graph, inputs)
             except ClikaError as error:  # the runtime fails on the observed graph; that must not hide the mismatch
-                culprit = f"Which node is at fault could not be found: {error}"
+                culprit = f"The first node that differs is unknown: {error}"
             shown = "; ".join(f"output {artifact.output_names[i]!r} is {text}" for i, text in wrong.items())
             msg = (
-                f"{target.describe_runtime()} computes something else than the module on input {number}: {shown}. "
-                f"{culprit}. No file was put in place; compile with compare_after_export=False to look at one"
+                f"cannot verify the artifact: {target.describe_runtime()} returns other results than the module "
+                f"for input {number}: {shown}. {culprit}. The file was not moved into place. Compile with "
+                "compare_after_export=False to inspect it."
             )
             raise DisagreementError(msg)
     if not compared:
-        return "not compared: the outputs for these inputs hold no element"
+        return "not compared: the outputs for these inputs are empty"
     counted = f"{len(examples)} input{'s' * (len(examples) > 1)}"
     return f"equal to the module within float rounding on {counted} in {target.describe_runtime()}"
 
 
 def _is_within_rounding(
-    graph: Graph, inputs: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
+    graph: Graph, inputs: Sequence[torch.Tensor], reference: Sequence[torch.Tensor], found: Sequence[torch.Tensor]
 ) -> bool:
     """Compare the runtime's error with eager's own error, both against the graph computed in float64."""
     exact = compute_in_float64(graph, inputs)
-    for w, f, r in zip(wanted, found, exact, strict=True):
+    for w, f, r in zip(reference, found, exact, strict=True):
         if w.dtype != f.dtype or w.shape != f.shape or not w.is_floating_point():
             if not torch.equal(w, f):
                 return False
@@ -92,12 +93,12 @@ def _is_within_rounding(
     return True
 
 
-def _is_within(wanted: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
+def _is_within(reference: torch.Tensor, found: torch.Tensor, exact: torch.Tensor) -> torch.Tensor:
     """Whether each element equals eager's, or is as close to the exact one as `MAX_EAGER_ERROR_RATIO` allows."""
-    errors = (wanted - exact).abs()
+    errors = (reference - exact).abs()
     finite = errors.isfinite()
     own = float(errors[finite].max()) if bool(finite.any()) else 0.0
-    same = (found == wanted) | (found == exact) | (found.isnan() & (wanted.isnan() | exact.isnan()))
+    same = (found == reference) | (found == exact) | (found.isnan() & (reference.isnan() | exact.isnan()))
     return same | ((found - exact).abs() <= MAX_EAGER_ERROR_RATIO * own)
 
 
@@ -141,4 +142,4 @@ def find_first_difference(target: Target, graph: Graph, inputs: Sequence[torch.T
         text = describe_differences([results[value]], [found[value]], ROUNDING_TOLERANCE).get(0)
         if text is not None:
             return f"The first node that differs is {node.op.name} ({value.name}) in {node.origin}: {text}"
-    return "No single node differs when all are observed: the runtime's fusion of several does"
+    return "No node differs if each result is an output: a fusion of the runtime differs"

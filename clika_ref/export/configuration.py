@@ -33,21 +33,27 @@ class ExportConfiguration:
             return torch.float16
         return torch.bfloat16 if self.export_bf16 else None
 
-    def kept(self, outputs: Sequence[Any]) -> list[Any]:
+    def select_outputs(self, outputs: Sequence[Any]) -> list[Any]:
         """Return the selected outputs, or the items of a parallel list, in the requested order.
 
         Raises:
             ModelError: an index is out of range, or two indices select the same output.
         """
-        places = range(len(outputs)) if self.keep_outputs_at_idx is None else self.keep_outputs_at_idx
-        for place in places:
-            if not -len(outputs) <= place < len(outputs):
-                msg = f"keep_outputs_at_idx names {place}, but the module returns {len(outputs)} tensors"
+        indices = range(len(outputs)) if self.keep_outputs_at_idx is None else self.keep_outputs_at_idx
+        for index in indices:
+            if not -len(outputs) <= index < len(outputs):
+                msg = (
+                    f"keep_outputs_at_idx contains {index}, but the module returns {len(outputs)} tensors. Give "
+                    f"indices below {len(outputs)}."
+                )
                 raise ModelError(msg)
-        if len({place % len(outputs) for place in places}) < len(places):
-            msg = f"keep_outputs_at_idx={[*places]} names an output twice, as the module returns {len(outputs)} tensors"
+        if len({index % len(outputs) for index in indices}) < len(indices):
+            msg = (
+                f"keep_outputs_at_idx={[*indices]} selects an output twice: the module returns {len(outputs)} "
+                "tensors. Give each output once."
+            )
             raise ModelError(msg)
-        return [outputs[place] for place in places]
+        return [outputs[index] for index in indices]
 
 
 _current = ContextVar[ExportConfiguration | None]("export_configuration", default=None)
@@ -82,13 +88,13 @@ def export_configuration(
     """
     _check_switches({"export_int4": export_int4, "export_fp16": export_fp16, "export_bf16": export_bf16})
     if export_fp16 and export_bf16:
-        msg = "export_fp16 and export_bf16 exclude each other; ask for one"
+        msg = "export_fp16 and export_bf16 are both True. Choose one."
         raise ModelError(msg)
-    places = None if keep_outputs_at_idx is None else _check_indices(keep_outputs_at_idx)
-    chosen = ExportConfiguration(export_int4, export_fp16, export_bf16, places)
-    token = _current.set(chosen)
+    indices = None if keep_outputs_at_idx is None else _check_indices(keep_outputs_at_idx)
+    configuration = ExportConfiguration(export_int4, export_fp16, export_bf16, indices)
+    token = _current.set(configuration)
     try:
-        yield chosen
+        yield configuration
     finally:
         _current.reset(token)
 
@@ -96,13 +102,13 @@ def export_configuration(
 def _check_switches(given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         if not isinstance(value, bool) and (name != "export_int4" or value is not None):
-            msg = f"{name} is {value!r}, a {type(value).__name__}; it takes True or False"
+            msg = f"{name} is {value!r}, a {type(value).__name__}. Give True or False."
             raise ModelError(msg)
 
 
 def _check_indices(given: Any) -> tuple[int, ...]:
-    fit = isinstance(given, list | tuple) and given and all(type(place) is int for place in given)
-    if not fit or len(set(given)) != len(given):
-        msg = f"keep_outputs_at_idx is {given!r}; give different places of outputs, such as [0, 1]"
+    is_list = isinstance(given, list | tuple) and given and all(type(index) is int for index in given)
+    if not is_list or len(set(given)) != len(given):
+        msg = f"keep_outputs_at_idx is {given!r}. Give distinct indices of outputs, such as [0, 1]."
         raise ModelError(msg)
     return tuple(given)

@@ -43,5 +43,5 @@ def report_dry_run(
         log.say(f"Guard: {guard}")
     if quantization is not None:
         layers, others = quantization.table, quantization.prediction_table
-        print_table([*layers.columns], layers.cells(), title="What would be quantized")
+        print_table([*layers.columns], layers.cells(), title="Predicted quantization")
         print_table([*others.columns], others.cells(), title=THRESHOLD_TABLE_TITLE)

@@ -59,7 +59,7 @@ def _classify(result: torch.Tensor) -> int:
     return NOT_A_NUMBER if bool(result.isnan().any()) else INFINITE
 
 
-def dummy_inputs(graph: Graph, signature: Signature, device: torch.device) -> dict[str, Any]:
+def make_dummy_inputs(graph: Graph, signature: Signature, device: torch.device) -> dict[str, Any]:
     """Return ones of the traced shapes on a device, and constants as traced, in the structure of a call."""
     sizes = {s.name: s.example for s in graph.symbols.values() if s.example is not None}
     types = {v.name: v.type for v in graph.inputs}

@@ -26,7 +26,7 @@ from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.layer_weights import non_bias_operands
 from clika_ref.reporting.tables import HasTables, Table
 
-NOT_REPORTED = "not named by the runtime"
+NOT_REPORTED = "not reported by the runtime"
 """The precision of a node that the runtime does not report, or for which it names no integer kernel."""
 
 QDQ_OPERATORS = ("quantize", "dequantize")
@@ -43,7 +43,7 @@ class NodeFacts:
     """Path of its module."""
     operator: str
     """Name of its operator."""
-    products: int
+    macs: int
     """MACs on the example; 0 for a node that is no layer. For a transposed convolution, the zeros inserted between its
     inputs are counted.
     """
@@ -57,16 +57,16 @@ class NodeFacts:
     @property
     def is_in_table(self) -> bool:
         """Whether tables show it: a layer, a node planned as quantized, or one between quantized nodes."""
-        return bool(self.products or self.reason) or self.planned != FLOAT_PRECISION
+        return bool(self.macs or self.reason) or self.planned != FLOAT_PRECISION
 
 
 EXPLANATION_COLUMNS: Mapping[str, Callable[[NodeFacts], object]] = {
     "layer": lambda fact: fact.scope or fact.name,
     "operator": lambda fact: fact.operator,
-    "products": lambda fact: fact.products or None,
+    "MACs": lambda fact: fact.macs or None,
     "planned": lambda fact: fact.planned,
     "runs in": lambda fact: fact.runs,
-    "why": lambda fact: fact.reason,
+    "reason": lambda fact: fact.reason,
 }
 
 
@@ -80,10 +80,10 @@ class Explanation(HasTables):
 
     def share(self, *, planned: bool = False) -> float:
         """Return the fraction of all MACs that run quantized, or with ``planned`` those that were planned to."""
-        whole = sum(n.products for n in self.nodes)
+        total = sum(n.macs for n in self.nodes)
         floats = (FLOAT_PRECISION, FUSED_PRECISION, NOT_REPORTED)
-        found = sum(n.products for n in self.nodes if (n.planned if planned else n.runs) not in floats)
-        return found / whole if whole else 0.0
+        found = sum(n.macs for n in self.nodes if (n.planned if planned else n.runs) not in floats)
+        return found / total if total else 0.0
 
     @property
     def missed(self) -> Sequence[NodeFacts]:
@@ -99,8 +99,8 @@ class Explanation(HasTables):
         """Return how many of the nodes planned as quantized run quantized, and their share of MACs."""
         planned = sum(n.planned != FLOAT_PRECISION for n in self.nodes)
         return (
-            f"{self.target}: {planned - len(self.missed)} of {planned} nodes that were planned in integers run in "
-            f"integers, with {self.share():.1%} of the products of all layers"
+            f"{self.target}: {planned - len(self.missed)} of {planned} nodes planned as quantized run quantized, "
+            f"with {self.share():.1%} of all MACs"
         )
 
     def parts(self) -> Sequence[Table[Any] | str]:
@@ -171,13 +171,13 @@ def explain_artifact(
     for node in written.nodes:
         if node.op_type not in QDQ_OPERATORS:
             precision, _, reason = runs.get(node.name, NOT_REPORTED).partition(": ")
-            wanted = planned.get(node, FLOAT_PRECISION)
-            if precision == FUSED_PRECISION and wanted != FLOAT_PRECISION and node.op_type not in moving:
+            plan_precision = planned.get(node, FLOAT_PRECISION)
+            if precision == FUSED_PRECISION and plan_precision != FLOAT_PRECISION and node.op_type not in moving:
                 precision = NOT_REPORTED  # a runtime may leave out nodes that only move integers
-            if plan is not None and wanted == FLOAT_PRECISION:
+            if plan is not None and plan_precision == FLOAT_PRECISION:
                 reason = plan.floats.get(node.name, reason)
             origin, count = node.origin.scope, products.get(node, 0)
-            facts.append(NodeFacts(node.name, origin, node.op_type, count, wanted, precision, reason))
+            facts.append(NodeFacts(node.name, origin, node.op_type, count, plan_precision, precision, reason))
     return Explanation(target.describe_runtime(), facts)
 
 
@@ -189,8 +189,8 @@ def find_planned_precisions(graph: Graph, scheme: QuantizationScheme | None) -> 
     kinds = scheme.layers | scheme.elementwise | scheme.data_movement if scheme else frozenset[str]()
     elementwise = scheme.elementwise if scheme else frozenset[str]()
     read = [n for n in graph.nodes if n.op_type in kinds and all(map(_is_dequantized, non_bias_operands(n)))]
-    whole = {n: INT8_PRECISION for n in read if n.op_type not in elementwise or not any(map(_is_number, n.inputs))}
-    return whole | {node: f"int{held.bits} weights" for node, held in find_low_bit_layers(graph).items()}
+    quantized = {n: INT8_PRECISION for n in read if n.op_type not in elementwise or not any(map(_is_number, n.inputs))}
+    return quantized | {node: f"int{weight.bits} weights" for node, weight in find_low_bit_layers(graph).items()}
 
 
 def _is_number(operand: Any) -> bool:

@@ -89,29 +89,29 @@ def export(
         stage.done(f"{len(graph):,} nodes")
     check_supported(graph, target)
     observed = translate_sizes(request.seen, names)
-    with stage_file(path) as place:
+    with stage_file(path) as staged:
         with log.stage("Writing") as stage:
-            artifact = target.compile(graph, place, external_data=request.options.external_data, observed=observed)
+            artifact = target.compile(graph, staged, external_data=request.options.external_data, observed=observed)
             stage.done(f"{path.name}, {format_size(artifact.facts.get('bytes', 0))}")
-        for told in artifact.facts.get("warnings", ()):
-            log.warning(f"{artifact.path.name}: {told}")
+        for warning in artifact.facts.get("warnings", ()):
+            log.warning(f"{artifact.path.name}: {warning}")
         _warn_of_broken_rules(target, artifact, log)
         if request.options.compare_after_export and examples:
             with log.stage("Comparing") as stage:
                 stage.done(_compare(request, artifact, target, graph, examples))
     warn_of_unchecked_guards(graph, log)
     # Runtimes look for external data next to the given path; next to a link there is none.
-    place = resolve_links(path) if path.is_symlink() else path
-    log.detail(f"Saved final model: {place}")
-    return replace(artifact, path=place)
+    written = resolve_links(path) if path.is_symlink() else path
+    log.detail(f"Saved final model: {written}")
+    return replace(artifact, path=written)
 
 
 def _warn_of_nan(graph: Graph, log: CompilationLog) -> None:
     """Warn if weights are NaN, as after failed training: module and artifact would agree on NaN results."""
-    held = {name: v.data for name, v in graph.constants.items() if v.data is not None and name not in graph.state}
-    told = nan_warning(held)
-    if told is not None:
-        log.warning(told)
+    weights = {name: v.data for name, v in graph.constants.items() if v.data is not None and name not in graph.state}
+    warning = nan_warning(weights)
+    if warning is not None:
+        log.warning(warning)
 
 
 def _fuse(
@@ -124,7 +124,7 @@ def _fuse(
     reports = lower_for(request.plan, graph, registry, target, check_inputs)
     _apply_form(graph, request.plan, target, form, operators)
     name_interface(graph, operators, request.input_names, request.output_names)
-    log.removed(reports)
+    log.report_removals(reports)
     return graph, examples
 
 
@@ -137,7 +137,7 @@ def make_export_graph(
         ModelError: the form names an output that does not exist, or requires INT4 weights and there are none.
         TargetError: the form excludes INT4, and the target supports no other format for these weights.
     """
-    clone = graph.clone(form.kept(graph.outputs))
+    clone = graph.clone(form.select_outputs(graph.outputs))
     lower_for(plan, clone, registry, target)
     _apply_form(clone, plan, target, form, registry.operators)
     return clone
@@ -160,7 +160,7 @@ def _warn_of_broken_rules(target: Target, artifact: Artifact, log: CompilationLo
     found = target.check(artifact.path)
     if found:
         shown = "\n".join(f"  {violation}" for violation in found)
-        log.warning(f"{artifact.path.name} breaks rules of {target.name} in {len(found)} places:\n{shown}")
+        log.warning(f"{artifact.path.name} violates {len(found)} rules of {target.name}:\n{shown}")
 
 
 def _compare(

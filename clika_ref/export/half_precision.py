@@ -213,13 +213,13 @@ def check_overflow(
 
     with torch.no_grad():
         found, _ = interpret(graph, [t.clone() for t in inputs], look)
-    for wanted, got in zip(expected(inputs), found, strict=True):
-        if bool(wanted.isfinite().all()) and not bool(got.isfinite().all()):
+    for reference, result in zip(expected(inputs), found, strict=True):
+        if bool(reference.isfinite().all()) and not bool(result.isfinite().all()):
             first = (overflowing or others)[0]
             msg = (
-                f"{graph.name} is finite in float32, but not in half precision; the first node whose result is not "
-                f"finite is {first.op.name} ({first.name}) in {first.origin}. bfloat16 (export_bf16=True) holds what "
-                "float32 holds, float16 up to 65,504"
+                f"cannot export {graph.name} in half precision: it is finite in float32, but {first.op.name} "
+                f"({first.name}) in {first.origin} returns inf or NaN in half precision. Use export_bf16=True: "
+                "bfloat16 has the range of float32, float16 only up to 65,504."
             )
             raise TargetError(msg)
 

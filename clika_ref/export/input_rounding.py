@@ -44,20 +44,20 @@ def _find_dequantize(value: Value) -> Node | None:
 def find_rounding_layers(graph: Graph, kind: WeightOnlyScheme) -> dict[Node, int]:
     """Return the layers with inputs that the target rounds, and the number of elements per scale."""
     layers = find_low_bit_layers(graph) if kind.rounds_inputs else {}
-    return {node: held.block_size or kind.block_size for node, held in layers.items()}
+    return {node: weight.block_size or kind.block_size for node, weight in layers.items()}
 
 
 def run_with_rounded_inputs(graph: Graph, inputs: Sequence[Tensor], layers: Mapping[Node, int]) -> list[Tensor]:
     """Return the outputs of a graph, with the inputs of some layers rounded in blocks."""
-    wanted = {node.inputs[i] for node in layers for i in (0, node.op.trait.weight or 0)}
-    held = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in wanted}
+    needed = {node.inputs[i] for node in layers for i in (0, node.op.trait.weight or 0)}
+    tensors = {v: x for v, x in zip(graph.inputs, inputs, strict=True) if v in needed}
 
     def observe(node: Node, results: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if node in layers:
-            x, weight = (held[node.inputs[i]] for i in (0, node.op.trait.weight or 0))
+            x, weight = (tensors[node.inputs[i]] for i in (0, node.op.trait.weight or 0))
             others = [v.data if isinstance(v, Value) else v for v in node.inputs[2:]]
             results = (node.op(round_in_blocks(x, layers[node]), weight, *others, **node.attrs),)
-        held.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in wanted)
+        tensors.update((v, x) for v, x in zip(node.outputs, results, strict=True) if v in needed)
         return results
 
     return interpret(graph, [t.clone() for t in inputs], observe)[0]

@@ -73,19 +73,19 @@ def draw_module(module: CompiledModule, path: str | PathLike[str], explanation: 
         TargetError: no plugin provides the target that the module is quantized for.
     """
     if not isinstance(explanation, Explanation | None):
-        msg = f"explanation is {explanation!r}, a {type(explanation).__name__}; give what clika_explain() returns"
+        msg = f"explanation is {explanation!r}, a {type(explanation).__name__}. Pass the result of clika_explain()."
         raise ModelError(msg)
     registry = module.clika_state.registry
     visualizer = require_visualizer(registry, "clika_visualize")
-    place = visualizer.picture_path(path)
+    file = visualizer.picture_path(path)
     with CompilationLog.open(module.clika_state.logs_dir) as log, log.stage("Drawing") as stage:
         facts = replace(_picture_facts(module, registry), explanation=explanation)
-        if place.exists():
-            log.detail(f"Visualization: file exists: {place}, Overwriting")
-        visualizer.draw(facts, place)
-        stage.done(place.name)
-        log.detail(f"Saved graph visualization to: {place}")
-    return place
+        if file.exists():
+            log.detail(f"Visualization: file exists: {file}, Overwriting")
+        visualizer.draw(facts, file)
+        stage.done(file.name)
+        log.detail(f"Saved graph visualization to: {file}")
+    return file
 
 
 def _picture_facts(module: CompiledModule, registry: Registry) -> PictureFacts:
@@ -120,7 +120,7 @@ def render_notebook_html(module: CompiledModule) -> str:
     quantized = module.clika_state.quantized
     found = quantized and quantized.found
     if found is not None:
-        parts.append(f"<details><summary>What was decided</summary>{found._repr_html_()}</details>")
+        parts.append(f"<details><summary>Decisions</summary>{found._repr_html_()}</details>")
     return "".join(parts)
 
 
@@ -198,8 +198,8 @@ def _check_deployments(deployments: Any) -> Sequence[BaseDeploymentSettings]:
     """
     if not isinstance(deployments, Sequence) or not all(isinstance(d, BaseDeploymentSettings) for d in deployments):
         msg = (
-            f"deployments is {deployments!r}; give a list of deployment settings, such as "
-            "[DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()]"
+            f"deployments is {deployments!r}. Give a list of deployment settings, such as "
+            "[DeploymentSettings_OpenVINO_ONNX(), DeploymentSettings_TensorRT_ONNX()]."
         )
         raise ModelError(msg)
     return deployments

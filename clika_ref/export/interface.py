@@ -32,11 +32,11 @@ def name_interface(
         seen.add(graph.outputs[position])
     interface = [*graph.inputs, *graph.outputs]
     names = [*inputs, *(output_names or [v.name for v in graph.outputs])]
-    chosen, taken = dict(zip(interface, names, strict=True)), set(names)
+    new_names, taken = dict(zip(interface, names, strict=True)), set(names)
     for value in [*graph.constants.values(), *(v for n in graph.nodes for v in n.outputs)]:
-        if value.name in taken and value not in chosen:
-            chosen[value] = _free_name(graph, value.name, taken)
-    _rename(graph, chosen)
+        if value.name in taken and value not in new_names:
+            new_names[value] = _free_name(graph, value.name, taken)
+    _rename(graph, new_names)
 
 
 def _free_name(graph: Graph, hint: str, taken: Collection[str]) -> str:
@@ -45,18 +45,18 @@ def _free_name(graph: Graph, hint: str, taken: Collection[str]) -> str:
     return name
 
 
-def _rename(graph: Graph, chosen: Mapping[Value, str]) -> None:
+def _rename(graph: Graph, new_names: Mapping[Value, str]) -> None:
     """Rename values, all at once: the new name of one may be the old name of another."""
-    new = {value.name: name for value, name in chosen.items()}
+    new = {value.name: name for value, name in new_names.items()}
     for key, symbol in graph.symbols.items():
         side = symbol.source
         graph.symbols[key] = replace(symbol, source=replace(side, name=new.get(side.name, side.name)))
     graph.constants = {new.get(name, name): value for name, value in graph.constants.items()}
-    for value, name in chosen.items():
+    for value, name in new_names.items():
         value.name = name
 
 
-def resolve_names(what: str, names: Any, defaults: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
+def resolve_names(argument: str, names: Any, defaults: Sequence[str], taken: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the user's names for inputs or outputs, or the defaults if none are given.
 
     Raises:
@@ -67,14 +67,14 @@ def resolve_names(what: str, names: Any, defaults: Sequence[str], taken: Sequenc
         return tuple(defaults)
     fit = isinstance(names, list | tuple) and all(isinstance(n, str) and n for n in names)
     if not fit or len(names) != len(defaults) or len(set(names)) != len(defaults):
-        msg = f"{what}={names!r} must be {len(defaults)} different names; by default they are {list(defaults)}"
+        msg = f"{argument} is {names!r}. Give {len(defaults)} distinct names; the defaults are {list(defaults)}."
         raise ModelError(msg)
     inner = [n for n in names if n.startswith("/")]
     if inner:
-        msg = f"{what} {inner} start with '/', as do the names of what is computed inside; choose others"
+        msg = f"{argument} contains {inner}, which start with '/', as internal tensors do. Choose other names."
         raise ModelError(msg)
     both = set(names) & set(taken)
     if both:
-        msg = f"{what} {sorted(both)} are names of inputs already"
+        msg = f"{argument} contains {sorted(both)}, which are names of inputs. Choose other names."
         raise ModelError(msg)
     return tuple(names)

@@ -38,7 +38,7 @@ class QuantizedRegion:
     result: Value
 
 
-def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
+def describe_first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tensor]) -> str:
     """Run each layer of a quantized graph alone in a target; describe the first that differs.
 
     Args:
@@ -46,23 +46,23 @@ def first_broken_layer(target: Target, graph: Graph, inputs: Sequence[torch.Tens
         graph: the quantized graph.
         inputs: inputs of the graph; the interpreter computes the inputs of each layer from them.
     """
-    held: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
+    tensors: dict[Value, torch.Tensor] = dict(zip(graph.inputs, inputs, strict=True))
     with torch.no_grad():
-        interpret(graph, inputs, lambda node, made: held.update(zip(node.outputs, made, strict=True)))
+        interpret(graph, inputs, lambda node, made: tensors.update(zip(node.outputs, made, strict=True)))
     sizes = read_sizes(graph, inputs)
     for region in find_regions(graph):
-        alone, given = _isolate(region, held, sizes)
+        alone, given = _isolate(region, tensors, sizes)
         node = region.node
         try:
             with TemporaryDirectory() as folder:
                 artifact = target.compile(alone, Path(folder) / "layer.onnx")
                 (found,) = load_runner(target, artifact)(given)
-            problem = _problem(held[region.result], found)
+            problem = _problem(tensors[region.result], found)
         except ClikaError as error:  # the runtime fails on the layer alone; that must not hide the mismatch
-            problem = f"it does not run by itself: {error}"
+            problem = f"it does not run alone: {error}"
         if problem:
-            return f"The first layer that differs by itself is {node.op.name} ({node.name}) in {node.origin}: {problem}"
-    return "Each layer computes what it should by itself: the runtime's fusion of several differs"
+            return f"The first layer that differs alone is {node.op.name} ({node.name}) in {node.origin}: {problem}"
+    return "Each layer is correct alone: a fusion of the runtime differs"
 
 
 def find_regions(graph: Graph) -> Iterator[QuantizedRegion]:
@@ -88,7 +88,7 @@ def _follow_to_quantize(node: Node) -> list[Node]:
 
 
 def _isolate(
-    region: QuantizedRegion, held: Mapping[Value, torch.Tensor], sizes: Mapping[str, int]
+    region: QuantizedRegion, tensors: Mapping[Value, torch.Tensor], sizes: Mapping[str, int]
 ) -> tuple[Graph, list[torch.Tensor]]:
     """Return the graph of a region, and its inputs."""
     alone, given = Graph("layer"), list[torch.Tensor]()
@@ -101,7 +101,7 @@ def _isolate(
             assert operand.data is not None
             own[operand] = alone.add_constant(operand.data.detach(), operand.name)
         elif operand not in own:
-            tensor = held[operand]
+            tensor = tensors[operand]
             own[operand] = alone.add_input(TensorType(tensor.dtype, tuple(tensor.shape)), f"x{len(given)}")
             given.append(tensor)
         return own[operand]
@@ -109,23 +109,23 @@ def _isolate(
     for node in region.inside:
         operands = [take(v) for v in node.inputs]
         attrs = {name: resolve(value, sizes) for name, value in node.attrs.items()}
-        types = [_type(v, held) for v in node.outputs]
+        types = [_type(v, tensors) for v in node.outputs]
         twin = alone.insert(Node(node.op, operands, attrs, node.origin), types)
         own.update(zip(node.outputs, twin.outputs, strict=True))
     alone.add_output(own[region.result])
     return alone, given
 
 
-def _type(value: Value, held: Mapping[Value, torch.Tensor]) -> TensorType:
-    return TensorType(value.type.dtype, tuple(held[value].shape))
+def _type(value: Value, tensors: Mapping[Value, torch.Tensor]) -> TensorType:
+    return TensorType(value.type.dtype, tuple(tensors[value].shape))
 
 
-def _problem(wanted: torch.Tensor, found: torch.Tensor) -> str:
+def _problem(expected: torch.Tensor, found: torch.Tensor) -> str:
     """Describe how a result differs by more than rounding; empty if it does not."""
-    if wanted.dtype.is_floating_point or wanted.shape != found.shape or wanted.dtype != found.dtype:
-        return describe_differences([wanted], [found], ROUNDING_TOLERANCE).get(0, "")
-    steps = (wanted.int() - found.int()).abs()
+    if expected.dtype.is_floating_point or expected.shape != found.shape or expected.dtype != found.dtype:
+        return describe_differences([expected], [found], ROUNDING_TOLERANCE).get(0, "")
+    steps = (expected.int() - found.int()).abs()
     moved, furthest = int((steps > 0).sum()), int(steps.max()) if steps.numel() else 0
     if furthest <= 1 and moved <= max(1, MAX_MOVED_SHARE * steps.numel()):
         return ""
-    return f"{moved:,} of {steps.numel():,} integers differ, by {furthest} steps at most"
+    return f"{moved:,} of {steps.numel():,} quantized elements differ, by at most {furthest} steps"

@@ -49,22 +49,22 @@ class OutputAgreement:
         """Fraction of equal decisions; None for an output without decisions."""
         return self.same_rows / self.rows if self.rows else None
 
-    def add(self, wanted: Tensor, found: Tensor) -> None:
+    def add(self, reference: Tensor, found: Tensor) -> None:
         """Add one more pair of results of the same shape.
 
         Args:
-            wanted: the output of the first model.
+            reference: the output of the first model.
             found: the output of the second model.
         """
-        self.beyond_rounding = self.beyond_rounding or describe_difference(wanted, found) or ""
-        w, f = wanted.detach().double(), found.detach().double()
+        self.beyond_rounding = self.beyond_rounding or describe_difference(reference, found) or ""
+        w, f = reference.detach().double(), found.detach().double()
         self.elements += w.numel()
         if not w.numel():
             return
         self.worst = max(self.worst, _largest_finite((w - f).abs()))
         self.largest = max(self.largest, _largest_finite(w.abs()))
         self.signal, self.noise = self.signal + sum_squares(w), self.noise + sum_squared_error(f, w)
-        if wanted.is_floating_point() and w.ndim and w.shape[-1] > 1:
+        if reference.is_floating_point() and w.ndim and w.shape[-1] > 1:
             self.rows += w.numel() // w.shape[-1]
             self.same_rows += int((w.argmax(-1) == f.argmax(-1)).sum())
 
@@ -105,7 +105,7 @@ class Agreement:
 
 
 def measure_agreement(
-    wanted: Callable[[Any], Sequence[Tensor]],
+    reference: Callable[[Any], Sequence[Tensor]],
     found: Callable[[Any], Sequence[Tensor]],
     calls: Iterable[Any],
     names: Sequence[str] = (),
@@ -113,7 +113,7 @@ def measure_agreement(
     """Run two models on the same inputs and return how closely the second matches the first.
 
     Args:
-        wanted: runs the first model on one element of ``calls``.
+        reference: runs the first model on one element of ``calls``.
         found: runs the second model.
         calls: inputs, one element per call.
         names: names of the outputs; outputs without one are numbered.
@@ -121,29 +121,35 @@ def measure_agreement(
     Raises:
         ModelError: the models return different numbers of tensors, or tensors of different shapes; or there is no call.
     """
-    told = Agreement()
+    agreement = Agreement()
     for call in calls:
-        pairs = _pair_outputs(wanted(call), found(call))
-        if not told.outputs:
-            told.outputs = [OutputAgreement(names[i] if i < len(names) else str(i)) for i in range(len(pairs))]
-        for output, pair in zip(told.outputs, pairs, strict=True):
+        pairs = _pair_outputs(reference(call), found(call))
+        if not agreement.outputs:
+            agreement.outputs = [OutputAgreement(names[i] if i < len(names) else str(i)) for i in range(len(pairs))]
+        for output, pair in zip(agreement.outputs, pairs, strict=True):
             output.add(*pair)
-        told.inputs += 1
-    if not told.inputs:
-        msg = "there are no inputs to compare on; give at least one call"
+        agreement.inputs += 1
+    if not agreement.inputs:
+        msg = "cannot compare the models: there are no inputs. Pass at least one call."
         raise ModelError(msg)
-    return told
+    return agreement
 
 
-def _pair_outputs(wanted: Sequence[Tensor], found: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
-    if len(wanted) != len(found):
-        msg = f"the first returns {len(wanted)} tensors and the second {len(found)}; compare what returns the same"
+def _pair_outputs(reference: Sequence[Tensor], found: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    if len(reference) != len(found):
+        msg = (
+            f"cannot compare the models: the first returns {len(reference)} tensors, the second {len(found)}. "
+            "Compare models with the same outputs."
+        )
         raise ModelError(msg)
-    for number, (w, f) in enumerate(zip(wanted, found, strict=True)):
+    for number, (w, f) in enumerate(zip(reference, found, strict=True)):
         if w.shape != f.shape:
-            msg = f"output {number} is of shape {list(w.shape)} in the first and {list(f.shape)} in the second"
+            msg = (
+                f"cannot compare the models: output {number} has the shape {list(w.shape)} in the first, and "
+                f"{list(f.shape)} in the second. Compare models with the same outputs."
+            )
             raise ModelError(msg)
-    return list(zip(wanted, found, strict=True))
+    return list(zip(reference, found, strict=True))
 
 
 def _largest_finite(magnitudes: Tensor) -> float:

@@ -20,7 +20,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.guards import check_inputs
 from clika_ref.core.ir import Graph
 from clika_ref.export.configuration import current_configuration
-from clika_ref.export.example_inputs import choose_example, dummy_inputs
+from clika_ref.export.example_inputs import choose_example, make_dummy_inputs
 from clika_ref.export.export import ExportRequest, artifact_path, export
 from clika_ref.export.interface import resolve_names
 from clika_ref.export.quantized_check import MIN_MARGIN_SAMPLES
@@ -46,18 +46,18 @@ def export_module(module: CompiledModule, given: ExportArguments) -> Artifact:
     check_types(vars(given))
     state, form = module.clika_state, current_configuration()
     deployment = choose_deployment(state, given.deployment_settings)
-    place = artifact_path(given.file, deployment, state.registry)
+    path = artifact_path(given.file, deployment, state.registry)
     graph = bind_exportable_graph(module)
     if state.simulation is not None and not module.training:  # the simulation must match the artifact
         update_simulation(module)
     inputs = resolve_names("input_names", given.input_names, [value.name for value in graph.inputs])
-    defaults = form.kept(state.signature.output_names(inputs))
+    defaults = form.select_outputs(state.signature.output_names(inputs))
     plan = plan_for(module, deployment)
     request = ExportRequest(
-        graph.clone(form.kept(graph.outputs)),
-        place,
+        graph.clone(form.select_outputs(graph.outputs)),
+        path,
         list_examples(module, graph, given.example_inputs),
-        _output_function(graph, form.kept),
+        _output_function(graph, form.select_outputs),
         inputs,
         resolve_names("output_names", given.output_names, defaults, taken=inputs),
         given.dynamic_axes,
@@ -99,7 +99,7 @@ def bind_exportable_graph(module: CompiledModule) -> Graph:
     """
     graph = bind_graph(module)
     if not graph.outputs:
-        msg = f"cannot export {graph.name}: it returns no tensor"
+        msg = f"cannot export {graph.name}: it returns no tensor. Return at least one from the model."
         raise ModelError(msg)
     cast = [(v, v.data.dtype) for v in graph.constants.values() if v.data is not None and v.data.dtype != v.type.dtype]
     if cast:
@@ -140,4 +140,4 @@ def _graph_inputs(state: CompiledState, args: tuple[Any, ...], kwargs: Mapping[s
 def generate_dummy_inputs(module: CompiledModule) -> dict[str, Any]:
     """Return dummy inputs of the traced shapes by argument, on the device of the weights."""
     state = module.clika_state
-    return dummy_inputs(state.graph, state.signature, device_of_weights(module))
+    return make_dummy_inputs(state.graph, state.signature, device_of_weights(module))

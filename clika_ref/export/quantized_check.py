@@ -15,7 +15,7 @@ from clika_ref.core.execution import interpret
 from clika_ref.core.ir import Graph, Node
 from clika_ref.core.targets import Target
 from clika_ref.export.input_rounding import find_rounding_layers, run_with_rounded_inputs
-from clika_ref.export.layer_check import first_broken_layer
+from clika_ref.export.layer_check import describe_first_broken_layer
 from clika_ref.quantization.algorithms.sqnr import sum_squared_error_by_sample, sum_squares
 from clika_ref.quantization.calibration.calibrator import sample_count
 from clika_ref.quantization.decision import ratio_in_decibels
@@ -73,37 +73,36 @@ def compare_quantized(
     if any(node.is_random for node in graph.nodes):
         return "not compared: the model draws random numbers"
     noises = _measure_noise(artifact, target, graph, examples, expected)
-    whole, samples = _Noise.of_all(noises.values()), sum(map(sample_count, examples))
-    is_narrow = samples >= MIN_MARGIN_SAMPLES and not _has_half_precision(graph) and whole.is_beyond_chance(MARGIN_DB)
+    total, samples = _Noise.of_all(noises.values()), sum(map(sample_count, examples))
+    is_narrow = samples >= MIN_MARGIN_SAMPLES and not _has_half_precision(graph) and total.is_beyond_chance(MARGIN_DB)
     margin = MARGIN_DB if is_narrow else WIDE_MARGIN_DB
-    problems = [_describe_excess_noise(whole, margin)]
+    problems = [_describe_excess_noise(total, margin)]
     problems += [
-        f"{alone}, of its output {name!r}"
+        f"{alone} for output {name!r}"
         for name, noise in noises.items()
         if (alone := _describe_excess_noise(noise, WIDE_MARGIN_DB))
     ]
     problem = next(filter(None, problems), "")
     if problem:
         msg = (
-            f"{target.describe_runtime()} runs the artifact {problem}, over {samples} samples: it does not "
-            "compute what was "
-            f"planned. {first_broken_layer(target, graph, examples[0])}. "
-            "No file was put in place; compile with compare_after_export=False to look at one"
+            f"cannot verify the artifact: {target.describe_runtime()} reaches {problem}, over {samples} samples. "
+            f"{describe_first_broken_layer(target, graph, examples[0])}. The file was not moved into place. "
+            "Compile with compare_after_export=False to inspect it."
         )
         raise DisagreementError(msg)
-    told = (
-        f"{whole.artifact_db:.1f} dB over {samples} samples in {target.describe_runtime()}, simulated "
-        f"{whole.graph_db:.1f} dB"
+    report = (
+        f"{total.artifact_db:.1f} dB over {samples} samples in {target.describe_runtime()}, simulated "
+        f"{total.graph_db:.1f} dB"
     )
-    exactly = f", {ratio_in_decibels(whole.signal, sum(whole.exact)):.1f} dB without what it rounds as it multiplies"
-    return told + exactly * (whole.simulated != whole.exact)
+    unrounded = f", {ratio_in_decibels(total.signal, sum(total.exact)):.1f} dB without rounding of layer inputs"
+    return report + unrounded * (total.simulated != total.exact)
 
 
 def _describe_excess_noise(noise: _Noise, margin: float) -> str:
     """Describe the SQNR of an artifact if it is below that of its graph by more than a margin, empty otherwise."""
     if noise.artifact_db >= min(noise.graph_db - margin, FLOAT_ROUNDING_DB):
         return ""
-    return f"at {noise.artifact_db:.1f} dB where its graph has {noise.graph_db:.1f} dB"
+    return f"{noise.artifact_db:.1f} dB, but its simulation {noise.graph_db:.1f} dB"
 
 
 def _measure_noise(
@@ -117,14 +116,14 @@ def _measure_noise(
     runner, rounding = load_runner(target, artifact), _rounding_layers(graph, target)
     noises = {i: _Noise() for i, v in enumerate(graph.outputs) if v.type.dtype.is_floating_point}
     for inputs in examples:
-        wanted = expected(inputs)
+        reference = expected(inputs)
         with torch.no_grad():
             exact, _ = interpret(graph, [t.clone() for t in inputs])
             simulated = run_with_rounded_inputs(graph, inputs, rounding) if rounding else exact
         found = runner(inputs)
-        samples = _count_samples([wanted[i] for i in noises], sample_count(inputs))
+        samples = _count_samples([reference[i] for i in noises], sample_count(inputs))
         for i, noise in noises.items():
-            noise.add(wanted[i], exact[i], simulated[i], found[i], samples)
+            noise.add(reference[i], exact[i], simulated[i], found[i], samples)
     return {f"{i}, {graph.outputs[i].name}": noise for i, noise in noises.items()}
 
 
@@ -154,12 +153,12 @@ class _Noise:
         )
         return cls(sum(n.signal for n in every), *missed)
 
-    def add(self, wanted: Tensor, exact: Tensor, simulated: Tensor, found: Tensor, samples: int) -> None:
+    def add(self, reference: Tensor, exact: Tensor, simulated: Tensor, found: Tensor, samples: int) -> None:
         """Add one more batch with the given number of samples."""
-        self.signal += sum_squares(wanted)
-        self.exact += sum_squared_error_by_sample(exact, wanted, samples)
-        self.simulated += sum_squared_error_by_sample(simulated, wanted, samples)
-        self.artifact += sum_squared_error_by_sample(found, wanted, samples)
+        self.signal += sum_squares(reference)
+        self.exact += sum_squared_error_by_sample(exact, reference, samples)
+        self.simulated += sum_squared_error_by_sample(simulated, reference, samples)
+        self.artifact += sum_squared_error_by_sample(found, reference, samples)
 
     @property
     def graph_db(self) -> float:

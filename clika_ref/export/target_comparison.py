@@ -65,12 +65,12 @@ def _unless_unsupported(tell: Callable[[TargetFacts], str], otherwise: str = "")
 
 COMPARISON_COLUMNS: Mapping[str, Callable[[TargetFacts], object]] = {
     "target": lambda row: row.target,
-    "layers in integers": _unless_unsupported(lambda row: f"{row.layers} of {row.of_layers}", "none: see below"),
-    "products in integers": lambda row: row.missing if row.share is None else f"{row.share:.1%}",
+    "quantized layers": _unless_unsupported(lambda row: f"{row.layers} of {row.of_layers}", "unsupported: see below"),
+    "quantized MACs": lambda row: row.missing if row.share is None else f"{row.share:.1%}",
     "file": _unless_unsupported(lambda row: f"{row.bytes / 1e6:.2f} MB"),
     "predicted SQNR": lambda row: "" if row.sqnr is None else format_decibels(row.sqnr),
     "latency": _latency,
-    "of float": lambda row: "" if row.ratio is None else f"{row.ratio:.2f}",
+    "ratio to float": lambda row: "" if row.ratio is None else f"{row.ratio:.2f}",
 }
 
 
@@ -128,12 +128,12 @@ def measure_target(
     check_supported(small, target)
     missing = None if target.emulated_by else target.unavailable_reason()  # an emulated target decides by rules
     with compile_temporarily(small, target) as file:
-        asked = explain_artifact(small, file, found.plan, target, inputs) if missing is None else None
+        explanation = explain_artifact(small, file, found.plan, target, inputs) if missing is None else None
 
         def in_float() -> Graph:
             return make_export_graph(graph, None, target, registry, replace(form, export_int4=None))
 
-        return make_row(found, target, file, asked, inputs, in_float=in_float, missing=missing or "")
+        return make_row(found, target, file, explanation, inputs, in_float=in_float, missing=missing or "")
 
 
 def make_row(
@@ -162,15 +162,15 @@ def make_row(
     """
     planned = sum(not layer.reason for layer in found.layers)
     sqnr = next((row.sqnr for row in found.what_if if row.layers == planned), None)
-    told = (target.describe_runtime(), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
+    common = (target.describe_runtime(), planned, len(found.layers), int(file.facts.get("bytes", 0)), sqnr)
     if explanation is None:
-        return TargetFacts(*told, missing=missing)
+        return TargetFacts(*common, missing=missing)
     share = explanation.share()
     if target.emulated_by:
-        return TargetFacts(*told, share=share, is_emulated=True)
+        return TargetFacts(*common, share=share, is_emulated=True)
     with compile_temporarily(in_float(), target) as other:
         seconds, ratio = measure_seconds_and_ratio(target.load(file), inputs, target.load(other), inputs)
-    return TargetFacts(*told, share=share, seconds=seconds, ratio=ratio)
+    return TargetFacts(*common, share=share, seconds=seconds, ratio=ratio)
 
 
 NO_DEPLOYMENTS = (
@@ -187,7 +187,7 @@ def compare_targets(module: CompiledModule, deployments: Sequence[BaseDeployment
         raise ModelError(NO_DEPLOYMENTS)
     state, graph, form = module.clika_state, bind_graph(module), current_configuration()
     targets = [target_for(deployment, state.registry) for deployment in deployments]
-    form.kept(graph.outputs)  # an error for all targets, not for one row
+    form.select_outputs(graph.outputs)  # an error for all targets, not for one row
     _, calibration = require_ranges(state, targets[0])
     rows: list[TargetFacts] = []
     for target in targets:

@@ -25,16 +25,15 @@ def warn_of_unchecked_guards(graph: Graph, log: CompilationLog) -> None:
     """
     guards = find_unchecked_guards(graph)
     if guards:
-        where = ", in the log" if log.path else "; logs_dir names a folder for a log of all"
+        where = ", listed in the log" if log.path else "; logs_dir writes a log of all"
         more = f"; and {len(guards) - MAX_SHOWN_GUARDS} more{where}" if len(guards) > MAX_SHOWN_GUARDS else ""
         log.warning(
-            "the artifact does not check, as the module does, that "
-            f"{'; '.join(map(str, guards[:MAX_SHOWN_GUARDS]))}{more}: "
-            "where that does not hold, it may fail, or return other numbers than the model"
+            f"the artifact does not check the guards {'; '.join(map(str, guards[:MAX_SHOWN_GUARDS]))}{more}. "
+            "Inputs that violate them may fail or give wrong results. Check them before each call."
         )
     if len(guards) > MAX_SHOWN_GUARDS:
         shown = "\n".join(f"+ {guard}" for guard in guards)
-        log.detail(f"The artifact serves only sizes for which this holds, without checking it:\n{shown}")
+        log.detail(f"The artifact does not check these guards:\n{shown}")
 
 
 def find_unchecked_guards(graph: Graph) -> list[Guard]:
@@ -63,12 +62,12 @@ def _is_implied(guard: Guard, found: dict[sympy.Basic, Guard]) -> bool:
 
 def _is_always_met(graph: Graph, guard: Guard) -> bool:
     """Whether a guard holds for all dims of at least 1, as far as this can be decided."""
-    sides = {
+    positive_dims = {
         s.expr: sympy.Dummy(integer=True, nonnegative=True) + 1
         for s in graph.symbols.values()
         if s.source.dim is not None
     }
-    relation: Any = guard.relation.xreplace(sides)
+    relation: Any = guard.relation.xreplace(positive_dims)
     if relation in (sympy.true, sympy.false):
         return relation is sympy.true
     if not isinstance(relation, sympy.Gt | sympy.Lt | sympy.Ge | sympy.Le):

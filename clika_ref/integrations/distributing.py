@@ -21,13 +21,13 @@ from clika_ref.serialization.extra_state import write_extra_state
 from clika_ref.settings.distributed import DistributedTrainingSettings
 
 PLAN_MISMATCH = (
-    "rank {} has another plan than rank 0, or weights of other shapes, so that they would train different models: "
-    "compile on all ranks with DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all"
+    "cannot train together: rank {} has another plan than rank 0, or weights of other shapes. Compile on all "
+    "ranks with DistributedTrainingSettings(multi_gpu=True), or load the same state dict on all."
 )
 
 STEPS_MISMATCH = (
-    "the ranks have {} steps each, by their order: with the first one that has no more, the others would wait for it. "
-    "Give all as many, as torch.utils.data.DistributedSampler(drop_last=True) and a DataLoader with drop_last=True do"
+    "cannot train together: the ranks have {} steps, and some would wait forever. Give all ranks the same "
+    "number, as torch.utils.data.DistributedSampler(drop_last=True) and a DataLoader with drop_last=True do."
 )
 
 
@@ -53,7 +53,7 @@ def clika_distribute(
     """
     with open_ranks(settings) as ranks:
         if not isinstance(module, ClikaModule):
-            msg = f"clika_distribute takes a ClikaModule, and {type(module).__name__} is none; compile it first"
+            msg = f"cannot distribute a {type(module).__name__}: it is no ClikaModule. Compile it first."
             raise ModelError(msg)
         _check_same_plan(module, steps, ranks)
         check_same_settings(_settings_to_compare(module, settings or DistributedTrainingSettings()), ranks)
@@ -87,11 +87,11 @@ def _reshard_after_eval(module: nn.Module, _: Any, __: Any) -> None:
 
 
 def _check_same_plan(module: ClikaModule, steps: int | None, ranks: Ranks) -> None:
-    messages = [document for document, _ in ranks.gather_messages(({"plan": _digest(module), "steps": steps}, {}))]
-    other = [str(rank) for rank, document in enumerate(messages) if document["plan"] != messages[0]["plan"]]
+    documents = [document for document, _ in ranks.gather_messages(({"plan": _digest(module), "steps": steps}, {}))]
+    other = [str(rank) for rank, document in enumerate(documents) if document["plan"] != documents[0]["plan"]]
     if other:
         raise ModelError(PLAN_MISMATCH.format(", ".join(other)))
-    counts = [document["steps"] for document in messages]
+    counts = [document["steps"] for document in documents]
     if len({*counts}) > 1:
         raise ModelError(STEPS_MISMATCH.format(", ".join(map(str, counts))))
 

@@ -51,12 +51,12 @@ COMPILE_OPTIONS = (
 """Arguments of `clika_compile` that the backend accepts as options."""
 
 DECIDED_BY_DYNAMO = {
-    "dynamic": "Dynamo decides which dims are dynamic; pass it to torch.compile itself",
-    "fullgraph": "Dynamo decides where graphs end; pass it to torch.compile itself",
-    "disable": "Dynamo decides whether to compile at all; pass it to torch.compile itself",
-    "skip_eval_set_mode": "Dynamo traces the mode that the model is in; call model.eval() or model.train() before it",
-    "forward_fn": "Dynamo traces the call that you make of the model; call it that way, or use clika_compile",
-    "is_dry_run": "Dynamo needs a compiled function to call; use clika_compile(model, ..., is_dry_run=True)",
+    "dynamic": "Dynamo decides which dims are dynamic. Pass it to torch.compile itself.",
+    "fullgraph": "Dynamo decides where graphs end. Pass it to torch.compile itself.",
+    "disable": "Dynamo decides whether to compile. Pass it to torch.compile itself.",
+    "skip_eval_set_mode": "Dynamo traces the current mode of the model. Call model.eval() or model.train() first.",
+    "forward_fn": "Dynamo traces your call of the model. Call it that way, or use clika_compile.",
+    "is_dry_run": "Dynamo needs a compiled function to call. Use clika_compile(model, ..., is_dry_run=True).",
 }
 """The remaining arguments of `clika_compile`, with the reason why they are no options and the alternative."""
 
@@ -92,7 +92,7 @@ def translate_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ModelError(msg)
     unknown = [name for name in options if name not in known]
     if unknown:
-        msg = f"the backend 'clika' has no options {unknown}; it takes {', '.join(known)}"
+        msg = f"the backend 'clika' has no options {unknown}. Choose from {', '.join(known)}."
         raise ModelError(msg)
     result = {k: v for k, v in options.items() if k in COMPILE_OPTIONS}
     result = {**_translate_settings(options), **result}
@@ -123,8 +123,8 @@ def _translate_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(settings, BaseDeploymentSettings):
         return {"deployment_settings": settings, **data}
     msg = (
-        f"settings={settings!r}: it takes Settings, the path of a YAML file that holds them, or deployment "
-        "settings, such as DeploymentSettings_ONNXRuntime_ONNX()"
+        f"settings is {settings!r}. Give Settings, the path of a YAML file with them, or deployment settings, "
+        "such as DeploymentSettings_ONNXRuntime_ONNX()."
     )
     raise ModelError(msg)
 
@@ -134,12 +134,12 @@ def _take_first(loader: Iterable[Any], count: int) -> Iterator[Any]:
     yield from itertools.islice(loader, count)
 
 
-def _reject_adapters(chosen: Any) -> None:
-    if isinstance(chosen, ClikaCompileOptions) and chosen.global_lora_settings is not None:
+def _reject_adapters(options: Any) -> None:
+    if isinstance(options, ClikaCompileOptions) and options.global_lora_settings is not None:
         msg = (
-            "the backend 'clika' attaches no adapters: nobody could train what Dynamo keeps; compile with "
-            "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and wrap "
-            "that in torch.compile"
+            "the backend 'clika' does not support adapters: their parameters would be inaccessible. Compile with "
+            "clika_compile(model, clika_compile_options=ClikaCompileOptions(global_lora_settings=...)), and pass "
+            "the result to torch.compile."
         )
         raise ModelError(msg)
 
@@ -153,10 +153,10 @@ def _reject_graph_breaks(program: fx.GraphModule) -> None:
     if reason is not None and reason.graph_break:
         frame = reason.user_stack[-1] if reason.user_stack else None
         where = f"{frame.filename}:{frame.lineno}" if frame else "an unknown line"
-        message = _summarize_reason(str(reason.reason))
-        asks = any(word in message for word in DATA_DEPENDENT_PHRASES)
-        advice = f". {DATA_DEPENDENT_ADVICE}" if asks else ": remove the cause, or compile the parts one by one"
-        msg = f"Dynamo breaks the model into several graphs at {where}: {message}. One graph is needed{advice}"
+        reason_text = _summarize_reason(str(reason.reason))
+        is_data_dependent = any(word in reason_text for word in DATA_DEPENDENT_PHRASES)
+        advice = DATA_DEPENDENT_ADVICE if is_data_dependent else "Remove the cause, or compile the parts one by one."
+        msg = f"cannot compile the model: Dynamo breaks it into several graphs at {where}: {reason_text}. {advice}"
         raise ModelError(msg)
 
 

@@ -27,6 +27,7 @@ from clika_ref.serialization.atomic_files import require_path, write_atomically
 from clika_ref.serialization.bits import pack_bits, unpack_bits
 from clika_ref.serialization.container import pack_file, unpack_file
 from clika_ref.serialization.graph_format import read_type
+from clika_ref.serialization.vocabulary import CalibrationKey, GraphKey, ModuleKey, RequestKey, TensorPrefix
 from clika_ref.settings.compile_options import ClikaCompileOptions
 from clika_ref.settings.json_format import (
     deployment_from_json,
@@ -38,10 +39,7 @@ from clika_ref.settings.quantization import LayerQuantizationSettings, Quantizat
 
 EXAMPLE_CHECKPOINT_PATH = "saved/model"
 
-CALIBRATION_PREFIX = "clika/ranges/"
-"""Prefix of the names of calibration tensors; qualified names of weights contain no slash."""
-
-SAVED_WEIGHTS_FINGERPRINT = "the weights that are saved here"
+SAVED_WEIGHTS_FINGERPRINT = "saved_weights"
 """Stands for the `fingerprint` of the saved weights, which changes when quantized weights replace them."""
 
 CORRUPTION_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, RecursionError)
@@ -52,9 +50,9 @@ def save(
     module: CompiledModule, path: str | PathLike[str], *, keep_float_weights: bool, keep_calibration_inputs: bool
 ) -> None:
     """Save a module in one file, which is replaced atomically."""
-    place = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    checked = require_path(path, EXAMPLE_CHECKPOINT_PATH)
     parts = _pack(module, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
-    with write_atomically(place) as file:
+    with write_atomically(checked) as file:
         for part in parts:
             file.write(part)
 
@@ -72,17 +70,17 @@ def load(module: CompiledModule, path: str | PathLike[str]) -> None:
         ModelError: the file cannot be read, is truncated, altered, of another format or no saved module, or needs
             plugins or classes that are not installed; the message says which.
     """
-    place = require_path(path, EXAMPLE_CHECKPOINT_PATH)
+    file = require_path(path, EXAMPLE_CHECKPOINT_PATH)
     try:
-        blob = place.read_bytes()
+        blob = file.read_bytes()
     except IsADirectoryError as error:
-        msg = f"cannot load {str(place)!r}: it is a folder. Pass the path of a file in it"
+        msg = f"cannot load {str(file)!r}: it is a folder. Pass the path of a file in it"
         raise ModelError(msg) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        msg = f"cannot load {str(place)!r}: {reason}. Pass the path of a file that clika_save wrote"
+        msg = f"cannot load {str(file)!r}: {reason}. Pass the path of a file that clika_save wrote"
         raise ModelError(msg) from error
-    _unpack(module, blob, repr(str(place)))
+    _unpack(module, blob, repr(str(file)))
 
 
 def deserialize(module: CompiledModule, serialized: bytes) -> None:
@@ -116,18 +114,18 @@ def _pack(
     if quantized is not None and quantized.model == mark:
         quantized = replace(quantized, model=SAVED_WEIGHTS_FINGERPRINT)
     document, tensors = describe_state(module, quantized)
-    document["integers"] = {}
+    document[ModuleKey.QUANTIZED_WEIGHTS] = {}
     for name, weight in stored.items():
         known = {n: t for n, t in tensors.items() if n.endswith(f".{weight.layer}")}
-        document["integers"][name], held = weight.to_document(name, known)
-        tensors |= held
+        document[ModuleKey.QUANTIZED_WEIGHTS][name], stored_tensors = weight.to_document(name, known)
+        tensors |= stored_tensors
     for name, value in graph.constants.items():
         if value.data is not None and name not in stored:
             tensors[name] = pack_bits(value.data) if value.data.dtype == torch.bool else value.data
     tensors |= {name: log.detach() for name, log in log_scales_of(module).items() if bool(log.any())}
     document |= _settings_document(module, graph)
-    document["calibration"], held = _calibration_to_json(state, mark, keeps_inputs=keep_calibration_inputs)
-    return pack_file(document, tensors | {f"{CALIBRATION_PREFIX}{name}": tensor for name, tensor in held.items()})
+    document[ModuleKey.CALIBRATION], ranges = _calibration_to_json(state, mark, keeps_inputs=keep_calibration_inputs)
+    return pack_file(document, tensors | {f"{TensorPrefix.RANGES}{name}": tensor for name, tensor in ranges.items()})
 
 
 def _reject_foreign_tensors(module: CompiledModule, graph: Graph) -> None:
@@ -148,28 +146,28 @@ def _settings_document(module: CompiledModule, graph: Graph) -> dict[str, Any]:
     deployment, request, used = state.deployment, state.request, {node.op.name for node in graph.nodes}
     needed = [p for p in state.registry.plugins if not used.isdisjoint(operator.name for operator in p.operators)]
     return {
-        "plugins": {plugin.distribution: plugin.version for plugin in needed},
-        "training": module.training,
-        "options": settings_to_json(state.options),
-        "deployment": deployment and deployment_to_json(deployment),
-        "wanted": request
+        ModuleKey.PLUGINS: {plugin.distribution: plugin.version for plugin in needed},
+        ModuleKey.TRAINING: module.training,
+        ModuleKey.OPTIONS: settings_to_json(state.options),
+        ModuleKey.DEPLOYMENT: deployment and deployment_to_json(deployment),
+        ModuleKey.REQUEST: request
         and {
-            "settings": settings_to_json(request.given),
-            "layers": {name: settings_to_json(layer) for name, layer in request.layers.items()},
-            "options": settings_to_json(request.options),
+            RequestKey.SETTINGS: settings_to_json(request.given),
+            RequestKey.LAYERS: {name: settings_to_json(layer) for name, layer in request.layers.items()},
+            RequestKey.OPTIONS: settings_to_json(request.options),
         },
     }
 
 
 def _calibration_to_json(state: CompiledState, mark: str, *, keeps_inputs: bool) -> tuple[Any, dict[str, torch.Tensor]]:
-    whole, unfinished = state.calibration, state.unfinished
-    found = whole or unfinished
+    complete, unfinished = state.calibration, state.unfinished
+    found = complete or unfinished
     if found is None:
         return None, {}
     known = {mark: SAVED_WEIGHTS_FINGERPRINT}
     table = replace(found.table, model=known.get(found.table.model, found.table.model))
     found = replace(found, table=table, model=known.get(found.model, found.model))
-    return calibration_to_json(found, is_whole=whole is not None, keeps_inputs=keeps_inputs)
+    return calibration_to_json(found, is_complete=complete is not None, keeps_inputs=keeps_inputs)
 
 
 # Reading
@@ -190,23 +188,23 @@ def _unpack(module: CompiledModule, blob: bytes, shown: str) -> None:
 def _restore(module: CompiledModule, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """Fill an empty module with the saved contents."""
     state = module.clika_state
-    _require_plugins(document["plugins"], state.registry)
+    _require_plugins(document[ModuleKey.PLUGINS], state.registry)
     build_module(module, document, _read_constants(document, tensors), tensors)
     with torch.no_grad():
         for name, log in log_scales_of(module).items():
             log.copy_(tensors.get(name, log))
-    state.options = settings_from_json(ClikaCompileOptions, document["options"])
-    state.deployment = document["deployment"] and deployment_from_json(document["deployment"])
+    state.options = settings_from_json(ClikaCompileOptions, document[ModuleKey.OPTIONS])
+    state.deployment = document[ModuleKey.DEPLOYMENT] and deployment_from_json(document[ModuleKey.DEPLOYMENT])
     graph = bind_graph(module)
     mark = fingerprint(graph)
     if state.quantized is not None and state.quantized.model == SAVED_WEIGHTS_FINGERPRINT:
         state.quantized = replace(state.quantized, model=mark)
     own = {
-        name.removeprefix(CALIBRATION_PREFIX): t for name, t in tensors.items() if name.startswith(CALIBRATION_PREFIX)
+        name.removeprefix(TensorPrefix.RANGES): t for name, t in tensors.items() if name.startswith(TensorPrefix.RANGES)
     }
-    _restore_calibration(state, document["calibration"], own, graph, mark)
-    _restore_request(state, document["wanted"])
-    nn.Module.train(module, document["training"])  # the training executor is built on the first call
+    _restore_calibration(state, document[ModuleKey.CALIBRATION], own, graph, mark)
+    _restore_request(state, document[ModuleKey.REQUEST])
+    nn.Module.train(module, document[ModuleKey.TRAINING])  # the training executor is built on the first call
 
 
 def _restore_calibration(
@@ -221,7 +219,7 @@ def _restore_calibration(
     known, found = {SAVED_WEIGHTS_FINGERPRINT: mark}, calibration_from_json(saved, tensors, graph)
     found.table.model = known.get(found.table.model, found.table.model)
     found.model = known.get(found.model, found.model)
-    if saved["inputs"] is not None and saved["is whole"]:
+    if saved[CalibrationKey.INPUTS] is not None and saved[CalibrationKey.IS_COMPLETE]:
         state.calibration = found
         state.example_sizes = state.example_sizes - found.sizes
     else:
@@ -232,9 +230,9 @@ def _restore_request(state: CompiledState, saved: Any) -> None:
     """Restore the quantization request of the user, if its target is installed."""
     deployment = state.deployment
     if saved is not None and deployment is not None and deployment.target in state.registry.targets:
-        layers = {n: settings_from_json(LayerQuantizationSettings, s) for n, s in saved["layers"].items()}
-        given = settings_from_json(QuantizationSettings, saved["settings"])
-        options = settings_from_json(ClikaCompileOptions, saved["options"])
+        layers = {n: settings_from_json(LayerQuantizationSettings, s) for n, s in saved[RequestKey.LAYERS].items()}
+        given = settings_from_json(QuantizationSettings, saved[RequestKey.SETTINGS])
+        options = settings_from_json(ClikaCompileOptions, saved[RequestKey.OPTIONS])
         state.request = QuantizationRequest(target_for(deployment, state.registry), given, layers, options)
 
 
@@ -242,14 +240,14 @@ def _read_constants(document: Mapping[str, Any], tensors: Mapping[str, torch.Ten
     """Return the constants of a saved graph by name.
 
     Raises:
-        ModelError: the integers of a quantized weight are damaged.
+        ModelError: a quantized weight is damaged.
     """
-    integers: Mapping[str, Any] = document.get("integers", {})
+    graph, quantized = document[ModuleKey.GRAPH], document[ModuleKey.QUANTIZED_WEIGHTS]
     found: dict[str, torch.Tensor] = {}
-    for name, saved in zip(document["graph"]["constants"], document["graph"]["constant_types"], strict=True):
+    for name, saved in zip(graph[GraphKey.CONSTANTS], graph[GraphKey.CONSTANT_TYPES], strict=True):
         kind, tensor = read_type(saved), tensors[name]
-        if name in integers:
-            tensor = read_parameter(integers[name], name, tensors, kind)
+        if name in quantized:
+            tensor = read_parameter(quantized[name], name, tensors, kind)
         elif kind.dtype == torch.bool and tensor.dtype != torch.bool:
             tensor = unpack_bits(tensor, tuple(map(int, kind.shape)))
         found[name] = tensor
@@ -265,5 +263,5 @@ def _require_plugins(needed: Mapping[str, str], registry: Registry) -> None:
     there = {plugin.distribution for plugin in registry.plugins}
     lacking = [f"{name} {version}" for name, version in needed.items() if name not in there]
     if lacking:
-        msg = f"it needs operators of {', '.join(lacking)}, which is not among the plugins here; install it"
+        msg = f"it needs operators of {', '.join(lacking)}, which are not installed. Install them."
         raise ModelError(msg)

@@ -46,12 +46,9 @@ class ClikaModule(CompiledModule):
     """A compiled model: the original's call signature, parameters and ``state_dict`` keys around a graph.
 
     Created by `clika_compile`. An empty one, ``ClikaModule()``, takes its graph from the ``_extra_state`` of a state
-    dict. Train mode computes the graph as traced: dropout is off and batch norm uses its running statistics.
-    ``batch_norm="live"`` uses batch statistics instead, and ``skip_eval_set_mode=True`` traces the model in its
-    training mode. A quantized module in train mode applies fake quantization, with gradients for its parameters and its
-    scales. That is quantization-aware training, in any loop.
-
-    All but the weights is in ``clika_state``; the methods below delegate to functions of it.
+    dict. Train mode computes the graph as traced: dropout is off, and batch norm uses its running statistics unless
+    ``batch_norm="live"``. A quantized module in train mode applies fake quantization, with gradients for parameters and
+    scales: quantization-aware training, in any loop. ``clika_state`` holds everything except the weights.
 
     Args:
         graph: the graph to compute; None creates an empty module.
@@ -76,8 +73,6 @@ class ClikaModule(CompiledModule):
             set_quantization(self, None, None)
             set_forward(self)
 
-    # Run
-
     @ClassCallableMethod
     def forward(self) -> Any:  # type: ignore[override] - a callable all the same
         """Compute the graph, under the original's signature, which tools inspect."""
@@ -86,7 +81,7 @@ class ClikaModule(CompiledModule):
 
     @forward.setter
     def forward(self, wrapped: Callable[..., Any]) -> None:
-        """Replace the forward call: accelerate wraps it in autocast when a trainer uses mixed precision."""
+        """Replace the forward call, as accelerate does to wrap it in autocast."""
         self.__dict__["forward"] = wrapped
 
     @forward.deleter
@@ -174,23 +169,15 @@ class ClikaModule(CompiledModule):
         """Ignore the ``uint8[bytes]``: the graph is rebuilt before the weights are loaded."""
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load weights; PyTorch calls this for every module, whether top-level or nested.
-
-        An empty module first rebuilds itself from the ``_extra_state``. A state dict of the original model is accepted
-        too: parameters that compression added keep their values.
-        """
+        """Load weights; an empty module first rebuilds itself from the ``_extra_state``."""
         trains = self.training and self.clika_state.training_executor is not None
         prepare_to_load(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         if trains:
             rebuild_training_executor(self)
 
-    # Train
-
     def clika_gather(self) -> Self:
-        """Return a module with unsharded weights on each rank; with sharded weights (FSDP), all ranks call it.
-
-        A module with unsharded weights is returned unchanged.
+        """Return a module with unsharded weights, or this one if it has them; with FSDP, all ranks call it.
 
         Raises:
             ModelError: the graph holds an object that a state dict cannot store.
@@ -200,8 +187,7 @@ class ClikaModule(CompiledModule):
     def clika_set_batch_norm(self, batch_norm: BatchNormMode) -> None:
         """Make batch norms frozen or live from now on; their statistics do not change.
 
-        The scales keep following the norms that were live, so that the quantized weights do not change. If the weights
-        are sharded (FSDP), all ranks must call this; they continue with the statistics of rank 0.
+        The quantized weights do not change. With FSDP, all ranks call this, and continue with the statistics of rank 0.
 
         Args:
             batch_norm: ``"frozen"`` or ``"live"``, as in `ClikaCompileOptions`.
@@ -226,15 +212,13 @@ class ClikaModule(CompiledModule):
     ) -> Quantization:
         """Calibrate and quantize a compiled module, or quantize it again with other settings; return the decisions.
 
-        Data need not be given twice: a new threshold, new layer settings or weights changed by training reuse the
-        existing calibration ranges. Without ranges, the module reads the calibration inputs that `clika_compile` was
-        given together with ``tracing_inputs``; failing that, it uses the tracing inputs, with a warning. After an
-        interrupt, a call with the same data resumes; a call with another first batch starts again, with a warning.
-        Until a call succeeds, the module computes as before.
+        A module with calibration ranges needs no data again. Without ranges, it reads the calibration inputs that
+        `clika_compile` left unread, or else the tracing inputs, with a warning. After an interrupt, a call with the
+        same data resumes. Until a call succeeds, the module computes as before.
 
         Args:
             quantization_settings: as for `clika_compile`; by default ``QuantizationSettings()``.
-            calibration_inputs: the data, as for `clika_compile`; see above.
+            calibration_inputs: the data, as for `clika_compile`; by default as described above.
             deployment_settings: the target; by default that of the module.
             layer_quantization_settings: overrides for single layers, as for `clika_compile`.
             data_transform_fn: applied to each element, as for `clika_compile`.
@@ -242,7 +226,7 @@ class ClikaModule(CompiledModule):
             distributed_training_settings: whether processes work together; by default as the module was compiled.
 
         Raises:
-            ModelError: there is no data, or it does not fit; or the settings cannot be satisfied.
+            ModelError: the data is missing or wrong, or the settings contradict each other.
             TargetError: the target computes in float, or no plugin provides it.
         """
         given = CalibrationArguments(
@@ -272,27 +256,23 @@ class ClikaModule(CompiledModule):
         """Quantize as much as possible while ``eval_fn`` drops by at most ``max_drop``; return the candidates.
 
         The search bisects sensitivity thresholds: a model of a hundred layers is evaluated eight or nine times, the
-        float model first. The module keeps the best candidate, even if ``eval_fn`` raises or is interrupted. If not
-        even one layer may be quantized, it stays float, and the ``reason`` of the result says why.
+        float model first. The module keeps the best candidate, even if ``eval_fn`` raises. If no layer can be
+        quantized, it stays float, and the result has a ``reason``.
 
         Args:
             eval_fn: takes this module, in eval mode and without gradients, and returns a score; higher is better.
             max_drop: maximum drop of the score, in its own units; at least 0.
-            quantization_settings: as for `clika_compile`. The search replaces its threshold, which decides together
-                with ``sparing`` which layers stay float: ``automatic_skip_quantization=False`` and
-                ``skip_tail_quantization=False`` have no effect, with a warning. Nor has ``optimize_for="latency"`` with
-                weight-only quantization; otherwise layers are timed before the search, and the whole model is not.
+            quantization_settings: as for `clika_compile`. The search replaces the threshold. Settings without effect
+                in a search give a warning.
             calibration_inputs: this and the following, as for `clika_initialize_algorithms`.
             deployment_settings: the target.
             layer_quantization_settings: overrides for single layers.
             data_transform_fn: applied to each element.
             forward_fn: how to call the model on an element.
-            distributed_training_settings: if processes work together, all of them call this, and the score of rank 0
-                counts; by default as the module was compiled.
+            distributed_training_settings: whether processes work together; the score of rank 0 counts.
 
         Raises:
-            ModelError: as `clika_initialize_algorithms`; or a score is no finite number, or ``max_drop`` is negative or
-                no number.
+            ModelError: as `clika_initialize_algorithms`; or a score or ``max_drop`` is invalid.
             TargetError: as `clika_initialize_algorithms`.
         """
         given = CalibrationArguments(
@@ -333,9 +313,8 @@ class ClikaModule(CompiledModule):
     ) -> PruningReport:
         """Prune a compiled module; return the removed parts, which print as a table.
 
-        The first few dozen samples of the data are used to estimate the error of the outputs, so pass them in no
-        particular order. Prune first, then fine-tune, and quantize last; to combine both kinds of pruning, remove
-        channels before masking weights. Pruning replaces parameters, so create a new optimizer afterwards.
+        The first few dozen samples of the data serve to estimate the error of the outputs. Prune first, then fine-tune,
+        and quantize last. Pruning replaces parameters, so create a new optimizer afterwards.
 
         Args:
             pruning_settings: as for `clika_compile`; by default ``PruningSettings()``.
@@ -346,8 +325,7 @@ class ClikaModule(CompiledModule):
             distributed_training_settings: whether processes work together; by default as the module was compiled.
 
         Raises:
-            ModelError: the module is quantized already or has adapters, there is no data, or it does not fit; or the
-                settings cannot be satisfied.
+            ModelError: the module is quantized or has adapters, the data is missing or wrong, or settings contradict.
             PassError: a node returns other types than expected after removal, which is a bug.
         """
         given = PruningArguments(
@@ -368,19 +346,16 @@ class ClikaModule(CompiledModule):
     ) -> AdapterReport:
         """Attach adapters to a compiled module; return the adapters, which print as a table.
 
-        From then on only the adapters are trained: all other parameters, including learned quantization scales, no
-        longer require gradients. The outputs do not change at first. A quantized module stays quantized, with the same
-        quantized weights and learned scales; its calibration ranges are dropped. Create a new optimizer from the
-        parameters that require gradients.
+        Only the adapters are trained from then on: no other parameter requires gradients. The outputs do not change at
+        first. A quantized module keeps its quantized weights and scales, but no calibration ranges. Create a new
+        optimizer from the parameters that require gradients.
 
         Args:
             lora_settings: the layers to adapt, and the rank; by default all layers.
-            distributed_training_settings: if several processes work together, all of them call this and get the
-                adapters of the first rank; by default as the module was compiled.
+            distributed_training_settings: whether processes work together; all get the adapters of rank 0.
 
         Raises:
-            ModelError: a name in the settings matches no layer, the module has adapters already, or its batch norms are
-                live; or another process has another module.
+            ModelError: a name matches no layer, the module has adapters already or live batch norms, or ranks differ.
             TargetError: no plugin provides the target that the module is quantized for.
         """
         return attach_lora(self, lora_settings, distributed_training_settings)
@@ -405,8 +380,7 @@ class ClikaModule(CompiledModule):
         """Load adapters, two matrices for each layer, from `clika_lora_state_dict` or from ``peft``.
 
         Raises:
-            ModelError: the module has no adapters, or the adapters do not match; all mismatches are listed, and nothing
-                is loaded.
+            ModelError: the module has no adapters, or they do not match; nothing is loaded then.
         """
         load_adapter_state(require_adapters(self), state_dict)
 
@@ -431,18 +405,16 @@ class ClikaModule(CompiledModule):
     ) -> Artifact:
         """Write the artifact for the deployment target to ``file`` and return its facts.
 
-        For a target other than the module's own, the quantization is decided again from the calibration ranges: no data
-        is read, and the module does not change. Use `export_configuration` for FP16, BF16 or INT4.
+        For another target than the module's own, the calibration ranges are quantized again, without data; the module
+        does not change. Use `export_configuration` for FP16, BF16 or INT4.
 
         Args:
             file: the file to write, with a suffix of the target or none.
-            example_inputs: one element as in ``tracing_inputs``; the artifact is compared with this module on it. By
-                default on the tracing inputs.
+            example_inputs: one element as in ``tracing_inputs``, to compare the artifact on; by default these inputs.
             input_names: names of the inputs, in order; None or empty: those of the signature.
             output_names: names of the exported outputs, in order.
-            dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the dims to leave dynamic. By default
-                all dynamic dims; a dim that is not listed is fixed to its length in ``example_inputs``. Dims of one
-                name must be equal in every call of the artifact.
+            dynamic_axes: ``{input: [axis, ...]}`` or ``{input: {axis: name}}``: the dims to leave dynamic, by default
+                all dynamic ones. Others are fixed to their length in ``example_inputs``. Dims of one name are equal.
             deployment_settings: the target; by default that of the module.
 
         Raises:
@@ -455,20 +427,17 @@ class ClikaModule(CompiledModule):
     def clika_compare_targets(self, *deployments: BaseDeploymentSettings) -> TargetComparison:
         """Quantize for each target from the calibration ranges and compare the results; prints as a table.
 
-        Files are written as by `clika_export`, in the form of `export_configuration`. If a target lacks a requested
-        feature, such as a weight width, or rejects a node, its row says so.
+        Files are written as by `clika_export`. If a target does not support the module, its row gives the reason.
 
         Raises:
-            ModelError: the module holds no ranges, or nothing was decided from them yet; or no target is given, or an
-                argument has the wrong type; or the form names an output that does not exist.
+            ModelError: the module holds no ranges or decisions, no target is given, an argument has the wrong type, or
+                the export configuration selects an output that does not exist.
             TargetError: no plugin provides a target.
         """
         return compare_targets(self, deployments)
 
     def clika_generate_dummy_inputs(self) -> dict[str, Any]:
-        """Return dummy inputs of the traced shapes by argument, nested as in a call: ``module(**inputs)``.
-
-        They are on the device of the weights.
+        """Return dummy inputs of the traced shapes on the device of the weights, for ``module(**inputs)``.
 
         Raises:
             ModelError: the module is empty.
@@ -486,16 +455,14 @@ class ClikaModule(CompiledModule):
     ) -> None:
         """Save the module in one file; `clika_load` restores it without the original's source.
 
-        The file holds the graph, its guards, weights and masks, the quantization plan, calibration ranges, learned
-        scales and settings. Quantized weights are stored as integers: the loaded module computes and exports the same,
-        bit for bit, and its float weights are the dequantized ones. The path is used as given; no suffix is added. The
-        file is replaced atomically; until then an old file stays as it was.
+        The loaded module computes and exports the same, bit for bit; its float weights are the dequantized ones. The
+        file is replaced atomically; no suffix is added to its path.
 
         Args:
             path: the file to write.
             keep_float_weights: store all weights as they are, so that training can continue from them.
-            keep_calibration_inputs: store the calibration inputs that the module has kept, up to 64 MB, so that the
-                loaded module can be quantized for another target, or differently, without data.
+            keep_calibration_inputs: store the calibration inputs that the module has kept, up to 64 MB, to quantize
+                the loaded module again without data.
 
         Raises:
             ModelError: no file can be written there; or the module is empty, or holds tensors that are not part of its
@@ -509,8 +476,8 @@ class ClikaModule(CompiledModule):
         """Load a module that `clika_save` wrote; nothing in the file is executed.
 
         Raises:
-            ModelError: the file cannot be read, is truncated, altered, of a newer format or no saved module, or needs
-                plugins or classes that are not installed; the message says which.
+            ModelError: the file cannot be read, is damaged, of another format or no saved module, or needs plugins or
+                classes that are not installed.
         """
         module = cls()
         load(module, path)
@@ -519,11 +486,11 @@ class ClikaModule(CompiledModule):
     def clika_serialize(self, *, keep_float_weights: bool = False, keep_calibration_inputs: bool = False) -> bytes:
         """Return the file contents that `clika_save` writes, as bytes.
 
-        ``keep_float_weights`` and ``keep_calibration_inputs`` are as for `clika_save`.
+        ``keep_float_weights``, ``keep_calibration_inputs`` and errors are as for `clika_save`.
 
         Raises:
-            ModelError: the module is empty, or holds tensors that are not part of its graph.
-            TargetError: no plugin provides the target that the module is quantized for.
+            ModelError: as `clika_save`.
+            TargetError: as `clika_save`.
         """
         return serialize(self, keep_float_weights=keep_float_weights, keep_calibration_inputs=keep_calibration_inputs)
 
@@ -543,7 +510,7 @@ class ClikaModule(CompiledModule):
     def clika_explain(self, deployment_settings: BaseDeploymentSettings | None = None) -> Explanation:
         """Export the module and return the precision of each node in the runtime.
 
-        The result prints as a table: the planned precision, the actual precision, and the reasons for the differences.
+        The result prints as a table of planned and actual precisions, with reasons for differences.
         `export_configuration` selects FP16, BF16 or INT4 here as well.
 
         Args:
@@ -558,18 +525,15 @@ class ClikaModule(CompiledModule):
     def clika_visualize(self, path: str | PathLike[str], explanation: Explanation | None = None) -> Path:
         """Draw the module to a file, and return its path.
 
-        Each node is a box with its name, type, shapes and attributes, in frames for the modules of the original. A
-        quantized module is drawn as lowered for its target, with its batch norms folded. Colours mark quantized nodes,
-        quantized tensors and layers kept in float; tooltips give the reason.
+        A quantized module is drawn as lowered for its target; colours mark quantized nodes and layers kept in float.
 
         Args:
-            path: ``.svg``, ``.html`` (folds modules, pans, zooms, searches), ``.png`` or ``.dot``; ``.svg`` is added to
-                a path without a suffix. An existing file is overwritten.
+            path: ``.svg`` (the default), ``.html``, ``.png`` or ``.dot``; an existing file is overwritten.
             explanation: the result of `clika_explain`, to show the precision of each node in the runtime.
 
         Raises:
-            ModelError: the suffix is another one, the file cannot be written, the module is empty, or the renderer for
-                ``.png`` is not installed: ``pip install resvg_py``.
+            ModelError: the suffix is unknown, the file cannot be written, the module is empty, or ``.png`` needs
+                ``pip install resvg_py``.
             PluginError: no plugin draws pictures; the message says what to install.
             TargetError: no plugin provides the target that the module is quantized for.
         """
@@ -578,20 +542,16 @@ class ClikaModule(CompiledModule):
     def clika_report(self, path: str | PathLike[str], deployments: Sequence[BaseDeploymentSettings] = ()) -> Path:
         """Write a report on the module as one self-contained HTML file, and return its path.
 
-        For the model: the modules with their totals, the effect of other thresholds, targets side by side, warnings,
-        and the settings and versions to reproduce the run. For each layer: its sensitivity, the decision with its
-        reason, the precision in the runtime, the observed values, the quantized range, and the time per node if the
-        runtime reports it. Missing facts, as for a float or loaded module, are explained. `export_configuration`
-        selects FP16, BF16 or INT4 here as well.
+        It shows each layer with its decision and observed ranges, other thresholds, warnings, and the settings and
+        versions to reproduce the run. `export_configuration` selects FP16, BF16 or INT4 here as well.
 
         Args:
             path: the ``.html`` file; an existing one is replaced once the new one is complete.
-            deployments: further targets to compare with. The quantization is decided again for each from the
-                calibration ranges, which takes longest.
+            deployments: further targets to compare with, as by `clika_compare_targets`.
 
         Raises:
             ModelError: the path has another suffix or cannot be written, the module returns no tensor, or
-                ``deployments`` have the wrong type, or need ranges that the module does not hold.
+                ``deployments`` have the wrong type or need ranges that the module lacks.
             PluginError: no plugin writes reports; the message says what to install.
             TargetError: no plugin provides a target.
         """

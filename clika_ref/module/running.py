@@ -23,12 +23,12 @@ MAX_CHECKED_SHAPES = 4096
 """Maximum number of input shape combinations to remember as checked; further ones are checked on every call."""
 
 AUTOCAST_MISMATCH = (
-    "{} is called {}, but was compiled {}, and computes as there. Compile it under the autocast of its calls"
+    "{} is called {}, but was compiled {}, and computes as compiled. Compile it under the autocast of its calls."
 )
 
 IDLE_DROPOUTS_WARNING = (
-    "{} was traced in eval mode, and trains without its dropouts ({} in number): they are off, as in the artifact. "
-    "Regularize in another way: weight decay, data augmentation, or distillation_loss"
+    "{} was traced in eval mode, and trains without its {} dropouts: they are off, as in the artifact. "
+    "Regularize in another way: weight decay, data augmentation, or distillation_loss."
 )
 
 

@@ -21,6 +21,7 @@ from clika_ref.onnx_export.generic_operators import find_operator, torchlib_oper
 from clika_ref.serialization.extra_state import read_extra_state, write_extra_state
 from clika_ref.serialization.graph_format import graph_from_json, graph_to_json, is_same_graph
 from clika_ref.serialization.signature_format import signature_from_json, signature_to_json
+from clika_ref.serialization.vocabulary import GraphKey, ModuleKey
 
 EXTRA_STATE_KEY = "_extra_state"
 
@@ -40,15 +41,15 @@ def describe_state(
         ModelError: the module is empty, or its graph holds an object that no file can store.
     """
     state = module.clika_state
-    document = {
-        "graph": graph_to_json(state.graph),
-        "signature": signature_to_json(state.signature),
-        "persistent": sorted(tensors_by_name(module).keys() - non_persistent_buffers(module).keys()),
-        "parameters": {n: p.requires_grad for n, p in module.named_parameters(remove_duplicate=False)},
-        "sizes": sorted(state.sizes.items()),
-        "batch_norm": state.options.batch_norm,
+    document: dict[str, Any] = {
+        ModuleKey.GRAPH: graph_to_json(state.graph),
+        ModuleKey.SIGNATURE: signature_to_json(state.signature),
+        ModuleKey.PERSISTENT: sorted(tensors_by_name(module).keys() - non_persistent_buffers(module).keys()),
+        ModuleKey.PARAMETERS: {n: p.requires_grad for n, p in module.named_parameters(remove_duplicate=False)},
+        ModuleKey.SIZES: sorted(state.sizes.items()),
+        ModuleKey.BATCH_NORM: state.options.batch_norm,
     }
-    document["quantization"], tensors = quantized.to_document() if quantized else (None, {})
+    document[ModuleKey.QUANTIZATION], tensors = quantized.to_document() if quantized else (None, {})
     return document, tensors
 
 
@@ -77,7 +78,7 @@ def prepare_to_load(module: CompiledModule, state_dict: dict[str, Any], prefix: 
 
 def _load_state(module: CompiledModule, saved: torch.Tensor) -> None:
     document, tensors = read_extra_state(saved)
-    if not is_same_graph(document["graph"], graph_to_json(module.clika_state.graph)):
+    if not is_same_graph(document[ModuleKey.GRAPH], graph_to_json(module.clika_state.graph)):
         msg = "cannot load the state dict: it holds another graph than this module. Load it into an empty ClikaModule()"
         raise ModelError(msg)
     _restore_quantization(module, document, tensors)
@@ -88,20 +89,20 @@ def _restore_quantization(
 ) -> None:
     """Restore the quantization and the observed sizes; calibration ranges are not saved."""
     state = module.clika_state
-    seen: Iterable[tuple[Iterable[tuple[str, int]], int]] = document.get("sizes", ())
+    seen: Iterable[tuple[Iterable[tuple[str, int]], int]] = document[ModuleKey.SIZES]
     state.example_sizes = Counter({tuple((name, size) for name, size in sizes): n for sizes, n in seen})
-    saved = document.get("quantization")
+    saved = document[ModuleKey.QUANTIZATION]
     set_quantization(module, saved and QuantizationState.read(saved, tensors), None)
-    trained: Mapping[str, bool] = document["parameters"]
+    trained: Mapping[str, bool] = document[ModuleKey.PARAMETERS]
     for name, parameter in log_scales_of(module).items():
         parameter.requires_grad_(trained.get(name, True))
-    state.options = replace(state.options, batch_norm=document.get("batch_norm", "frozen"))
+    state.options = replace(state.options, batch_norm=document[ModuleKey.BATCH_NORM])
     state.unfinished = None
 
 
 def _rebuild(module: CompiledModule, state_dict: Mapping[str, Any]) -> None:
     document, extra = read_extra_state(state_dict[EXTRA_STATE_KEY])
-    constants = document["graph"]["constants"]
+    constants = document[ModuleKey.GRAPH][GraphKey.CONSTANTS]
     found = {n: t for n in constants if (t := state_dict.get(n, extra.get(n))) is not None}
     lacking = [name for name in constants if name not in found]
     if lacking:
@@ -131,12 +132,12 @@ def build_module(
         tensors: as returned by `describe_state`, possibly with others.
     """
     state = module.clika_state
-    trained: Mapping[str, bool] = document["parameters"]
+    trained: Mapping[str, bool] = document[ModuleKey.PARAMETERS]
     own = {n: nn.Parameter(t, trained[n]) if n in trained else t for n, t in weights.items()}
     find = partial(find_operator, declared=state.registry.operators, generic=torchlib_operator)
-    graph = graph_from_json(document["graph"], find, own)
-    register_weights(module, graph, frozenset(document["persistent"]))
-    state.install(graph, signature_from_json(document["signature"]))
+    graph = graph_from_json(document[ModuleKey.GRAPH], find, own)
+    register_weights(module, graph, frozenset(document[ModuleKey.PERSISTENT]))
+    state.install(graph, signature_from_json(document[ModuleKey.SIGNATURE]))
     _restore_quantization(module, document, tensors)
     set_forward(module)
 

@@ -54,7 +54,9 @@ def find_storable_weights(graph: Graph, plan: Plan, target: Target, registry: Re
 def with_nearest_rounding(plan: Plan, layers: Collection[str]) -> Plan:
     """Return a plan that rounds the weights of some layers to nearest, which restores their stored integers."""
     moved = {name: steps for name, steps in plan.offsets.items() if name not in layers}
-    compressed = {n: replace(held, offsets=None) if n in layers else held for n, held in plan.packed_weights.items()}
+    compressed = {
+        n: replace(weight, offsets=None) if n in layers else weight for n, weight in plan.packed_weights.items()
+    }
     return replace(plan, offsets=moved, packed_weights=compressed)
 
 
@@ -101,16 +103,16 @@ def _store_weight(
 ) -> StoredWeight:
     """Return the integers of a layer, with the steps that restore its parameter."""
     integers, scales = quantize_layer_weight(node, plan, operators)
-    held, sides = plan.packed_weights.get(node.name), tuple(integers.shape)
-    if held is None:
+    packed, shape = plan.packed_weights.get(node.name), tuple(integers.shape)
+    if packed is None:
         axis = scale_axis_of(node, scales)
-        first = [MultiplyStep(sides, scales.reshape([-1 if a == axis else 1 for a in range(len(sides))]))]
+        first = [MultiplyStep(shape, scales.reshape([-1 if a == axis else 1 for a in range(len(shape))]))]
         bits = plan.scheme.weights.bits
     else:
         outputs, blocks = scales.shape
-        first = [MultiplyStep((outputs, blocks, sides[1] // blocks), scales[..., None])]
-        first += [] if has_output_rows(node) else [LayoutStep(sides[::-1], (1, outputs))]
-        bits = held.bits
+        first = [MultiplyStep((outputs, blocks, shape[1] // blocks), scales[..., None])]
+        first += [] if has_output_rows(node) else [LayoutStep(shape[::-1], (1, outputs))]
+        bits = packed.bits
     assert parameter.data is not None
     return StoredWeight(node.name, integers, bits, (*first, *steps), parameter.data.dtype)
 

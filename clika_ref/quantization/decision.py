@@ -115,7 +115,7 @@ class Quantization(HasTables):
     """Observer that chose the activation ranges; empty for weight-only quantization."""
     bytes: int
     """Bytes of the file, counted as in `ThresholdPrediction`."""
-    cheap_float_layers: Sequence[str] = ()
+    kept_in_float: Sequence[str] = ()
     """Layers kept in float at any threshold, since they cost little and cause much of the error."""
     observers: Mapping[str, str] = field(default_factory=dict[str, str])
     """Observer of each quantized value, by value name."""

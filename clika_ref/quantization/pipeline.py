@@ -130,7 +130,7 @@ class QuantizationPipeline:
         cheap = self._find_cheap_layers(settings, {*too_sensitive, *forced})
         if cheap:
             fewer = self._place_without({**too_sensitive, **cheap})
-            if self.options.sparing == "on" or fewer[2] < error:
+            if self.options.mixed_precision == "on" or fewer[2] < error:
                 placement, plan, error = fewer
         left: dict[str, float] = {}
         plan, error = self._try_change(
@@ -146,9 +146,9 @@ class QuantizationPipeline:
             if n not in cheap or n in placement.layers
         }
         rows = predict_thresholds(reports, parts, sensitivities.joints, varying, error, graph=self._graph)
-        cheap_float_layers = [node.origin.scope or node.name for node in placement.floats if node in cheap]
+        kept_in_float = [node.origin.scope or node.name for node in placement.floats if node in cheap]
         size, observers = count_file_bytes(self._graph, reports), ranging.observers_of(plan)
-        return Quantization(plan, reports, rows, ranging.observers, size, cheap_float_layers, observers)
+        return Quantization(plan, reports, rows, ranging.observers, size, kept_in_float, observers)
 
     def _place_without(self, floats: Mapping[Node, str]) -> tuple[Placement, Plan, float]:
         """Return the placement with further layers in float, its plan, and its error on data."""
@@ -158,7 +158,7 @@ class QuantizationPipeline:
 
     def _find_cheap_layers(self, settings: QuantizationSettings, decided: Collection[Node]) -> Mapping[Node, str]:
         """Return the layers, among those not decided yet, that cause much of the error and cost little."""
-        if self.options.sparing == "off" or not settings.automatic_skip_quantization:
+        if self.options.mixed_precision == "off" or not settings.automatic_skip_quantization:
             return {}
         sensitivities, of = self.observer_search.sensitivities.without_layers(decided), self.placement
         return select_float_layers(

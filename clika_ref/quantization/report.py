@@ -21,8 +21,10 @@ def log_quantization(found: Quantization, log: CompilationLog) -> None:
     log.table(THRESHOLD_TABLE_TITLE, found.prediction_table)
     if reason := float_only_reason(found):
         log.warning(reason)
-    if found.cheap_float_layers:
-        log.detail(f"Not in this table: {', '.join(found.cheap_float_layers)}. sparing='off' quantizes them as well.")
+    if found.kept_in_float:
+        log.detail(
+            f"Not in this table: {', '.join(found.kept_in_float)}. mixed_precision='off' quantizes them as well."
+        )
 
 
 NO_DECISIONS_MESSAGE = (

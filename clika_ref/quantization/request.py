@@ -51,8 +51,11 @@ class QuantizationRequest:
                 f"activations_num_bits of {wide[0]!r} quantizes them. Choose one."
             )
             raise ModelError(msg)
-        if self.options.sparing == "on" and not self.given.automatic_skip_quantization:
-            msg = "sparing='on' keeps layers in float, but automatic_skip_quantization=False keeps none. Choose one."
+        if self.options.mixed_precision == "on" and not self.given.automatic_skip_quantization:
+            msg = (
+                "mixed_precision='on' keeps layers in float, but automatic_skip_quantization=False keeps none. "
+                "Choose one."
+            )
             raise ModelError(msg)
         if self.options.observer not in OBSERVER_CANDIDATES:
             known = ", ".join(map(repr, OBSERVER_CANDIDATES))
@@ -94,12 +97,14 @@ class QuantizationRequest:
         return replace(scheme, weights=replace(scheme.weights, bits=bits))
 
     @property
-    def idle(self) -> list[str]:
+    def ineffective_options(self) -> list[str]:
         """Options that the user chose without effect, since activations stay in float."""
         if not self.settings.prefer_weights_only_quantization:
             return []
         chosen = {"observer": self.options.observer != "auto"}
-        chosen |= {name: getattr(self.options, name) == "on" for name in ("equalization", "sparing", "bias_correction")}
+        chosen |= {
+            name: getattr(self.options, name) == "on" for name in ("equalization", "mixed_precision", "bias_correction")
+        }
         return [f"{name}={getattr(self.options, name)!r}" for name, is_chosen in chosen.items() if is_chosen]
 
     @property
@@ -125,11 +130,11 @@ class QuantizationRequest:
         if self.settings.prefer_weights_only_quantization:
             bits, blocks = smallest_width_and_blocks(self.settings)
             sizes = " or ".join(map(str, blocks))
-            return NO_SMOOTHING if smoothing == "off" else f"weights of {bits} bits in blocks of {sizes} ({smoothing=})"
-        return NO_SMOOTHING if smoothing == equalization == "off" else f"values ({smoothing=}, {equalization=})"
+            return NO_SMOOTHING if smoothing == "off" else f"{bits}-bit weights, blocks of {sizes} ({smoothing=})"
+        return NO_SMOOTHING if smoothing == equalization == "off" else f"activations ({smoothing=}, {equalization=})"
 
 
-NO_SMOOTHING = "nothing"
+NO_SMOOTHING = "off"
 """Value of `smoothing_purpose` if smoothing is off."""
 
 

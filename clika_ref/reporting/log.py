@@ -152,7 +152,7 @@ class CompilationLog:
         """Write a table with a title to the file."""
         self.detail(f"{title}:\n{table}")
 
-    def removed(self, reports: Iterable[PassReport]) -> None:
+    def report_removals(self, reports: Iterable[PassReport]) -> None:
         """Log the nodes that passes removed: a line per run to the file, the sums in one line to the console."""
         sums: Counter[str] = Counter()
         for report in reports:
@@ -160,7 +160,7 @@ class CompilationLog:
                 self.detail(f"Removed {report.removed} {report.removes} ({report.name})")
                 sums[report.removes] += report.removed
         if sums:
-            text = format_stage_line("Removed", ", ".join(f"{count:,} {what}" for what, count in sums.items()))
+            text = format_stage_line("Removed", ", ".join(f"{count:,} {removed}" for removed, count in sums.items()))
             _forward_to_logging(logging.INFO, text)
             self._print(text)
 
@@ -177,7 +177,7 @@ class CompilationLog:
 
     def _abandon_file(self, error: OSError) -> None:
         self.close()  # first: warning() would write to it again
-        self.warning(f"the log {self.path} ends here ({error.strerror}); the compilation goes on without it")
+        self.warning(f"the log {self.path} ends here: {error.strerror}. The compilation continues without it.")
 
     def _write_error(self, error: Exception) -> None:
         # The error passes every open stage on its way up, and is written once. The mark is on the error: a reference to
@@ -291,7 +291,7 @@ def _create_file(folder: Path) -> tuple[Path, TextIO]:
                 return path, path.open("x", BUFFER_BYTES, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         msg = (
-            f"cannot write a log into logs_dir {str(folder)!r}: {error.strerror}; "
-            "give a folder that can be written, or logs_dir=None for no file"
+            f"cannot write a log into logs_dir {str(folder)!r}: {error.strerror}. Give a folder that can be "
+            "written, or logs_dir=None for no log."
         )
         raise ModelError(msg) from error

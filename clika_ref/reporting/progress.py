@@ -55,11 +55,14 @@ class SimpleProgressBar(Generic[T]):
         disable: bool = False,
     ) -> None:
         if iterable is not None and not hasattr(iterable, "__iter__") and not hasattr(iterable, "__getitem__"):
-            hint = f"; for a bar of that many steps write total={iterable}" if isinstance(iterable, int) else ""
-            msg = f"SimpleProgressBar({iterable!r}): a {type(iterable).__name__} cannot be iterated over{hint}"
+            hint = f" For a bar of that many steps, pass total={iterable}." if isinstance(iterable, int) else ""
+            msg = f"SimpleProgressBar({iterable!r}): a {type(iterable).__name__} is not iterable.{hint}"
             raise ModelError(msg)
         if total is not None and total < 0:
-            msg = f"SimpleProgressBar(total={total}): give the number of elements, or None where it is unknown"
+            msg = (
+                f"SimpleProgressBar(total={total}): it is negative. Give the number of elements, or None if it is "
+                "unknown."
+            )
             raise ModelError(msg)
         self.desc = desc
         self.total = total if total is not None else _length_or_none(iterable)
@@ -73,13 +76,13 @@ class SimpleProgressBar(Generic[T]):
 
     def __len__(self) -> int:
         if self.total is None:
-            msg = f"the iterable of SimpleProgressBar({self.desc!r}) has no length; pass total= if you know it"
+            msg = f"the iterable of SimpleProgressBar({self.desc!r}) has no length. Pass total= if you know it."
             raise TypeError(msg)  # len() of a generator raises TypeError too, and list() of this bar expects it
         return self.total
 
     def __iter__(self) -> Iterator[T]:
         if self._iterable is None:
-            msg = "SimpleProgressBar without an iterable: pass one, or call update() instead of iterating"
+            msg = "cannot iterate over SimpleProgressBar: it has no iterable. Pass one, or call update()."
             raise ModelError(msg)
         with self:
             for element in self._iterable:

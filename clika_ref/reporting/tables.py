@@ -87,8 +87,8 @@ def to_record(fact: Any) -> dict[str, Any]:
 
 def render_html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], to_the_right: Sequence[bool] = ()) -> str:
     """Return cells with headings as HTML; numeric columns may be right-aligned."""
-    sides = ["right" if right else "left" for right in to_the_right] or ["left"] * len(columns)
-    styles = [CELL_STYLE.format(side) for side in sides]
+    alignments = ["right" if right else "left" for right in to_the_right] or ["left"] * len(columns)
+    styles = [CELL_STYLE.format(alignment) for alignment in alignments]
     head, *body = (
         "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for cell, style in zip(row, styles, strict=True))
         for tag, row in [("th", columns), *(("td", row) for row in rows)]
@@ -116,8 +116,8 @@ class HasTables:
         return str(self)
 
     def _repr_html_(self) -> str:
-        told = [part for part in self.parts() if part != ""]  # an empty string is a blank line in text output
-        return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in told)
+        shown = [part for part in self.parts() if part != ""]  # an empty string is a blank line in text output
+        return "".join(f"<p>{escape(part)}</p>" if isinstance(part, str) else part._repr_html_() for part in shown)
 
 
 def print_table(

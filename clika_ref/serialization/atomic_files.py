@@ -27,7 +27,7 @@ def resolve_links(path: Path | str) -> Path:
     try:
         return Path(os.path.realpath(path))
     except ValueError as error:
-        msg = f"cannot write {str(path)!r}: {error}; choose a path without it"
+        msg = f"cannot write {str(path)!r}: {error}. Choose a path without it."
         raise ModelError(msg) from error
 
 
@@ -38,7 +38,7 @@ def require_path(path: Any, example: str, *, name: str = "path") -> Path:
         ModelError: it is no path; the message shows the example.
     """
     if not isinstance(path, str | os.PathLike):
-        msg = f"{name} is {path!r}, a {type(path).__name__}; give a path such as {example!r}"
+        msg = f"{name} is {path!r}, a {type(path).__name__}. Give a path such as {example!r}."
         raise ModelError(msg)
     return Path(os.fspath(path))
 
@@ -55,17 +55,17 @@ def require_suffix(path: Any, kind: str, suffixes: Collection[str], default: str
     Raises:
         ModelError: it is no path, a folder, or has another suffix.
     """
-    target = require_path(path, f"model{next(iter(suffixes))}")
-    if target.is_dir():
-        msg = f"cannot write {kind} to {str(target)!r}: it is a folder; add a file name"
+    destination = require_path(path, f"model{next(iter(suffixes))}")
+    if destination.is_dir():
+        msg = f"cannot write {kind} to {str(destination)!r}: it is a folder. Add a file name."
         raise ModelError(msg)
-    if not target.suffix and default:
-        return target.with_name(f"{target.name}{default}")
-    if target.suffix.lower() not in suffixes:
-        fault = f"ends in {target.suffix!r}" if target.suffix else "has no suffix"
-        msg = f"{target.name!r} {fault}, and {kind} ends in {' or '.join(suffixes)}; write it so"
+    if not destination.suffix and default:
+        return destination.with_name(f"{destination.name}{default}")
+    if destination.suffix.lower() not in suffixes:
+        problem = f"ends in {destination.suffix!r}" if destination.suffix else "has no suffix"
+        msg = f"cannot write {kind} to {destination.name!r}: the name {problem}. Use {' or '.join(suffixes)}."
         raise ModelError(msg)
-    return target
+    return destination
 
 
 @contextlib.contextmanager
@@ -77,7 +77,7 @@ def write_atomically(path: Path | str) -> Iterator[BinaryIO]:
     Raises:
         ModelError: the folder is missing or cannot be written, ``path`` cannot be a file, or the disk is full.
     """
-    with stage_file(path) as target, target.open("xb") as file:
+    with stage_file(path) as destination, destination.open("xb") as file:
         yield file
 
 
@@ -116,11 +116,11 @@ def stage_file(path: Path | str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _translate_os_errors(target: Path) -> Iterator[None]:
+def _translate_os_errors(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _write_error(error, target) from error
+        raise _write_error(error, destination) from error
 
 
 def _move_files(staged: Path, main: Path) -> None:
@@ -132,19 +132,19 @@ def _move_files(staged: Path, main: Path) -> None:
     replaced: list[tuple[Path, Path]] = []
     try:
         for file in files:
-            target, backup = main.with_name(file.name), staged.with_name(f"old-{len(replaced)}")
-            replaced.append((target, backup))
-            if target.exists():
-                shutil.copymode(target, file)
-                if target != main:
-                    target.rename(backup)
-            file.replace(target)  # replacing main commits all files
+            destination, backup = main.with_name(file.name), staged.with_name(f"old-{len(replaced)}")
+            replaced.append((destination, backup))
+            if destination.exists():
+                shutil.copymode(destination, file)
+                if destination != main:
+                    destination.rename(backup)
+            file.replace(destination)  # replacing main commits all files
     except BaseException:  # also on an interrupt: the old companions belong to the old main
-        for (target, backup), file in zip(replaced, files, strict=False):
+        for (destination, backup), file in zip(replaced, files, strict=False):
             if backup.exists():
-                backup.replace(target)
-            elif target != main and not file.exists():
-                target.unlink()
+                backup.replace(destination)
+            elif destination != main and not file.exists():
+                destination.unlink()
         raise
     _sync(main.parent)  # makes the renames durable
 
@@ -158,32 +158,34 @@ def _sync(path: Path) -> None:
             os.close(descriptor)
 
 
-def check_writable(target: Path) -> None:
+def check_writable(destination: Path) -> None:
     """Reject a path that cannot be written as a plain file.
 
     Raises:
         ModelError: its folder is missing, or it is a folder, a device, a pipe or a socket.
     """
-    if not target.parent.is_dir():
-        reason = "is not a folder" if target.parent.exists() else "does not exist"
-        remedy = "choose another path" if target.parent.exists() else "create it, or choose another path"
-        msg = f"cannot write {str(target)!r}: {str(target.parent)!r} {reason}; {remedy}"
+    if not destination.parent.is_dir():
+        reason = "is not a folder" if destination.parent.exists() else "does not exist"
+        remedy = "Choose another path." if destination.parent.exists() else "Create it, or choose another path."
+        msg = f"cannot write {str(destination)!r}: {str(destination.parent)!r} {reason}. {remedy}"
         raise ModelError(msg)
-    if target.is_dir():
-        msg = f"cannot write {str(target)!r}: it is a folder; add a file name"
+    if destination.is_dir():
+        msg = f"cannot write {str(destination)!r}: it is a folder. Add a file name."
         raise ModelError(msg)
-    if target.exists() and not stat.S_ISREG(target.stat().st_mode):
+    if destination.exists() and not stat.S_ISREG(destination.stat().st_mode):
         # Renaming would replace, for example, /dev/null by a plain file.
-        msg = f"cannot write {str(target)!r}: it is a device, pipe or socket, not a plain file; choose another path"
+        msg = (
+            f"cannot write {str(destination)!r}: it is a device, pipe or socket, not a plain file. Choose another path."
+        )
         raise ModelError(msg)
 
 
-def _write_error(error: OSError, target: Path) -> ModelError:
+def _write_error(error: OSError, destination: Path) -> ModelError:
     if error.errno in DISK_FULL_ERRORS:
-        free = shutil.disk_usage(target.parent).free / 1e6
-        reason = f"no more bytes fit there ({error.strerror}; {free:,.0f} MB are free)"
-        remedy = "free some space, or choose a path on another disk"
+        free = shutil.disk_usage(destination.parent).free / 1e6
+        reason = f"the disk is full ({error.strerror}; {free:,.0f} MB are free)"
+        remedy = "Free some space, or choose a path on another disk."
     else:
         reason = error.strerror or str(error)
-        remedy = "choose a path that you may write to"
-    return ModelError(f"cannot write {str(target)!r}: {reason}; {remedy}. What was there before is unchanged.")
+        remedy = "Choose a path that you may write to."
+    return ModelError(f"cannot write {str(destination)!r}: {reason}. The old file is unchanged. {remedy}")

@@ -24,11 +24,11 @@ def find_imported(name: str) -> Any:
     return found
 
 
-def unknown_class_error(role: str, name: str) -> ModelError:
+def unknown_class_error(relation: str, name: str) -> ModelError:
     """Return the error for a saved model that needs a class unknown to this process."""
     return ModelError(
-        f"the saved model {role} a {name.replace(':', '.')}, but this process has no such class. Import the module "
-        f"that defines it first (here {name.partition(':')[0]})."
+        f"cannot load the saved model: it {relation} a {name.replace(':', '.')}, but this process has no such "
+        f"class. Import the module that defines it first (here {name.partition(':')[0]})."
     )
 
 
@@ -41,8 +41,8 @@ def encode_member(member: enum.Enum) -> list[str]:
     name = class_name(type(member))
     if find_imported(name) is not type(member) or type(member).__members__.get(member.name) is not member:
         msg = (
-            f"cannot save {member!r}, a {type(member).__name__}: only members of an enumeration at the top level of a "
-            "module can be loaded again."
+            f"cannot save {member!r}, a {type(member).__name__}: only members of enums at the top level of a "
+            "module can be loaded again. Move the enum there."
         )
         raise ModelError(msg)
     return [name, member.name]

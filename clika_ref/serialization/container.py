@@ -12,17 +12,12 @@ import safetensors.torch
 import torch
 
 from clika_ref.core.errors import ModelError
+from clika_ref.serialization.vocabulary import FileKey
 
 FILE_FORMAT = 4
 """Version of the file format. Formats 0 to 3 were those of development versions, and are rejected."""
 
 DEVELOPMENT_FILE_ERROR = "it was saved by a development version; compile again"
-
-HEAD_KEY, DIGEST_KEY = "clika", "clika_digest"
-"""Metadata entries: JSON with the format, and the digest of it and of all tensors."""
-
-DOCUMENT_KEY = "clika/document"
-"""Name of the tensor with the document as deflated JSON."""
 
 MAX_DOCUMENT_BYTES = 2**30
 """Maximum bytes of a document; more are not unpacked, whatever a forged file claims."""
@@ -48,10 +43,10 @@ def pack_file(document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
     The digest detects accidents but no forgery, since anyone who alters a file can also recompute it.
     """
     text = deflate(json.dumps(document, separators=(",", ":")).encode())
-    table, data = _split(memoryview(safetensors.torch.save(_to_dense_cpu({**tensors, DOCUMENT_KEY: text}))))
-    head = json.dumps({"format": FILE_FORMAT}, separators=(",", ":"))
+    table, data = _split(memoryview(safetensors.torch.save(_to_dense_cpu({**tensors, FileKey.DOCUMENT: text}))))
+    head = json.dumps({FileKey.FORMAT: FILE_FORMAT}, separators=(",", ":"))
     header = json.dumps(
-        {"__metadata__": {HEAD_KEY: head, DIGEST_KEY: _compute_digest(head, table, data)}, **table},
+        {"__metadata__": {FileKey.HEAD: head, FileKey.DIGEST: _compute_digest(head, table, data)}, **table},
         separators=(",", ":"),
     ).encode()
     header += b" " * (-len(header) % HEADER_ALIGNMENT)
@@ -69,8 +64,8 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     try:
         table, data = _split(memoryview(blob))
         metadata = table.pop("__metadata__")
-        head = json.loads(metadata[HEAD_KEY])
-        found = int(head.get("format", 0))
+        head = json.loads(metadata[FileKey.HEAD])
+        found = int(head.get(FileKey.FORMAT, 0))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         msg = f"it does not contain a compiled module: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
@@ -80,12 +75,12 @@ def unpack_file(blob: bytes) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     if found < FILE_FORMAT:
         raise ModelError(DEVELOPMENT_FILE_ERROR)
     _check_data_length(table, data)
-    if metadata.get(DIGEST_KEY) != _compute_digest(metadata[HEAD_KEY], table, data):
+    if metadata.get(FileKey.DIGEST) != _compute_digest(metadata[FileKey.HEAD], table, data):
         msg = "its digest does not match: it was changed or damaged after saving. Copy it again."
         raise ModelError(msg)
     try:
         tensors = safetensors.torch.load(blob)
-        return _read_document(tensors.pop(DOCUMENT_KEY)), tensors
+        return _read_document(tensors.pop(FileKey.DOCUMENT)), tensors
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error, safetensors.SafetensorError) as error:
         msg = f"its tensors are damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
@@ -171,19 +166,19 @@ def deflate(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(zlib.compress(content, COMPRESSION_LEVEL)), dtype=torch.uint8)
 
 
-def inflate(squeezed: torch.Tensor, limit_bytes: int) -> bytes:
+def inflate(compressed: torch.Tensor, max_bytes: int) -> bytes:
     """Decompress the result of `deflate`.
 
     Args:
-        squeezed: the compressed bytes.
-        limit_bytes: maximum size of the result, because a small forged file may expand without limit.
+        compressed: the compressed bytes.
+        max_bytes: maximum size of the result, because a small forged file may expand without limit.
 
     Raises:
         ValueError: the result is larger.
         zlib.error: the bytes are damaged.
     """
-    found = zlib.decompressobj().decompress(squeezed.numpy().tobytes(), limit_bytes + 1)
-    if len(found) > limit_bytes:
-        msg = f"{len(squeezed):,} bytes decompress to more than {limit_bytes:,}"
+    found = zlib.decompressobj().decompress(compressed.numpy().tobytes(), max_bytes + 1)
+    if len(found) > max_bytes:
+        msg = f"{len(compressed):,} bytes decompress to more than {max_bytes:,}"
         raise ValueError(msg)
     return found

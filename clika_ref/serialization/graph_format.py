@@ -17,6 +17,7 @@ from clika_ref.core.operators import Operator
 from clika_ref.core.symbols import SYMPY_TO_PYTHON, Guard, Symbol, SymbolSource, make_symbol
 from clika_ref.core.types import Origin, TensorType
 from clika_ref.serialization.class_lookup import decode_member, encode_member
+from clika_ref.serialization.vocabulary import AttributeForm, ExpressionHead, GraphKey
 
 GRAPH_VERSION = 2
 """Version of the graph document. Version 1 was that of development versions, and is rejected."""
@@ -43,25 +44,25 @@ def encode(item: Any) -> Any:
         ModelError: the type cannot be serialized.
     """
     if isinstance(item, enum.Enum):  # first: an enum may also be an int or a string
-        return {"enum": encode_member(item)}
+        return {AttributeForm.ENUM: encode_member(item)}
     if item is None or isinstance(item, bool | str):
         return item
     if isinstance(item, int):
         return int(item)
     if isinstance(item, float):
-        return item if math.isfinite(item) else {"float": repr(item)}
+        return item if math.isfinite(item) else {AttributeForm.FLOAT: repr(item)}
     if isinstance(item, complex):
-        return {"complex": [encode(item.real), encode(item.imag)]}
+        return {AttributeForm.COMPLEX: [encode(item.real), encode(item.imag)]}
     if isinstance(item, tuple | list):
-        return {"tuple" if isinstance(item, tuple) else "list": [encode(i) for i in item]}
+        return {AttributeForm.TUPLE if isinstance(item, tuple) else AttributeForm.LIST: [encode(i) for i in item]}
     if isinstance(item, torch.dtype):
-        return {"dtype": str(item).removeprefix("torch.")}
+        return {AttributeForm.DTYPE: str(item).removeprefix("torch.")}
     if isinstance(item, torch.device):
-        return {"device": str(item)}
+        return {AttributeForm.DEVICE: str(item)}
     if isinstance(item, sympy.Basic):
-        return {"expr": _encode_expression(item)}
+        return {AttributeForm.EXPRESSION: _encode_expression(item)}
     if isinstance(item, dict) and all(isinstance(k, str) for k in item):
-        return {"dict": {k: encode(v) for k, v in item.items()}}
+        return {AttributeForm.DICT: {k: encode(v) for k, v in item.items()}}
     msg = f"cannot save {item!r}, a {type(item).__name__}. Pass a number, a string, a dtype or a tensor instead."
     raise ModelError(msg)
 
@@ -87,15 +88,15 @@ def decode(item: Any) -> Any:
 
 def _encode_expression(expr: sympy.Basic) -> Any:
     if isinstance(expr, sympy.Symbol):
-        return expr.name if expr.is_nonnegative else ["number", expr.name]
+        return expr.name if expr.is_nonnegative else [ExpressionHead.NUMBER, expr.name]
     if isinstance(expr, sympy.Integer):
         return int(expr)
     if isinstance(expr, sympy.Rational):
-        return ["/", int(expr.p), int(expr.q)]
+        return [ExpressionHead.FRACTION, int(expr.p), int(expr.q)]
     if expr in (sympy.true, sympy.false):
-        return ["bool", expr is sympy.true]
+        return [ExpressionHead.BOOL, expr is sympy.true]
     if isinstance(expr, sympy.Float):
-        return ["float", repr(float(expr))]
+        return [ExpressionHead.FLOAT, repr(float(expr))]
     kind = next((k for k in type(expr).__mro__ if k in _FUNCTION_NAMES), None)
     if kind is None:
         msg = f"cannot save the size expression {expr}: {type(expr).__name__} is not supported"
@@ -109,13 +110,13 @@ def _decode_expression(item: Any) -> sympy.Basic:
     if isinstance(item, int):
         return sympy.Integer(item)
     head, *arguments = item
-    if head == "number":
+    if head == ExpressionHead.NUMBER:
         return make_symbol(arguments[0], is_length=False)
-    if head == "/":
+    if head == ExpressionHead.FRACTION:
         return sympy.Rational(int(arguments[0]), int(arguments[1]))
-    if head == "bool":
+    if head == ExpressionHead.BOOL:
         return sympy.true if arguments[0] else sympy.false
-    if head == "float":
+    if head == ExpressionHead.FLOAT:
         return sympy.Float(float(arguments[0]))
     if head not in EXPRESSION_FUNCTIONS:
         msg = (
@@ -145,32 +146,32 @@ def _decode_dtype(name: str) -> torch.dtype:
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
-    "float": float,
-    "complex": lambda parts: complex(*map(decode, parts)),
-    "tuple": lambda items: tuple(map(decode, items)),
-    "list": lambda items: list(map(decode, items)),
-    "dict": lambda items: {k: decode(v) for k, v in items.items()},
-    "dtype": _decode_dtype,
-    "device": torch.device,
-    "expr": _decode_expression,
-    "enum": decode_member,
+    AttributeForm.FLOAT: float,
+    AttributeForm.COMPLEX: lambda parts: complex(*map(decode, parts)),
+    AttributeForm.TUPLE: lambda items: tuple(map(decode, items)),
+    AttributeForm.LIST: lambda items: list(map(decode, items)),
+    AttributeForm.DICT: lambda items: {k: decode(v) for k, v in items.items()},
+    AttributeForm.DTYPE: _decode_dtype,
+    AttributeForm.DEVICE: torch.device,
+    AttributeForm.EXPRESSION: _decode_expression,
+    AttributeForm.ENUM: decode_member,
 }
 
 
 def graph_to_json(graph: Graph) -> dict[str, Any]:
     """Return a graph as JSON without its tensors, which are stored under the names of its constants."""
     return {
-        "version": GRAPH_VERSION,
-        "name": graph.name,
-        "inputs": [[v.name, _encode_type(v.type)] for v in graph.inputs],
-        "constants": list(graph.constants),
-        "constant_types": [_encode_type(v.type) for v in graph.constants.values()],
-        "aliases": graph.aliases,
-        "symbols": [[s.name, s.low, s.high, s.source.name, s.source.dim, s.example] for s in graph.symbols.values()],
-        "guards": [[_encode_expression(g.relation), g.line] for g in graph.guards],
-        "nodes": [_encode_node(n) for n in graph.nodes],
-        "outputs": [v.name for v in graph.outputs],
-        "state": {name: v.name for name, v in graph.state.items()},
+        GraphKey.VERSION: GRAPH_VERSION,
+        GraphKey.NAME: graph.name,
+        GraphKey.INPUTS: [[v.name, _encode_type(v.type)] for v in graph.inputs],
+        GraphKey.CONSTANTS: list(graph.constants),
+        GraphKey.CONSTANT_TYPES: [_encode_type(v.type) for v in graph.constants.values()],
+        GraphKey.ALIASES: graph.aliases,
+        GraphKey.SYMBOLS: [[s.name, s.low, s.high, s.source.name, s.source.dim, s.example] for s in graph.symbols.values()],
+        GraphKey.GUARDS: [[_encode_expression(g.relation), g.line] for g in graph.guards],
+        GraphKey.NODES: [_encode_node(n) for n in graph.nodes],
+        GraphKey.OUTPUTS: [v.name for v in graph.outputs],
+        GraphKey.STATE: {name: v.name for name, v in graph.state.items()},
     }
 
 
@@ -178,7 +179,12 @@ def is_same_graph(document: Mapping[str, Any], other: Mapping[str, Any]) -> bool
     """Whether two serialized graphs compute the same; origins of nodes are ignored."""
 
     def comparable_parts(graph: Mapping[str, Any]) -> list[Any]:
-        return [[node[:4] for node in graph["nodes"]], graph["inputs"], graph["outputs"], graph["state"]]
+        return [
+            [node[:4] for node in graph[GraphKey.NODES]],
+            graph[GraphKey.INPUTS],
+            graph[GraphKey.OUTPUTS],
+            graph[GraphKey.STATE],
+        ]
 
     return comparable_parts(document) == json.loads(json.dumps(comparable_parts(other)))
 
@@ -188,7 +194,7 @@ def _encode_type(type: TensorType) -> list[Any]:
 
 
 def _encode_node(node: Node) -> list[Any]:
-    inputs = [{"value": v.name} if isinstance(v, Value) else encode(v) for v in node.inputs]
+    inputs = [{AttributeForm.VALUE: v.name} if isinstance(v, Value) else encode(v) for v in node.inputs]
     outputs = [[v.name, _encode_type(v.type)] for v in node.outputs]
     origin = [list(node.origin.scopes), list(node.origin.lines), list(node.origin.history)]
     return [node.op.name, inputs, {k: encode(v) for k, v in node.attrs.items()}, outputs, origin]
@@ -205,40 +211,40 @@ def graph_from_json(
         ModelError: the graph is of another version, uses an operator that no plugin declares or attributes that the
             operator lacks, or a tensor is missing.
     """
-    if document["version"] > GRAPH_VERSION:
+    if document[GraphKey.VERSION] > GRAPH_VERSION:
         msg = (
             f"the saved graph has format {document['version']}, but this clika-ref reads formats up to "
             f"{GRAPH_VERSION}. Update clika-ref."
         )
         raise ModelError(msg)
-    if document["version"] < GRAPH_VERSION:
+    if document[GraphKey.VERSION] < GRAPH_VERSION:
         raise ModelError(DEVELOPMENT_GRAPH_ERROR)
-    operators = {name: find(name) for name in {n[0] for n in document["nodes"]}}
+    operators = {name: find(name) for name in {n[0] for n in document[GraphKey.NODES]}}
     missing = sorted(name for name, op in operators.items() if op is None)
     if missing:
         msg = (
             f"cannot load the saved graph: no installed plugin declares the operators {missing}. Install one that does."
         )
         raise ModelError(msg)
-    graph = Graph(document["name"])
-    graph.aliases = dict(document["aliases"])
+    graph = Graph(document[GraphKey.NAME])
+    graph.aliases = dict(document[GraphKey.ALIASES])
     values: dict[str, Value] = {}
-    for name, kind in document["inputs"]:
+    for name, kind in document[GraphKey.INPUTS]:
         values[name] = graph.add_input(read_type(kind), name)
-    for name, kind in zip(document["constants"], document["constant_types"], strict=True):
+    for name, kind in zip(document[GraphKey.CONSTANTS], document[GraphKey.CONSTANT_TYPES], strict=True):
         # The traced type: a weight that was cast later is then rejected here as in the module itself.
         tensor = None if tensors is None else tensors[name]
         values[name] = graph.add_constant(tensor, name, read_type(kind))
         if tensor is not None:
             _check_shape(values[name], tensor)
-    for name, low, high, source, dim, example in document["symbols"]:
+    for name, low, high, source, dim, example in document[GraphKey.SYMBOLS]:
         graph.symbols[name] = Symbol(name, low, high, SymbolSource(source, dim), example)
-    graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document["guards"]]  # type: ignore[arg-type]
-    for entry in document["nodes"]:
+    graph.guards = [Guard(_decode_expression(relation), line) for relation, line in document[GraphKey.GUARDS]]  # type: ignore[arg-type]
+    for entry in document[GraphKey.NODES]:
         _read_node(graph, values, entry, operators[entry[0]])
-    for name in document["outputs"]:
+    for name in document[GraphKey.OUTPUTS]:
         graph.add_output(values[name])
-    for name, source in document["state"].items():
+    for name, source in document[GraphKey.STATE].items():
         graph.set_state(name, values[source])
     return graph
 
@@ -261,7 +267,10 @@ def read_type(kind: list[Any]) -> TensorType:
 
 def _read_node(graph: Graph, values: dict[str, Value], entry: list[Any], op: Operator | None) -> None:
     _, inputs, attrs, outputs, (scopes, lines, history) = entry
-    operands = [values[i["value"]] if isinstance(i, dict) and "value" in i else decode(i) for i in inputs]
+    operands = [
+        values[i[AttributeForm.VALUE]] if isinstance(i, dict) and AttributeForm.VALUE in i else decode(i)
+        for i in inputs
+    ]
     origin = Origin(tuple(scopes), tuple(lines), tuple(history))
     assert op is not None
     if attrs.keys() != op.attributes.keys():

@@ -24,15 +24,17 @@ from clika_ref.capture.signature import (
 from clika_ref.core.errors import ModelError
 from clika_ref.serialization.class_lookup import class_name, find_imported, unknown_class_error
 from clika_ref.serialization.graph_format import decode, encode
+from clika_ref.serialization.vocabulary import LeafKind, SignatureKey
 
-LEAF_TYPES: dict[str, type] = {"tensor": TensorLeaf, "number": NumberLeaf, "constant": ConstantLeaf}
+LEAF_TYPES: dict[str, type] = {
+    LeafKind.TENSOR: TensorLeaf,
+    LeafKind.NUMBER: NumberLeaf,
+    LeafKind.CONSTANT: ConstantLeaf,
+}
 
 CONTAINER_TYPES: dict[str, Any] = {
     kind.__name__: kind for kind in (tuple, list, dict, OrderedDict, defaultdict, deque, torch.Size)
 }
-
-LOST_DEFAULT_KEY = "lost default"
-"""Key of a default that cannot be serialized: a function, a tensor."""
 
 DEFAULT_FACTORIES: dict[str, Any] = {
     "None": None,
@@ -44,15 +46,17 @@ DEFAULT_FACTORIES: dict[str, Any] = {
 def signature_to_json(signature: Signature) -> dict[str, Any]:
     """Return a signature as JSON; defaults that cannot be serialized become their text."""
     return {
-        "parameters": [
+        SignatureKey.PARAMETERS: [
             [p.name, int(p.kind), _encode_default(p.default)] for p in signature.parameters.parameters.values()
         ],
-        "arguments": list(signature.arguments),
-        "specs": [structure_to_json(s) for s in signature.specs],
-        "leaves": [_encode_leaf(leaf) for leaf in signature.leaves],
-        "output_spec": structure_to_json(signature.output_spec) if signature.output_spec is not None else None,
-        "outputs": [[o.index, encode(o.value), o.name] for o in signature.outputs],
-        "autocast": signature.autocast,
+        SignatureKey.ARGUMENTS: list(signature.arguments),
+        SignatureKey.SPECS: [structure_to_json(s) for s in signature.specs],
+        SignatureKey.LEAVES: [_encode_leaf(leaf) for leaf in signature.leaves],
+        SignatureKey.OUTPUT_SPEC: structure_to_json(signature.output_spec)
+        if signature.output_spec is not None
+        else None,
+        SignatureKey.OUTPUTS: [[o.index, encode(o.value), o.name] for o in signature.outputs],
+        SignatureKey.AUTOCAST: signature.autocast,
     }
 
 
@@ -61,16 +65,18 @@ def signature_from_json(document: Mapping[str, Any]) -> Signature:
     kinds = {int(k): k for k in inspect._ParameterKind}  # noqa: SLF001 - the enum of the public kinds
     parameters = [
         inspect.Parameter(name, kinds[kind], default=_decode_default(default))
-        for name, kind, default in document["parameters"]
+        for name, kind, default in document[SignatureKey.PARAMETERS]
     ]
     return Signature(
         inspect.Signature(parameters),
-        tuple(document["arguments"]),
-        tuple(map(structure_from_json, document["specs"])),
-        tuple(LEAF_TYPES[kind](name, *map(decode, rest)) for kind, name, *rest in document["leaves"]),
-        structure_from_json(document["output_spec"]) if document["output_spec"] is not None else None,
-        tuple(OutputLeaf(index, decode(value), name) for index, value, name in document["outputs"]),
-        document.get("autocast"),
+        tuple(document[SignatureKey.ARGUMENTS]),
+        tuple(map(structure_from_json, document[SignatureKey.SPECS])),
+        tuple(LEAF_TYPES[kind](name, *map(decode, rest)) for kind, name, *rest in document[SignatureKey.LEAVES]),
+        structure_from_json(document[SignatureKey.OUTPUT_SPEC])
+        if document[SignatureKey.OUTPUT_SPEC] is not None
+        else None,
+        tuple(OutputLeaf(index, decode(value), name) for index, value, name in document[SignatureKey.OUTPUTS]),
+        document[SignatureKey.AUTOCAST],
     )
 
 
@@ -78,19 +84,19 @@ def _encode_default(default: Any) -> list[Any]:
     if default is inspect.Parameter.empty:
         return []
     if isinstance(default, UnsavedDefault):
-        return [{LOST_DEFAULT_KEY: default.text}]
+        return [{SignatureKey.UNSAVED_DEFAULT: default.text}]
     try:
         return [encode(default)]
     except ModelError:
-        return [{LOST_DEFAULT_KEY: repr(default)}]
+        return [{SignatureKey.UNSAVED_DEFAULT: repr(default)}]
 
 
 def _decode_default(saved: list[Any]) -> Any:
     if not saved:
         return inspect.Parameter.empty
     (default,) = saved
-    if isinstance(default, dict) and LOST_DEFAULT_KEY in default:
-        return UnsavedDefault(default[LOST_DEFAULT_KEY])
+    if isinstance(default, dict) and SignatureKey.UNSAVED_DEFAULT in default:
+        return UnsavedDefault(default[SignatureKey.UNSAVED_DEFAULT])
     try:
         return decode(default)
     except ModelError:  # such as an enum that is not imported: only a call that passes one needs it

@@ -34,7 +34,7 @@ ARGUMENT_TYPES: Mapping[str, tuple[Any, str]] = {
     ),
     "quantization_settings": (QuantizationSettings, "a QuantizationSettings, or None for a float model"),
     "layer_quantization_settings": (Mapping, "a dict from the names of layers to LayerQuantizationSettings, or None"),
-    "pruning_settings": (PruningSettings, "a PruningSettings, or None for a model that stays whole"),
+    "pruning_settings": (PruningSettings, "a PruningSettings, or None for no pruning"),
     "lora_settings": (LoraSettings, "a LoraSettings, such as LoraSettings(rank=8), or None"),
     "layer_pruning_settings": (Mapping, "a dict from the names of layers to LayerPruningSettings, or None"),
     "clika_compile_options": (
@@ -75,10 +75,10 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     check_types(arguments)
     _check_quantization(arguments)
     if arguments["layer_pruning_settings"] and arguments["pruning_settings"] is None:
-        msg = "layer_pruning_settings are given without pruning_settings, which say that the model is pruned"
+        msg = "cannot prune single layers: layer_pruning_settings are given without pruning_settings. Give both."
         raise ModelError(msg)
     if not arguments["fullgraph"]:
-        msg = "fullgraph=False (partial graphs) is not available in this version; compile its parts one by one"
+        msg = "fullgraph=False (partial graphs) is not available in this version. Compile the parts one by one."
         raise ModelError(msg)
 
 
@@ -88,10 +88,10 @@ def check_types(arguments: Mapping[str, Any]) -> None:
     Raises:
         ModelError: an argument has the wrong type.
     """
-    for name, (kind, wanted) in ARGUMENT_TYPES.items():
+    for name, (kind, accepted) in ARGUMENT_TYPES.items():
         value = arguments.get(name)
         if value is not None and not isinstance(value, kind):
-            raise _wrong_type_error(name, value, wanted)
+            raise _wrong_type_error(name, value, accepted)
     for name, parameters in CALLABLE_PARAMETERS.items():
         if arguments.get(name) is not None:
             check_callable(name, arguments[name], parameters, is_optional=True)
@@ -100,7 +100,7 @@ def check_types(arguments: Mapping[str, Any]) -> None:
     for argument, kind in LAYER_SETTINGS_TYPES.items():
         for name, settings in (arguments.get(argument) or {}).items():
             if not isinstance(name, str) or not isinstance(settings, kind):
-                raise _wrong_type_error(argument, {name: settings}, f"names of layers and {kind.__name__}")
+                raise _wrong_type_error(argument, {name: settings}, f"a dict from names of layers to {kind.__name__}")
 
 
 def reject_torchscript(module_or_func: Any) -> None:
@@ -112,8 +112,8 @@ def reject_torchscript(module_or_func: Any) -> None:
     if isinstance(module_or_func, TORCHSCRIPT_TYPES):
         name = getattr(module_or_func, "original_name", getattr(module_or_func, "name", ""))
         msg = (
-            f"{name!r} is a {type(module_or_func).__name__}, made by torch.jit.trace or torch.jit.script; "
-            "pass the original nn.Module or function that was given to torch.jit"
+            f"cannot compile {name!r}: it is a {type(module_or_func).__name__}, made by torch.jit.trace or "
+            "torch.jit.script. Pass the original nn.Module or function that was given to torch.jit."
         )
         raise ModelError(msg)
 
@@ -134,7 +134,7 @@ def check_callable(name: str, function: Any, parameters: tuple[str, ...], *, is_
     try:
         signature.bind(*parameters)
     except TypeError as error:
-        msg = f"{name} takes {signature}, but is called as {form}: {error}"
+        msg = f"{name} takes {signature}, but is called as {form}: {error}. Give a function with these parameters."
         raise ModelError(msg) from error
 
 
@@ -142,14 +142,15 @@ def _check_quantization(arguments: Mapping[str, Any]) -> None:
     if arguments["quantization_settings"] is not None:
         for name in ("deployment_settings", "calibration_inputs"):
             if arguments[name] is None:
-                msg = f"quantization_settings needs {name} as well"
+                msg = f"cannot quantize: quantization_settings are given without {name}. Give both."
                 raise ValueError(msg)
     elif arguments["layer_quantization_settings"]:
         msg = (
-            "layer_quantization_settings are given without quantization_settings, which say that the model is quantized"
+            "cannot quantize single layers: layer_quantization_settings are given without "
+            "quantization_settings. Give both."
         )
         raise ModelError(msg)
 
 
-def _wrong_type_error(name: str, value: Any, wanted: str) -> ModelError:
-    return ModelError(f"{name} is {value!r}, a {type(value).__name__}; it takes {wanted}")
+def _wrong_type_error(name: str, value: Any, accepted: str) -> ModelError:
+    return ModelError(f"{name} is {value!r}, a {type(value).__name__}. Give {accepted}.")

@@ -76,7 +76,7 @@ class DeploymentSettings_OpenVINO_ONNX(BaseDeploymentSettings):  # noqa: N801 - 
             ModelError: there is no preset of that name.
         """
         if self.preset not in get_args(Preset):
-            msg = f"preset is {self.preset!r}; it takes {', '.join(map(repr, get_args(Preset)))}"
+            msg = f"preset is {self.preset!r}. Choose one of {', '.join(map(repr, get_args(Preset)))}."
             raise ModelError(msg)
 
 
@@ -101,16 +101,13 @@ class _ShapeProfiles:
 
 def _check_shapes(shapes: Any) -> None:
     if not isinstance(shapes, Mapping):
-        msg = f"shapes is {shapes!r}; it takes {{side: (least, usual, largest)}}"
+        msg = f"shapes is {shapes!r}. Give {{dim: (min, opt, max)}}."
         raise ModelError(msg)
     for name, given in shapes.items():
         are_three = isinstance(given, Sequence) and len(given) == 3 and all(type(size) is int for size in given)
         if not are_three or not 0 <= given[0] <= given[1] <= given[2] or given[2] < 1:
-            wanted = (
-                "the least, the usual and the largest of its sizes, which are whole numbers, none below 0 or below the "
-                "one before it, and the largest at least 1"
-            )
-            msg = f"shapes: {name!r} is to be {given!r}; it takes {wanted}"
+            accepted = "its minimum, optimum and maximum size: ascending whole numbers from 0, the maximum at least 1"
+            msg = f"shapes contains {name!r}: {given!r}. Give {accepted}."
             raise ModelError(msg)
 
 
@@ -161,9 +158,9 @@ def deployment_settings_named(target: str) -> BaseDeploymentSettings:
     lacking = find_required_arguments(kind)
     if lacking:
         msg = (
-            f"the target {kind.target} needs settings, and its name alone does not tell {', '.join(lacking)} of "
-            f"{kind.__module__}.{kind.__qualname__}: give them as deployment_settings in Python or in a settings file, "
-            "or let its plugin give them defaults"
+            f"cannot use the target {kind.target} by name: {kind.__module__}.{kind.__qualname__} needs "
+            f"{', '.join(lacking)}. Give deployment_settings in Python or in a settings file, or let its plugin "
+            "define defaults."
         )
         raise TargetError(msg)
     return kind()
@@ -186,7 +183,7 @@ TARGET_SHORT_NAMES: Mapping[str, str] = {
 """Short names of our targets in settings files and on the command line, as in release 24 (``target_framework: trt``).
 """
 
-PLUGIN_HINT = "a plugin may add it: docs/example-plugin.md shows one in 80 lines"
+PLUGIN_HINT = "A plugin can add it: docs/example-plugin.md shows one in 80 lines."
 
 
 def full_target_name(target: str) -> str:
@@ -198,13 +195,13 @@ def target_hint(target: str, installed: Collection[str] = ()) -> str:
     """Return advice for a target that no installed plugin provides, given the names of the installed targets."""
     name = full_target_name(target.strip().lower())
     if not name:
-        return "give the name of one"
+        return "Give the name of one."
     if name in RETIRED_TARGETS:
-        return f"it retired before release 25, and is not implemented; {PLUGIN_HINT}"
+        return f"It retired before release 25, and is not implemented. {PLUGIN_HINT}"
     if name in TARGET_DISTRIBUTIONS and name not in installed:
-        return format_install_command(TARGET_DISTRIBUTIONS[name])
+        return f"Run {format_install_command(TARGET_DISTRIBUTIONS[name])}."
     near = difflib.get_close_matches(name, [*installed, *TARGET_DISTRIBUTIONS], n=1)
-    return f"did you mean {near[0]!r}?" if near else PLUGIN_HINT
+    return f"Did you mean {near[0]!r}?" if near else PLUGIN_HINT
 
 
 @dataclass(frozen=True)
@@ -218,8 +215,8 @@ class _RetiredSettings(BaseDeploymentSettings):
             TargetError: always.
         """
         msg = (
-            f"the target {self.framework} is not implemented: it retired before release 25; {PLUGIN_HINT}, to which "
-            'settings with its name belong: class Mine(BaseDeploymentSettings): target = "..."'
+            f"cannot use the target {self.framework}: it retired before release 25, and is not implemented. "
+            f'{PLUGIN_HINT} Define its settings there: class Mine(BaseDeploymentSettings): target = "...".'
         )
         raise TargetError(msg)
 
@@ -249,12 +246,19 @@ ACCEPTED_OPTION_TYPES: Mapping[type, tuple[type, ...]] = {bool: (bool,), float: 
 """Accepted types of an option, by the type of its default."""
 
 LIVE_NORMS_WITH_ADAPTERS = (
-    "adapters train beside layers that stay as they are, and batch_norm='live' learns the statistics of norms; compile "
-    "with batch_norm='frozen'"
+    "batch_norm='live' learns the statistics of norms, but adapters train with all other parameters frozen. "
+    "Compile with batch_norm='frozen'."
 )
 """Explains why batch norms cannot be live in a model with adapters."""
 
-SWITCH_OPTIONS = ("smoothing", "equalization", "weight_clipping", "sparing", "weight_rounding", "bias_correction")
+SWITCH_OPTIONS = (
+    "smoothing",
+    "equalization",
+    "weight_clipping",
+    "mixed_precision",
+    "weight_rounding",
+    "bias_correction",
+)
 """The options of type `Switch`."""
 
 
@@ -283,9 +287,10 @@ class ClikaCompileOptions:
     """
 
     observer: str = "auto"
-    """The quantized range of an activation: ``"min-max"``, ``"mean of extremes"`` (averaged min/max), ``"99.99 %"`` or
-    ``"99.999 %"`` (percentiles), or ``"least error"`` (MSE); ``"every"`` chooses the best of these for each tensor by
-    the error of the outputs, and ``"auto"`` chooses between the mean and the least error, which is faster.
+    """The quantized range of an activation: ``"min-max"``, ``"mean-min-max"`` (averaged over batches),
+    ``"percentile-99.99"``, ``"percentile-99.999"``, or ``"mse"`` (least mean squared error). ``"every"`` chooses the
+    best of these for each tensor by the error of the outputs. ``"auto"`` chooses between ``"mean-min-max"`` and
+    ``"mse"``, which is faster.
     """
 
     smoothing: Switch = "auto"
@@ -302,7 +307,7 @@ class ClikaCompileOptions:
     weight_clipping: Switch = "auto"
     """Clip the largest weights if a smaller scale reduces the total error."""
 
-    sparing: Switch = "auto"
+    mixed_precision: Switch = "auto"
     """Mixed precision: keep cheap layers with a large share of the error in float, up to 4 % of all MACs and weights;
     ``"auto"`` if that helps on data.
     """
@@ -338,18 +343,18 @@ class ClikaCompileOptions:
             ("batch_norm", BatchNormMode),
         ):
             if getattr(self, name) not in get_args(of):
-                msg = f"option {name!r} is {getattr(self, name)!r}; it takes {', '.join(map(repr, get_args(of)))}"
+                msg = f"option {name!r} is {getattr(self, name)!r}. Choose one of {', '.join(map(repr, get_args(of)))}."
                 raise ModelError(msg)
         for option in dataclasses.fields(self):
-            value, wanted = getattr(self, option.name), type(option.default)
+            value, kind = getattr(self, option.name), type(option.default)
             if option.default is None:
                 continue
-            if not isinstance(value, ACCEPTED_OPTION_TYPES[wanted]) or isinstance(value, bool) is not (wanted is bool):
-                msg = f"option {option.name!r} is {value!r}, a {type(value).__name__}; it takes a {wanted.__name__}"
+            if not isinstance(value, ACCEPTED_OPTION_TYPES[kind]) or isinstance(value, bool) is not (kind is bool):
+                msg = f"option {option.name!r} is {value!r}, a {type(value).__name__}. Give a {kind.__name__}."
                 raise ModelError(msg)
         seconds = self.algorithm_seconds
         if not 0 <= seconds < math.inf:
-            msg = f"option 'algorithm_seconds' is {seconds!r}; it takes a number of seconds, 0 for no limit"
+            msg = f"option 'algorithm_seconds' is {seconds!r}. Give a number of seconds, or 0 for no limit."
             raise ModelError(msg)
         self._check_adapters()
 
@@ -358,8 +363,8 @@ class ClikaCompileOptions:
         given = self.global_lora_settings
         if given is not None and not isinstance(given, LoraSettings):
             msg = (
-                f"option 'global_lora_settings' is {given!r}, a {type(given).__name__}; it takes a LoraSettings, such "
-                "as LoraSettings(rank=8), or None"
+                f"option 'global_lora_settings' is {given!r}, a {type(given).__name__}. Give a LoraSettings, such "
+                "as LoraSettings(rank=8), or None."
             )
             raise ModelError(msg)
         if given is not None and self.batch_norm == "live":
@@ -376,8 +381,8 @@ class ClikaCompileOptions:
         for name, value in extra.items():
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = f"; did you mean {near[0]}?" if near else ""
-                msg = f"unknown option {name!r} = {value!r}; the options are {', '.join(known)}{hint}"
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                msg = f"unknown option {name!r} = {value!r}.{hint} The options are {', '.join(known)}."
                 raise ModelError(msg)
         return dataclasses.replace(self, **extra)
 

@@ -32,5 +32,5 @@ class DistributedTrainingSettings(CheckedSettings):
 
     def _contradiction(self) -> str:
         if self.use_sharding and not self.multi_gpu:
-            return "use_sharding divides a model among processes, and multi_gpu=False has one of them; set multi_gpu"
+            return "use_sharding=True needs several processes, but multi_gpu is False. Set multi_gpu=True."
         return ""

@@ -38,7 +38,7 @@ def settings_from_json(kind: type[S], saved: Mapping[str, Any]) -> S:
     known = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(saved.keys() - known)
     if unknown:
-        msg = f"the saved {kind.__name__} has {unknown[0]!r}, which this clika-ref does not know; update clika-ref"
+        msg = f"cannot load the saved {kind.__name__}: this clika-ref has no field {unknown[0]!r}. Update clika-ref."
         raise ModelError(msg)
     fields: dict[str, Any] = {}
     for name, value in saved.items():
@@ -56,8 +56,8 @@ def deployment_to_json(settings: BaseDeploymentSettings) -> list[Any]:
     name = class_name(type(settings))
     if find_imported(name) is not type(settings):
         msg = (
-            f"{settings!r}, a {type(settings).__name__}, cannot be saved: only a class that a module defines at its "
-            "top level is found again"
+            f"cannot save {settings!r}: only a class at the top level of a module can be loaded again. Move "
+            f"{type(settings).__name__} there."
         )
         raise ModelError(msg)
     return [name, settings_to_json(settings)]

@@ -24,12 +24,12 @@ def _check_alpha(value: Any) -> str:
 
 
 def _check_rate(value: Any) -> str:
-    return "" if not check_threshold(value) and value < 1 else "a share from 0, below 1"
+    return "" if not check_threshold(value) and value < 1 else "a number from 0, below 1"
 
 
 def _check_target_layers(value: Any) -> str:
     is_list = isinstance(value, list | tuple) and value and all(isinstance(name, str) and name for name in value)
-    return "" if is_list else "a list of names of layers, ends of their paths, or wildcards"
+    return "" if is_list else "a list of layer names, ends of module paths, or wildcards"
 
 
 def _check_merging(value: Any) -> str:

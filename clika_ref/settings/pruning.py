@@ -15,9 +15,7 @@ UNSTRUCTURED, STRUCTURED = "unstructured", "structured"
 UNSTRUCTURED_ALIAS = "1:1"
 """The name in clika-ace: each weight is masked individually, the same as `UNSTRUCTURED`."""
 
-ACCEPTED_MASK_TYPES = (
-    '"structured", "unstructured" (or "1:1"), or "N:M" for N weights of every M that stay, such as "2:4"'
-)
+ACCEPTED_MASK_TYPES = '"structured", "unstructured" (or "1:1"), or "N:M" to keep N of every M weights, such as "2:4"'
 
 
 def parse_pattern(mask_type: str) -> tuple[int, int] | None:
@@ -40,13 +38,17 @@ def _check_mask_type(value: Any) -> str:
 
 
 def _check_optional_threshold(value: Any) -> str:
-    wanted = check_threshold(value)
-    return f"{wanted}, or None for no limit" if value is not None and wanted else ""
+    accepted = check_threshold(value)
+    return f"{accepted}, or None for no limit" if value is not None and accepted else ""
 
 
 def _check_sparsity(value: Any) -> str:
     is_share = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1
-    return "" if value is None or is_share else "a share between 0 and 1, or None for as much as the threshold lets"
+    return (
+        ""
+        if value is None or is_share
+        else "a number between 0 and 1, or None to prune as much as the threshold allows"
+    )
 
 
 @dataclass
@@ -79,7 +81,7 @@ class PruningSettings(CheckedSettings):
 
     def _contradiction(self) -> str:
         if parse_pattern(self.mask_type) and self.sparsity is not None:
-            return f"mask_type={self.mask_type!r} says which share stays, and sparsity too; leave sparsity out"
+            return f"mask_type={self.mask_type!r} defines the sparsity already. Remove sparsity."
         return ""
 
     def __post_init__(self) -> None:
@@ -97,8 +99,8 @@ class PruningSettings(CheckedSettings):
     def _require_limit(self) -> None:
         if not parse_pattern(self.mask_type) and self.sparsity is None and self.pruning_sensitivity_threshold is None:
             msg = (
-                "PruningSettings: pruning_sensitivity_threshold=None sets no limit to what goes; give sparsity, the "
-                "share that does"
+                "pruning_sensitivity_threshold=None sets no limit, so that everything could be pruned. Give "
+                "sparsity, the share to prune."
             )
             raise ModelError(msg)
 
@@ -131,7 +133,7 @@ class LayerPruningSettings(CheckedSettings):
     def _contradiction(self) -> str:
         others = (self.mask_type, self.pruning_sensitivity_threshold, self.sparsity)
         if self.skip_pruning and any(value is not None for value in others):
-            return "a layer that is skipped has no mask_type, threshold or sparsity; leave one of them out"
+            return "a skipped layer has no mask_type, threshold or sparsity. Remove one of them."
         if self.mask_type is not None and parse_pattern(self.mask_type) and self.sparsity is not None:
-            return f"mask_type={self.mask_type!r} says which share stays, and sparsity too; leave sparsity out"
+            return f"mask_type={self.mask_type!r} defines the sparsity already. Remove sparsity."
         return ""

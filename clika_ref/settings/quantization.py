@@ -17,7 +17,7 @@ BLOCK_SIZE_RULE = f"0 for one scale per channel, or a power of two from {MIN_BLO
 
 
 def _check_optional_flag(value: Any) -> str:
-    return "" if value is None or isinstance(value, bool) else "True, False, or None to decide by itself"
+    return "" if value is None or isinstance(value, bool) else "True, False, or None for automatic"
 
 
 def _is_int(value: Any) -> bool:
@@ -44,27 +44,21 @@ def _check_width(value: Any) -> str:
 
 
 def _check_widths(value: Any) -> str:
-    return (
-        "" if _is_one_or_list(_is_width, value) else f"{WIDTH_RULE}, or a list of such, of which each layer takes one"
-    )
+    return "" if _is_one_or_list(_is_width, value) else f"{WIDTH_RULE}, or a list to choose from for each layer"
 
 
 def _check_block_sizes(value: Any) -> str:
-    return (
-        ""
-        if _is_one_or_list(_is_block, value)
-        else f"{BLOCK_SIZE_RULE}, or a list of such, of which each layer takes one"
-    )
+    return "" if _is_one_or_list(_is_block, value) else f"{BLOCK_SIZE_RULE}, or a list to choose from for each layer"
 
 
 def _check_names(value: Any) -> str:
     is_list = isinstance(value, list | tuple) and all(isinstance(name, str) and name for name in value)
-    return "" if is_list else "a list of the names of layers"
+    return "" if is_list else "a list of layer names"
 
 
 def _make_optional(check: Callable[[Any], str]) -> Callable[[Any], str]:
     return lambda value: (
-        f"{wanted}, or None for that of the model" if value is not None and (wanted := check(value)) else ""
+        f"{accepted}, or None for the setting of the model" if value is not None and (accepted := check(value)) else ""
     )
 
 
@@ -85,8 +79,8 @@ class QuantizationSettings(CheckedSettings):
     quantization_sensitivity_threshold: float = 0.005
     """Largest share of the outputs' squared norm that quantizing a single layer may change; above, it stays in float.
 
-    0 only allows changes that keep the numbers. In addition, `ClikaCompileOptions.sparing` keeps layers in float that
-    cost little and cause much of the error.
+    0 only allows changes that keep the numbers. In addition, `ClikaCompileOptions.mixed_precision` keeps layers in
+    float that cost little and cause much of the error.
     """
 
     prefer_weights_only_quantization: bool | None = None
@@ -121,13 +115,13 @@ class QuantizationSettings(CheckedSettings):
     def _contradiction(self) -> str:
         if self.quantization_sensitivity_threshold == 0 and not self.automatic_skip_quantization:
             return (
-                "quantization_sensitivity_threshold=0 leaves float what changes the numbers, and "
-                "automatic_skip_quantization=False leaves nothing; choose one of them"
+                "quantization_sensitivity_threshold=0 keeps every layer in float that changes the outputs, but "
+                "automatic_skip_quantization=False keeps none. Choose one."
             )
         if self.prefer_weights_only_quantization and self.activations_num_bits != 8:
             return (
-                "prefer_weights_only_quantization leaves values between layers float, and activations_num_bits="
-                f"{self.activations_num_bits} says how wide their integers are; leave one of them out"
+                "prefer_weights_only_quantization keeps activations in float, but "
+                f"activations_num_bits={self.activations_num_bits} quantizes them. Choose one."
             )
         return ""
 
@@ -174,7 +168,10 @@ class LayerQuantizationSettings(CheckedSettings):
     def _contradiction(self) -> str:
         skips = self.skip_quantization or self.skip_quantization_downstream or bool(self.skip_quantization_until)
         if skips and (self.weights_num_bits is not None or self.activations_num_bits is not None):
-            return "a layer that stays float has no number of bits; leave one of them out"
+            return "a layer in float has no number of bits. Remove one of these settings."
         if self.skip_quantization_downstream and self.skip_quantization_until:
-            return "skip_quantization_downstream goes to the end and skip_quantization_until does not; choose one"
+            return (
+                "skip_quantization_downstream skips all nodes after the layer, skip_quantization_until only "
+                "some. Choose one."
+            )
         return ""

@@ -37,7 +37,7 @@ def _check_layer_settings(value: Any) -> str:
     is_right = isinstance(value, Mapping) and all(
         isinstance(name, str) and isinstance(layer, LayerSettings) for name, layer in value.items()
     )
-    return "" if is_right else "a dict from the names of layers to LayerSettings"
+    return "" if is_right else "a dict from layer names to LayerSettings"
 
 
 @dataclass
@@ -119,7 +119,7 @@ class Settings(CheckedSettings):
 
     def _contradiction(self) -> str:
         if self.clika_compile_options.global_lora_settings is not None:
-            return "global_lora_settings stands in Settings itself; leave it out of clika_compile_options"
+            return "global_lora_settings is also given in clika_compile_options. Give it in Settings only."
         return ""
 
     @classmethod

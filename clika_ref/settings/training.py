@@ -14,12 +14,12 @@ def _is_int(value: Any) -> bool:
 
 
 def _check_steps(value: Any) -> str:
-    return "" if _is_int(value) and value > 0 else "a number of batches from 1"
+    return "" if _is_int(value) and value > 0 else "a whole number from 1"
 
 
 def _check_seed(value: Any) -> str:
     is_seed = _is_int(value) and 0 <= value < 2**64  # what torch.manual_seed takes
-    return "" if value is None or is_seed else "an integer of 64 bits from 0, or None"
+    return "" if value is None or is_seed else "a whole number from 0, below 2**64, or None"
 
 
 @dataclass

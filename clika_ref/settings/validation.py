@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +22,13 @@ class CheckedSettings:
     def __setattr__(self, name: str, value: Any) -> None:
         known = [f.name for f in dataclasses.fields(self)]
         if name not in known:
-            msg = f"{type(self).__name__} has no {name!r}; it has {', '.join(known)}"
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            msg = f"{type(self).__name__} has no {name!r}.{hint} Its fields are {', '.join(known)}."
             raise ModelError(msg)
-        wanted = describe_valid_values(type(self), name, value)
-        if wanted:
-            msg = f"{type(self).__name__}.{name} is {value!r}; it takes {wanted}"
+        accepted = describe_valid_values(type(self), name, value)
+        if accepted:
+            msg = f"{type(self).__name__}.{name} is {value!r}. Give {accepted}."
             raise ModelError(msg)
         before = vars(self).get(name, _ABSENT)
         object.__setattr__(self, name, [*value] if isinstance(value, tuple) else value)

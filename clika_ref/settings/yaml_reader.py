@@ -141,7 +141,7 @@ class _SectionReader:
         named, full = fields.pop(FRAMEWORK_FIELD, Entry("ort", entry.line, "ort")), fields.pop(FULL_RANGE_FIELD, None)
         if full is not None and not isinstance(_parse_flag(full), bool):
             self.problems.add(
-                full.line, f"{DEPLOYMENT_SECTION}.{FULL_RANGE_FIELD} is {describe_entry(full)}; it takes true or false"
+                full.line, f"{DEPLOYMENT_SECTION}.{FULL_RANGE_FIELD} is {describe_entry(full)}. Give true or false."
             )
         kind = self._framework(named)
         return kind and read_section(kind, Entry(fields, entry.line), DEPLOYMENT_SECTION, self.problems, FIELD_NAMES)
@@ -169,11 +169,11 @@ class _SectionReader:
         fields = dict(entry.value)
         method, threshold = fields.pop(METHOD_FIELD, None), fields.get(THRESHOLD_FIELD)
         if method is not None and method.value != QAT_METHOD:
-            said = (
-                f"{QUANTIZATION_SECTION}.{METHOD_FIELD} is {describe_entry(method)}; it takes {QAT_METHOD!r}, "
-                "which calibrates first"
+            problem = (
+                f"{QUANTIZATION_SECTION}.{METHOD_FIELD} is {describe_entry(method)}. Give {QAT_METHOD!r}, which "
+                "calibrates first."
             )
-            self.problems.add(method.line, said)
+            self.problems.add(method.line, problem)
         if threshold is not None and threshold.value is None:
             del fields[THRESHOLD_FIELD]
         elif (
@@ -182,10 +182,9 @@ class _SectionReader:
             and threshold.value >= MIN_LEGACY_THRESHOLD
         ):
             msg = (
-                f"{self.problems.path}, line {threshold.line}: {THRESHOLD_FIELD} is {threshold.text}, as "
-                "in releases of "
-                "2024, whose scale was another one. Here it is a share of the outputs, such as 0.005: with this one no "
-                "layer is too sensitive"
+                f"{self.problems.path}, line {threshold.line}: {THRESHOLD_FIELD} is {threshold.text}, as in "
+                "releases of 2024, which used another scale. Here it is a share of the outputs, and with this "
+                "value no layer is too sensitive. Give a value such as 0.005."
             )
             warnings.warn(msg, ClikaWarning, stacklevel=5)
         return Entry(fields, entry.line, entry.text, entry.is_quoted)
@@ -197,14 +196,14 @@ class _SectionReader:
         fields = dict(entry.value)
         self.problems.add(
             fields.pop(LORA_SECTION).line,
-            f"{OPTIONS_SECTION} has no {LORA_SECTION!r}; it is a section of its own, beside this",
+            f"{OPTIONS_SECTION} has no {LORA_SECTION!r}. Make it a section of its own.",
         )
         return Entry(fields, entry.line, entry.text, entry.is_quoted)
 
     def _layers(self, entry: Entry) -> dict[str, dict[str, Any]]:
         if entry.value is None or not is_mapping(entry, LAYERS_SECTION, self.problems):
             return {}
-        return {name: self._layer(name, held) for name, held in entry.value.items()}
+        return {name: self._layer(name, layer_entry) for name, layer_entry in entry.value.items()}
 
     def _layer(self, layer: str, entry: Entry) -> dict[str, Any]:
         where, found = f"{LAYERS_SECTION}.{layer}", dict[str, Any]()
@@ -214,17 +213,17 @@ class _SectionReader:
         names = {
             section: tuple(f.name for f in dataclasses.fields(kind)) for section, kind in LAYER_SUBSECTIONS.items()
         }
-        for name, held in entry.value.items():
+        for name, layer_entry in entry.value.items():
             if name in LAYER_SUBSECTIONS:
-                is_off = held.value is None and bool(held.text)
+                is_off = layer_entry.value is None and bool(layer_entry.text)
                 own = (
                     None
                     if is_off
-                    else read_section(LAYER_SUBSECTIONS[name], held, f"{where}.{name}", self.problems, names)
+                    else read_section(LAYER_SUBSECTIONS[name], layer_entry, f"{where}.{name}", self.problems, names)
                 )
                 found[name] = own
             else:
-                self.problems.add(held.line, unknown_name_message(name, where, LAYER_SUBSECTIONS, names))
+                self.problems.add(layer_entry.line, unknown_name_message(name, where, LAYER_SUBSECTIONS, names))
         return found
 
 

@@ -15,16 +15,14 @@ from clika_ref.settings.yaml_tree import Entry, Problems, parse_scalar
 YAML_1_1_BOOLEANS = {"yes": True, "on": True, "y": True, "no": False, "off": False, "n": False}
 """Booleans of YAML 1.1, used for boolean fields only: other fields accept such words as text."""
 
-UNQUOTED_HINT = "; write it without quotes"
+UNQUOTED_HINT = " Write it without quotes."
 
 
 def is_mapping(entry: Entry, where: str, problems: Problems) -> bool:
     """Whether an entry is a mapping; adds a problem if not."""
     if isinstance(entry.value, dict):
         return True
-    problems.add(
-        entry.line, f"{where} is {describe_entry(entry)}; it takes names and values below it, further to the right"
-    )
+    problems.add(entry.line, f"{where} is {describe_entry(entry)}. Give names and values below it, indented.")
     return False
 
 
@@ -48,12 +46,12 @@ def unknown_name_message(name: str, where: str, known: Iterable[str], elsewhere:
     near = difflib.get_close_matches(name, known, n=2)
     homes = [section for section, names in elsewhere.items() if name in names]
     if homes:
-        told = f"it belongs to {' or '.join(homes)}"
+        hint = f"It belongs to {' or '.join(homes)}."
     elif near:
-        told = f"did you mean {' or '.join(map(repr, near))}?"
+        hint = f"Did you mean {' or '.join(map(repr, near))}?"
     else:
-        told = f"it has {', '.join(known) or 'nothing to set'}"
-    return f"{where} has no {name!r}; {told}"
+        hint = f"Its names are {', '.join(known)}." if known else "It has no settings."
+    return f"{where} has no {name!r}. {hint}"
 
 
 def read_section(
@@ -75,18 +73,20 @@ def read_section(
     fields: Mapping[str, Entry] = entry.value or {}
     before, hints = len(problems.found), get_type_hints(kind)
     names, values = [f.name for f in dataclasses.fields(kind)], dict[str, Any]()
-    for name, held in fields.items():
+    for name, field_entry in fields.items():
         if name not in names:
-            problems.add(held.line, unknown_name_message(name, where, names, elsewhere))
+            problems.add(field_entry.line, unknown_name_message(name, where, names, elsewhere))
             continue
-        values[name] = _convert_value(held, hints[name])
+        values[name] = _convert_value(field_entry, hints[name])
         wrong = _field_error(kind, where, name, values[name])
         if wrong:
-            is_number = held.is_quoted and not isinstance(parse_scalar(held.text), str)
-            problems.add(held.line, f"{wrong}{UNQUOTED_HINT if is_number else ''}")
+            is_number = field_entry.is_quoted and not isinstance(parse_scalar(field_entry.text), str)
+            problems.add(field_entry.line, f"{wrong}{UNQUOTED_HINT if is_number else ''}")
     lacking = [name for name in find_required_arguments(kind) if name not in fields]
     if lacking:
-        problems.add(entry.line, f"{where} lacks {', '.join(lacking)}, of which {kind.__qualname__} has no default")
+        problems.add(
+            entry.line, f"{where} lacks {', '.join(lacking)}, which have no default in {kind.__qualname__}. Give them."
+        )
     if len(problems.found) > before:
         return None
     try:
@@ -99,8 +99,8 @@ def read_section(
 def _convert_value(entry: Entry, hint: Any) -> Any:
     """Return the value of an entry for a field of the given type."""
     if isinstance(entry.value, dict):
-        flat = {name: _flatten(held) for name, held in entry.value.items()}
-        return {name: tuple(held) if isinstance(held, list) else held for name, held in flat.items()}  # sizes of dims
+        flat = {name: _flatten(item) for name, item in entry.value.items()}
+        return {name: tuple(item) if isinstance(item, list) else item for name, item in flat.items()}  # sizes of dims
     if isinstance(entry.value, list):
         return _flatten(entry)
     word = None if entry.is_quoted else YAML_1_1_BOOLEANS.get(entry.text.lower())
@@ -110,8 +110,8 @@ def _convert_value(entry: Entry, hint: Any) -> Any:
 def _field_error(kind: type, where: str, name: str, value: Any) -> str:
     """Return the error in one field, regardless of the others; empty if it is valid."""
     if issubclass(kind, CheckedSettings):
-        wanted = describe_valid_values(kind, name, value)
-        return f"{where}.{name} is {value!r}; it takes {wanted}" if wanted else ""
+        accepted = describe_valid_values(kind, name, value)
+        return f"{where}.{name} is {value!r}. Give {accepted}." if accepted else ""
     if {*find_required_arguments(kind)} - {name}:  # constructing it reports the error, but without the line
         return ""
     try:
@@ -124,5 +124,5 @@ def _field_error(kind: type, where: str, name: str, value: Any) -> str:
 def _flatten(entry: Entry) -> Any:
     """Return a scalar or a list of scalars. No field accepts deeper values, so these become a description."""
     if isinstance(entry.value, list):
-        return [describe_entry(held) if isinstance(held.value, list | dict) else held.value for held in entry.value]
+        return [describe_entry(item) if isinstance(item.value, list | dict) else item.value for item in entry.value]
     return describe_entry(entry) if isinstance(entry.value, dict) else entry.value

@@ -56,7 +56,7 @@ class Problems:
             raise ModelError(f"{self.path}, line {line}: {text}")
         if self.found:
             shown = "\n".join(f"  line {line}: {text}" for line, text in sorted(self.found))
-            raise ModelError(f"{self.path} holds {len(self.found)} things that are no settings:\n{shown}")
+            raise ModelError(f"cannot read the settings in {self.path}: it has {len(self.found)} errors:\n{shown}")
 
 
 def read_tree(path: Path, problems: Problems) -> Entry:
@@ -68,7 +68,10 @@ def read_tree(path: Path, problems: Problems) -> Entry:
     try:
         root = _yaml().compose(path)
         if root is None:
-            msg = f"{path} is empty; Settings().save_to_path({str(path)!r}) writes all settings, with their defaults"
+            msg = (
+                f"cannot read the settings in {path}: the file is empty. Settings().save_to_path({str(path)!r}) "
+                "writes all settings with their defaults."
+            )
             raise ModelError(msg)
         return _TreeBuilder(problems).entry(root)
     except OSError as error:
@@ -77,12 +80,17 @@ def read_tree(path: Path, problems: Problems) -> Entry:
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}" if mark is not None else ""
-        told = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ModelError(f"{path}{where}: this is no YAML: {told}") from error
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ModelError(f"cannot read the settings in {path}{where}: it is not valid YAML: {reason}") from error
     except (YAMLError, ValueError) as error:  # ValueError: not UTF-8, or an integer of thousands of digits
-        raise ModelError(f"{path} is no YAML: {' '.join(str(error).split())}") from error
+        raise ModelError(
+            f"cannot read the settings in {path}: it is not valid YAML: {' '.join(str(error).split())}"
+        ) from error
     except RecursionError as error:
-        msg = f"{path} nests deeper than any settings do, or an alias is inside its own anchor"
+        msg = (
+            f"cannot read the settings in {path}: it is nested too deeply, or an alias is inside its own anchor. "
+            "Flatten it."
+        )
         raise ModelError(msg) from error
 
 
@@ -105,7 +113,7 @@ class _TreeBuilder:
     def _read(self, node: Node) -> Entry:
         line = _line(node)
         if node.tag not in NUMBER_TAGS | TEXT_TAGS | COLLECTION_TAGS:
-            self.problems.add(line, f"the tag {node.tag!r} is not read; write the value as it is, without a tag")
+            self.problems.add(line, f"the tag {node.tag!r} is not supported. Write the value without a tag.")
             return Entry(None, line)
         if isinstance(node, SequenceNode):
             return Entry([self.entry(item) for item in node.value], line)
@@ -118,14 +126,16 @@ class _TreeBuilder:
         found: dict[str, Entry] = {}
         for key, value in node.value:
             if not isinstance(key, ScalarNode):
-                self.problems.add(_line(key), "a key is a list or a mapping; keys are names")
+                self.problems.add(_line(key), "a key is a list or a mapping. Give a name.")
             elif key.tag == f"{TAG_PREFIX}merge":
                 self.problems.add(
-                    _line(key), f"{key.value!r} merges nothing in YAML 1.2; write the names and values out"
+                    _line(key), (f"{key.value!r} is a merge key, which YAML 1.2 lacks. Write the names and values out.")
                 )
             elif key.value in found:
                 before = found[key.value].line
-                self.problems.add(_line(key), f"{key.value!r} is given twice, first in line {before}; keep one of them")
+                self.problems.add(
+                    _line(key), f"{key.value!r} is given twice, first in line {before}. Keep one of them."
+                )
             else:
                 found[key.value] = replace(self.entry(value), line=_line(key))
         return found

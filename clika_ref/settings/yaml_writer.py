@@ -57,9 +57,9 @@ def _to_plain_data(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return {of.name: _to_plain_data(getattr(value, of.name)) for of in dataclasses.fields(value)}
     if isinstance(value, Mapping):
-        return {str(name): _to_plain_data(held) for name, held in value.items()}
+        return {str(name): _to_plain_data(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_to_plain_data(held) for held in value]
+        return [_to_plain_data(item) for item in value]
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     for kind in (bool, int, float, str):

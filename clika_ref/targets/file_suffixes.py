@@ -17,9 +17,9 @@ def suffix_error(path: Path, name: str, targets: Mapping[str, Target], choose: s
         targets: all available ones, to suggest those with this suffix.
         choose: how the user selects one of these, in words before its name.
     """
-    taken, suffix = targets[name].suffixes if name in targets else (), path.suffix.lower()
-    if not taken or not suffix or suffix in taken:
+    accepted, suffix = targets[name].suffixes if name in targets else (), path.suffix.lower()
+    if not accepted or not suffix or suffix in accepted:
         return None
     others = [other for other, target in targets.items() if suffix in target.suffixes]
-    hint = f", and those of {' and '.join(others)} in {path.suffix}: {choose} {others[0]}" if others else ""
-    return f"files of {name} end in {' or '.join(taken)}{hint}"
+    hint = f". For {path.suffix}, use {choose} {others[0]}" if others else ""
+    return f"files of {name} end in {' or '.join(accepted)}{hint}"

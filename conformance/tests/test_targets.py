@@ -85,8 +85,8 @@ def test_load_target_finds_installed_or_module_target(module, text, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("onnxruntim", r"no target is called 'onnxruntim'; did you mean onnxruntime\? Installed are identity, "),
-        ("nobody", r"no target is called 'nobody'; Installed are .*given as package\.module:TARGET"),
+        ("onnxruntim", r"no target is called 'onnxruntim'. Did you mean onnxruntime\? Installed are identity, "),
+        ("nobody", r"no target is called 'nobody'. Installed are .*given as package\.module:TARGET"),
         ("no_such_module:TARGET", r"no module named 'no_such_module'; run this in the folder that holds it"),
         ("needs_more:TARGET", r"needs_more imports 'no_such_library', which is not installed"),
         ("leaving:TARGET", r"importing leaving raised SystemExit: 0"),
@@ -159,7 +159,7 @@ def test_identity_header_without_graph_raises(tmp_path):
 def test_load_target_of_a_missing_plugin_says_what_to_install():
     registry = replace(REGISTRY, targets={})
     message = (
-        r"no target is called 'ov'; run pip install clika-ref-openvino \(in a clone: pip install plugins/openvino; "
+        r"no target is called 'ov'. Run pip install clika-ref-openvino \(in a clone: pip install plugins/openvino; "
     )
     with pytest.raises(TargetError, match=message):
         load_target("ov", registry)

@@ -87,7 +87,7 @@ def test_clika_compile_signature_matches_reference():
     assert next(iter(parameters)) == "module_or_func"
 
 
-@pytest.mark.filterwarnings("ignore:.*trains without its dropouts:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*trains without its .* dropouts:UserWarning")
 @pytest.mark.parametrize("mode", [True, False])
 def test_clika_compile_kept_model_finetuned_stays_identical(mode):
     """Fine-tuning the compiled module leaves the kept model bit-identical."""
@@ -274,13 +274,15 @@ def test_clika_compile_is_model_pretrained_logged_only(tmp_path):
 def test_clika_compile_unknown_option_lists_known():
     """An unknown extra option raises an error that lists the known options."""
     known = "check_passes, compare_after_export, external_data"
-    with pytest.raises(ModelError, match=f"unknown option 'external' = True; the options are {known}"):
+    with pytest.raises(
+        ModelError, match=rf"unknown option 'external' = True. Did you mean 'external_data'\? The options are {known}"
+    ):
         clika_compile(Net(), tracing_inputs=images(), external=True)
 
 
 def test_clika_compile_option_wrong_type_reports_type():
     """An extra option of a wrong type raises an error with the type that it takes."""
-    with pytest.raises(ModelError, match="option 'external_data' is 'yes', a str; it takes a bool"):
+    with pytest.raises(ModelError, match=r"option 'external_data' is 'yes', a str. Give a bool"):
         clika_compile(Net(), tracing_inputs=images(), external_data="yes")
 
 
@@ -293,9 +295,9 @@ def test_clika_compile_options_by_name_accepted():
 
 def test_clika_compile_quantization_needs_other_arguments():
     """`quantization_settings` needs `deployment_settings` and `calibration_inputs`."""
-    with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
+    with pytest.raises(ValueError, match="quantization_settings are given without deployment_settings"):
         clika_compile(Net(), tracing_inputs=images(), quantization_settings=QuantizationSettings())
-    with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):
+    with pytest.raises(ValueError, match="quantization_settings are given without calibration_inputs"):
         clika_compile(
             Net(),
             tracing_inputs=images(),
@@ -325,24 +327,27 @@ def test_clika_compile_fullgraph_false_rejected():
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
-        ("toaster", r"a plugin may add it: docs/example-plugin.md"),
-        ("tflite", "it retired before release 25, and is not implemented; a plugin may add it: docs/example-plugin.md"),
-        ("QNN", "it retired before release 25, and is not implemented; a plugin may add it: docs/example-plugin.md"),
+        ("toaster", r"A plugin can add it: docs/example-plugin.md"),
+        ("tflite", "It retired before release 25, and is not implemented. A plugin can add it: docs/example-plugin.md"),
+        ("QNN", "It retired before release 25, and is not implemented. A plugin can add it: docs/example-plugin.md"),
         (
             "tensorrt-llm",
-            r"pip install clika-ref-tensorrt \(in a clone: pip install plugins/tensorrt; from wheels: .*\)$",
+            r"Run pip install clika-ref-tensorrt \(in a clone: pip install plugins/tensorrt; from wheels: .*\)\.$",
         ),
-        ("openvino", r"pip install clika-ref-openvino \(in a clone: pip install plugins/openvino; from wheels: .*\)$"),
-        ("trt", r"pip install clika-ref-tensorrt \(in a clone: pip install plugins/tensorrt; from wheels: .*\)$"),
-        ("opnvino", r"did you mean 'openvino'\?$"),
-        ("ort", r"did you mean 'onnxruntime'\?$"),
+        (
+            "openvino",
+            r"Run pip install clika-ref-openvino \(in a clone: pip install plugins/openvino; from wheels: .*\)\.$",
+        ),
+        ("trt", r"Run pip install clika-ref-tensorrt \(in a clone: pip install plugins/tensorrt; from wheels: .*\)\.$"),
+        ("opnvino", r"Did you mean 'openvino'\?$"),
+        ("ort", r"Did you mean 'onnxruntime'\?$"),
     ],
 )
 def test_clika_compile_unknown_target_reports_remedy(name, remedy, monkeypatch):
     """An unknown target raises an error that names the package to install or the near match."""
     monkeypatch.setenv("CLIKA_REF_PLUGINS", "aten,cleanup,onnxruntime")
     settings = type("Mine", (BaseDeploymentSettings,), {"target": name})()
-    message = rf"no installed plugin provides the target '{name}' \(installed: onnxruntime\); {remedy}"
+    message = rf"cannot use the target '{name}': no installed plugin provides it \(installed: onnxruntime\)\. {remedy}"
     with pytest.raises(TargetError, match=message):
         clika_compile(Net(), tracing_inputs=images(), deployment_settings=settings)
 
@@ -393,7 +398,7 @@ SWITCHES = [
 @pytest.mark.parametrize("value", ["no", 1])
 def test_clika_compile_switch_non_bool_rejected(name, value):
     """A switch takes a bool only; "no" and 1 raise an error."""
-    with pytest.raises(ModelError, match=rf"{name}'? is {value!r}, a {type(value).__name__}; it takes "):
+    with pytest.raises(ModelError, match=rf"{name}'? is {value!r}, a {type(value).__name__}. Give "):
         clika_compile(Net(), tracing_inputs=images(), **{name: value})
 
 
@@ -403,23 +408,23 @@ def test_clika_compile_switch_non_bool_rejected(name, value):
         (
             "deployment_settings",
             "onnxruntime",
-            r"is 'onnxruntime', a str; .* such as DeploymentSettings_ONNXRuntime_ONN",
+            r"is 'onnxruntime', a str. .* such as DeploymentSettings_ONNXRuntime_ONN",
         ),
         (
             "clika_compile_options",
             {"check_passes": True},
-            r"is {'check_passes': True}, a dict; it takes a ClikaCompileO",
+            r"is {'check_passes': True}, a dict. Give a ClikaCompileO",
         ),
-        ("clika_compile_options", "", r"is '', a str; it takes a ClikaCompileOptions"),
-        ("graph_name", 5, "is 5, a int; it takes a str, or None"),
-        ("logs_dir", 5, "is 5, a int; it takes the path of a folder, or None"),
+        ("clika_compile_options", "", r"is '', a str. Give a ClikaCompileOptions"),
+        ("graph_name", 5, "is 5, a int. Give a str, or None"),
+        ("logs_dir", 5, "is 5, a int. Give the path of a folder, or None"),
         (
             "data_transform_fn",
             5,
-            r"is 5, a int; it takes a function that is called as data_transform_fn\(element\), or None",
+            r"is 5, a int. Give a function that is called as data_transform_fn\(element\), or None",
         ),
         ("data_transform_fn", lambda: 1, r"takes \(\), but is called as data_transform_fn\(element\): too many"),
-        ("forward_fn", 5, r"is 5, a int; it takes a function that is called as forward_fn\(model, args, kwargs\)"),
+        ("forward_fn", 5, r"is 5, a int. Give a function that is called as forward_fn\(model, args, kwargs\)"),
         (
             "forward_fn",
             lambda m, xs: m(*xs),
@@ -455,11 +460,11 @@ def test_clika_compile_torchscript_rejected():
     traced = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
     function = torch.jit.trace(lambda x: x + 1, torch.ones(2))
     for scripted, shown in (
-        (traced, "'Linear' is a TopLevelTracedModule"),
-        (traced.forward, "'forward' is a ScriptMethod"),
+        (traced, "'Linear': it is a TopLevelTracedModule"),
+        (traced.forward, "'forward': it is a ScriptMethod"),
         (function, "is a ScriptFunction"),
     ):
-        with pytest.raises(ModelError, match=f"{shown}, made by torch.jit.trace or .*; pass the original nn.Module"):
+        with pytest.raises(ModelError, match=f"{shown}, made by torch.jit.trace or .*. Pass the original nn.Module"):
             clika_compile(scripted, tracing_inputs=[torch.ones(1, 2)])
 
 
@@ -492,4 +497,7 @@ def test_clika_compile_unread_calibration_inputs_logged(tmp_path):
 
     clika_compile(Net(), tracing_inputs=images(), calibration_inputs=never(), logs_dir=tmp_path)
     (log,) = tmp_path.iterdir()
-    assert "not read yet, as tracing_inputs are given and quantization_settings are not: clika_init" in log.read_text()
+    assert (
+        "calibration_inputs are not read: tracing_inputs are given without quantization_settings. clika_init"
+        in log.read_text()
+    )

@@ -272,7 +272,7 @@ def test_clika_compile_exported_program_module_needs_option():
     x = torch.ones(2, 3)
     net = nn.Sequential(nn.Linear(3, 3), nn.Dropout()).eval()
     exported = torch.export.export(net, (x,)).module()
-    with pytest.raises(ModelError, match=r"GraphModule has no eval\(\).*or give skip_eval_set_mode=True"):
+    with pytest.raises(ModelError, match=r"cannot set GraphModule to eval mode.*or pass skip_eval_set_mode=True"):
         clika_compile(exported, tracing_inputs=[x])
     assert torch.equal(clika_compile(exported, tracing_inputs=[x], skip_eval_set_mode=True)(x), net(x))
 
@@ -308,10 +308,10 @@ def test_clika_compile_compiled_module_rejected():
     """A compiled module raises an error."""
     module = clika_compile(nn.Linear(3, 3), tracing_inputs=[torch.ones(2, 3)])
     with pytest.raises(
-        ModelError, match="compiled already; compile the original model, or export this one with clika_exp"
+        ModelError, match=r"it is a ClikaModule already. Compile the original model, or export this one with"
     ):
         clika_compile(module, tracing_inputs=[torch.ones(2, 3)])
-    with pytest.raises(ModelError, match="compiled already"):
+    with pytest.raises(ModelError, match="it is a ClikaModule already"):
         clika_compile(module.forward, tracing_inputs=[torch.ones(2, 3)])
 
 

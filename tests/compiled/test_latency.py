@@ -85,7 +85,7 @@ def test_find_slow_layers_equal_layers_timed_once():
     target = Slow({"conv2d": -0.5, "linear": 0.5})
     found = LayerTimer(target, SCHEME, REGISTRY.operators).find_slow_layers(graph(), DATA[:1])
     assert {node.origin.scope: reason for node, reason in found.items()} == {
-        "head": "onnxruntime takes 1.50 times as long for it in integers as in float"
+        "head": "onnxruntime runs it in 1.50x the time of float when quantized"
     }
     assert sorted(target.seen) == ["conv2d"] * 3 + ["linear"], "of the convolutions, no two read as large an input"
 
@@ -139,7 +139,7 @@ def test_optimize_for_latency_keeps_slow_layer_float(monkeypatch):
     assert len(compiled(monkeypatch, costs)[0]) == 4
     weights, floats = compiled(monkeypatch, costs, optimize_for="latency")
     assert len(weights) == 3
-    assert floats == {"linear": "onnxruntime takes 1.50 times as long for it in integers as in float"}
+    assert floats == {"linear": "onnxruntime runs it in 1.50x the time of float when quantized"}
 
 
 @pytest.mark.parametrize(("cost", "is_slow"), [(0.5, True), (-0.2, False)])
@@ -147,7 +147,7 @@ def test_optimize_for_latency_slow_weight_only_layer_float(monkeypatch, cost, is
     """A weight-only layer stays float if it is slower."""
     weights, floats = compiled(monkeypatch, {"matmul": cost}, only_weights=True, optimize_for="latency")
     assert weights == ([] if is_slow else ["linear"])
-    said = "onnxruntime takes 1.50 times as long for it with weights of 8 bits as in float"
+    said = "onnxruntime runs it in 1.50x the time of float when with 8-bit weights"
     assert floats.get("linear", "") == (said if is_slow else "")
 
 
@@ -155,7 +155,7 @@ def test_optimize_for_latency_slow_model_stays_float(monkeypatch):
     """A model that is slower as a whole stays float."""
     weights, floats = compiled(monkeypatch, {"conv2d": 0.03, "linear": 0.03}, optimize_for="latency")
     assert not weights
-    assert set(floats.values()) == {"the whole model takes 1.12 times as long in integers as in float"}
+    assert set(floats.values()) == {"the quantized model takes 1.12x the time of the float model"}
     assert len(floats) == 4
 
 
@@ -181,5 +181,5 @@ def test_optimize_for_latency_unsupported_node_raises_early():
 
 def test_optimize_for_invalid_value_rejected():
     """An invalid `optimize_for` raises an error with the accepted values."""
-    with pytest.raises(ModelError, match=r"option 'optimize_for' is 'speed'; it takes 'size', 'latency'"):
+    with pytest.raises(ModelError, match=r"option 'optimize_for' is 'speed'. Choose one of 'size', 'latency'"):
         ClikaCompileOptions(optimize_for="speed")

@@ -30,7 +30,9 @@ def test_resumed_calibration_other_data_restarts(tmp_path, smoothing):
     options = {"clika_compile_options": ClikaCompileOptions(smoothing=smoothing)}
     found = after_an_interrupt(traced(logs_dir=tmp_path, **options), iter(batches(7, seed=1)))
     assert found.table.batches == found.sizes.total() == len(found.reservoir.batches) == 7
-    assert "begins with another batch than the pass that was interrupted after 5" in told(tmp_path)
+    assert "begins with another batch than the interrupted pass: calibration starts again, without its 5" in told(
+        tmp_path
+    )
     alone = traced(**options)
     alone.clika_initialize_algorithms(calibration_inputs=batches(7, seed=1), deployment_settings=HERE)
     x, module = batches()[0], traced(**options)
@@ -41,7 +43,7 @@ def test_resumed_calibration_other_data_restarts(tmp_path, smoothing):
 def test_resumed_calibration_same_data_continues(tmp_path):
     """The same data continues after the last batch, without a warning."""
     assert after_an_interrupt(traced(logs_dir=tmp_path), batches(6, seed=7)).table.batches == 6
-    assert "6 batches, 5 of them from before" in told(tmp_path)
+    assert "6 batches, 5 of them from an earlier pass" in told(tmp_path)
     assert "begins with another batch" not in told(tmp_path)
 
 
@@ -56,7 +58,8 @@ def test_clika_compile_interrupted_suggests_ranges_file(tmp_path, capsys):
         compiled(calibration_inputs=stopping())
     said = capsys.readouterr().err
     assert (
-        "The ranges of the 5 batches before are lost; with ClikaCompileOptions(ranges_file=...) they are kept" in said
+        "The ranges of 5 batches are lost: calibration was interrupted. Set ClikaCompileOptions(ranges_file=...)"
+        in said
     )
     file = tmp_path / "ranges.safetensors"
     with pytest.raises(KeyboardInterrupt):
@@ -64,7 +67,7 @@ def test_clika_compile_interrupted_suggests_ranges_file(tmp_path, capsys):
     compiled(calibration_inputs=batches(6, seed=7), ranges_file=file)
     said = capsys.readouterr().err
     assert "are lost" not in said
-    assert "6 batches, 5 of them from before" in said
+    assert "6 batches, 5 of them from an earlier pass" in said
 
 
 def test_ranges_file_interrupt_at_second_batch_keeps_first(tmp_path):
@@ -120,7 +123,7 @@ def test_ranges_file_other_data_serves_later_decisions(tmp_path):
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=0.1))
     assert module.clika_state.calibration.table.batches == 4
     module.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
-    assert "the pass that was interrupted" not in told(tmp_path)
+    assert "the interrupted pass" not in told(tmp_path)
 
 
 def test_resumed_calibration_changed_weights_restarts(tmp_path):
@@ -137,7 +140,7 @@ def test_resumed_calibration_changed_weights_restarts(tmp_path):
         for parameter in (*module.parameters(), *original.parameters()):
             parameter.mul_(0.1)
     module.clika_initialize_algorithms(calibration_inputs=data, deployment_settings=HERE)
-    assert "its 5 batches are run again" in told(tmp_path)
+    assert "its 5 batches run again" in told(tmp_path)
     with torch.no_grad():
         largest = max(float(original(x).abs().max()) for x in data)
     (output,) = module.clika_state.calibration.graph.outputs

@@ -141,7 +141,7 @@ def few_bits():
 
 
 def by_an_option():
-    options = {"weight_rounding": "on", "bias_correction": "on", "observer": "99.99 %"}
+    options = {"weight_rounding": "on", "bias_correction": "on", "observer": "percentile-99.99"}
     return both(Convolutions(), images(), QuantizationSettings(), **options)
 
 

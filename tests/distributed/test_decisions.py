@@ -14,4 +14,4 @@ def test_decision_message_round_trip_equal():
         *(found.observer, found.bytes),
     )
     assert again.observers == found.observers != {}
-    assert [*again.cheap_float_layers] == [*found.cheap_float_layers]
+    assert [*again.kept_in_float] == [*found.kept_in_float]

@@ -223,5 +223,5 @@ def test_clika_distribute_single_process_returns_module():
     module = clika_compile(Net().eval(), tracing_inputs=[torch.zeros(2, 32)])
     assert clika_distribute(module, DistributedTrainingSettings()) is module
     assert module.clika_gather() is module
-    with pytest.raises(ModelError, match="clika_distribute takes a ClikaModule, and Net is none; compile it first"):
+    with pytest.raises(ModelError, match=r"cannot distribute a Net: it is no ClikaModule. Compile it first"):
         clika_distribute(Net(), DistributedTrainingSettings())

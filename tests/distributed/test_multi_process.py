@@ -91,7 +91,7 @@ def test_calibration_uneven_ranks_warned_counted_once(quantizing):
     """Uneven ranks give a warning, and each batch counts once."""
     one, other = quantizing.of("uneven_data")
     assert one["plans"][0] == one["plans"][1] == other["plans"][0]
-    assert "Warning: The ranks gave 5, 1 batches. Each of them counts once" in one["log"]
+    assert "Warning: The ranks calibrated on different numbers of batches: 5, 1. Each batch counts once" in one["log"]
     assert "6 batches of 2 ranks" in one["log"]
 
 
@@ -158,12 +158,12 @@ def test_clika_compile_failing_rank_stops_all(failing, scenario, rank, reason):
 def test_clika_compile_wrong_argument_on_one_rank_stops_all(failing):
     """A wrong argument on one rank raises an error on all ranks."""
     reasons = [
-        "quantization_settings needs calibration_inputs as well",
+        "cannot quantize: quantization_settings are given without calibration_inputs",
         "unknown option 'no_option' = 1",
         "pruning_settings is 3, a int",
         "lora_settings is 4, a int",
         "quantization_settings is 5, a int",
-        "clika_distribute takes a ClikaModule, and int is none",
+        "cannot distribute a int: it is no ClikaModule",
         "eval_fn is 7, a int",
     ]
     one, other = failing.told("arguments_on_one")
@@ -182,13 +182,13 @@ def test_clika_compile_all_ranks_fail_own_errors(failing):
     ("scenario", "reason"),
     [
         ("other_weights", "rank 1 has a different model than rank 0: its graph or its weights differ"),
-        ("a_file_of_ranges", "saves the ranges of one process, and several calibrate multi_process_worker here"),
+        ("a_file_of_ranges", "the file is for one process, and several calibrate together"),
         (
             "other_plans",
-            "rank 1 has another plan than rank 0, or weights of other shapes, so that they would train different",
+            "cannot train together: rank 1 has another plan than rank 0, or weights of other shapes",
         ),
         ("other_shapes", "rank 1 has another plan than rank 0, or weights of other shapes"),
-        ("other_steps", "the ranks have 3, 4 steps each, by their order"),
+        ("other_steps", "cannot train together: the ranks have 3, 4 steps"),
     ],
 )
 def test_clika_distribute_unsupported_rejected_on_each_rank(failing, scenario, reason):
@@ -318,7 +318,7 @@ def test_clika_gather_sharded_eval_continue_and_gather(training):
 def test_clika_export_sharded_needs_gather(training):
     """Exporting a sharded module raises an error that suggests `clika_gather`."""
     for found in training.of("sharded_training"):
-        assert "is divided among processes, and here whole ones are needed; let all ranks call" in found["told"]
+        assert "is sharded over processes, but the whole weight is needed. Call" in found["told"]
 
 
 def test_fully_shard_by_user_trains(training):
@@ -355,5 +355,5 @@ def test_clika_distribute_sharded_starts_from_rank0_weights(training):
 def test_fully_shard_of_submodules_rejected(training):
     """Sharding parts of a module raises an error."""
     for said in training.told("sharded_in_parts"):
-        assert "the weights of a part of the module are divided among processes by themselves" in said
-        assert "fully_shard(module) alone" in said
+        assert "the weights of a submodule are sharded on their own" in said
+        assert "fully_shard(module)" in said

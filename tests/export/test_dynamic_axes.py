@@ -74,7 +74,7 @@ def test_dynamic_axes_comparison_uses_equal_dims(tmp_path, capfd):
 def test_clika_export_empty_outputs_not_compared(tmp_path, capfd):
     """Outputs without elements are not compared, with a line in the log."""
     clika_compile(torch.nn.Linear(2, 3).eval(), tracing_inputs=[torch.rand(0, 2)]).clika_export(tmp_path / "m.onnx")
-    assert "not compared: the outputs for these inputs hold no element" in capfd.readouterr().err
+    assert "not compared: the outputs for these inputs are empty" in capfd.readouterr().err
 
 
 def test_dynamic_axes_other_dims_fixed_by_example(tmp_path):
@@ -94,8 +94,8 @@ def test_dynamic_axes_name_for_unequal_dims_rejected(tmp_path):
     """One name for dims that differ in every example raises an error."""
     module = clika_compile(nn.Conv2d(3, 4, 3), tracing_inputs=[torch.rand(1, 3, 8, 8), torch.rand(2, 3, 9, 9)])
     message = (
-        r"gives several sides the name 'n', which makes them one, but they differ in every example "
-        r"\(dim 0 of 'input' is 1, dim 2 of 'input' is 8\); give each a name of its own, or example_inputs in which"
+        r"gives several dims the name 'n', but they differ in every example "
+        r"\(dim 0 of 'input' is 1, dim 2 of 'input' is 8\)\. Give each its own name, or example_inputs in which"
     )
     with pytest.raises(ModelError, match=message):
         module.clika_export(tmp_path / "m.onnx", dynamic_axes={"input": {0: "n", 2: "n"}})
@@ -153,6 +153,6 @@ def test_dynamic_axes_integer_inputs_stay_inputs(tmp_path):
 @pytest.mark.parametrize("name", ["a", "output_0"])
 def test_dynamic_axes_wrong_form_rejected(tmp_path, name, axes):
     """Dynamic axes of a wrong form raise an error with the accepted forms."""
-    message = rf"dynamic_axes\['{name}'\] is .*; give \[axis, ...\] or \{{axis: name, ...\}}, such as \[0\] or \{{0: "
+    message = rf"dynamic_axes\['{name}'\] is .*\. Give \[axis, ...\] or \{{axis: name, ...\}}, such as \[0\] or \{{0: "
     with pytest.raises(ModelError, match=message):
         sums((2, 3), (4, 5)).clika_export(tmp_path / "m.onnx", dynamic_axes={name: axes})

@@ -94,19 +94,22 @@ def test_clika_export_empty_names_use_signature(module, tmp_path, empty):
     [
         (
             {"input_names": ["a"]},
-            r"input_names=\['a'\] must be 2 different names; by default they are \['image', 'scale'\]",
+            r"input_names is \['a'\]\. Give 2 distinct names; the defaults are \['image', 'scale'\]",
         ),
-        ({"input_names": ["a", "a"]}, "must be 2 different names"),
-        ({"output_names": ["a", "b", "c"]}, r"output_names=\['a', 'b', 'c'\] must be 2 different names"),
-        ({"dynamic_axes": {"picture": [0]}}, r"dynamic_axes names 'picture'; the inputs are \['image', 'scale'\]"),
-        ({"dynamic_axes": {"image": [7]}}, "dynamic_axes names axis 7 of 'image', which has 4 sides"),
+        ({"input_names": ["a", "a"]}, "Give 2 distinct names"),
+        ({"output_names": ["a", "b", "c"]}, r"output_names is \['a', 'b', 'c'\]. Give 2 distinct names"),
+        (
+            {"dynamic_axes": {"picture": [0]}},
+            r"dynamic_axes contains 'picture', but the inputs are \['image', 'scale'\]",
+        ),
+        ({"dynamic_axes": {"image": [7]}}, "dynamic_axes contains axis 7 of 'image', which has 4 dims"),
         (
             {"dynamic_axes": {"image": [3]}},
-            r"axis 3 of 'image', but the graph was made for .*compile with tracing inputs that",
+            r"axis 3 of 'image', but the graph was traced for .*Compile with tracing inputs that",
         ),
         ({"example_inputs": (torch.randn(2, 3, 8, 8),)}, "argument 'scale' is missing|do not match"),
         ({"example_inputs": element(2, 3, 8, 9)}, "dim 3 must be 8"),
-        ({"file": 3}, "file is 3, a int; give a path such as 'model.onnx'"),
+        ({"file": 3}, "file is 3, a int. Give a path such as 'model.onnx'"),
     ],
 )
 def test_clika_export_invalid_arguments_write_no_file(module, tmp_path, arguments, message):
@@ -268,7 +271,8 @@ def test_clika_export_full_disk_keeps_old_file(module, target, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        ModelError, match=r"cannot write .*model.onnx': no more bytes fit there .*MB are free\); free some"
+        ModelError,
+        match=r"cannot write .*model.onnx': the disk is full .*MB are free\)\. The old file is unchanged\. Free some",
     ):
         module.clika_export(target)
     assert_old_file_alone(target)
@@ -276,9 +280,9 @@ def test_clika_export_full_disk_keeps_old_file(module, target, monkeypatch):
 
 def test_clika_export_unwritable_path_rejected(module, tmp_path):
     """A missing folder or a folder as path raises an error."""
-    with pytest.raises(ModelError, match=r"cannot write .*absent' does not exist; create it, or choose another path"):
+    with pytest.raises(ModelError, match=r"cannot write .*absent' does not exist. Create it, or choose another path"):
         module.clika_export(tmp_path / "absent" / "model.onnx")
-    with pytest.raises(ModelError, match="it is a folder; add a file name"):
+    with pytest.raises(ModelError, match=r"it is a folder. Add a file name"):
         module.clika_export(tmp_path)
 
 
@@ -288,7 +292,7 @@ def test_clika_export_unwritable_path_rejected(module, tmp_path):
         (
             "m.xml",
             None,
-            "files of onnxruntime end in .onnx, and those of openvino in .xml: deployment_settings of openv",
+            "files of onnxruntime end in .onnx. For .xml, use deployment_settings of openv",
         ),
         ("m.engine", DeploymentSettings_TensorRT_ONNX(), "files of tensorrt end in .onnx$"),
         ("m.bin", DeploymentSettings_OpenVINO_ONNX(), "files of openvino end in .onnx or .xml$"),
@@ -330,9 +334,9 @@ def test_clika_export_mismatch_names_first_node(module, tmp_path):
     with pytest.raises(TargetError) as caught:
         module.clika_export(tmp_path / "m.onnx")
     text = str(caught.value)
-    assert "onnxruntime computes something else than the module on input 1: output" in text
+    assert "onnxruntime returns other results than the module for input 1: output" in text
     assert "The first node that differs is sigmoid (sigmoid) in body.1 at test_export.py:" in text
-    assert "No file was put in place; compile with compare_after_export=False to look at one" in text
+    assert "The file was not moved into place. Compile with compare_after_export=False to inspect it" in text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -347,7 +351,7 @@ def test_clika_export_mismatch_reported_without_node(module, tmp_path, monkeypat
     (node,) = [n for n in module.clika_state.graph.nodes if n.op.name == "sigmoid"]
     node.op = broken(node.op)
     message = (
-        r"something else than the module .*\. Which node is at fault could not be found: the probe does not load\. No"
+        r"other results than the module .*\. The first node that differs is unknown: the probe does not load\. The"
     )
     with pytest.raises(TargetError, match=message):
         module.clika_export(tmp_path / "m.onnx")
@@ -444,7 +448,7 @@ def test_clika_export_input_constant_repeated_outputs(tmp_path):
 
 def test_find_operator_finds_each_by_name(module):
     """Each operator of a graph is found by its name."""
-    for node in module.graph.nodes:
+    for node in module.clika_state.graph.nodes:
         assert find_operator(node.op.name, {node.op.name: node.op}, torchlib_operator) is node.op
 
 
@@ -471,10 +475,10 @@ def test_clika_export_dynamic_axes_use_given_names(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output_names": ["o", "p"]}, r"must be 1 different names; by default they are \['output'\]"),
-        ({"output_names": ["input"]}, r"output_names \['input'\] are names of inputs already"),
-        ({"dynamic_axes": ["input"]}, r"dynamic_axes is \['input'\]; give \{input: \[axis"),
-        ({"dynamic_axes": {"x": [0]}}, r"names 'x'; the inputs are \['input'\], the outputs \['output'\]"),
+        ({"output_names": ["o", "p"]}, r"Give 1 distinct names; the defaults are \['output'\]"),
+        ({"output_names": ["input"]}, r"output_names contains \['input'\], which are names of inputs"),
+        ({"dynamic_axes": ["input"]}, r"dynamic_axes is \['input'\]. Give \{input: \[axis"),
+        ({"dynamic_axes": {"x": [0]}}, r"contains 'x', but the inputs are \['input'\], the outputs \['output'\]"),
     ],
 )
 def test_clika_export_mismatched_names_and_axes_rejected(tmp_path, options, message):
@@ -497,13 +501,13 @@ def test_clika_export_rejected_artifact_keeps_old_file(module, tmp_path):
 
 def test_clika_export_weights_cast_after_compile_rejected(tmp_path):
     """Weights that were cast after the compilation raise an error."""
-    with pytest.raises(ModelError, match=r"cast after the module was compiled \(.*is torch\.float16 now\)"):
+    with pytest.raises(ModelError, match=r"cast after compilation \(.*is torch\.float16 now\)"):
         relu().half().clika_export(tmp_path / "m.onnx")
 
 
 def test_clika_export_model_without_tensors_rejected(tmp_path):
     """A model that returns no tensor raises an error."""
-    with pytest.raises(ModelError, match="cannot export function: it returns no tensor"):
+    with pytest.raises(ModelError, match=r"returns no tensor. Return at least one"):
         clika_compile(lambda x: 5, tracing_inputs=[torch.rand(2)]).clika_export(tmp_path / "m.onnx")
 
 

@@ -101,7 +101,7 @@ def test_clika_export_outputs_named_without_dataclass_init(tmp_path):
 @pytest.mark.parametrize("names", [[1, "b"], ["", "b"], "ab", 7, ["a"], ["a", "a"], {"a": 0, "b": 1}])
 def test_clika_export_names_of_wrong_form_rejected(tmp_path, names):
     """Names of a wrong form raise an error with the default names."""
-    with pytest.raises(ModelError, match=r"input_names=.* must be 2 different names; by default they are \['a', 'b'\]"):
+    with pytest.raises(ModelError, match=r"input_names is .*Give 2 distinct names; the defaults are \['a', 'b'\]"):
         rows().clika_export(tmp_path / "m.onnx", input_names=names)
     assert list(tmp_path.iterdir()) == []
 
@@ -109,5 +109,5 @@ def test_clika_export_names_of_wrong_form_rejected(tmp_path, names):
 @pytest.mark.parametrize("what", ["input_names", "output_names"])
 def test_resolve_names_leading_slash_rejected(what):
     """Names that start with a slash raise an error."""
-    with pytest.raises(ModelError, match=rf"{what} \['/constant_0'\] start with '/', as do the names of what is"):
+    with pytest.raises(ModelError, match=rf"{what} contains \['/constant_0'\], which start with '/', as internal"):
         resolve_names(what, ["/constant_0"], ["x"])

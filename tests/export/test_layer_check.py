@@ -16,7 +16,7 @@ from clika_ref import (
 )
 from clika_ref.compiled.lowering import quantize_for_target
 from clika_ref.core.registry import load_registry
-from clika_ref.export.layer_check import find_regions, first_broken_layer
+from clika_ref.export.layer_check import describe_first_broken_layer, find_regions
 
 X = torch.randn(4, 3, 12, 12, generator=torch.Generator().manual_seed(0))
 REGISTRY = load_registry()
@@ -58,8 +58,8 @@ def test_first_broken_layer_each_layer_matches(deployment):
     graph, target = quantized(deployment)
     found = {region.node.origin.scope for region in find_regions(graph)}
     assert {"stem", "body", "head"} <= found, "a bias is float in OpenVINO and TensorRT"
-    assert first_broken_layer(target, graph, [X]) == (
-        "Each layer computes what it should by itself: the runtime's fusion of several differs"
+    assert describe_first_broken_layer(target, graph, [X]) == (
+        "Each layer is correct alone: a fusion of the runtime differs"
     )
 
 
@@ -75,4 +75,6 @@ def test_first_broken_layer_names_layer_that_differs(deployment):
                     value.data = -value.data
             return super().compile(graph, path, **options)
 
-    assert "is conv2d (conv2d_1) in body at " in first_broken_layer(replace(Wrong(), scheme=target.scheme), graph, [X])
+    assert "is conv2d (conv2d_1) in body at " in describe_first_broken_layer(
+        replace(Wrong(), scheme=target.scheme), graph, [X]
+    )

@@ -69,9 +69,9 @@ def test_measure_agreement_inf_and_empty_outputs_agree():
 
 def test_measure_agreement_incomparable_outputs_raise():
     """Other output counts, other shapes and missing inputs raise errors."""
-    with pytest.raises(ModelError, match="the first returns 1 tensors and the second 2; compare what returns the same"):
+    with pytest.raises(ModelError, match=r"the first returns 1 tensors, the second 2. Compare models with the same"):
         measure_agreement(returning(X), returning(X, X), [None])
-    with pytest.raises(ModelError, match=r"output 0 is of shape \[2, 3\] in the first and \[2\] in the second"):
+    with pytest.raises(ModelError, match=r"output 0 has the shape \[2, 3\] in the first, and \[2\] in the second"):
         measure_agreement(returning(X), returning(X[:, 0]), [None])
-    with pytest.raises(ModelError, match="there are no inputs to compare on; give at least one call"):
+    with pytest.raises(ModelError, match=r"there are no inputs. Pass at least one call"):
         measure_agreement(returning(X), returning(X), [])

@@ -61,7 +61,7 @@ def test_compare_targets_missing_width_or_block_in_row(bits, blocks, said):
         raise ModelError(tensorrt.refusal)
     table = str(found).splitlines()
     assert [line.split("  ")[0] for line in table[1:4]] == [row.target for row in found.rows]
-    assert "none: see below" in table[2]
+    assert "unsupported: see below" in table[2]
     assert table[4] == f"{tensorrt.target}: {tensorrt.refusal}"
 
 
@@ -99,11 +99,11 @@ def test_compare_targets_error_of_all_targets_raises():
     """An error of the request itself or an unknown target raises."""
     module = of_weights(8)
     with (
-        pytest.raises(ModelError, match="keep_outputs_at_idx names 3, but the module returns 1 tensors"),
+        pytest.raises(ModelError, match="keep_outputs_at_idx contains 3, but the module returns 1 tensors"),
         export_configuration(keep_outputs_at_idx=[3]),
     ):
         module.clika_compare_targets(HERE, TENSORRT)
-    with pytest.raises(TargetError, match="no installed plugin provides the target 'toaster'"):
+    with pytest.raises(TargetError, match="cannot use the target 'toaster': no installed plugin provides it"):
         module.clika_compare_targets(HERE, deployment_settings_named("toaster"))
 
 

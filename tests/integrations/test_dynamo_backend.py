@@ -212,9 +212,7 @@ def test_backend_graph_break_raises_with_line_and_reason():
         print("here")  # noqa: T201 - the cause of the break
         return y * 2
 
-    with pytest.raises(
-        Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print.*One graph is needed"
-    ):
+    with pytest.raises(Exception, match=r"several graphs at .*test_dynamo_backend\.py:\d+: .*print"):
         torch.compile(breaks, backend="clika")(torch.randn(3))
 
 
@@ -235,7 +233,7 @@ def selects(x):
 @pytest.mark.parametrize("asks", [branches, loops, selects], ids=lambda f: f.__name__)
 def test_backend_data_dependent_break_gives_advice(asks):
     """A break on a tensor's data raises an error with advice for rewriting."""
-    with pytest.raises(Exception, match=r"several graphs at .*One graph is needed") as caught:
+    with pytest.raises(Exception, match=r"several graphs at ") as caught:
         torch.compile(asks, backend="clika")(torch.ones(3))
     assert DATA_DEPENDENT_ADVICE in str(caught.value)
 
@@ -274,20 +272,20 @@ def test_backend_options_reach_compilation(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"speed": 11}, r"no options \['speed'\]; it takes deployment_settings.*settings"),
+        ({"speed": 11}, r"no options \['speed'\]. Choose from deployment_settings.*settings"),
         (
             {"settings": 5},
-            "settings=5: it takes Settings, the path of a YAML file that holds them, or deployment settings",
+            "settings is 5. Give Settings, the path of a YAML file with them, or deployment settings",
         ),
         ({"settings": "config.yaml"}, "cannot read the settings in config.yaml: No such file"),
         ({"tracing_inputs": 5}, "tracing_inputs are a int. Give a list with one element for each call"),
         ({"example_inputs": torch.ones(2)}, "example_inputs are a Tensor. Give a list with one element for each call"),
-        ({"dynamic": True}, "'dynamic': Dynamo decides which dims are dynamic; pass it to torch.compile itself"),
-        ({"fullgraph": True}, "'fullgraph': Dynamo decides where graphs end; pass it to torch.compile itself"),
-        ({"disable": True}, "'disable': Dynamo decides whether to compile at all; pass it to torch.compile itself"),
-        ({"skip_eval_set_mode": True}, "'skip_eval_set_mode': Dynamo traces the mode that the model is in; call"),
-        ({"forward_fn": print}, "'forward_fn': Dynamo traces the call that you make of the model; call it that way"),
-        ({"is_dry_run": True}, r"'is_dry_run': .*; use clika_compile\(model, \.\.\., is_dry_run=True\)"),
+        ({"dynamic": True}, "'dynamic': Dynamo decides which dims are dynamic. Pass it to torch.compile itself"),
+        ({"fullgraph": True}, "'fullgraph': Dynamo decides where graphs end. Pass it to torch.compile itself"),
+        ({"disable": True}, "'disable': Dynamo decides whether to compile. Pass it to torch.compile itself"),
+        ({"skip_eval_set_mode": True}, "'skip_eval_set_mode': Dynamo traces the current mode of the model. Call"),
+        ({"forward_fn": print}, "'forward_fn': Dynamo traces your call of the model. Call it that way"),
+        ({"is_dry_run": True}, r"'is_dry_run': .*\. Use clika_compile\(model, \.\.\., is_dry_run=True\)"),
     ],
 )
 def test_translate_options_unsupported_option_rejected(options, message):

@@ -203,7 +203,7 @@ def test_clika_attach_lora_twice_raises():
     module = compiled(Tokens, lora=lora())
     with pytest.raises(ModelError, match=r"already has adapters of 4 weights, .*'query.weight'. Merge them with"):
         module.clika_attach_lora(lora())
-    with pytest.raises(ModelError, match="lora_settings is 8, a int; it takes a LoraSettings"):
+    with pytest.raises(ModelError, match=r"lora_settings is 8, a int. Give a LoraSettings"):
         module.clika_attach_lora(8)
 
 
@@ -294,5 +294,5 @@ def test_clika_prune_after_adapters_raises_before_adapts():
 def test_clika_attach_lora_live_batch_norm_raises():
     """Adapters require frozen batch norm."""
     module = clika_compile(made(Images), tracing_inputs=batches(Images, 1), batch_norm="live", deployment_settings=HERE)
-    with pytest.raises(ModelError, match="compile with batch_norm='frozen'"):
+    with pytest.raises(ModelError, match="Compile with batch_norm='frozen'"):
         module.clika_attach_lora(lora())

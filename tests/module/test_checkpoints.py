@@ -138,11 +138,11 @@ def test_clika_serialize_stores_quantized_weights_as_int8(case):
     plan = module.clika_state.quantized and module.clika_state.quantized.plan
     kinds, document = stored(module.clika_serialize())
     if plan is None:
-        assert document["integers"] == {}
+        assert document["quantized_weights"] == {}
         return
     expected = {"stem.0.weight", "deep.0.weight", "last.weight"}
     expected = expected if "stem.0.weight" in kinds else {"one.weight", "two.weight"}
-    assert expected == document["integers"].keys()  # a computed and a tied one stay
+    assert expected == document["quantized_weights"].keys()  # a computed and a tied one stay
     assert {kinds[name] for name in expected} == {"U8" if plan.packed_weights else "I8"}
     assert {kinds[name] for name in ("table.weight", "head.weight", "scale") if name in kinds} == {"F32"}
 
@@ -194,7 +194,7 @@ def test_clika_serialize_masks_take_one_bit_per_element():
     masks = {name: kind for name, kind in kinds.items() if name.startswith("clika.masks.")}
     assert masks
     assert {*masks.values()} == {"U8"}
-    assert "last.weight" in document["integers"]
+    assert "last.weight" in document["quantized_weights"]
     loaded = ClikaModule.clika_from_serialized(serialized)
     assert same(results(module, Convolutions), results(loaded, Convolutions))
     assert same([module.get_buffer(name) for name in masks], [loaded.get_buffer(name) for name in masks])
@@ -208,7 +208,7 @@ def test_clika_serialize_lossy_int8_weight_stays_float():
     mask, plan = module.get_buffer("clika.masks.last.weight"), module.clika_state.quantized.plan
     plan.offsets["conv2d_2"] = torch.where(mask, 0, 1).to(torch.int8)  # what is masked, rounded away from 0
     assert plan.weights.keys() >= {"conv2d_2"}
-    assert "last.weight" not in stored(module.clika_serialize())[1]["integers"]
+    assert "last.weight" not in stored(module.clika_serialize())[1]["quantized_weights"]
     assert same(results(module, Convolutions), results(again(module), Convolutions))
 
 
@@ -352,7 +352,7 @@ def test_clika_load_without_inputs_reuses_ranges_of_same_data(quantized, tmp_pat
         loaded.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
     loaded.clika_state.logs_dir = tmp_path
     loaded.clika_initialize_algorithms(ALL, calibration_inputs=data[:1])
-    assert "5 batches, 5 of them from before" in told(tmp_path)
+    assert "5 batches, 5 of them from an earlier pass" in told(tmp_path)
     assert loaded.clika_state.calibration.table.batches == 5
     loaded.clika_export(tmp_path / "other.onnx", deployment_settings=DeploymentSettings_OpenVINO_ONNX())
 
@@ -380,7 +380,7 @@ def test_clika_load_detects_weights_trained_after_calibration(own, tmp_path):
     loaded.clika_export(tmp_path / "model.onnx", batches(Convolutions, 1)[0])
     assert "The weights have changed since their scales were computed" in told(tmp_path)
     loaded.clika_initialize_algorithms(ALL, calibration_inputs=batches(Convolutions))
-    assert "its 5 batches are run again" in told(tmp_path)
+    assert "its 5 batches run again" in told(tmp_path)
 
 
 def test_clika_load_restores_settings(tmp_path):

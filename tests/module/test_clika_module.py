@@ -123,7 +123,9 @@ def test_load_state_dict_rebuilds_requires_grad():
 def test_clika_module_empty_raises_with_remedy(x):
     """Using an empty module raises an error with the remedy."""
     for use in (lambda m: m(x), lambda m: m.graph, lambda m: m.clika_export("a.onnx")):
-        with pytest.raises(ModelError, match="this ClikaModule is empty; compile a model, or load a state_dict that a"):
+        with pytest.raises(
+            ModelError, match=r"this ClikaModule is empty. Compile a model, or load a state_dict that a"
+        ):
             use(ClikaModule())
     assert "empty" in repr(ClikaModule())
 
@@ -446,7 +448,7 @@ def test_repr_shows_node_and_constant_counts(module):
 
 def test_submodule_call_raises(module, x):
     """Submodules hold weights only; calling them raises an error."""
-    with pytest.raises(NotImplementedError, match="only holds weights; call the ClikaModule itself"):
+    with pytest.raises(NotImplementedError, match=r"only holds weights. Call the ClikaModule itself"):
         module.conv(x)
 
 

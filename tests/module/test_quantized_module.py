@@ -89,7 +89,7 @@ def test_clika_export_int8_weights_match_module(module, tmp_path):
 def test_clika_export_artifact_worse_than_graph_raises(module, tmp_path, monkeypatch):
     """An artifact that is worse than its graph raises an error, and no file is kept."""
     monkeypatch.setattr(quantized_check, "MARGIN_DB", -0.5)
-    said = r"runs the artifact at [\d.]+ dB where its graph has [\d.]+ dB, over 16 samples.* Each layer computes what"
+    said = r"reaches [\d.]+ dB, but its simulation [\d.]+ dB, over 16 samples.* Each layer is correct alone"
     with pytest.raises(TargetError, match=said):
         module.clika_export(tmp_path / "net.onnx")
     assert not (tmp_path / "net.onnx").exists()
@@ -111,7 +111,7 @@ def test_clika_export_names_first_wrong_layer(tmp_path):
     twin = compiled()
     registry = load_registry()
     twin.clika_state.registry = replace(registry, targets={**registry.targets, "onnxruntime": Faulty()})
-    said = r"first layer that differs by itself is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ integers differ, by"
+    said = r"first layer that differs alone is conv2d \(\S+\) in body at .*: [\d,]+ of [\d,]+ quantized elements differ"
     with pytest.raises(TargetError, match=said):
         twin.clika_export(tmp_path / "net.onnx")
 
@@ -169,7 +169,7 @@ def test_torch_export_changed_weights_require_eval(module):
     x, twin = batches(1)[0], copy.deepcopy(module).eval()
     with torch.no_grad():
         twin.get_parameter("head.weight").mul_(0.5)
-    said = r"its weights changed since they were quantized.* Call \.eval\(\) once more before the export"
+    said = r"its weights changed since they were quantized.* Call \.eval\(\) again before the export"
     with pytest.raises(ModelError, match=said):
         torch.export.export(twin, (x,), strict=False)
     torch.export.export(twin.eval(), (x,), strict=False)
@@ -327,7 +327,7 @@ def test_tracing_inputs_used_for_calibration_warn(tmp_path, traced):
     """Calibrating on tracing inputs warns."""
     module = clika_compile(net(), **{traced: batches()}, logs_dir=tmp_path)
     module.clika_initialize_algorithms()
-    warned = "those of the 4 tracing inputs, whose values may differ" in "".join(
+    warned = "Calibration uses the 4 tracing inputs, which may differ" in "".join(
         p.read_text() for p in tmp_path.iterdir()
     )
     assert warned is (traced == "tracing_inputs")
@@ -336,7 +336,7 @@ def test_tracing_inputs_used_for_calibration_warn(tmp_path, traced):
 def test_copy_without_inputs_asks_for_data():
     """A copy keeps no inputs and asks for data."""
     copied = copy.deepcopy(clika_compile(net(), tracing_inputs=batches(1), calibration_inputs=batches()))
-    with pytest.raises(ModelError, match=r"no calibration data: the module is a copy or was loaded, .* Pass cal"):
+    with pytest.raises(ModelError, match=r"cannot calibrate: the module is a copy or was loaded, .* Pass cal"):
         copied.clika_initialize_algorithms()
 
 
@@ -379,7 +379,7 @@ def test_calibration_failure_keeps_previous_ranges(tmp_path, broken):
     assert module.clika_compare_targets(HERE).rows[0].layers == 3
     module.clika_initialize_algorithms(calibration_inputs=batches(6, seed=7))
     assert torch.equal(module(x), compiled(data=batches(6, seed=7))(x))
-    assert "6 batches, 5 of them from before" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert "6 batches, 5 of them from an earlier pass" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
     with pytest.raises((ModelError, KeyboardInterrupt)):
         module.clika_initialize_algorithms(calibration_inputs=failing())
     module.clika_initialize_algorithms()
@@ -400,13 +400,13 @@ def test_ranges_file_saved_on_interrupt_and_resumed(tmp_path):
         compiled(data=data(fails=True), tracing_inputs=batches(1), ranges_file=file)
     found = compiled(data=data(fails=False), tracing_inputs=batches(1), ranges_file=file, logs_dir=tmp_path)
     (runs,) = (path.read_text() for path in tmp_path.glob("*.log"))
-    assert "6 batches, 5 of them from before" in runs
+    assert "6 batches, 5 of them from an earlier pass" in runs
     assert torch.equal(found(batches(1)[0]), compiled(data=batches(6))(batches(1)[0]))
     others = net()
     with torch.no_grad():
         others.body.weight += 0.01
     for other, x in ((nn.Linear(3, 3), torch.randn(2, 3)), (others, batches(1)[0])):
-        with pytest.raises(ModelError, match=r"holds the ranges of another model, or of this one with other weights"):
+        with pytest.raises(ModelError, match=r"they are of another model, or of other weights"):
             clika_compile(
                 other,
                 calibration_inputs=[x],
@@ -471,7 +471,7 @@ def test_calibration_smaller_last_batch_dropped_with_warning(tmp_path):
     compiled(data=iter(data), logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
     assert "Warning: calibration batch 6: input 'x': float32[2, 3, 10, 10]" in log
-    assert "It is the last one, and is left out" in log
+    assert "The last batch is skipped." in log
 
 
 @pytest.mark.parametrize(
@@ -496,7 +496,7 @@ def test_is_model_pretrained_false_warns(tmp_path, is_trained):
     """`is_model_pretrained=False` warns that it does not change the decisions."""
     compiled(is_model_pretrained=is_trained, logs_dir=tmp_path)
     (log,) = (path.read_text() for path in tmp_path.glob("*.log"))
-    assert ("is_model_pretrained=False changes nothing: what is quantized is decided by" in log) is not is_trained
+    assert ("is_model_pretrained=False has no effect" in log) is not is_trained
 
 
 @pytest.mark.parametrize("only_weights", [True, False])
@@ -549,7 +549,7 @@ def test_clika_compile_dry_run_prints_summary(capsys):
     )
     shown = capsys.readouterr().out
     assert same is model
-    assert "What would be quantized" in shown
+    assert "Predicted quantization" in shown
     assert all(name in shown for name in ("stem.0", "body", "head", "predicted SQNR"))
 
 
@@ -637,7 +637,7 @@ def test_clika_compile_no_quantized_layer_warns_once(capsys):
 def test_clika_summary_shown_on_request_without_log(tmp_path, capsys):
     """Without a log, the console names `clika_summary`, and its text lists the decisions."""
     module = compiled()
-    assert "print(module.clika_summary()) shows what was decided of each layer" in capsys.readouterr().err
+    assert "print(module.clika_summary()) shows the decision for each layer" in capsys.readouterr().err
     lines = str(module.clika_summary()).splitlines()
     assert lines[0].split()[:5] == ["layer", "operator", "weights", "activations", "QS"]
     assert [line.split()[0] for line in lines[1:4]] == ["stem.0", "body", "head"]
@@ -648,7 +648,7 @@ def test_clika_summary_shown_on_request_without_log(tmp_path, capsys):
     )
     assert "skip_quantization" in str(module.clika_summary())
     compiled(logs_dir=tmp_path)
-    assert "clika_summary" not in capsys.readouterr().err
+    assert "module.clika_summary()" not in capsys.readouterr().err
 
 
 def test_clika_summary_without_decisions_raises(module):
@@ -669,9 +669,9 @@ def test_quantization_missing_arguments_raise_before_data():
 
     with pytest.raises(TargetError, match="identity: it computes in float and declares no scheme"):
         QuantizationRequest(Identity(), QuantizationSettings())
-    with pytest.raises(ValueError, match="quantization_settings needs deployment_settings as well"):
+    with pytest.raises(ValueError, match="quantization_settings are given without deployment_settings"):
         clika_compile(net(), calibration_inputs=never(), quantization_settings=QuantizationSettings())
-    with pytest.raises(ValueError, match="quantization_settings needs calibration_inputs as well"):
+    with pytest.raises(ValueError, match="quantization_settings are given without calibration_inputs"):
         clika_compile(net(), deployment_settings=HERE, quantization_settings=QuantizationSettings())
 
 
@@ -679,8 +679,8 @@ def test_simulation_missing_target_names_distribution(module):
     """A target that is not installed raises an error that names its distribution."""
     nothing = replace(load_registry(), targets={})
     message = (
-        r"for the target 'tensorrt-llm', which no .*; pip install clika-ref-tensorrt \(in a clone: pip install "
-        r"plugins/tensorrt; .*\); or quantize it for another"
+        r"for the target 'tensorrt-llm', which no .*\. Run pip install clika-ref-tensorrt \(in a clone: pip install "
+        r"plugins/tensorrt; .*\)\. Or quantize it for another"
     )
     with pytest.raises(TargetError, match=message):
         Simulation(replace(module.clika_state.quantized, target="tensorrt-llm"), nothing)

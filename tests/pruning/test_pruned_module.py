@@ -65,7 +65,7 @@ def test_clika_compile_prunes_and_quantizes_warns_without_data(made, tmp_path):
     assert "Global Pruning Settings" in log.read_text()
     other, _ = made("Residual", pruning_settings=HALF, logs_dir=tmp_path / "other")
     (log,) = (tmp_path / "other").glob("*.log")
-    assert "estimated on a tracing input, whose values may differ" in log.read_text()
+    assert "Pruning uses a tracing input to estimate its effect" in log.read_text()
     assert other.inner.weight.shape == (6, 4, 3, 3)
 
 

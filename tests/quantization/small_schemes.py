@@ -1,4 +1,4 @@
-"""What tests of quantization share: the scheme of a target that runs two kinds of layers in integers, and a model."""
+"""What tests of quantization share: the scheme of a target that runs two kinds of quantized layers, and a model."""
 
 from torch import nn
 

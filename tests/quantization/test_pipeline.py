@@ -81,7 +81,7 @@ def test_pipeline_threshold_keeps_sensitive_layers_float():
     _, whole = quantized()
     ranked = sorted(layer.sensitivity for layer in whole.layers)
     limit = math.sqrt(ranked[2] * ranked[3])
-    _, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=limit), sparing="off")
+    _, found = quantized(QuantizationSettings(quantization_sensitivity_threshold=limit), mixed_precision="off")
     floats = [layer for layer in found.layers if layer.reason]
     assert sorted(layer.sensitivity for layer in floats) == ranked[3:]
     assert all(layer.reason.startswith("too sensitive: ") for layer in floats)

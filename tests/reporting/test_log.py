@@ -89,7 +89,7 @@ def test_compilation_log_unwritable_folder_raises(tmp_path, folder):
     """A folder that cannot be written is named in the error, with the remedy."""
     (tmp_path / "file").write_text("")
     with pytest.raises(
-        ModelError, match=r"cannot write a log into logs_dir '.*file.*': .+; give a folder .*=None for no"
+        ModelError, match=r"cannot write a log into logs_dir '.*file.*': .+. Give a folder .*=None for no"
     ):
         CompilationLog.open(tmp_path / folder)
 
@@ -303,8 +303,8 @@ def test_compilation_log_removals_per_pass_in_file(tmp_path, capsys):
         PassReport("decompose", -4, nodes, 0.1, changed=True),
     ]
     with CompilationLog.open(tmp_path) as log:
-        log.removed(reports)
-        log.removed(reports[3:])
+        log.report_removals(reports)
+        log.report_removals(reports[3:])
     assert texts(log) == [
         "Removed 1072 unnecessary nodes (remove-dead-nodes)",
         "Removed 37 Dropout layers (remove-dropout)",
@@ -326,7 +326,7 @@ def test_compilation_log_full_disk_ends_log_with_warning(capsys):
         log.detail("more")
     log.detail("after the end")
     err = capsys.readouterr().err
-    assert "Warning: the log /dev/full ends here (No space left on device); the compilation goes on without it" in err
+    assert "Warning: the log /dev/full ends here: No space left on device. The compilation continues without it" in err
     assert err.count("ends here") == 1
 
 

@@ -47,7 +47,7 @@ def test_simple_progress_bar_generator_has_no_total(capsys, clock):
     for _ in bar:
         clock.now += 0.001
     assert capsys.readouterr().err == "2,000  2.0 s  1,000.00 image/s\n"
-    with pytest.raises(TypeError, match=r"the iterable of SimpleProgressBar\(''\) has no length; pass total="):
+    with pytest.raises(TypeError, match=r"the iterable of SimpleProgressBar\(''\) has no length\. Pass total="):
         len(bar)
 
 
@@ -127,20 +127,22 @@ def test_simple_progress_bar_terminal_shows_count_time_rate(monkeypatch, total):
 def test_simple_progress_bar_number_raises_with_remedy():
     """A number raises an error that suggests `total=`."""
     with pytest.raises(
-        ModelError, match=r"SimpleProgressBar\(20\): a int cannot be iterated over; for a bar .* write total=20"
+        ModelError, match=r"SimpleProgressBar\(20\): a int is not iterable\. For a bar .* pass total=20"
     ):
         SimpleProgressBar(20)
-    with pytest.raises(ModelError, match=r"SimpleProgressBar\(2\.5\): a float cannot be iterated over$"):
+    with pytest.raises(ModelError, match=r"SimpleProgressBar\(2\.5\): a float is not iterable\.$"):
         SimpleProgressBar(2.5)
 
 
 def test_simple_progress_bar_negative_total_raises():
     """A negative total raises an error."""
-    with pytest.raises(ModelError, match=r"SimpleProgressBar\(total=-1\): give the number of elements, or None"):
+    with pytest.raises(
+        ModelError, match=r"SimpleProgressBar\(total=-1\): it is negative\. Give the number of elements, or None"
+    ):
         SimpleProgressBar(total=-1)
 
 
 def test_simple_progress_bar_without_iterable_raises():
     """Iteration without an iterable raises an error with the remedy."""
-    with pytest.raises(ModelError, match=r"without an iterable: pass one, or call update\(\)"):
+    with pytest.raises(ModelError, match=r"it has no iterable\. Pass one, or call update\(\)"):
         list(SimpleProgressBar(total=3))

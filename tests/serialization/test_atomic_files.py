@@ -133,8 +133,8 @@ def test_write_atomically_full_disk_raises_keeps_old_file(old, monkeypatch, mome
         with pytest.raises(ModelError) as caught:
             write(old, *[NEW] * 10)
     message = (
-        r"cannot write '.*model\.onnx': no more bytes fit there \(No space left on device; [\d,]+ MB are free\); "
-        r"free some space, or choose a path on another disk\. What was there before is unchanged\."
+        r"cannot write '.*model\.onnx': the disk is full \(No space left on device; [\d,]+ MB are free\)\. "
+        r"The old file is unchanged\. Free some space, or choose a path on another disk\."
     )
     assert re.fullmatch(message, str(caught.value))
     assert old.read_bytes() == OLD
@@ -154,7 +154,7 @@ def test_write_atomically_file_size_limit_raises(old):
     )
     done = subprocess.run([sys.executable, "-c", code, old], capture_output=True, text=True, check=False)
     assert "ModelError: cannot write" in done.stderr
-    assert "no more bytes fit there (File too large" in done.stderr
+    assert "the disk is full (File too large" in done.stderr
     assert old.read_bytes() == OLD
     assert names(old.parent) == ["model.onnx"]
 
@@ -181,12 +181,15 @@ def test_write_atomically_interrupt_keeps_old_file(old):
     [
         (
             "absent/model.onnx",
-            r"cannot write '.*model\.onnx': '.*absent' does not exist; create it, or choose another path",
+            r"cannot write '.*model\.onnx': '.*absent' does not exist. Create it, or choose another path",
         ),
-        ("file/model.onnx", r"cannot write '.*model\.onnx': '.*file' is not a folder; choose another path"),
-        ("folder", r"cannot write '.*folder': it is a folder; add a file name"),
-        ("pipe", r"cannot write '.*pipe': it is a device, pipe or socket, not a plain file; choose another path"),
-        ("n" * 300, r"cannot write '.*n': File name too long; choose a path that you may write to"),
+        ("file/model.onnx", r"cannot write '.*model\.onnx': '.*file' is not a folder. Choose another path"),
+        ("folder", r"cannot write '.*folder': it is a folder. Add a file name"),
+        ("pipe", r"cannot write '.*pipe': it is a device, pipe or socket, not a plain file. Choose another path"),
+        (
+            "n" * 300,
+            r"cannot write '.*n': File name too long. The old file is unchanged. Choose a path that you may write to",
+        ),
     ],
 )
 def test_write_atomically_invalid_path_raises_with_remedy(tmp_path, place, message):
@@ -208,7 +211,10 @@ def test_write_atomically_permission_denied_raises(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "mkdtemp", refuse)  # root, as whom tests may run, is refused by no mode
     with (
-        pytest.raises(ModelError, match=r"cannot write '.*m': Permission denied; choose a path that you may write to"),
+        pytest.raises(
+            ModelError,
+            match=r"cannot write '.*m': Permission denied. The old file is unchanged. Choose a path that",
+        ),
         write_atomically(tmp_path / "m"),
     ):
         pass
@@ -305,7 +311,7 @@ def test_stage_file_companion_is_a_folder_raises(old):
     folder = old.with_name("model.onnx.data")
     folder.mkdir()
     (folder / "kept").write_bytes(OLD)
-    with pytest.raises(ModelError, match=r"cannot write '.*model\.onnx\.data': it is a folder; add a file name"):
+    with pytest.raises(ModelError, match=r"cannot write '.*model\.onnx\.data': it is a folder. Add a file name"):
         write_both(old, folder)
     assert names(folder) == ["kept"]
     assert names(old.parent) == ["model.onnx", "model.onnx.data"]
@@ -329,7 +335,7 @@ def test_stage_file_full_disk_names_final_path(old, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), stage_file(old) as place:
+    with pytest.raises(ModelError, match=rf"cannot write '{old}': the disk is full"), stage_file(old) as place:
         write(place, NEW)
     assert names(old.parent) == ["model.onnx"]
 
@@ -337,7 +343,7 @@ def test_stage_file_full_disk_names_final_path(old, monkeypatch):
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
 def test_stage_file_full_disk_of_other_writer_reported(old, code):
     """A full disk that another writer meets is reported in the same way."""
-    with pytest.raises(ModelError, match=rf"cannot write '{old}': no more bytes fit there"), stage_file(old):
+    with pytest.raises(ModelError, match=rf"cannot write '{old}': the disk is full"), stage_file(old):
         raise OSError(code, os.strerror(code))
 
 
@@ -355,7 +361,9 @@ def test_stage_file_failed_rename_explained(old, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "replace", refuse)
-    message = rf"cannot write '{old}': Permission denied; choose a path that you may write to"
+    message = (
+        rf"cannot write '{old}': Permission denied. The old file is unchanged. Choose a path that you may write to"
+    )
     with pytest.raises(ModelError, match=message), stage_file(old) as place:
         place.write_bytes(NEW)
     assert old.read_bytes() == OLD
@@ -364,7 +372,7 @@ def test_stage_file_failed_rename_explained(old, monkeypatch):
 
 def test_write_atomically_null_byte_raises():
     """A path with a null byte raises an error."""
-    message = r"cannot write 'a\\x00b': embedded null byte; choose a path without it"
+    message = r"cannot write 'a\\x00b': embedded null byte. Choose a path without it"
     with pytest.raises(ModelError, match=message), write_atomically("a\0b"):
         pytest.fail("there is no such place")
     with pytest.raises(ModelError, match=message), stage_file(Path("a\0b")):

@@ -277,7 +277,7 @@ def test_encode_local_enum_raises_and_default_dropped():
         return act(x) if mode is Local.A else x
 
     x = torch.ones(2)
-    with pytest.raises(ModelError, match=r"cannot save <Local.A: 1>, a Local: only members of an enum"):
+    with pytest.raises(ModelError, match=r"cannot save <Local.A: 1>, a Local: only members of enums"):
         encode(Local.A)
     for made in copies_of(clika_compile(local, tracing_inputs=[x])):
         assert torch.equal(made(x), x)

@@ -19,10 +19,10 @@ from clika_ref.quantization.qdq import planning
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"smoothing": "yes"}, "option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
-        ({"bias_correction": True}, "option 'bias_correction' is True; it takes 'auto', 'on', 'off'"),
-        ({"bias_correction": "On"}, "option 'bias_correction' is 'On'; it takes 'auto', 'on', 'off'"),
-        ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0; it takes a number of seconds"),
+        ({"smoothing": "yes"}, "option 'smoothing' is 'yes'. Choose one of 'auto', 'on', 'off'"),
+        ({"bias_correction": True}, "option 'bias_correction' is True. Choose one of 'auto', 'on', 'off'"),
+        ({"bias_correction": "On"}, "option 'bias_correction' is 'On'. Choose one of 'auto', 'on', 'off'"),
+        ({"algorithm_seconds": -1.0}, "option 'algorithm_seconds' is -1.0. Give a number of seconds"),
     ],
 )
 def test_clika_compile_options_invalid_switch_or_time_raises(options, message):
@@ -34,10 +34,10 @@ def test_clika_compile_options_invalid_switch_or_time_raises(options, message):
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
-        ({"algorithm_seconds": "3"}, "str; it takes a float"),
-        ({"algorithm_seconds": True}, "bool; it takes a float"),
-        ({"check_passes": 1}, "int; it takes a bool"),
-        ({"ranges_file": 1}, "int; it takes a str"),
+        ({"algorithm_seconds": "3"}, "str. Give a float"),
+        ({"algorithm_seconds": True}, "bool. Give a float"),
+        ({"check_passes": 1}, "int. Give a bool"),
+        ({"ranges_file": 1}, "int. Give a str"),
     ],
 )
 def test_clika_compile_options_wrong_type_names_expected(options, kind):
@@ -61,7 +61,9 @@ def quantized(**options):
 
 def test_clika_compile_unknown_observer_raises():
     """An unknown observer raises an error."""
-    with pytest.raises(ModelError, match=r"option 'observer' is 'median'. Choose one of 'auto', 'every', 'min-max'"):
+    with pytest.raises(
+        ModelError, match=r"option 'observer' is 'median'. Choose one of 'auto', 'every', 'min-max', 'mean"
+    ):
         quantized(observer="median")
 
 
@@ -73,7 +75,7 @@ def test_clika_compile_options_off_and_on_control_algorithms():
     assert not off.corrections
     assert on.offsets.keys() == on.corrections.keys() == on.weights.keys()
     wide = quantized(observer="min-max", weight_rounding="off")
-    assert wide.activations["input"].scale > quantized(observer="99.99 %").activations["input"].scale
+    assert wide.activations["input"].scale > quantized(observer="percentile-99.99").activations["input"].scale
 
 
 def test_weight_clipping_off_covers_whole_weight(monkeypatch):

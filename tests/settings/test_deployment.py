@@ -53,9 +53,7 @@ def test_deployment_settings_named_finds_derived_classes(kinds):
 )
 def test_deployment_settings_required_field_raises(call, kind):
     """A field without a default raises an error with its class and the remedy."""
-    message = (
-        r"interpreter needs settings, and its name alone does not tell cores of .*\.Chip: give them as deployment_s"
-    )
+    message = r"cannot use the target interpreter by name: .*Chip needs cores\. Give deployment_s"
     with pytest.raises(kind, match=message):
         call("interpreter")
 
@@ -66,5 +64,5 @@ def test_settings_load_from_path_sets_required_field(kinds, tmp_path):
     path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n  cores: 8\n")
     assert clika_ref.Settings.load_from_path(path).deployment_settings == kinds["Chip"](8, 2.0)
     path.write_text("deployment_settings:\n  target_framework: interpreter\n  clock: 2.0\n")
-    with pytest.raises(ModelError, match=r"deployment_settings lacks cores, of which .*Chip has no default"):
+    with pytest.raises(ModelError, match=r"deployment_settings lacks cores, which have no default in .*Chip"):
         clika_ref.Settings.load_from_path(path)

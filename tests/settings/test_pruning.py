@@ -22,7 +22,7 @@ def test_pruning_settings_valid_mask_types(mask_type):
 @pytest.mark.parametrize("mask_type", ["4:2", "2:2", "0:4", "02:4", "\uff12:\uff14", "2/4", "", None, 3])
 def test_pruning_settings_invalid_mask_type_lists_choices(mask_type):
     """An invalid mask type raises an error that lists the valid ones."""
-    with pytest.raises(ModelError, match=r'mask_type is .*; it takes "structured", "unstructured" .*"2:4"'):
+    with pytest.raises(ModelError, match=r'mask_type is .*. Give "structured", "unstructured" .*"2:4"'):
         PruningSettings(mask_type)
 
 
@@ -30,12 +30,16 @@ def test_pruning_settings_invalid_mask_type_lists_choices(mask_type):
     ("kind", "fields", "message"),
     [
         (PruningSettings, {"pruning_sensitivity_threshold": -1}, "a number from 0, or None for no limit"),
-        (PruningSettings, {"sparsity": 1.0}, "a share between 0 and 1"),
-        (PruningSettings, {"mask_type": "2:4", "sparsity": 0.5}, "says which share stays, and sparsity too"),
-        (PruningSettings, {"pruning_sensitivity_threshold": None}, "sets no limit to what goes; give sparsity"),
+        (PruningSettings, {"sparsity": 1.0}, "a number between 0 and 1"),
+        (PruningSettings, {"mask_type": "2:4", "sparsity": 0.5}, "defines the sparsity already. Remove sparsity"),
+        (
+            PruningSettings,
+            {"pruning_sensitivity_threshold": None},
+            "sets no limit, so that everything could be pruned. Give sparsity",
+        ),
         (LayerPruningSettings, {"skip_pruning": 1}, "True or False"),
-        (LayerPruningSettings, {"skip_pruning": True, "sparsity": 0.5}, "a layer that is skipped has no mask_type"),
-        (LayerPruningSettings, {"mask_type": "1:4", "sparsity": 0.5}, "says which share stays, and sparsity too"),
+        (LayerPruningSettings, {"skip_pruning": True, "sparsity": 0.5}, "a skipped layer has no mask_type"),
+        (LayerPruningSettings, {"mask_type": "1:4", "sparsity": 0.5}, "defines the sparsity already. Remove sparsity"),
     ],
 )
 def test_pruning_settings_invalid_or_contradictory_raise(kind, fields, message):
@@ -46,17 +50,19 @@ def test_pruning_settings_invalid_or_contradictory_raise(kind, fields, message):
 
 def test_pruning_settings_unknown_field_lists_fields():
     """An unknown field raises an error that lists the fields."""
-    with pytest.raises(ModelError, match="PruningSettings has no 'mask'; it has mask_type"):
+    with pytest.raises(
+        ModelError, match=r"PruningSettings has no 'mask'. Did you mean 'mask_type'\? Its fields are mask_type"
+    ):
         PruningSettings().mask = "2:4"
 
 
 def test_pruning_settings_assignment_checked_for_contradictions():
     """Assignments are checked, so that contradicting fields must be changed in order."""
     settings = PruningSettings("structured", None, 0.5)
-    with pytest.raises(ModelError, match="says which share stays, and sparsity too; leave sparsity out"):
+    with pytest.raises(ModelError, match=r"defines the sparsity already. Remove sparsity"):
         settings.mask_type = "2:4"
     settings.sparsity = None
-    with pytest.raises(ModelError, match="sets no limit to what goes; give sparsity"):
+    with pytest.raises(ModelError, match=r"sets no limit, so that everything could be pruned. Give sparsity"):
         settings.check()
     settings.mask_type = "2:4"
     settings.check()

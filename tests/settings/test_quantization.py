@@ -45,9 +45,9 @@ def test_quantization_settings_names_and_defaults():
         ("weights_num_bits", 1, NUMBER),
         ("weights_num_bits", 8.0, NUMBER),
         ("weights_num_bits", True, NUMBER),
-        ("weights_num_bits", [], "or a list of such, of which each layer takes one"),
-        ("weights_num_bits", [8, 8], "or a list of such"),
-        ("weights_num_bits", [8, 99], "or a list of such"),
+        ("weights_num_bits", [], "or a list to choose from for each layer"),
+        ("weights_num_bits", [8, 8], "or a list to choose from"),
+        ("weights_num_bits", [8, 99], "or a list to choose from"),
         ("activations_num_bits", [8], NUMBER),
         ("activations_num_bits", None, NUMBER),
         ("quantization_sensitivity_threshold", -0.1, "a number from 0"),
@@ -66,7 +66,7 @@ def test_quantization_settings_invalid_value_names_expected(name, value, wanted)
     """An invalid value raises an error with the expected one."""
     with pytest.raises(ModelError) as caught:
         QuantizationSettings(**{name: value})
-    assert f"QuantizationSettings.{name} is {value!r}; it takes " in str(caught.value)
+    assert f"QuantizationSettings.{name} is {value!r}. Give " in str(caught.value)
     assert wanted in str(caught.value)
 
 
@@ -74,9 +74,12 @@ def test_quantization_settings_rejected_assignment_keeps_value():
     """An assignment is checked, and a rejected one changes no field."""
     settings = QuantizationSettings(weights_num_bits=[8, 4], weights_only_quantization_block_size=(0, 32))
     settings.quantization_sensitivity_threshold = 0.35
-    with pytest.raises(ModelError, match="it takes a number from 0"):
+    with pytest.raises(ModelError, match="Give a number from 0"):
         settings.quantization_sensitivity_threshold = -1
-    with pytest.raises(ModelError, match="QuantizationSettings has no 'weight_bits'; it has weights_num_bits, "):
+    with pytest.raises(
+        ModelError,
+        match=r"QuantizationSettings has no 'weight_bits'. Did you mean 'weights_num_bits'\? Its fields are weights",
+    ):
         settings.weight_bits = 4
     assert settings.quantization_sensitivity_threshold == 0.35
     assert not hasattr(settings, "weight_bits")
@@ -84,10 +87,10 @@ def test_quantization_settings_rejected_assignment_keeps_value():
 
 def test_quantization_settings_contradiction_raises():
     """Contradicting settings raise an error when the second one is set."""
-    with pytest.raises(ModelError, match="automatic_skip_quantization=False leaves nothing; choose one"):
+    with pytest.raises(ModelError, match=r"automatic_skip_quantization=False keeps none. Choose one"):
         QuantizationSettings(quantization_sensitivity_threshold=0, automatic_skip_quantization=False)
     settings = QuantizationSettings(quantization_sensitivity_threshold=0)
-    with pytest.raises(ModelError, match="choose one"):
+    with pytest.raises(ModelError, match="Choose one"):
         settings.automatic_skip_quantization = False
     assert settings.automatic_skip_quantization is True
 
@@ -95,7 +98,7 @@ def test_quantization_settings_contradiction_raises():
 def test_weight_only_settings_reject_activation_bits():
     """Weight-only quantization rejects a number of bits for activations."""
     settings = QuantizationSettings(prefer_weights_only_quantization=True, activations_num_bits=8)
-    with pytest.raises(ModelError, match="leaves values between layers float, and activations_num_bits=4 says"):
+    with pytest.raises(ModelError, match="keeps activations in float, but activations_num_bits=4 quantizes"):
         settings.activations_num_bits = 4
 
 
@@ -116,22 +119,25 @@ def test_clika_compile_checks_mutated_lists_before_data():
             layer_quantization_settings=layers,
         )
 
-    with pytest.raises(ModelError, match=r"QuantizationSettings.weights_num_bits is \[8, 4, 99\]; it takes"):
+    with pytest.raises(ModelError, match=r"QuantizationSettings.weights_num_bits is \[8, 4, 99\]. Give"):
         compiled(settings)
     layers["0"].weights_num_bits.append(0)
-    with pytest.raises(ModelError, match=r"LayerQuantizationSettings.weights_num_bits is \[8, 0\]; it takes"):
+    with pytest.raises(ModelError, match=r"LayerQuantizationSettings.weights_num_bits is \[8, 0\]. Give"):
         compiled(QuantizationSettings())
 
 
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        ({"skip_quantization": True, "weights_num_bits": 4}, "a layer that stays float has no number of bits"),
+        ({"skip_quantization": True, "weights_num_bits": 4}, "a layer in float has no number of bits"),
         ({"skip_quantization_until": ["head"], "activations_num_bits": 8}, "has no number of bits"),
-        ({"skip_quantization_downstream": True, "skip_quantization_until": ["head"]}, "goes to the end"),
-        ({"skip_quantization_until": "head"}, "it takes a list of the names of layers"),
-        ({"weights_num_bits": 0}, "it takes a number of bits from 2 to 16, or a list of such, of which each layer"),
-        ({"weights_num_bits": 0}, "or None for that of the model"),
+        (
+            {"skip_quantization_downstream": True, "skip_quantization_until": ["head"]},
+            "skips all nodes after the layer",
+        ),
+        ({"skip_quantization_until": "head"}, "Give a list of layer names"),
+        ({"weights_num_bits": 0}, "Give a number of bits from 2 to 16, or a list to choose from for each layer"),
+        ({"weights_num_bits": 0}, "or None for the setting of the model"),
     ],
 )
 def test_layer_quantization_settings_invalid_raise(fields, what):
@@ -154,7 +160,7 @@ def test_quantization_settings_copied_and_pickled():
     [
         ({"quantization_settings": {"weights_num_bits": 8}}, "a QuantizationSettings, or None for a float model"),
         ({"layer_quantization_settings": ["conv"]}, "a dict from the names of layers to LayerQuantizationSettings"),
-        ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
+        ({"layer_quantization_settings": {"conv": True}}, "a dict from names of layers to LayerQuantizationSettings"),
     ],
 )
 def test_clika_compile_wrong_settings_type_raises(arguments, wanted):

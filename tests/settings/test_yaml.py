@@ -109,7 +109,9 @@ EVERYTHING = Settings(
         "yes": LayerSettings(pruning_settings=LayerPruningSettings(mask_type="1:1")),
         "*.head": LayerSettings(LayerQuantizationSettings(activations_num_bits=8)),
     },
-    clika_compile_options=ClikaCompileOptions(smoothing="on", sparing="off", observer="99.99 %", ranges_file="1e-3"),
+    clika_compile_options=ClikaCompileOptions(
+        smoothing="on", mixed_precision="off", observer="percentile-99.99", ranges_file="1e-3"
+    ),
 )
 
 
@@ -194,7 +196,7 @@ def test_global_lora_settings_section_passed_as_option(read):
     """Adapters have a section of their own, and it is passed as a compile option."""
     settings = read("global_lora_settings: {rank: 2, alpha: 1, dropout_rate: 0.05}")
     assert settings.compile_arguments()["clika_compile_options"].global_lora_settings == LoraSettings(2, 1, 0.05)
-    with pytest.raises(ModelError, match="global_lora_settings stands in Settings itself"):
+    with pytest.raises(ModelError, match="global_lora_settings is also given in clika_compile_options"):
         Settings(clika_compile_options=ClikaCompileOptions(global_lora_settings=LoraSettings()))
 
 
@@ -240,8 +242,10 @@ def test_settings_load_yaml_1_1_booleans_accepted(read, word):
 
 def test_settings_load_on_off_stay_strings(read):
     """'on' and 'off' stay strings where strings are expected."""
-    options = read("clika_compile_options: {smoothing: on, equalization: off, sparing: 'on'}").clika_compile_options
-    assert (options.smoothing, options.equalization, options.sparing) == ("on", "off", "on")
+    options = read(
+        "clika_compile_options: {smoothing: on, equalization: off, mixed_precision: 'on'}"
+    ).clika_compile_options
+    assert (options.smoothing, options.equalization, options.mixed_precision) == ("on", "off", "on")
 
 
 def test_settings_load_mask_type_stays_string(read):
@@ -291,84 +295,88 @@ def test_settings_load_old_threshold_scale_warns(read):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "clika.yaml is empty; .*writes all settings, with their defaults"),
-        ("# nothing\n", "clika.yaml is empty"),
-        ("- a\n- b", "line 1: the file is a list; it takes names and values"),
-        ("just words", "line 1: the file is 'just words'; it takes names and values"),
-        ("a: [1", "line 1: this is no YAML: while parsing a flow sequence"),
-        ("a: b: c", "line 1: this is no YAML: mapping values are not allowed here"),
-        ("training_settings:\n\tstats_steps: 3", "line 2: this is no YAML: .*found character"),
-        ("a: \x07", "clika.yaml is no YAML: unacceptable character"),
-        ("--- {}\n--- {}", "line 2: this is no YAML: .*but found another document"),
-        ("[" * 3000, "clika.yaml nests deeper than any settings do"),
-        ("{? [a]: 1}", "line 1: a key is a list or a mapping; keys are names"),
+        ("", "clika.yaml: the file is empty. .*writes all settings with their defaults"),
+        ("# nothing\n", "clika.yaml: the file is empty"),
+        ("- a\n- b", "line 1: the file is a list. Give names and values"),
+        ("just words", "line 1: the file is 'just words'. Give names and values"),
+        ("a: [1", "line 1: it is not valid YAML: while parsing a flow sequence"),
+        ("a: b: c", "line 1: it is not valid YAML: mapping values are not allowed here"),
+        ("training_settings:\n\tstats_steps: 3", "line 2: it is not valid YAML: .*found character"),
+        ("a: \x07", "clika.yaml: it is not valid YAML: unacceptable character"),
+        ("--- {}\n--- {}", "line 2: it is not valid YAML: .*but found another document"),
+        ("[" * 3000, "clika.yaml: it is nested too deeply"),
+        ("{? [a]: 1}", "line 1: a key is a list or a mapping. Give a name"),
         (
             "training_settings: &a {x: *a}",
-            "clika.yaml nests deeper than any settings do, or an alias is inside its own anchor",
+            "clika.yaml: it is nested too deeply, or an alias is inside its own anchor",
         ),
-        ("training_settings: !!python/object:os.system {}", "line 1: the tag .*python.* is not read"),
+        ("training_settings: !!python/object:os.system {}", "line 1: the tag .*python.* is not supported"),
         (
             "training_settings: {}\n\ntraining_settings: {}",
             "line 3: 'training_settings' is given twice, first in line 1",
         ),
-        ("\ntraining_setings: {}", "line 2: the file has no 'training_setings'; did you mean 'training_settings'?"),
-        ("stats_steps: 20", "line 1: the file has no 'stats_steps'; it belongs to training_settings"),
-        ("zebra: 1", "line 1: the file has no 'zebra'; it has deployment_settings, layer_settings"),
+        ("\ntraining_setings: {}", "line 2: the file has no 'training_setings'. Did you mean 'training_settings'?"),
+        ("stats_steps: 20", "line 1: the file has no 'stats_steps'. It belongs to training_settings"),
+        ("zebra: 1", "line 1: the file has no 'zebra'. Its names are deployment_settings, layer_settings"),
         (
             "global_quantization_settings:\n  weights_num_bit: 8",
-            "line 2: global_quantization_settings has no 'weights_num_bit'; did you mean 'weights_num_bits'",
+            "line 2: global_quantization_settings has no 'weights_num_bit'. Did you mean 'weights_num_bits'",
         ),
         (
             "global_quantization_settings: {stats_steps: 3}",
-            "global_quantization_settings has no 'stats_steps'; it belongs to training_settings",
+            "global_quantization_settings has no 'stats_steps'. It belongs to training_settings",
         ),
         (
             "global_quantization_settings:\n  weights_num_bits: '8'",
-            "line 2: global_quantization_settings.weights_num_bits is '8'; it takes a number .*write it without quotes",
+            "line 2: global_quantization_settings.weights_num_bits is '8'. Give a number .*Write it without quotes",
         ),
-        ("global_quantization_settings: {weights_num_bits: [[8]]}", r"weights_num_bits is \['a list'\]; it takes"),
+        ("global_quantization_settings: {weights_num_bits: [[8]]}", r"weights_num_bits is \['a list'\]. Give"),
         ("global_quantization_settings: {weights_num_bits: {a: {b: 1}}}", "weights_num_bits is {'a': 'a mapping'}"),
-        ("global_quantization_settings: {weights_num_bits: null}", "weights_num_bits is None; it takes a number"),
-        ("global_quantization_settings: {method: ptq}", "method is 'ptq'; it takes 'qat'"),
-        ("global_quantization_settings: {skip_tail_quantization: 'yes'}", "is 'yes'; it takes True, False, or None"),
+        ("global_quantization_settings: {weights_num_bits: null}", "weights_num_bits is None. Give a number"),
+        ("global_quantization_settings: {method: ptq}", "method is 'ptq'. Give 'qat'"),
+        ("global_quantization_settings: {skip_tail_quantization: 'yes'}", "is 'yes'. Give True, False, or None"),
         (
             "global_quantization_settings: {quantization_sensitivity_threshold: .nan}",
-            "quantization_sensitivity_threshold is nan; it takes a number from 0",
+            "quantization_sensitivity_threshold is nan. Give a number from 0",
         ),
         (
             (
                 "training_settings: {}\nglobal_quantization_settings:\n"
                 "  quantization_sensitivity_threshold: 0\n  automatic_skip_quantization: false"
             ),
-            "line 2: global_quantization_settings: QuantizationSettings: quantization_sensitivity_threshold=0 leaves",
+            "line 2: global_quantization_settings: QuantizationSettings: quantization_sensitivity_threshold=0 keeps",
         ),
-        ("training_settings: null", "line 1: training_settings is None; it takes names and values"),
-        ("training_settings: {stats_steps: 0}", "training_settings.stats_steps is 0; it takes a number of batches"),
-        ("training_settings: {random_seed: -1}", "random_seed is -1; it takes an integer of 64 bits from 0"),
-        ("distributed_training_settings: {use_sharding: true}", "multi_gpu=False has one of them; set multi_gpu"),
-        ("deployment_settings: trt", "line 1: deployment_settings is 'trt'; it takes names and values"),
-        ("deployment_settings: {target_framework: tr}", "target_framework has no 'tr'; did you mean 'trt'"),
-        ("deployment_settings: {target_framework: [ov]}", "target_framework has no ''; it has ort, ov"),
-        ("deployment_settings: {target_framework: qnn}", "target_framework: the target QNN is not implemented"),
-        ("deployment_settings: {target_framework: ort, hue: 1}", "settings has no 'hue'; it has nothing to set"),
-        ("deployment_settings: {target_framework: ov, preset: x}", "deployment_settings: preset is 'x'; it takes"),
-        ("deployment_settings: {target_framework: trt, shapes: {n: [3, 2, 1]}}", "shapes: 'n' is to be"),
-        (f"deployment_settings: {{{FULL}: 3}}", f"deployment_settings.{FULL} is 3; it takes true or false"),
-        ("clika_compile_options: {smoothing: true}", "option 'smoothing' is True; it takes 'auto', 'on', 'off'"),
-        ("layer_settings: {a: {skip_quantization: true}}", "layer_settings.a has no .*; it belongs to quantization_s"),
+        ("training_settings: null", "line 1: training_settings is None. Give names and values"),
+        ("training_settings: {stats_steps: 0}", "training_settings.stats_steps is 0. Give a whole number from 1"),
+        ("training_settings: {random_seed: -1}", "random_seed is -1. Give a whole number from 0"),
+        ("distributed_training_settings: {use_sharding: true}", "multi_gpu is False. Set multi_gpu"),
+        ("deployment_settings: trt", "line 1: deployment_settings is 'trt'. Give names and values"),
+        ("deployment_settings: {target_framework: tr}", "target_framework has no 'tr'. Did you mean 'trt'"),
+        ("deployment_settings: {target_framework: [ov]}", "target_framework has no ''. Its names are ort, ov"),
+        ("deployment_settings: {target_framework: qnn}", "target_framework: cannot use the target QNN: it retired"),
+        ("deployment_settings: {target_framework: ort, hue: 1}", "settings has no 'hue'. It has no settings"),
+        ("deployment_settings: {target_framework: ov, preset: x}", "deployment_settings: preset is 'x'. Choose one of"),
+        ("deployment_settings: {target_framework: trt, shapes: {n: [3, 2, 1]}}", "shapes contains 'n'"),
+        (f"deployment_settings: {{{FULL}: 3}}", f"deployment_settings.{FULL} is 3. Give true or false"),
+        ("clika_compile_options: {smoothing: true}", "option 'smoothing' is True. Choose one of 'auto', 'on', 'off'"),
+        ("layer_settings: {a: {skip_quantization: true}}", "layer_settings.a has no .*. It belongs to quantization_s"),
         (
             "layer_settings:\n  a: &a {quantization_settings: {skip_quantization: true}}\n  b:\n    <<: *a",
-            "line 4: '<<' merges nothing in YAML 1.2; write the names and values out",
+            "line 4: '<<' is a merge key, which YAML 1.2 lacks. Write the names and values out",
         ),
-        ("layer_settings: [a]", "line 1: layer_settings is a list; it takes names and values"),
+        (
+            "clika_compile_options: {sparing: 'off'}",
+            "line 1: clika_compile_options has no 'sparing'. Its names are .*mixed_p",
+        ),
+        ("layer_settings: [a]", "line 1: layer_settings is a list. Give names and values"),
         (
             "clika_compile_options:\n  global_lora_settings: {rank: 2}",
-            "line 2: clika_compile_options has no 'global_lora_settings'; it is a section of its own",
+            "line 2: clika_compile_options has no 'global_lora_settings'. Make it a section of its own",
         ),
-        ("layer_settings: {a: 3}", "line 1: layer_settings.a is 3; it takes names and values"),
+        ("layer_settings: {a: 3}", "line 1: layer_settings.a is 3. Give names and values"),
         (
             "layer_settings: {a: {quantization_settings: {skip_quantisation: true}}}",
-            "layer_settings.a.quantization_settings has no .skip_quantisation.; did you mean .skip_quantization.",
+            "layer_settings.a.quantization_settings has no .skip_quantisation.. Did you mean .skip_quantization.",
         ),
     ],
 )
@@ -380,7 +388,7 @@ def test_settings_load_invalid_entry_reports_line(read, text, message):
 def test_settings_load_reports_all_errors_at_once(read):
     """All errors of a file are reported at once."""
     told = refused(read, "zebra: 1\ntraining_settings:\n  stats_steps: x\n  steps: 3\n  random_seed: 1.5\n")
-    assert told.splitlines()[0] == "clika.yaml holds 4 things that are no settings:"
+    assert told.splitlines()[0] == "cannot read the settings in clika.yaml: it has 4 errors:"
     assert [line[:9] for line in told.splitlines()[1:]] == ["  line 1:", "  line 3:", "  line 4:", "  line 5:"]
 
 
@@ -398,14 +406,14 @@ def test_settings_load_unreadable_file_raises_with_reason(tmp_path):
     with pytest.raises(ModelError, match=r"cannot read the settings in .*: Is a directory"):
         Settings.load_from_path(tmp_path)
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00\xd8")
-    with pytest.raises(ModelError, match=r"bytes\.yaml is no YAML"):
+    with pytest.raises(ModelError, match=r"bytes\.yaml: it is not valid YAML"):
         Settings.load_from_path(tmp_path / "bytes.yaml")
 
 
 @pytest.mark.parametrize("path", [None, 3, b"clika.yaml"])
 def test_settings_path_of_wrong_type_raises(path):
     """A value that is no path raises an error."""
-    told = f"path is {path!r}, a {type(path).__name__}; give a path such as 'clika.yaml'"
+    told = f"path is {path!r}, a {type(path).__name__}. Give a path such as 'clika.yaml'"
     for use in (Settings.load_from_path, Settings().save_to_path):
         with pytest.raises(ModelError, match=re.escape(told)):
             use(path)
@@ -413,13 +421,15 @@ def test_settings_path_of_wrong_type_raises(path):
 
 def test_settings_fields_checked_on_assignment():
     """Fields are checked as they are set."""
-    with pytest.raises(ModelError, match=r"Settings.training_settings is None; it takes a TrainingSettings"):
+    with pytest.raises(ModelError, match=r"Settings.training_settings is None. Give a TrainingSettings"):
         Settings(training_settings=None)
-    with pytest.raises(ModelError, match=r"Settings.layer_settings is .*; it takes a dict from the names of layers"):
+    with pytest.raises(ModelError, match=r"Settings.layer_settings is .*. Give a dict from layer names"):
         Settings(layer_settings={"a": QuantizationSettings()})
-    with pytest.raises(ModelError, match=r"Settings has no 'quantization_settings'; it has deployment_settings"):
+    with pytest.raises(
+        ModelError, match=r"Settings has no 'quantization_settings'. .*Its fields are deployment_settings"
+    ):
         Settings().quantization_settings = None
-    with pytest.raises(ModelError, match="multi_gpu=False has one of them; set multi_gpu"):
+    with pytest.raises(ModelError, match=r"multi_gpu is False. Set multi_gpu"):
         DistributedTrainingSettings(use_sharding=True)
 
 

@@ -137,10 +137,9 @@ class AccuracySearch(HasTables):
         if not whole.what_if:
             return "no layer can be quantized: see the summary for the reasons"
         if not failed:
+            names = ", ".join(whole.kept_in_float)
             return (
-                f"{', '.join(whole.cheap_float_layers)} stay in float unless sparing is 'off'"
-                if whole.cheap_float_layers
-                else ""
+                f"mixed_precision keeps {names} in float. Set mixed_precision='off' to quantize them" if names else ""
             )
         smallest = max(failed, key=lambda candidate: candidate.bytes)
         last = max((x for x in smallest.found.layers if not x.reason), key=lambda x: x.sensitivity or 0.0, default=None)

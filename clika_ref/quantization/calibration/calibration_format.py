@@ -16,30 +16,36 @@ from clika_ref.quantization.calibration.calibrator import Calibration, Reservoir
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN
 from clika_ref.quantization.calibration.range_table import RangeTable
 from clika_ref.serialization.container import deflate, inflate
-
-COUNTS_TENSOR, BYTE_PLANES_TENSOR, INPUTS_PREFIX = "counts", "planes of counts", "inputs"
-"""Names of tensors: counts of all values before file format 2 and since then, and ``inputs.<batch>.<input>``."""
+from clika_ref.serialization.vocabulary import CalibrationKey, RangesKey
 
 
 def calibration_to_json(
-    calibration: Calibration, *, is_whole: bool, keeps_inputs: bool
+    calibration: Calibration, *, is_complete: bool, keeps_inputs: bool
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return a calibration as a JSON document and tensors.
 
     Args:
         calibration: its kept inputs are part of the state.
-        is_whole: whether it has processed all of the data.
+        is_complete: whether it has processed all of the data.
         keeps_inputs: whether to save the kept inputs as well, which are needed to quantize for other targets.
     """
     ranges, tensors = calibration.table.to_document()
-    tensors[BYTE_PLANES_TENSOR] = _compress_counts(tensors.pop(COUNTS_TENSOR))
-    document = {"model": calibration.model, "ranges": ranges, "inputs": None}
+    tensors[CalibrationKey.COUNT_BYTE_PLANES] = _compress_counts(tensors.pop(RangesKey.COUNTS))
+    document: dict[str, Any] = {
+        CalibrationKey.MODEL: calibration.model,
+        CalibrationKey.RANGES: ranges,
+        CalibrationKey.INPUTS: None,
+    }
     if keeps_inputs:
-        reservoir = calibration.reservoir
-        document |= {"inputs": len(reservoir.batches), "is full": reservoir.is_full, "is whole": is_whole}
-        document["sizes"] = sorted(calibration.sizes.items())
-        for number, batch in enumerate(reservoir.batches):
-            tensors |= {f"{INPUTS_PREFIX}.{number}.{position}": x for position, x in enumerate(batch)}
+        kept = calibration.reservoir
+        document |= {
+            CalibrationKey.INPUTS: len(kept.batches),
+            CalibrationKey.IS_FULL: kept.is_full,
+            CalibrationKey.IS_COMPLETE: is_complete,
+            CalibrationKey.SIZES: sorted(calibration.sizes.items()),
+        }
+        for number, batch in enumerate(kept.batches):
+            tensors |= {f"{CalibrationKey.INPUTS}.{number}.{index}": x for index, x in enumerate(batch)}
     return document, tensors
 
 
@@ -55,14 +61,22 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
         ModelError: the data is damaged.
     """
     try:
-        counts = _decompress_counts(tensors, len(document["ranges"]["values"]))
-        table = RangeTable.read(document["ranges"], {**tensors, COUNTS_TENSOR: counts}, "the saved calibration")
-        found = Calibration(graph, table, model=str(document["model"]))
-        if document["inputs"] is not None:
-            batches = [_read_batch(tensors, number, len(graph.inputs)) for number in range(document["inputs"])]
-            total_bytes = sum(x.nbytes for batch in batches for x in batch)
-            found.reservoir = Reservoir(batches=batches, used_bytes=total_bytes, is_full=bool(document["is full"]))
-            found.sizes = Counter({tuple((str(s), int(n)) for s, n in sizes): int(k) for sizes, k in document["sizes"]})
+        counts = _decompress_counts(tensors, len(document[CalibrationKey.RANGES][RangesKey.ACTIVATIONS]))
+        table = RangeTable.read(
+            document[CalibrationKey.RANGES], {**tensors, RangesKey.COUNTS: counts}, "the saved calibration"
+        )
+        found = Calibration(graph, table, model=str(document[CalibrationKey.MODEL]))
+        if document[CalibrationKey.INPUTS] is not None:
+            batches = [
+                _read_batch(tensors, number, len(graph.inputs)) for number in range(document[CalibrationKey.INPUTS])
+            ]
+            held = sum(x.nbytes for batch in batches for x in batch)
+            found.reservoir = Reservoir(
+                batches=batches, used_bytes=held, is_full=bool(document[CalibrationKey.IS_FULL])
+            )
+            found.sizes = Counter(
+                {tuple((str(s), int(n)) for s, n in sizes): int(k) for sizes, k in document[CalibrationKey.SIZES]}
+            )
     except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
         msg = f"the saved calibration is damaged: {type(error).__name__}: {error}. Calibrate again."
         raise ModelError(msg) from error
@@ -70,7 +84,7 @@ def calibration_from_json(document: Mapping[str, Any], tensors: Mapping[str, Ten
 
 
 def _read_batch(tensors: Mapping[str, Tensor], number: int, count: int) -> list[Tensor]:
-    return [tensors[f"{INPUTS_PREFIX}.{number}.{position}"] for position in range(count)]
+    return [tensors[f"{CalibrationKey.INPUTS}.{number}.{index}"] for index in range(count)]
 
 
 def _compress_counts(counts: Tensor) -> Tensor:
@@ -81,25 +95,21 @@ def _compress_counts(counts: Tensor) -> Tensor:
     return deflate(_byte_view(counts).T.contiguous().numpy().tobytes())
 
 
-def _decompress_counts(tensors: Mapping[str, Tensor], values: int) -> Tensor:
-    """Decompress the counts of this many values; never allocates more than they take."""
-    size, squeezed = (
-        values * 2 * BINS_PER_SIGN * torch.int64.itemsize,
-        tensors[BYTE_PLANES_TENSOR if BYTE_PLANES_TENSOR in tensors else COUNTS_TENSOR],
-    )
-    found = inflate(squeezed, size)
-    if len(found) != size:
-        msg = f"the number of counts does not match {values} activations"
+def _decompress_counts(tensors: Mapping[str, Tensor], activations: int) -> Tensor:
+    """Decompress the counts of this many activations; never allocates more than they take."""
+    size = activations * 2 * BINS_PER_SIGN * torch.int64.itemsize
+    planes = inflate(tensors[CalibrationKey.COUNT_BYTE_PLANES], size)
+    if len(planes) != size:
+        msg = f"the number of counts does not match {activations} activations"
         raise ValueError(msg)
-    counts = torch.zeros(values, 2 * BINS_PER_SIGN, dtype=torch.int64, device="cpu")
-    if found:
-        total_bytes, seen = torch.frombuffer(bytearray(found), dtype=torch.uint8), _byte_view(counts)
-        if BYTE_PLANES_TENSOR in tensors:
-            for position, plane in enumerate(total_bytes.reshape(seen.T.shape)):
-                if plane.any():
-                    seen[:, position] = plane
-        else:
-            seen.copy_(total_bytes.reshape(seen.shape))
+    counts = torch.zeros(activations, 2 * BINS_PER_SIGN, dtype=torch.int64, device="cpu")
+    if planes:
+        count_bytes = _byte_view(counts)
+        for index, plane in enumerate(
+            torch.frombuffer(bytearray(planes), dtype=torch.uint8).reshape(count_bytes.T.shape)
+        ):
+            if plane.any():
+                count_bytes[:, index] = plane
     return counts
 
 

@@ -14,10 +14,10 @@ from clika_ref.quantization.qdq.insertion import Plan
 from clika_ref.quantization.qdq.placement import Placement
 from clika_ref.quantization.qdq.planning import Planner
 
-DEFAULT_OBSERVER = "mean of extremes"
+DEFAULT_OBSERVER = "mean-min-max"
 """Default observer of all values: better if rare elements matter, as in convolutional networks."""
 
-ALTERNATIVE_OBSERVER = "least error"
+ALTERNATIVE_OBSERVER = "mse"
 """Alternative observer of a value: better if rare elements belong to a few tokens."""
 
 OBSERVER_CANDIDATES: Mapping[str, Sequence[str]] = {

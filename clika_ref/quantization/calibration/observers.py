@@ -111,9 +111,9 @@ MIN_STEP = 2.0**-1000
 
 OBSERVERS: Mapping[str, Observer] = {
     "min-max": min_max,
-    "mean of extremes": mean_min_max,
-    "99.99 %": partial(percentile, share=0.9999),
-    "99.999 %": partial(percentile, share=0.99999),
-    "least error": least_error,
+    "mean-min-max": mean_min_max,
+    "percentile-99.99": partial(percentile, share=0.9999),
+    "percentile-99.999": partial(percentile, share=0.99999),
+    "mse": least_error,
 }
 """All observers, by the name in reports."""

@@ -16,16 +16,10 @@ from clika_ref.core.errors import ModelError
 from clika_ref.quantization.calibration.histogram import BINS_PER_SIGN, Histogram
 from clika_ref.quantization.calibration.statistics import BatchStatistics, ExactSum, Statistics
 from clika_ref.serialization.atomic_files import write_atomically
+from clika_ref.serialization.vocabulary import RangesKey, StatisticsKey
 
-RANGE_TABLE_VERSION = 3
+RANGE_TABLE_VERSION = 4
 """Version of the file format; raised when older files can no longer be read."""
-
-METADATA_KEY = "clika_ranges"
-"""Metadata entry that holds everything except the counts."""
-
-
-SMOOTHING_PREFIX = "smoothing"
-"""Prefix of the smoothing factors: ``smoothing.<value>``."""
 
 
 @dataclass
@@ -74,24 +68,26 @@ class RangeTable:
             ModelError: the file cannot be written.
         """
         document, tensors = self.to_document()
-        blob = safetensors.torch.save(tensors, {METADATA_KEY: json.dumps(document, separators=(",", ":"))})
+        blob = safetensors.torch.save(tensors, {RangesKey.FILE: json.dumps(document, separators=(",", ":"))})
         with write_atomically(path) as file:
             file.write(blob)
 
     def to_document(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return a JSON document and tensors for `read`: ``counts[values, bins]``, and factors ``[channels]``."""
-        document = {
-            "version": RANGE_TABLE_VERSION,
-            "model": self.model,
-            "batches": self.batches,
-            "first": self.first,
-            "smoothing": None if self.smoothing is None else [*self.smoothing],
-            "smoothed for": self.smoothing_purpose,
-            "values": {name: statistics_to_json(statistics) for name, statistics in self.values.items()},
+        document: dict[str, Any] = {
+            RangesKey.VERSION: RANGE_TABLE_VERSION,
+            RangesKey.MODEL: self.model,
+            RangesKey.BATCHES: self.batches,
+            RangesKey.FIRST: self.first,
+            RangesKey.SMOOTHING: None if self.smoothing is None else [*self.smoothing],
+            RangesKey.SMOOTHING_PURPOSE: self.smoothing_purpose,
+            RangesKey.ACTIVATIONS: {name: statistics_to_json(statistics) for name, statistics in self.values.items()},
         }
         counts = [statistics.histogram.counts for statistics in self.values.values()]
-        tensors = {"counts": torch.stack(counts) if counts else torch.zeros(0, 2 * BINS_PER_SIGN, dtype=torch.int64)}
-        tensors |= {f"{SMOOTHING_PREFIX}.{name}": factor.cpu() for name, factor in (self.smoothing or {}).items()}
+        tensors: dict[str, torch.Tensor] = {
+            RangesKey.COUNTS: torch.stack(counts) if counts else torch.zeros(0, 2 * BINS_PER_SIGN, dtype=torch.int64)
+        }
+        tensors |= {f"{RangesKey.SMOOTHING}.{name}": factor.cpu() for name, factor in (self.smoothing or {}).items()}
         return document, tensors
 
     @classmethod
@@ -103,7 +99,7 @@ class RangeTable:
         """
         try:
             with safetensors.safe_open(str(path), framework="pt") as file:
-                document = json.loads((file.metadata() or {})[METADATA_KEY])
+                document = json.loads((file.metadata() or {})[RangesKey.FILE])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
             return cls.read(document, tensors, str(path))
         except (OSError, KeyError, ValueError, TypeError, safetensors.SafetensorError) as error:
@@ -125,18 +121,18 @@ class RangeTable:
             ModelError: the data has another version, or is damaged.
         """
         try:
-            if document["version"] != RANGE_TABLE_VERSION:
+            if document[RangesKey.VERSION] != RANGE_TABLE_VERSION:
                 msg = (
                     f"{where} has version {document['version']} of the range table format, but this clika-ref reads "
                     f"{RANGE_TABLE_VERSION}. Calibrate again, and save the new one."
                 )
                 raise ModelError(msg)
-            names = document["smoothing"]
-            smoothing = None if names is None else {name: tensors[f"{SMOOTHING_PREFIX}.{name}"] for name in names}
-            found = zip(document["values"].items(), tensors["counts"], strict=True)
+            names = document[RangesKey.SMOOTHING]
+            smoothing = None if names is None else {name: tensors[f"{RangesKey.SMOOTHING}.{name}"] for name in names}
+            found = zip(document[RangesKey.ACTIVATIONS].items(), tensors[RangesKey.COUNTS], strict=True)
             values = {name: statistics_from_json(entry, of_value) for (name, entry), of_value in found}
-            facts = str(document["smoothed for"]), str(document["model"]), str(document.get("first", ""))
-            return cls(values, int(document["batches"]), smoothing, *facts)
+            facts = (str(document[key]) for key in (RangesKey.SMOOTHING_PURPOSE, RangesKey.MODEL, RangesKey.FIRST))
+            return cls(values, int(document[RangesKey.BATCHES]), smoothing, *facts)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             msg = (
                 f"{where} is not a range table: {type(error).__name__}: {error}. Calibrate again, and save the new one."
@@ -146,14 +142,14 @@ class RangeTable:
 
 def statistics_to_json(statistics: Statistics) -> dict[str, Any]:
     """Return all but the counts; floats in their shortest exact form, without the min/max of an empty value."""
-    bounds = {} if statistics.is_empty else {"low": statistics.low, "high": statistics.high}
+    ends = {} if statistics.is_empty else {StatisticsKey.LOW: statistics.low, StatisticsKey.HIGH: statistics.high}
     return {
-        **bounds,
-        "batches": statistics.batches,
-        "lows": statistics.lows.partials,
-        "highs": statistics.highs.partials,
-        "exponent": statistics.histogram.exponent,
-        "unbounded": statistics.is_unbounded,
+        **ends,
+        StatisticsKey.BATCHES: statistics.batches,
+        StatisticsKey.LOWS: statistics.lows.partials,
+        StatisticsKey.HIGHS: statistics.highs.partials,
+        StatisticsKey.EXPONENT: statistics.histogram.exponent,
+        StatisticsKey.UNBOUNDED: statistics.is_unbounded,
     }
 
 
@@ -167,12 +163,12 @@ def statistics_from_json(entry: Mapping[str, Any], counts: torch.Tensor) -> Stat
         msg = f"counts are {counts.dtype}{list(counts.shape)}, not torch.int64[{2 * BINS_PER_SIGN}]"
         raise ValueError(msg)
     found = Statistics(
-        batches=int(entry["batches"]),
-        lows=ExactSum([float(x) for x in entry["lows"]]),
-        highs=ExactSum([float(x) for x in entry["highs"]]),
-        histogram=Histogram(int(entry["exponent"]), counts, int(counts.sum())),
-        is_unbounded=bool(entry["unbounded"]),
+        batches=int(entry[StatisticsKey.BATCHES]),
+        lows=ExactSum([float(x) for x in entry[StatisticsKey.LOWS]]),
+        highs=ExactSum([float(x) for x in entry[StatisticsKey.HIGHS]]),
+        histogram=Histogram(int(entry[StatisticsKey.EXPONENT]), counts, int(counts.sum())),
+        is_unbounded=bool(entry[StatisticsKey.UNBOUNDED]),
     )
     if not found.is_empty:
-        found.low, found.high = float(entry["low"]), float(entry["high"])
+        found.low, found.high = float(entry[StatisticsKey.LOW]), float(entry[StatisticsKey.HIGH])
     return found

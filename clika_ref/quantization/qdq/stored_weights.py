@@ -13,12 +13,7 @@ from torch import Tensor
 from clika_ref.core.errors import ModelError
 from clika_ref.core.types import TensorType
 from clika_ref.onnx_export.int4 import INT4_BITS, pack_int4, unpack_int4
-
-MULTIPLY_STEP, LAYOUT_STEP = "times", "moved"
-"""Names of the steps in a document."""
-
-FACTOR_PREFIX = "clika/factors/"
-"""Prefix of the names of factors; no weight has it."""
+from clika_ref.serialization.vocabulary import StoredWeightKey, StoredWeightStep, TensorPrefix
 
 
 @dataclass(frozen=True)
@@ -82,15 +77,20 @@ class StoredWeight:
         steps, tensors = list[list[Any]](), {name: packed}
         for number, step in enumerate(self.steps):
             if isinstance(step, LayoutStep):
-                steps.append([LAYOUT_STEP, step.shape, step.strides])
+                steps.append([StoredWeightStep.LAYOUT, step.shape, step.strides])
             else:
                 factor = step.factor.cpu()
-                tensor_name = next(
-                    (n for n, t in known.items() if _is_equal(t, factor)), f"{FACTOR_PREFIX}{number}/{name}"
+                held = next(
+                    (n for n, t in known.items() if _is_equal(t, factor)), f"{TensorPrefix.FACTORS}{number}/{name}"
                 )
-                tensors |= {} if tensor_name in known else {tensor_name: factor}
-                steps.append([MULTIPLY_STEP, step.shape, list(factor.shape), tensor_name])
-        document = {"layer": self.layer, "bits": self.bits, "sides": list(self.quantized.shape), "steps": steps}
+                tensors |= {} if held in known else {held: factor}
+                steps.append([StoredWeightStep.MULTIPLY, step.shape, list(factor.shape), held])
+        document: dict[str, Any] = {
+            StoredWeightKey.LAYER: self.layer,
+            StoredWeightKey.BITS: self.bits,
+            StoredWeightKey.SHAPE: list(self.quantized.shape),
+            StoredWeightKey.STEPS: steps,
+        }
         return document, tensors
 
 
@@ -107,13 +107,15 @@ def read_parameter(document: Mapping[str, Any], name: str, tensors: Mapping[str,
         ModelError: the data is damaged.
     """
     try:
-        bits, sizes = int(document["bits"]), tuple(map(int, document["sides"]))
-        quantized = (
-            unpack_int4(tensors[name], sizes, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], sizes)
+        bits, shape = int(document[StoredWeightKey.BITS]), tuple(map(int, document[StoredWeightKey.SHAPE]))
+        integers = (
+            unpack_int4(tensors[name], shape, torch.int8) if bits <= INT4_BITS else _check_int8(tensors[name], shape)
         )
-        steps = tuple(_read_step(*step, tensors=tensors) for step in document["steps"])
-        _reject_size_changes(steps, quantized.numel())
-        found = StoredWeight(str(document["layer"]), quantized, bits, steps, kind.dtype).restore_parameter()
+        steps = tuple(_read_step(*step, tensors=tensors) for step in document[StoredWeightKey.STEPS])
+        _reject_size_changes(steps, integers.numel())
+        found = StoredWeight(
+            str(document[StoredWeightKey.LAYER]), integers, bits, steps, kind.dtype
+        ).restore_parameter()
     except (KeyError, TypeError, ValueError, RuntimeError, ModelError) as error:
         msg = f"the quantized weight {name!r} is damaged: {type(error).__name__}: {error}"
         raise ModelError(msg) from error
@@ -128,20 +130,20 @@ def _reject_size_changes(steps: Sequence[MultiplyStep | LayoutStep], elements: i
             raise ValueError(msg)
 
 
-def _check_int8(quantized: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    if quantized.dtype != torch.int8 or quantized.shape != sizes:
-        msg = f"{quantized.dtype}{list(quantized.shape)} is not a quantized tensor of shape {list(sizes)}"
+def _check_int8(quantized: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if quantized.dtype != torch.int8 or quantized.shape != shape:
+        msg = f"{quantized.dtype}{list(quantized.shape)} is not a quantized tensor of shape {list(shape)}"
         raise ValueError(msg)
     return quantized
 
 
-def _read_step(kind: str, sizes: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
-    if kind == LAYOUT_STEP:
+def _read_step(kind: str, shape: list[int], *rest: Any, tensors: Mapping[str, Tensor]) -> MultiplyStep | LayoutStep:
+    if kind == StoredWeightStep.LAYOUT:
         (strides,) = rest
-        return LayoutStep(tuple(map(int, sizes)), tuple(map(int, strides)))
-    if kind == MULTIPLY_STEP:
-        shape, name = rest
-        return MultiplyStep(tuple(map(int, sizes)), tensors[name].reshape(tuple(map(int, shape))))
+        return LayoutStep(tuple(map(int, shape)), tuple(map(int, strides)))
+    if kind == StoredWeightStep.MULTIPLY:
+        factor_shape, name = rest
+        return MultiplyStep(tuple(map(int, shape)), tensors[name].reshape(tuple(map(int, factor_shape))))
     msg = f"unknown step {kind!r}"
     raise ValueError(msg)
 

@@ -186,7 +186,7 @@ def find_target(name: str) -> tuple[Any, Registry]:
     registry = load_registry()
     found: Any = registry.targets.get(name)
     if found is None and ":" not in name and name != "identity":
-        raise MissingRequirementError(f"no plugin that is installed provides the target {name}; {target_hint(name)}")
+        raise MissingRequirementError(f"no installed plugin provides the target {name}. {target_hint(name)}")
     if found is None:
         place = "clika_ref_conformance.targets.identity:Identity" if name == "identity" else name
         sys.path.insert(0, str(Path.cwd()))  # where `clika-ref conformance run` also looks

@@ -86,11 +86,11 @@ def _find_by_name(text: str, registry: Registry) -> Target:
     found = known.get(full_target_name(text))
     if found is None:
         near = difflib.get_close_matches(text, known)
-        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        hint = f"Did you mean {' or '.join(near)}? " if near else ""
         if full_target_name(text) in TARGET_DISTRIBUTIONS:
-            hint = f"run {target_hint(text)}. "
+            hint = f"{target_hint(text)} "
         msg = (
-            f"no target is called {text!r}; {hint}Installed are {', '.join(sorted(known))}. "
+            f"no target is called {text!r}. {hint}Installed are {', '.join(sorted(known))}. "
             "One that is not installed as a plugin is given as package.module:TARGET."
         )
         raise TargetError(msg)

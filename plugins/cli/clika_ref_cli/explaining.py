@@ -94,7 +94,7 @@ def _explain_file(path: Path, name: str | None) -> FileExplanation:
     for key, owner in owners.items():
         if owner.operator not in IGNORED_OPERATORS:
             precision, _, reason = runs.get(key, NOT_REPORTED).partition(": ")
-            nodes.append({**asdict(owner), "products": None, "planned": None, "runs": precision, "reason": reason})
+            nodes.append({**asdict(owner), "macs": None, "planned": None, "runs": precision, "reason": reason})
     return FileExplanation(target.describe_runtime(), nodes)
 
 

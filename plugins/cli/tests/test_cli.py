@@ -330,7 +330,8 @@ def test_compile_unknown_target_lists_installed(run, tmp_path, monkeypatch):
     result = run("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m", "--target", "toaster")
     assert result.exit_code == 2
     assert (
-        "error: no installed plugin provides the target 'toaster' (installed: onnxruntime); a plugin" in result.stderr
+        "error: cannot use the target 'toaster': no installed plugin provides it (installed: onnxruntime). A plugin"
+        in result.stderr
     )
 
 
@@ -339,7 +340,7 @@ def test_target_option_retired_target_rejected(run, tmp_path):
     for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
         result = run(*words, "--target", "tflite")
         assert result.exit_code == 2
-        assert "it retired before release 25, and is not implemented" in result.stderr
+        assert "It retired before release 25, and is not implemented" in result.stderr
         assert "pip install" not in result.stderr
 
 
@@ -360,12 +361,12 @@ def test_compile_short_target_name_resolved(run, compiled, tmp_path, given, name
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("OpenVINO", "did you mean 'openvino'?"),
-        ("tensorrt_llm", "did you mean 'tensorrt-llm'?"),
-        ("TRT", "did you mean 'tensorrt'?"),
-        ("interpeter", "did you mean 'interpreter'?"),
-        ("", "give the name of one"),
-        (" ", "give the name of one"),
+        ("OpenVINO", "Did you mean 'openvino'?"),
+        ("tensorrt_llm", "Did you mean 'tensorrt-llm'?"),
+        ("TRT", "Did you mean 'tensorrt'?"),
+        ("interpeter", "Did you mean 'interpreter'?"),
+        ("", "Give the name of one."),
+        (" ", "Give the name of one."),
     ],
 )
 def test_target_option_unknown_name_suggests_near(run, tmp_path, given, said):
@@ -374,7 +375,9 @@ def test_target_option_unknown_name_suggests_near(run, tmp_path, given, said):
     for words in (("compile", "torch.nn:Sigmoid", "--input", "1x3", "-o", tmp_path / "m"), ("check", __file__)):
         result = run(*words, "--target", given)
         assert result.exit_code == 2
-        message = f"error: no installed plugin provides the target {given!r} (installed: {known}); {said}\n"
+        message = (
+            f"error: cannot use the target {given!r}: no installed plugin provides it (installed: {known}). {said}\n"
+        )
         assert message in result.stderr
 
 
@@ -401,7 +404,7 @@ def test_check_reports_violations_and_unsupported_files(run, tmp_path):
     told = json.loads(run("check", str(path), "--target", "trt", "--json").stdout)
     assert {violation["rule"] for violation in told} == {"integer-type", "isolated"}
     for words, message in (
-        ([str(path), "--target", "toaster"], "no installed plugin provides the target 'toaster'"),
+        ([str(path), "--target", "toaster"], "cannot use the target 'toaster': no installed plugin provides it"),
         ([str(path), "--target", "onnxruntime"], "the target onnxruntime has no rules for files; these have: tensorrt"),
         ([str(tmp_path / "none.onnx"), "--target", "tensorrt"], "there is no file"),
         ([str(tmp_path), "--target", "tensorrt"], "is a folder; give the file of a model in it"),

@@ -113,17 +113,20 @@ def test_export_deployment_settings_ignore_other_settings(file, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (Flags("toaster"), r"no installed plugin provides the target 'toaster'"),
+        (Flags("toaster"), r"cannot use the target 'toaster': no installed plugin provides it"),
         (Flags(options=["smoothing"]), r"--option 'smoothing' says no value; write NAME=VALUE, such as smoothing=off"),
-        (Flags(options=["smooth=on"]), r"unknown option 'smooth' = 'on'; the options are .*; did you mean smoothing\?"),
-        (Flags(options=["smoothing=yes"]), r"option 'smoothing' is 'yes'; it takes 'auto', 'on', 'off'"),
+        (
+            Flags(options=["smooth=on"]),
+            r"unknown option 'smooth' = 'on'\. Did you mean 'smoothing'\? The options are .*",
+        ),
+        (Flags(options=["smoothing=yes"]), r"option 'smoothing' is 'yes'. Choose one of 'auto', 'on', 'off'"),
         (
             Flags(quantization=quantization(-1.0)),
-            r"quantization_sensitivity_threshold is -1\.0; it takes a number from 0",
+            r"quantization_sensitivity_threshold is -1\.0. Give a number from 0",
         ),
         (
             Flags(quantization=quantization(None, [99])),
-            r"weights_num_bits is 99; it takes a number of bits from 2 to 16",
+            r"weights_num_bits is 99. Give a number of bits from 2 to 16",
         ),
     ],
 )
@@ -139,6 +142,6 @@ def test_resolve_settings_unreadable_file_raises(tmp_path):
         resolve_settings(tmp_path / "absent.yaml", Flags())
     (tmp_path / "odd.yaml").write_text("global_quantization_settings:\n  weights_num_bit: 8\n")
     with pytest.raises(
-        MisuseError, match=r"line 2: global_quantization_settings has no 'weights_num_bit'; did you mean"
+        MisuseError, match=r"line 2: global_quantization_settings has no 'weights_num_bit'. Did you mean"
     ):
         resolve_settings(tmp_path / "odd.yaml", Flags())

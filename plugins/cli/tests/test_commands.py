@@ -195,15 +195,23 @@ def test_export_fp16_openvino(tmp_path):
             2,
             "talking_model:Net is a model that Python makes; export takes a file of clika_save; `clika-ref compile`",
         ),
-        (["q.clika", "-o", "m.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
+        (
+            ["q.clika", "-o", "m.onnx", "--target", "toaster"],
+            2,
+            "cannot use the target 'toaster': no installed plugin provides it",
+        ),
         (["q.clika", "-o", "m.onnx", "--input", "1x32", "--input", "2x32"], 2, "--input stands for 2 calls where one"),
-        (["q.clika", "-o", "m.onnx", "--keep-output", 7], 3, "keep_outputs_at_idx names 7, but the module returns 1"),
+        (
+            ["q.clika", "-o", "m.onnx", "--keep-output", 7],
+            3,
+            "keep_outputs_at_idx contains 7, but the module returns 1",
+        ),
         (["talking_model.py", "-o", "m.onnx"], 2, "talking_model.py is a model that Python makes"),
         (["q.clika", "-o", "m.py"], 2, "-o m.py: files of onnxruntime end in .onnx"),
         (
             ["q.clika", "-o", "m.xml"],
             2,
-            "-o m.xml: files of onnxruntime end in .onnx, and those of openvino in .xml: -",
+            "-o m.xml: files of onnxruntime end in .onnx. For .xml, use -",
         ),
         (["q.clika", "-o", "m.xml", "--target", "trt"], 2, "-o m.xml: files of tensorrt end in .onnx, and those of op"),
         (["q.clika", "-o", "."], 2, "-o: cannot write '"),
@@ -321,11 +329,11 @@ def test_explain_saved_module_reports_int8_per_target():
     """`explain` reports the INT8 nodes of a saved module, for its target and for others."""
     shown = clika_ref("explain", "q.clika")
     assert shown.exit_code == 0, shown.output
-    assert "onnxruntime: 2 of 2 nodes that were planned in integers run in integers" in shown.stdout
+    assert "onnxruntime: 2 of 2 nodes planned as quantized run quantized" in shown.stdout
     found = told("explain", "q.clika", "--target", "ov")
     assert {*found} == {"target", "nodes", "share", "planned_share", "missed"}
     assert (found["target"], found["planned_share"]) == ("openvino", 1.0)
-    assert {*found["nodes"][0]} == {"name", "scope", "operator", "products", "planned", "runs", "reason"}
+    assert {*found["nodes"][0]} == {"name", "scope", "operator", "macs", "planned", "runs", "reason"}
 
 
 def test_explain_onnx_file_own_and_foreign(tmp_path):
@@ -507,7 +515,11 @@ def test_compare_batch_size_splits_arrays():
         (["q.onnx", "q.onnx", *["--target", "ort"] * 3], 2, "--target is given 3 times for two models"),
         (["q.clika"], 2, "give a second model, or --target once for each target that a saved module is for"),
         (["q.onnx", "--target", "ort"], 2, "q.onnx is an ONNX file; give two models to compare, or a saved module"),
-        (["q.onnx", "q.onnx", "--target", "toaster"], 2, "no installed plugin provides the target 'toaster'"),
+        (
+            ["q.onnx", "q.onnx", "--target", "toaster"],
+            2,
+            "cannot use the target 'toaster': no installed plugin provides it",
+        ),
     ],
 )
 def test_compare_misuse_reports_reason(words, status, message):
@@ -527,7 +539,7 @@ def test_compare_targets_of_saved_module(tmp_path):
     assert clika_ref("quantize", "talking_model:Net", "--calibrate", "talking_model:batches", *words).exit_code == 0
     result = clika_ref("compare", tmp_path / "eight", "--target", "ort", "--target", "trt")
     assert result.exit_code == 1
-    assert "none: see below" in result.stdout
+    assert "unsupported: see below" in result.stdout
 
 
 # targets
@@ -608,7 +620,7 @@ def test_export_disagreeing_artifact_exits_1(monkeypatch, tmp_path):
     monkeypatch.setattr(target.OnnxRuntimeRunner, "__call__", lambda self, x: [y + 1 for y in right(self, x)])
     result = clika_ref("export", "q.clika", "-o", tmp_path / "m.onnx")
     assert result.exit_code == 1, result.output
-    assert "it does not compute what was planned" in result.stderr
+    assert "cannot verify the artifact" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 

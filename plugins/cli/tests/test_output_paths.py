@@ -33,11 +33,11 @@ def test_check_output_paths_no_output_accepted():
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("folder", "-o: cannot write '.*folder': it is a folder; add a file name"),
-        ("/dev/null", "-o: cannot write '/dev/null': it is a device, pipe or socket, not a plain file; choose another"),
+        ("folder", "-o: cannot write '.*folder': it is a folder. Add a file name"),
+        ("/dev/null", "-o: cannot write '/dev/null': it is a device, pipe or socket, not a plain file. Choose another"),
         ("gone/new.onnx", "-o: there is no folder gone to write to; make it first"),
         ("there/new.onnx", "-o: there is no folder there to write to; make it first"),
-        ("nu\0ll", "-o: cannot write '.*': .*null (byte|character).*; choose a path without it"),
+        ("nu\0ll", "-o: cannot write '.*': .*null (byte|character).*. Choose a path without it"),
     ],
 )
 def test_check_output_paths_unwritable_path_names_option(here, place, said):

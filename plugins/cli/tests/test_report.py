@@ -61,7 +61,10 @@ def test_report_saved_module_or_float_model(here):
         (("nets_to_report:Net", "-o", "r.html"), "give --calibrate DATA for a report in integers, or --input"),
         (("saved", "-o", "r.html", "--target", "ov"), "name others with --beside"),
         (("saved", "-o", "r.html", "--settings", "settings.yaml"), "this one is a saved module; leave them out"),
-        (("saved", "-o", "r.html", "--beside", "nowhere"), "no installed plugin provides the target 'nowhere'"),
+        (
+            ("saved", "-o", "r.html", "--beside", "nowhere"),
+            "cannot use the target 'nowhere': no installed plugin provides it",
+        ),
     ],
 )
 def test_report_misuse_exits_2(here, words, said):
@@ -80,7 +83,7 @@ def test_report_other_suffix_rejected_before_compiling(here, monkeypatch):
     done = clika_ref("nets_to_report:Net", "--calibrate", "nets_to_report:batches", "-o", "report.pdf")
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: -o: 'report.pdf' ends in '.pdf', and a report ends in .html; write it so\n",
+        "error: -o: cannot write a report to 'report.pdf': the name ends in '.pdf'. Use .html.\n",
     )
 
 

@@ -149,10 +149,10 @@ def test_unsupported_reason_scales_of_stacked_matrices_named():
 def test_check_supported_message_states_if_float_helps(monkeypatch):
     """The error says if keeping the node in float helps."""
     graph = quantized_product("matmul", 0)
-    with pytest.raises(TargetError, match=r"on axis 0.*; kept float it would run: LayerQuantizationSettings\(skip"):
+    with pytest.raises(TargetError, match=r"on axis 0.*; in float it would run: LayerQuantizationSettings\(skip"):
         check_supported(graph, OnnxRuntime())
     monkeypatch.setattr(OPERATORS["matmul"], "lowering", None)
-    with pytest.raises(TargetError, match=r"has no ONNX lowering.*; keeping it float does not help"):
+    with pytest.raises(TargetError, match=r"has no ONNX lowering.*; it would not run in float either"):
         check_supported(graph, OnnxRuntime())
 
 

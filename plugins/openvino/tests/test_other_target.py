@@ -105,7 +105,7 @@ def test_deployment_settings_name_raises(compiled, tmp_path):
         lambda name: compiled.clika_export(tmp_path / "model.onnx", deployment_settings=name),
     )
     for call in calls:
-        with pytest.raises(ModelError, match="deployment_settings is 'openvino', a str; it takes deployment settings"):
+        with pytest.raises(ModelError, match=r"deployment_settings is 'openvino', a str. Give deployment settings"):
             call("openvino")
 
 

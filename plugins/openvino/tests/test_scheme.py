@@ -140,7 +140,7 @@ def test_explain_conv_transpose_float_with_reason():
         (2, image().abs(), "with groups in float"),
     ):
         found = compiled(lambda groups=groups: nn.ConvTranspose2d(8, 4, 3, groups=groups), None, x).clika_explain()
-        (layer,) = [node for node in found.nodes if node.products]
+        (layer,) = [node for node in found.nodes if node.macs]
         assert (layer.planned, layer.runs) == ("float", "float")
         assert why in layer.reason
 
@@ -168,5 +168,5 @@ def test_preset_performance_uses_middle_zero_point():
 
 def test_preset_unknown_raises():
     """An unknown preset raises."""
-    with pytest.raises(ModelError, match="preset is 'fast'; it takes 'mixed', 'performance'"):
+    with pytest.raises(ModelError, match=r"preset is 'fast'. Choose one of 'mixed', 'performance'"):
         DeploymentSettings_OpenVINO_ONNX(preset="fast")

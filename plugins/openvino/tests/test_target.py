@@ -80,7 +80,7 @@ def test_explain_weight_only_runs_in_low_bits(bits, block, tmp_path):
         deployment_settings=DeploymentSettings_OpenVINO_ONNX(),
     ).eval()
     compiled.clika_export(tmp_path / "model.onnx")
-    runs = [node.runs for node in compiled.clika_explain().nodes if node.products]
+    runs = [node.runs for node in compiled.clika_explain().nodes if node.macs]
     assert runs == [f"int{bits} weights"] * 2
 
 

@@ -25,7 +25,7 @@ TYPES = onnx.TensorProto
 MXFP8_BLOCK_SIZE = 32
 """Number of 8-bit floats that share an exponent-only scale."""
 
-QUANTIZED_TYPE_ATTRIBUTE = "integers"
+QUANTIZED_TYPE_ATTRIBUTE = "quantized_type"
 """Attribute for the quantized type that `separate_own_operators` reads from an operator's name."""
 
 TYPED_PAIR_OPERATORS: Mapping[str, tuple[str, int]] = {

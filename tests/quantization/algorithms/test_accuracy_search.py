@@ -136,12 +136,12 @@ def test_clika_quantize_to_goal_selects_wider_weights():
 @pytest.mark.parametrize(
     ("settings", "goal", "idle"),
     [
-        ({"skip_tail_quantization": False}, "size", "skip_tail_quantization=False changes nothing"),
-        ({"automatic_skip_quantization": False}, "latency", "automatic_skip_quantization=False changes nothing"),
+        ({"skip_tail_quantization": False}, "size", "skip_tail_quantization=False has no effect"),
+        ({"automatic_skip_quantization": False}, "latency", "automatic_skip_quantization=False has no effect"),
         (
             {"prefer_weights_only_quantization": True},
             "latency",
-            "optimize_for='latency' with weight-only quantization changes",
+            "optimize_for='latency' with weight-only quantization has no effect",
         ),
         ({"prefer_weights_only_quantization": True, "skip_tail_quantization": True}, "size", ""),
     ],
@@ -179,11 +179,11 @@ def test_clika_quantize_to_goal_interrupt_keeps_best_so_far(calls):
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ({"eval_fn": None}, r"eval_fn is None, .* it takes a function that is called as eval_fn\(module\)"),
+        ({"eval_fn": None}, r"eval_fn is None, .* Give a function that is called as eval_fn\(module\)"),
         ({"eval_fn": lambda: 1.0}, r"takes \(\), but is called as eval_fn\(module\)"),
-        ({"quantization_settings": {}}, "it takes a QuantizationSettings"),
+        ({"quantization_settings": {}}, "Give a QuantizationSettings"),
         ({"calibration_inputs": torch.zeros(1)}, "calibration_inputs are a Tensor"),
-        ({"layer_quantization_settings": {"conv": True}}, "names of layers and LayerQuantizationSettings"),
+        ({"layer_quantization_settings": {"conv": True}}, "a dict from names of layers to LayerQuantizationSettings"),
     ],
 )
 def test_clika_quantize_to_goal_invalid_arguments_raise(arguments, wanted):

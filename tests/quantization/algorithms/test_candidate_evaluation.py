@@ -84,7 +84,7 @@ def test_observer_search_selects_better_observer_per_activation(monkeypatch):
     }
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
     found = quantized(calibration)
-    assert found.observer == "mean of extremes, least error for 1 tensor"
+    assert found.observer == "mean-min-max, mse for 1 tensor"
     covered = [(rival if v == values[1] else first)(calibration.table.values[v]) for v in values]
     assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
 
@@ -93,7 +93,7 @@ def test_observer_search_every_selects_best_of_all(monkeypatch):
     """With `observer='every'`, each activation gets the best of all observers."""
     calibration = calibrated()
     values = [*quantized(calibration).plan.activations]
-    own = dict(zip(values, ("min-max", "99.99 %"), strict=True))
+    own = dict(zip(values, ("min-max", "percentile-99.99"), strict=True))
     of = {id(calibration.table.values[value]): observer for value, observer in own.items()}
 
     def only(observer):
@@ -103,7 +103,7 @@ def test_observer_search_every_selects_best_of_all(monkeypatch):
 
     monkeypatch.setattr(planning, "OBSERVERS", {name: only(name) for name in OBSERVERS})
     found = quantized(calibration, ClikaCompileOptions(observer="every"))
-    assert found.observer.startswith("mean of extremes, ")
+    assert found.observer.startswith("mean-min-max, ")
     assert {part.removesuffix(" for 1 tensor") for part in found.observer.split(", ")[1:]} == {*own.values()}
     covered = [OBSERVERS["min-max"](calibration.table.values[value]) for value in values]
     assert [*found.plan.activations.values()] == [compute_qparams(c, SCHEME.activations) for c in covered]
@@ -132,7 +132,7 @@ def test_observer_search_moved_tensor_uses_source_observer(monkeypatch):
     }
     monkeypatch.setattr(planning, "OBSERVERS", {**OBSERVERS, **spoilt})
     found = quantized(calibration)
-    assert found.observer == "mean of extremes, least error for 1 tensor"
+    assert found.observer == "mean-min-max, mse for 1 tensor"
     assert moved in found.plan.activations
     assert found.plan.activations[moved] == compute_qparams(rival(one), SCHEME.activations)
 

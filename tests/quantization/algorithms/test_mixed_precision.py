@@ -137,18 +137,18 @@ def floats(found):
 @pytest.mark.parametrize("switch", ["auto", "on"])
 def test_mixed_precision_float_layer_has_reason(switch):
     """A selected layer has its reason and is in no prediction for thresholds."""
-    found = stages(sparing=switch).decide()
+    found = stages(mixed_precision=switch).decide()
     assert floats(found) == ["head"]
     assert "of the error" in found.layers[-1].reason
     assert [row.layers for row in found.what_if] == [1, 2, 3, 4]
     assert set(found.plan.weights) == {layer.name for layer in found.layers[:-1]}
-    error = stages(sparing="off").decide().what_if[-1].sqnr
+    error = stages(mixed_precision="off").decide().what_if[-1].sqnr
     assert found.what_if[-1].sqnr > error
 
 
 def test_mixed_precision_off_or_everything_quantized():
     """The selection is skipped if it is off, or if the user quantizes everything or the tail."""
-    assert not floats(stages(sparing="off").decide())
+    assert not floats(stages(mixed_precision="off").decide())
     everything = QuantizationSettings(automatic_skip_quantization=False)
     assert not floats(stages(everything).decide())
     tail = QuantizationSettings(quantization_sensitivity_threshold=1.0, skip_tail_quantization=False)
@@ -178,11 +178,11 @@ def test_mixed_precision_excludes_too_sensitive_layers(monkeypatch):
         return replace(found, parts={**found.parts, first: LayerErrorTerms(5.0)})
 
     monkeypatch.setattr(stages_of_quantization, "estimate_sensitivities", with_one_too_sensitive)
-    found = stages(sparing="on").decide()
+    found = stages(mixed_precision="on").decide()
     reasons = {layer.scope: layer.reason for layer in found.layers if layer.reason}
     assert reasons["body.0.0"] == "too sensitive: 5 is above quantization_sensitivity_threshold=1"
     assert reasons["head"].endswith(" % of the cost")  # which it is not where 5.0 is counted among the errors
-    assert found.cheap_float_layers == ["head"]
+    assert found.kept_in_float == ["head"]
     assert len(reasons) == 2
 
 
@@ -192,7 +192,7 @@ def test_mixed_precision_on_with_everything_quantized_raises():
         wanted_with(switch, is_automatic)
     with pytest.raises(
         ModelError,
-        match=r"sparing='on' keeps layers in float, but automatic_skip_quantization=False keeps none. Choose one.",
+        match=r"mixed_precision='on' keeps layers in float, but automatic_skip_quantization=False keeps none",
     ):
         wanted_with("on", is_automatic=False)
 
@@ -200,7 +200,7 @@ def test_mixed_precision_on_with_everything_quantized_raises():
 def wanted_with(switch, is_automatic):
     settings = QuantizationSettings(automatic_skip_quantization=is_automatic)
     target = target_for(DeploymentSettings_ONNXRuntime_ONNX(), load_registry())
-    return QuantizationRequest(target, settings, {}, ClikaCompileOptions(sparing=switch))
+    return QuantizationRequest(target, settings, {}, ClikaCompileOptions(mixed_precision=switch))
 
 
 def test_clika_quantize_to_goal_and_log_name_float_layers(tmp_path):
@@ -212,7 +212,7 @@ def test_clika_quantize_to_goal_and_log_name_float_layers(tmp_path):
         lambda _: 1.0, 0.5, deployment_settings=DeploymentSettings_ONNXRuntime_ONNX()
     )
     assert search.best.layers == 4
-    assert search.reason == "head stay in float unless sparing is 'off'"
+    assert search.reason == "mixed_precision keeps head in float. Set mixed_precision='off' to quantize them"
     module.clika_initialize_algorithms(QuantizationSettings(quantization_sensitivity_threshold=1.0))
     told = "".join(log.read_text() for log in tmp_path.glob("*.log"))
-    assert "Not in this table: head. sparing='off' quantizes them as well." in told
+    assert "Not in this table: head. mixed_precision='off' quantizes them as well." in told

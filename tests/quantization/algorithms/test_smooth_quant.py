@@ -271,7 +271,7 @@ def test_ranges_file_other_smoothing_raises(tmp_path):
     """A ranges file with another smoothing raises an error."""
     file = str(tmp_path / "ranges.safetensors")
     quantized(Outlying(), ranges_file=file)
-    message = r"smoothed for values \(smoothing='auto', equalization='auto'\), not for nothing; name another file in"
+    message = r"smoothing is activations \(smoothing='auto', equalization='auto'\) there, and off here"
     with pytest.raises(ModelError, match=message):
         quantized(Outlying(), ranges_file=file, smoothing="off", equalization="off")
 
@@ -304,7 +304,9 @@ def test_clika_initialize_algorithms_recomputes_smoothed_ranges(tmp_path, first,
     assert module.clika_state.calibration.table.batches == 3
     del module.clika_state.calibration.reservoir.batches[1:]
     module.clika_initialize_algorithms(first)
-    assert "found anew from the first 1, which are kept" in "".join(log.read_text() for log in tmp_path.glob("*.log"))
+    assert "the first 1 batches, which are stored, run again" in "".join(
+        log.read_text() for log in tmp_path.glob("*.log")
+    )
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5])

@@ -67,11 +67,11 @@ def test_range_table_load_other_file_raises(tmp_path):
 
 def test_range_table_load_newer_version_raises(tmp_path, monkeypatch):
     """A newer version raises an error with both versions."""
-    monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 4)
+    monkeypatch.setattr("clika_ref.quantization.calibration.range_table.RANGE_TABLE_VERSION", 5)
     table("x").save(tmp_path / "ranges")
     monkeypatch.undo()
     with pytest.raises(
         ModelError,
-        match=r"version 4 of the range table format, but this clika-ref reads 3. Calibrate again, and save",
+        match=r"version 5 of the range table format, but this clika-ref reads 4. Calibrate again, and save",
     ):
         RangeTable.load(tmp_path / "ranges")

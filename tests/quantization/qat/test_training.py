@@ -393,7 +393,7 @@ def integers_in(artifact):
 
 def test_batch_norm_option_invalid_raises():
     """An invalid option for batch norm raises an error."""
-    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
+    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'. Choose one of 'frozen', 'live'"):
         compiled(batch_norm="thawed")
 
 

@@ -122,7 +122,7 @@ def test_forward_replaced_weight_named_with_remedy(settings):
     """A replaced parameter is named, with the remedy."""
     module = compiled(quantization_settings=settings).eval()
     nn.utils.parametrizations.weight_norm(module.get_submodule("head"), "weight")
-    said = "no longer holds 'head.weight', .*: a parametrization or torch.nn.utils.prune may have taken its place"
+    said = "no longer has 'head.weight', .*: a parametrization or torch.nn.utils.prune may have replaced it"
     for call in (lambda: module(data()), module.clika_serialize, lambda: module.clika_export("net.onnx")):
         with pytest.raises(ModelError, match=said):
             call()
@@ -202,7 +202,7 @@ def test_clika_set_batch_norm_freezes_and_unfreezes():
 def test_clika_set_batch_norm_invalid_value_raises():
     """An invalid value raises an error and changes nothing."""
     module = compiled().train()
-    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'; it takes 'frozen', 'live'"):
+    with pytest.raises(ModelError, match=r"option 'batch_norm' is 'thawed'. Choose one of 'frozen', 'live'"):
         module.clika_set_batch_norm("thawed")
     assert module.clika_state.training_executor is not None
 
@@ -254,7 +254,7 @@ def test_train_without_traced_dropouts_warns_once(settings):
         model, calibration_inputs=rows, quantization_settings=settings, deployment_settings=deployment
     )
     module.eval()
-    with pytest.warns(UserWarning, match=r"was traced in eval mode, and trains without its dropouts \(2 in number\)"):
+    with pytest.warns(UserWarning, match=r"was traced in eval mode, and trains without its 2 dropouts"):
         module.train()
     module.train()
     assert torch.allclose(module(rows[0]), module.eval()(rows[0]), atol=1e-5)

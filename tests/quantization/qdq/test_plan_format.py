@@ -48,18 +48,18 @@ def test_plan_from_json_restores_plan():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d, _: d.update(version=3), "in format 3, but this clika-ref reads 2. Quantize the model again."),
-        (lambda d, _: d.pop("scales"), "damaged: KeyError: 'scales'. Quantize the model again."),
-        (lambda d, _: d["weights"].update(wide=1), "damaged: TypeError"),
-        (lambda d, _: d["layers"].append("lost"), "damaged: KeyError: 'weights.lost'"),
-        (lambda d, _: d["scales"].update(relu=[1]), "damaged: ValueError"),
+        (lambda d, _: d.update(version=4), "in format 4, but this clika-ref reads 3. Quantize the model again."),
+        (lambda d, _: d.pop("qparams"), "damaged: KeyError: 'qparams'. Quantize the model again."),
+        (lambda d, _: d["weight_type"].update(wide=1), "damaged: TypeError"),
+        (lambda d, _: d["weights"].append("lost"), "damaged: KeyError: 'weights.lost'"),
+        (lambda d, _: d["qparams"].update(relu=[1]), "damaged: ValueError"),
         (
             lambda _, t: t.update({"weights.linear": torch.ones(2, 2)}),
             r"torch.float32\[2, 2\] is not a vector of scales",
         ),
         (lambda _, t: t.update({"norms.conv.1": torch.ones(2)}), r"torch.float32\[2\] is not a vector of scales"),
-        (lambda d, _: d.update(scaled_as=["pool"]), "damaged: AttributeError"),
-        (lambda _, t: t.update({"rounded.conv.1": torch.ones(2, 1)}), r"torch.float32\[2, 1\] is not a quantized"),
+        (lambda d, _: d.update(scale_sources=["pool"]), "damaged: AttributeError"),
+        (lambda _, t: t.update({"gptq.conv.1": torch.ones(2, 1)}), r"torch.float32\[2, 1\] is not a quantized"),
         (
             lambda _, t: t.update({"weights.linear": torch.ones(2).half()}),
             r"torch.float16\[2\] is not a vector of scales",

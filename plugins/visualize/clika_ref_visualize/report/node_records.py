@@ -58,7 +58,7 @@ def node_records(graph: Graph, told: KnownFacts, places: Mapping[Value, int]) ->
                 wanted,
                 runs,
                 reason,
-                fact.products if fact else 0,
+                fact.macs if fact else 0,
                 layer.bits if layer else bits,
                 layer.bytes_before if layer else before,
                 layer.bytes_after if layer else after,

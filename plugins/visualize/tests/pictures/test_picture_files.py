@@ -54,7 +54,7 @@ def test_draw_accepts_string_path(tmp_path):
 
 def test_draw_unknown_suffix_raises_with_choices(tmp_path):
     """An unknown suffix raises an error that lists the known ones."""
-    message = r"'model.pdf' ends in '.pdf', and a picture ends in .svg or .html or .png or .dot; write it so"
+    message = r"cannot write a picture to 'model.pdf': the name ends in '.pdf'. Use .svg or .html or .png or .dot"
     with pytest.raises(ModelError, match=message):
         draw(residual(), tmp_path / "model.pdf")
     assert not [*tmp_path.iterdir()]
@@ -62,19 +62,19 @@ def test_draw_unknown_suffix_raises_with_choices(tmp_path):
 
 def test_draw_folder_raises(tmp_path):
     """A folder as the path raises an error."""
-    with pytest.raises(ModelError, match=r"cannot write a picture to '.*': it is a folder; add a file name"):
+    with pytest.raises(ModelError, match=r"cannot write a picture to '.*': it is a folder. Add a file name"):
         draw(residual(), tmp_path)
 
 
 def test_draw_missing_folder_raises(tmp_path):
     """A path in a missing folder raises an error."""
-    with pytest.raises(ModelError, match=r"'.*nowhere' does not exist; create it, or choose another path"):
+    with pytest.raises(ModelError, match=r"'.*nowhere' does not exist. Create it, or choose another path"):
         draw(residual(), tmp_path / "nowhere" / "model.svg")
 
 
 def test_picture_path_no_path_raises():
     """A value that is no path raises an error."""
-    with pytest.raises(ModelError, match=r"path is 7, a int; give a path such as 'model.svg'"):
+    with pytest.raises(ModelError, match=r"path is 7, a int. Give a path such as 'model.svg'"):
         picture_path(7)
 
 

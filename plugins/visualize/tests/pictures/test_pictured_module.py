@@ -83,7 +83,7 @@ def test_clika_visualize_explanation_shows_runtime_precision(module, tmp_path):
 
 def test_clika_visualize_wrong_explanation_raises(module, tmp_path):
     """An explanation of a wrong type raises an error."""
-    with pytest.raises(ModelError, match=r"explanation is 'why', a str; give what clika_explain\(\) returns"):
+    with pytest.raises(ModelError, match=r"explanation is 'why', a str. Pass the result of clika_explain"):
         module.clika_visualize(tmp_path / "model.svg", explanation="why")
 
 
@@ -150,14 +150,14 @@ def test_repr_html_float_module_contains_picture():
     shown = traced()._repr_html_()
     assert "<b>Net</b>: 3 nodes, 4,192 parameters" in shown
     assert len(re.findall(r'class="box"', shown)) == 5
-    assert "What was decided" not in shown
+    assert "Decisions" not in shown
 
 
 def test_repr_html_quantized_module_contains_decisions(module):
     """A notebook shows the decisions about a quantized module."""
     shown = module._repr_html_()
     assert "as for onnxruntime" in shown
-    assert "<summary>What was decided</summary>" in shown
+    assert "<summary>Decisions</summary>" in shown
     assert "<th" in shown
 
 

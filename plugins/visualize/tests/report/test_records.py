@@ -58,7 +58,7 @@ def test_merge_bins_empty_and_constant_tensor():
         ("int8", "fused", False, "integers"),
         ("int4 weights", "int4 weights", False, "weights"),
         ("int8", "float", False, "missed"),
-        ("int4 weights", "not named by the runtime", False, "missed"),
+        ("int4 weights", "not reported by the runtime", False, "missed"),
         ("float", "float", True, "kept"),
         ("float", "fused", False, "fused"),
         ("float", "float", False, "float"),

@@ -58,7 +58,7 @@ def test_clika_report_nodes_match_explanation(module, told):
     explained = module.clika_explain()
     assert [node["name"] for node in told["nodes"]] == [fact.name for fact in explained.nodes]
     for node, fact in zip(told["nodes"], explained.nodes, strict=True):
-        assert (node["planned"], node["runs"], node["products"]) == (fact.planned, fact.runs, fact.products)
+        assert (node["planned"], node["runs"], node["products"]) == (fact.planned, fact.runs, fact.macs)
     whole = told["modules"][0]
     assert whole["products_in_integers"] / whole["products"] == explained.share()
 
@@ -73,7 +73,7 @@ def test_clika_report_activations_show_range_and_observer(module, told):
         covered, seen = value["covered"], value["seen"]
         assert (covered["scale"], covered["zero_point"], covered["levels"]) == (scale.scale, scale.zero_point, 256)
         assert covered["high"] - covered["low"] == pytest.approx(255 * scale.scale)
-        assert covered["observer"] in ("mean of extremes", "least error")
+        assert covered["observer"] in ("mean-min-max", "mse")
         source = table.values[seen["source"] or name]
         assert (seen["low"], seen["high"], seen["batches"]) == (source.low, source.high, 2)
         assert sum(seen["histogram"]["counts"]) == source.histogram.total
@@ -252,7 +252,7 @@ def test_clika_report_contains_warnings_of_log(tmp_path):
     module = clika_compile(in_float_model(), tracing_inputs=[X], deployment_settings=HERE)
     module.clika_initialize_algorithms()
     found = told_in(module.clika_report(tmp_path / "report.html"))
-    assert any("values may differ from the data" in text for text in found["warnings"])
+    assert any("which may differ from real data" in text for text in found["warnings"])
     assert len(found["warnings"]) == len(set(found["warnings"]))
 
 
@@ -309,10 +309,10 @@ def test_clika_report_settings_load_from_file(module, told, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("report.pdf", r"'report.pdf' ends in '.pdf', and a report ends in .html; write it so"),
-        ("report", r"'report' has no suffix, and a report ends in .html; write it so"),
-        ("folder.html", r"cannot write a report to .*folder.html': it is a folder; add a file name"),
-        ("missing/report.html", r"cannot write .*missing' does not exist; create it, or choose another path"),
+        ("report.pdf", r"cannot write a report to 'report.pdf': the name ends in '.pdf'. Use .html"),
+        ("report", r"cannot write a report to 'report': the name has no suffix. Use .html"),
+        ("folder.html", r"cannot write a report to .*folder.html': it is a folder. Add a file name"),
+        ("missing/report.html", r"cannot write .*missing' does not exist. Create it, or choose another path"),
     ],
 )
 def test_clika_report_invalid_path_raises_before_work(module, tmp_path, monkeypatch, name, said):
@@ -325,9 +325,9 @@ def test_clika_report_invalid_path_raises_before_work(module, tmp_path, monkeypa
 
 def test_clika_report_wrong_argument_types_raise(module, tmp_path):
     """A path or settings of a wrong type raise an error."""
-    with pytest.raises(ModelError, match=r"path is 3, a int; give a path such as 'model.html'"):
+    with pytest.raises(ModelError, match=r"path is 3, a int. Give a path such as 'model.html'"):
         module.clika_report(3)
-    with pytest.raises(ModelError, match=r"deployments is 'openvino'; give a list of deployment settings, such as"):
+    with pytest.raises(ModelError, match=r"deployments is 'openvino'. Give a list of deployment settings, such as"):
         module.clika_report(tmp_path / "report.html", "openvino")
 
 
