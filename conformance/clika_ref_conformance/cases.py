@@ -83,7 +83,7 @@ class Outcome:
     """Failing case, reduced as far as possible, for the reproducer; None if only the check itself shows the failure."""
     deviations: Sequence[str] = ()
     """Identifiers of the declared deviations that it shows."""
-    watched: Sequence[str] = ()
+    applicable: Sequence[str] = ()
     """Identifiers of the declared deviations that it could have shown."""
     seconds: float = 0.0
     compiled: Compiled | None = None

@@ -24,7 +24,7 @@ class Result:
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """Attributes and shapes of the case that decided, as text."""
     deviations: tuple[str, ...] = ()
-    watched: tuple[str, ...] = ()
+    applicable: tuple[str, ...] = ()
     seconds: float = 0.0
     reproducer: str = ""
     """Path of the zip relative to the folder of the report, with ``/``; empty if there is none."""
@@ -37,7 +37,7 @@ class Result:
     @property
     def is_abandoned(self) -> bool:
         """Whether the run, or its attempts at the task, ended before this check; such a result proves nothing."""
-        return self.comparison.reason == Reason.GIVEN_UP
+        return self.comparison.reason == Reason.ABANDONED
 
     @property
     def is_skipped_after_failures(self) -> bool:
@@ -55,7 +55,7 @@ class Result:
             outcome.run,
             facts,
             tuple(outcome.deviations),
-            tuple(outcome.watched),
+            tuple(outcome.applicable),
             outcome.seconds,
             reproducer,
         )
@@ -76,7 +76,7 @@ class RunRecord:
     """Results in the order of the plan."""
     seconds: float = 0.0
     deviations: Sequence[Mapping[str, Any]] = ()
-    """Each declared deviation: ``id``, ``reason``, ``link``, and how often it was ``seen`` and ``watched``."""
+    """Each declared deviation: ``id``, ``reason``, ``link``, and counts of checks, ``occurred`` and ``applicable``."""
     problems: Sequence[str] = ()
     """Problems of the run as a whole, such as deviations that match nothing or no longer occur. Each fails the run."""
     doubts: Sequence[str] = ()

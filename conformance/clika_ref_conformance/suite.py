@@ -50,8 +50,8 @@ class Suite:
         graph = case.graph.clone()
         if case.passes:
             lower(graph, self.registry, self.target)
-        twice = len({id(v) for v in graph.outputs}) < len(graph.outputs)
-        if twice or any(v.producer is None for v in graph.outputs):
+        has_duplicates = len({id(v) for v in graph.outputs}) < len(graph.outputs)
+        if has_duplicates or any(v.producer is None for v in graph.outputs):
             name_interface(graph, self.registry.operators, (), ())
         return graph
 

@@ -155,7 +155,7 @@ def _(draw, s):
 def test_covering_draw_other_object_raises():
     """An object that is no description of `s` raises TypeError."""
     draw = CoveringDraw(PairCoverage(random.Random(0)), DtypeSelector(torch.float32, choices=False))
-    with pytest.raises(TypeError, match=r"draw\(\) takes a description made by `s`, not 3"):
+    with pytest.raises(TypeError, match=r"cannot draw 3: it is not a description made with `s`"):
         draw(3)
 
 

@@ -148,7 +148,7 @@ def test_record_crash_exit_status_0_recorded(tmp_path, monkeypatch, capfd):
     assert torch.equal(run.inputs[0], torch.arange(3.0))
     monkeypatch.chdir(HERE / "stand_ins")
     assert replay_in_process(tmp_path / path, "deadly_targets:Leaving") == 1
-    assert "crash: the target ended its process, with status 0" in capfd.readouterr().out
+    assert "crash: the target ended its process with status 0" in capfd.readouterr().out
     assert replay_in_process(tmp_path / path, "identity") == 0
     assert replay_in_process(tmp_path / "none.zip") == 2
 

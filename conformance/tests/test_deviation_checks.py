@@ -25,7 +25,7 @@ def test_judge_run_deviation_leaves_operator_unchanged():
     wrong = [torch.tensor([1.0, torch.finfo(torch.float32).max])]
     for _ in range(2):
         found = judge_run(CaseReference(build_call_graph(relu, [x], {}), [x]), Run("inf", (x,)), wrong, [entry])
-        assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.DEVIATION, ("clip",), ("clip",))
+        assert (found.comparison.verdict, found.occurred, found.applicable) == (Verdict.DEVIATION, ("clip",), ("clip",))
     assert relu.reference is reference
     assert relu(x)[1] == math.inf
 
@@ -40,7 +40,7 @@ def test_judge_run_deviation_invalid_downstream_ignored():
     for form in ({"replace": {"0": "max"}}, {"free": ("0",)}):
         entry = Deviation("far", ("relu",), "0 is lost", "none", "2099-01-01", **form)
         found = judge_run(CaseReference(graph, inputs), Run("zero", inputs), [torch.ones(2, 1)], [entry])
-        assert (found.comparison.verdict, found.seen, found.watched) == (Verdict.VALUE, (), ())
+        assert (found.comparison.verdict, found.occurred, found.applicable) == (Verdict.VALUE, (), ())
 
 
 def test_judge_run_free_element_frees_outputs_changed_by_nan():

@@ -81,7 +81,7 @@ def test_call_strategy_draw_of_number_reported():
     """A sampler that passes a number to draw is reported."""
     broken.samples(lambda draw, s: s.call(draw(3)))
     (first, *_) = collect(call_strategy(broken, torch.float32), 5, 0)
-    assert "draw() takes a description made by `s`, not 3" in first.error
+    assert "cannot draw 3: it is not a description made with `s`" in first.error
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])

@@ -101,7 +101,9 @@ def test_graph_case_strategy_same_seed_repeats():
 
 def test_grow_graph_unsupported_node_rejected():
     """A node that the target does not support is not inserted."""
-    growth = grown(3, refusal=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None).builder
+    growth = grown(
+        3, unsupported_reason=lambda node: "no" if node.inputs and isinstance(node.inputs[0], Value) else None
+    ).builder
     assert all(not any(isinstance(v, Value) for v in n.inputs[:1]) for n in growth.graph.nodes)
     assert any(reason == "no" for _, reason in growth.rejected)
 

@@ -130,7 +130,7 @@ def test_render_html_escapes_names_and_messages():
                 evil,
                 target=EVIL,
                 problems=[EVIL],
-                deviations=[{"id": EVIL, "reason": EVIL, "link": EVIL, "seen": 1, "watched": 1}],
+                deviations=[{"id": EVIL, "reason": EVIL, "link": EVIL, "occurred": 1, "applicable": 1}],
             )
         ],
         ["."],
@@ -158,7 +158,13 @@ def test_matrix_script_sets_text_only():
 
 def test_render_html_lists_deviations_reasons_environment():
     """Deviations, reasons for checks that were not run, and versions are listed."""
-    entry = {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org/1", "seen": 4, "watched": 9}
+    entry = {
+        "id": "one-sided-clip",
+        "reason": "no NaN",
+        "link": "https://example.org/1",
+        "occurred": 4,
+        "applicable": 9,
+    }
     task = Task("graphs", "seven")
     page = render_html(
         [report(result(task, Verdict.NOT_RUN, "no time left"), deviations=[entry], problems=["gone"])], ["."]

@@ -186,14 +186,14 @@ def test_run_mutants_untried_mutants_raise(monkeypatch):
         self.workers[-1].kill()
 
     monkeypatch.setattr(run.Execution, "_start_worker", hire_and_kill)
-    with pytest.raises(ClikaError, match="1 of 1 tasks are not done: 3 workers in a row ended before they were ready"):
+    with pytest.raises(ClikaError, match="1 of 1 tasks did not end: 3 workers in a row ended before they were ready"):
         run_mutants([EVERY["arithmetic-1-div"]], seeds=(0,), workers=1)
 
 
 def test_select_mutants_matches_name_and_description():
     """Mutants are selected by name and by description."""
     assert [m.name for m in select_mutants(["arithmetic-1-"])] == ["arithmetic-1-div"]
-    assert "norms-2-layer_norm" in [m.name for m in select_mutants(["only the last side"])]
+    assert "norms-2-layer_norm" in [m.name for m in select_mutants(["only the last dim"])]
     with pytest.raises(ClikaError, match=r"no mutant contains nonsense; their names begin with .*pooling"):
         select_mutants(["nonsense"])
 

@@ -310,12 +310,15 @@ def test_case_pack_nothing_proven_not_run(tmp_path):
             return "nothing yet"
 
     cases = cases_of("softmax", "gelu")
-    for target, message in ((Refusing(), "the target refuses all of it"), (Odd(fault="sevens"), "judged wrong")):
+    for target, message in (
+        (Refusing(), "the target rejects all of its cases"),
+        (Odd(fault="sevens"), "wrong results"),
+    ):
         found = CasePack("pack", cases, suite(tmp_path, target)).run()
         assert found.verdict is Verdict.NOT_RUN
         assert found.comparison.message.endswith(message)
     found = CasePack("pack", [], suite(tmp_path)).run()
-    assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there is nothing to compile together")
+    assert (found.verdict, found.comparison.message) == (Verdict.NOT_RUN, "there are no cases to compile together")
 
 
 def test_make_packed_checks_limit_pack_size(tmp_path):

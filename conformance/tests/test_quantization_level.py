@@ -1,4 +1,4 @@
-"""L4: right quantizers pass, and each fault that exporters had is found and told in integers."""
+"""Level quantization: correct quantizers pass, and each known fault of exporters is found and reported."""
 
 from __future__ import annotations
 
@@ -278,9 +278,9 @@ def test_quantize_rounds_half_to_even_and_saturates():
 @pytest.mark.parametrize(
     ("x", "code", "value", "message"),
     [
-        (0.4, 1, 1.0, "comes back from farther than half a step"),
-        (200.0, 126, 126.0, "is not 127"),
-        (-200.0, -127, -127.0, "is not -128"),
+        (0.4, 1, 1.0, "the error exceeds half a step"),
+        (200.0, 126, 126.0, "expected 127"),
+        (-200.0, -127, -127.0, "expected -128"),
         (0.4, 0, 0.0, None),
         (127.3, 127, 127.0, None),
     ],

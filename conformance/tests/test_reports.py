@@ -1,4 +1,4 @@
-"""Reports: the worst of each task is kept, what is written is read back, and damage is refused."""
+"""Reports: the worst case of each task is kept, a written report is read back, and damaged ones are rejected."""
 
 import ast
 import json
@@ -88,12 +88,16 @@ def test_make_report_counts_equal_run_counts():
 
 def test_make_report_not_run_counted_by_reason():
     """Checks that were not run are counted by reason, with one example."""
-    texts = [(Reason.GIVEN_UP, "stopped"), (Reason.NO_KERNEL, "randn(size=(2,))"), (Reason.NO_KERNEL, "randn(size=())")]
+    texts = [
+        (Reason.ABANDONED, "stopped"),
+        (Reason.NO_KERNEL, "randn(size=(2,))"),
+        (Reason.NO_KERNEL, "randn(size=())"),
+    ]
     results = [Result(SUM, text, make_not_run(reason, text)) for reason, text in texts]
     found = make_report(record(*results, passed(SUM, "fine"))).not_run
     assert list(found.items()) == [
         (Reason.NO_KERNEL, UnrunChecks(2, "randn(size=(2,))")),
-        (Reason.GIVEN_UP, UnrunChecks(1, "stopped")),
+        (Reason.ABANDONED, UnrunChecks(1, "stopped")),
     ]
 
 
@@ -169,19 +173,22 @@ def set_at(*path, value):
 
 
 DAMAGES = {
-    "a newer schema": (set_at("schema", value=99), "schema 99, this suite reads 1 to 1; update it"),
-    "no schema": (set_at("schema", value=0), "schema 0, this suite reads 1 to 1\n"),
+    "a newer schema": (set_at("schema", value=99), "schema 99, but this suite reads schema 2. Update the suite."),
+    "no schema": (
+        set_at("schema", value=0),
+        "schema 0, but this suite reads schema 2. A development version wrote it; run again.",
+    ),
     "another plan": (set_at("planned", value=999), "999 checks were planned, "),
-    "no tasks": (set_at("tasks", value=None), "is no report of a conformance run, or is damaged: TypeError"),
+    "no tasks": (set_at("tasks", value=None), r"it is damaged, or no report of a run \(TypeError"),
     "an unknown verdict": (set_at("tasks", 0, "verdicts", value={"fine": 1}), "'fine' is not a valid Verdict"),
     "a negative count": (set_at("tasks", 0, "verdicts", value={"pass": -1}), "pass is -1, not a count"),
     "a text for a number": (set_at("tasks", 0, "details", 0, "error", value="x"), "error is 'x', not a number"),
-    "other accounts": (set_at("tasks", 0, "verdicts", value={"pass": 5}), "the accounts do not add up"),
+    "other accounts": (set_at("tasks", 0, "verdicts", value={"pass": 5}), "cannot read the report: its verdicts are"),
     "a case elsewhere": (
         set_at("tasks", 0, "details", 0, "reproducer", value="../../etc/passwd"),
-        "lies outside the folder cases/",
+        "is outside the folder cases/",
     ),
-    "a list": (lambda document: [document], "is no report of a conformance run"),
+    "a list": (lambda document: [document], "it is damaged, or no report of a run"),
 }
 
 
@@ -202,10 +209,10 @@ def test_read_json_missing_or_too_large_raises(tmp_path, monkeypatch):
     with pytest.raises(ReportError, match=r"cannot read the report .*report\.json.*No such file"):
         read_json(path)
     path.write_bytes(b"\xff{")
-    with pytest.raises(ReportError, match="is no report of a conformance run"):
+    with pytest.raises(ReportError, match="it is damaged, or no report of a run"):
         read_json(path)
     monkeypatch.setattr(json_report, "MAX_REPORT_BYTES", 1)
-    with pytest.raises(ReportError, match="more than the 1 that a report may have"):
+    with pytest.raises(ReportError, match="more than 1"):
         read_json(path)
 
 

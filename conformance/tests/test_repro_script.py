@@ -107,7 +107,7 @@ def made(tmp_path, monkeypatch):
     ("name", "verdict", "said"),
     [
         ("Widening", Verdict.CONTRACT, "fail:contract: the target set another default dtype in this process"),
-        ("Reusing", Verdict.CONTRACT, "a later run changed the tensors that an earlier one had returned"),
+        ("Reusing", Verdict.CONTRACT, "a later run changed the outputs of an earlier one"),
         ("Silent", Verdict.CONTRACT, "fail:contract: unsupported_reason("),
         ("Choosing", Verdict.VALUE, "elements are wrong"),
     ],
@@ -136,7 +136,7 @@ def test_repro_script_import_error_exits_2(made, tmp_path, monkeypatch):
     monkeypatch.setenv("BROKEN", "1")
     done = run_script(path, tmp_path)
     assert (done.returncode, done.stderr) == (2, ""), done
-    assert "this cannot be tried here: ImportError: libruntime.so.10" in done.stdout
+    assert "cannot run the case: ImportError: libruntime.so.10" in done.stdout
 
 
 @pytest.mark.slow

@@ -119,4 +119,4 @@ def test_graphs_unsupported_operators_not_run(tmp_path):
     (task,) = graphs.tasks(one)
     found = [check.run() for check in graphs.checks(task, one)]
     assert {o.verdict for o in found} == {Verdict.NOT_RUN}
-    assert found[0].comparison.message == "the target refuses every call that was drawn for the graph"
+    assert found[0].comparison.message == "the target rejects every call that was drawn for the graph"

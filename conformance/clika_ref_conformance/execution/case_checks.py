@@ -32,7 +32,7 @@ def run_case(case: Case, suite: Suite) -> Outcome:
     """Compile a case for the target, run it on all its inputs and judge the results.
 
     The first failure is the verdict, or nondeterminism if a second run on the same inputs gives another result.
-    Otherwise, the verdict is a deviation if any was seen, with the worst comparison.
+    Otherwise, the verdict is a deviation if any occurred, with the worst comparison.
     """
     other = check_judged_dtypes(case.graph)
     if other is not None:
@@ -47,7 +47,9 @@ def run_case(case: Case, suite: Suite) -> Outcome:
             found = stop.comparison
         compiled = trial.compiled() if found.verdict.is_failure else None
     seconds = time.perf_counter() - start
-    return Outcome(case.name, found, trial.run, case, sorted(trial.seen), sorted(trial.watched), seconds, compiled)
+    return Outcome(
+        case.name, found, trial.run, case, sorted(trial.occurred), sorted(trial.applicable), seconds, compiled
+    )
 
 
 def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str, Comparison]:
@@ -58,9 +60,9 @@ def select_representative(found: Sequence[tuple[str, Comparison]]) -> tuple[str,
     """
     totals = {count: sum(getattr(c, count) for _, c in found) for count in COUNT_FIELDS}
     for verdicts in ((Verdict.DEVIATION,), (Verdict.PASS,), tuple(Verdict)):
-        told = [item for item in found if item[1].verdict in verdicts]
-        if told:
-            run, worst = max(told, key=lambda item: item[1].ratio)
+        matching = [item for item in found if item[1].verdict in verdicts]
+        if matching:
+            run, worst = max(matching, key=lambda item: item[1].ratio)
             return run, replace(worst, **totals)
     return "", Comparison(Verdict.PASS)
 
@@ -78,7 +80,7 @@ def find_unsupported(graph: Graph, suite: Suite) -> Comparison | None:
         if is_valid_reason(reason):
             return Comparison(Verdict.UNSUPPORTED, f"{node.op.name}: {reason}")
         if reason is not None:
-            message = f"unsupported_reason({node!r}) is {reason!r}: return None, or the reason in words"
+            message = f"unsupported_reason({node!r}) returned {reason!r}. Return None, or the reason as text."
             return Comparison(Verdict.CONTRACT, message)
     return None
 
@@ -116,8 +118,8 @@ class CaseExecution:
         self.found: list[tuple[str, Comparison]] = []
         self.artifact: Artifact | None = None
         """Artifact of the last compilation."""
-        self.seen: set[str] = set()
-        self.watched: set[str] = set()
+        self.occurred: set[str] = set()
+        self.applicable: set[str] = set()
         self._weights = {
             n: v.data for n, v in case.graph.constants.items() if v.deferred_data is None and v.data is not None
         }
@@ -140,7 +142,7 @@ class CaseExecution:
         kept: list[tuple[Run, list[torch.Tensor], list[torch.Tensor]]] = []
         for run in self.case.runs:
             self.run = run.name
-            self.watched |= {d.id for d in find_error_deviations(self.case.graph, run, self.suite.deviations)}
+            self.applicable |= {d.id for d in find_error_deviations(self.case.graph, run, self.suite.deviations)}
             results = self._run_once(runner, run, len(graph.outputs))
             if results is not None:
                 copies = [t.clone() for t in results]
@@ -177,9 +179,9 @@ class CaseExecution:
             raise _VerdictReached(Verdict.CONTRACT, f"lowering the graph failed: {_format_error(error)}") from error
 
     def _check_supported(self, graph: Graph) -> None:
-        refused = find_unsupported(graph, self.suite)
-        if refused is not None:
-            raise _VerdictReached(refused.verdict, refused.message)
+        rejection = find_unsupported(graph, self.suite)
+        if rejection is not None:
+            raise _VerdictReached(rejection.verdict, rejection.message)
 
     def _compute_reference(self, run: Run) -> CaseReference:
         self.run = run.name
@@ -188,7 +190,7 @@ class CaseExecution:
             reference = CaseReference(self.case.graph, run.inputs, trusts_eager=trusting, arithmetic=arithmetic)
         except exceptions_to_catch() as error:
             verdict = Verdict.MEMORY if is_out_of_memory(error) else Verdict.SAMPLE
-            raise _VerdictReached(verdict, f"eager refuses the call: {_format_error(error)}") from error
+            raise _VerdictReached(verdict, f"eager rejects the call: {_format_error(error)}") from error
         problem = find_mistyped_output(self.case.graph, run.inputs, reference.eager)
         if problem:
             raise _VerdictReached(Verdict.CONTRACT, problem)
@@ -233,7 +235,7 @@ class CaseExecution:
             if result.device.type != "cpu" or result.layout is not torch.strided:
                 kind = f"{str(result.layout).removeprefix('torch.')} on {result.device}"
                 raise _VerdictReached(
-                    Verdict.STRUCTURE, f"output {index} is {kind}; a runner returns strided tensors on the CPU"
+                    Verdict.STRUCTURE, f"output {index} is {kind}. Return strided tensors on the CPU."
                 )
         if written:
             raise _VerdictReached(Verdict.CONTRACT, f"the target wrote into its input {written[0]}")
@@ -243,9 +245,7 @@ class CaseExecution:
             place = bisect.bisect_left(spans, (end,))
             if result.numel() and place and spans[place - 1][1] > start:
                 shared = spans[place - 1][2]
-                raise _VerdictReached(
-                    Verdict.CONTRACT, f"output {index} is a view of input {shared}; a runner returns copies"
-                )
+                raise _VerdictReached(Verdict.CONTRACT, f"output {index} is a view of input {shared}. Return a copy.")
         return list(results)
 
     def _check_weights_unchanged(self) -> None:
@@ -255,7 +255,7 @@ class CaseExecution:
         if written:
             name = [*self._weights][written[0]]
             raise _VerdictReached(
-                Verdict.CONTRACT, f"the target wrote into the weight {name}, which is the model's own"
+                Verdict.CONTRACT, f"the target wrote into the weight {name}, which belongs to the model"
             )
 
     def _classify_error(self, error: BaseException, run: Run | None, verdict: Verdict, doing: str) -> _VerdictReached:
@@ -263,15 +263,17 @@ class CaseExecution:
             return _VerdictReached(Verdict.MEMORY, f"{doing} ran out of memory: {_format_error(error)}")
         declared = find_expected_error(self.case.graph, run, error, self.suite.deviations)
         if declared is None:
-            return _VerdictReached(verdict, f"{doing} failed, and the target did not refuse: {_format_error(error)}")
-        self.seen.add(declared.id)
-        self.watched.add(declared.id)
+            return _VerdictReached(
+                verdict, f"{doing} failed, and the target did not reject the call: {_format_error(error)}"
+            )
+        self.occurred.add(declared.id)
+        self.applicable.add(declared.id)
         return _VerdictReached(Verdict.DEVIATION, f"{declared.id}: {declared.reason}")
 
     def _judge(self, run: Run, reference: CaseReference, results: list[torch.Tensor]) -> None:
         judgement = judge_run(reference, run, results, self.suite.deviations)
-        self.seen.update(judgement.seen)
-        self.watched.update(judgement.watched)
+        self.occurred.update(judgement.occurred)
+        self.applicable.update(judgement.applicable)
         comparison = judgement.comparison
         if comparison.verdict.is_failure:
             raise _JudgedFailure(comparison)
@@ -284,7 +286,7 @@ class CaseExecution:
         for run, results, copies in kept:
             self.run = run.name
             if not all(map(has_same_bits, results, copies)):
-                raise _VerdictReached(Verdict.CONTRACT, "a later run changed the tensors that this one had returned")
+                raise _VerdictReached(Verdict.CONTRACT, "a later run changed the outputs of this run")
         run, results, _ = kept[0]
         self.run = run.name
         self._require_same_results(runner, run, results, "on a second run")
@@ -376,12 +378,12 @@ def _describe_change(index: int, old: torch.Tensor, new: torch.Tensor, when: str
     """Describe how an output changed, with enough digits to distinguish the two values."""
     if not has_same_type(old, new):
         now, before = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (new, old))
-        return f"output {index} is {now} {when}, and was {before}"
+        return f"output {index} is {now} {when} instead of {before}"
     other = ~_equal_elements(old, new)
     place = other.nonzero()[0].tolist()
     now, before = (t[tuple(place)].item() for t in (new, old))
-    counts = f"{int(other.sum()):,} of {old.numel():,} elements are others"
-    return f"output {index}{place or ''} is {now!r} {when}, and was {before!r}; {counts}"
+    counts = f"{int(other.sum()):,} of {old.numel():,} elements differ"
+    return f"output {index}{place or ''} is {now!r} {when} instead of {before!r}; {counts}"
 
 
 def _describe_type(results: Any) -> str:

@@ -61,12 +61,12 @@ class CasePack:
         cases = [c for c in self.cases if all(ask(node) is None for node in c.graph.nodes)]
         if not cases:
             if self.cases:
-                return Outcome(self.name, make_not_run(Reason.NO_NODES, "the target refuses all of it"))
-            return Outcome(self.name, make_not_run(Reason.FEW_CALLS, "there is nothing to compile together"))
+                return Outcome(self.name, make_not_run(Reason.NO_NODES, "the target rejects all of its cases"))
+            return Outcome(self.name, make_not_run(Reason.FEW_CALLS, "there are no cases to compile together"))
         message = self._run_or_split(cases)
         if not self.found:
-            message = f"none of it is right together, so each case is run by itself: {message or 'judged wrong'}"
-            return Outcome(self.name, make_not_run(Reason.NOT_TOGETHER, message))
+            message = f"no case passes in the pack, so each runs separately: {message or 'wrong results'}"
+            return Outcome(self.name, make_not_run(Reason.RUN_SEPARATELY, message))
         return Outcome(self.name, Comparison(Verdict.PASS, message))
 
     def outcome(self, case: Case) -> Outcome:
@@ -128,8 +128,8 @@ class CasePack:
             comparison,
             run,
             case,
-            sorted({d for j in judgements for d in j.seen}),
-            sorted({d for j in judgements for d in j.watched}),
+            sorted({d for j in judgements for d in j.occurred}),
+            sorted({d for j in judgements for d in j.applicable}),
         )
 
 

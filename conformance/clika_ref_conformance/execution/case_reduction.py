@@ -12,7 +12,7 @@ from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Reason, make_not_run
 
-NO_NODES_MESSAGE = "the target refuses every call that was drawn for the graph"
+NO_NODES_MESSAGE = "the target rejects every call that was drawn for the graph"
 """Reason why a case without nodes is not run."""
 
 

@@ -42,9 +42,9 @@ class Judgement:
     """Result of judging one run, with the identifiers of the deviations in it."""
 
     comparison: Comparison
-    seen: tuple[str, ...] = ()
-    watched: tuple[str, ...] = ()
-    """Deviations that could have been seen: they change the outputs of the graph."""
+    occurred: tuple[str, ...] = ()
+    applicable: tuple[str, ...] = ()
+    """Deviations that could have occurred: they change the outputs of the graph."""
 
 
 def judge_run(reference: CaseReference, run: Run, actual: Tensors, deviations: Sequence[Deviation]) -> Judgement:
@@ -58,16 +58,16 @@ def judge_run(reference: CaseReference, run: Run, actual: Tensors, deviations: S
     concerned = [d for d in concerned if not d.error]
     if not concerned:
         return Judgement(found)
-    watched = tuple(d.id for d in concerned if _changes_outputs(graph, run, d))
+    applicable = tuple(d.id for d in concerned if _changes_outputs(graph, run, d))
     if not found.verdict.is_failure:
-        return Judgement(found, (), watched)
+        return Judgement(found, (), applicable)
     for group in [[d] for d in concerned] + [concerned] * (len(concerned) > 1):
         again = _judge_with_deviations(reference, run, actual, group)
         if again is not None and not again.verdict.is_failure:
-            seen = tuple(d.id for d in group if d.id in watched)
+            occurred = tuple(d.id for d in group if d.id in applicable)
             message = "; ".join(f"{d.id}: {d.reason}" for d in group)
-            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), seen, watched)
-    return Judgement(found, (), watched)
+            return Judgement(replace(again, verdict=Verdict.DEVIATION, message=message), occurred, applicable)
+    return Judgement(found, (), applicable)
 
 
 def find_expected_error(

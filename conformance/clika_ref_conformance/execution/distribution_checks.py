@@ -32,7 +32,7 @@ def check_distributions(name: str, cases: Sequence[Case], suite: Suite) -> Outco
     """Compare the distributions of random calls with eager's; the first that differs decides."""
     found = [_compare_distribution(case, suite) for case in select_random_calls(cases)]
     if not found:
-        return Outcome(name, make_not_run(Reason.NOTHING_TO_LOOK_AT, "no call that was drawn depends on chance"))
+        return Outcome(name, make_not_run(Reason.NO_SUITABLE_CALL, "no drawn call is random"))
     failed = [c for c in found if c.verdict.is_failure]
     passed = [c for c in found if c.verdict is Verdict.PASS]
     return Outcome(name, (*failed, *passed, *found)[0])
@@ -55,16 +55,16 @@ def select_random_calls(cases: Sequence[Case]) -> list[Case]:
 
 def _compare_distribution(case: Case, suite: Suite) -> Comparison:
     graph, inputs = suite.lower_graph(case), case.runs[0].inputs
-    refused = find_unsupported(graph, suite)
-    if refused is not None:
-        return refused
+    rejection = find_unsupported(graph, suite)
+    if rejection is not None:
+        return rejection
     with TemporaryDirectory(dir=suite.folder) as folder:
         try:
             runner = suite.target.load(suite.target.compile(graph, Path(folder) / "model.onnx"))
             target = _draw_samples(lambda: runner([t.clone() for t in inputs]))
         except exceptions_to_catch() as error:
-            message = f"the target fails on it, which other checks show: {type(error).__name__}: {error}"
-            return make_not_run(Reason.FAILS_HERE, message)
+            message = f"the target fails on it, as other checks report: {type(error).__name__}: {error}"
+            return make_not_run(Reason.FAILS_ELSEWHERE, message)
     with torch.random.fork_rng(devices=()), torch.no_grad():
         torch.default_generator.manual_seed(suite.profile.seed)
         eager = _draw_samples(_make_eager_draw(case))

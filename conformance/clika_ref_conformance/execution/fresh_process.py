@@ -121,7 +121,7 @@ class FreshProcess:
             line = self.answers.get(timeout=seconds)
         except queue.Empty:
             self.close()
-            msg = f"the other process gave no answer for {seconds:g} s"
+            msg = f"the other process did not answer within {seconds:g} s"
             raise FreshProcessError("hang", msg) from None
         if line is None:
             code = self.process.wait()

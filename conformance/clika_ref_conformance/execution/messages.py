@@ -59,7 +59,7 @@ def _shallow_fields(item: Any) -> dict[str, Any]:
 def result_of_json(document: Mapping[str, Any]) -> Result:
     """Return the result that `result_to_json` was called on."""
     comparison = {**document["comparison"], "verdict": Verdict(document["comparison"]["verdict"])}
-    lists = {name: tuple(document[name]) for name in ("deviations", "watched")}
+    lists = {name: tuple(document[name]) for name in ("deviations", "applicable")}
     return Result(
         **{**document, **lists, "task": task_of_json(document["task"]), "comparison": Comparison(**comparison)}
     )

@@ -201,7 +201,7 @@ class Execution:
         """Enter every missing result as not run, so that the run proves too little."""
         left = sum(not progress.is_ended for progress in self.progress_by_task.values())
         if left:
-            self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks are not done: {reason}")
+            self.doubts.append(f"{left:,} of {len(self.progress_by_task):,} tasks did not end: {reason}")
         for progress in self.progress_by_task.values():
             self._abandon_task(progress, reason)
 
@@ -251,13 +251,11 @@ class Execution:
         self._expect_check(worker, first)
         if progress.plan is None:
             progress.plan = names
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                self.problems.append(f"{progress.task} plans checks twice: {', '.join(twice)}")
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            if duplicates:
+                self.problems.append(f"{progress.task} plans several checks of one name: {', '.join(duplicates)}")
         elif progress.plan != names:
-            self._abandon_task(
-                progress, "another worker planned other checks: drawing must be the same in every process"
-            )
+            self._abandon_task(progress, "another worker planned other checks. Draw the same in every process.")
             self.problems.append(f"{progress.task} is planned differently in different processes")
             self._finish(progress)
             worker.progress = None
@@ -330,13 +328,13 @@ class Execution:
         if self.failed_starts < MAX_FRUITLESS_WORKERS:
             self._start_worker()
         elif not self.workers:
-            last = f"the last, process {worker.process.pid}, by {end}"
-            self.abandon(f"{self.failed_starts} workers in a row ended before they were ready, {last}")
+            last = f"the last (process {worker.process.pid}): {end}"
+            self.abandon(f"{self.failed_starts} workers in a row ended before they were ready; {last}")
 
     def _record_death(self, progress: TaskProgress, worker: WorkerProcess, words: str) -> None:
         verdict, message = verdict_of(worker, words)
-        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.spared:
-            progress.spared.add(progress.started)
+        if progress.started is not None and is_ended_externally(worker) and progress.started not in progress.retried:
+            progress.retried.add(progress.started)
             progress.started = None
         elif progress.started is not None:
             self._add_result(progress, _make_result(progress.task, progress.started, verdict, message))
@@ -347,7 +345,7 @@ class Execution:
             progress.plan = [BROKEN_PLAN_CHECK]
             self._add_result(
                 progress,
-                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while the task was planned: {message}"),
+                _make_result(progress.task, BROKEN_PLAN_CHECK, verdict, f"while planning the task: {message}"),
             )
         else:
             progress.fruitless_workers += 1
@@ -367,7 +365,7 @@ class Execution:
             progress.plan = [BROKEN_PLAN_CHECK]
         for name in progress.plan:
             if name not in progress.results:
-                self._add_result(progress, Result(progress.task, name, make_not_run(Reason.GIVEN_UP, reason)))
+                self._add_result(progress, Result(progress.task, name, make_not_run(Reason.ABANDONED, reason)))
 
     def record(self, seconds: float) -> RunRecord:
         """Return the record of the run."""

@@ -50,13 +50,13 @@ def probe_target(text: str) -> None:
             if found.returncode == FINISHED_STATUS:
                 return
             status = found.returncode
-            ending = f"ended its process, with {'signal' if status < 0 else 'status'} {abs(status)}"
+            ending = f"ended with {'signal' if status < 0 else 'status'} {abs(status)}"
         words.seek(0)
         written = last_lines(words.read())
-    quoted = f"; it had written:\n{written}" if written else ""
+    quoted = f" Its output:\n{written}" if written else ""
     msg = (
-        f"loading {text} {ending}: importing its module, making it, and asking for its unavailable_reason(), passes(), "
-        f"attributes and replicas must come back; correct the target{quoted}"
+        f"cannot load the target {text}: its process {ending}. Correct the target: its import, its creation, its "
+        f"attributes, unavailable_reason(), passes() and replicas must return.{quoted}"
     )
     raise TargetError(msg)
 

@@ -132,7 +132,8 @@ class Worker:
         if not most or count < most:
             return None
         return Outcome(
-            check.name, make_not_run(Reason.ENOUGH_FAILURES, f"after {count} failures of one kind, {verdict}")
+            check.name,
+            make_not_run(Reason.ENOUGH_FAILURES, f"skipped after {count} failures of the task with {verdict}"),
         )
 
     def _collect_garbage(self) -> int:

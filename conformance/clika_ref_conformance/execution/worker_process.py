@@ -59,7 +59,7 @@ class TaskProgress:
     results: dict[str, Result] = field(default_factory=dict[str, Result])
     started: str | None = None
     """Check that a worker is running now."""
-    spared: set[str] = field(default_factory=set[str])
+    retried: set[str] = field(default_factory=set[str])
     """Checks that get a second run, as the worker of the first may have been ended from outside."""
     fruitless_workers: int = 0
     """Number of workers that died in a row without having run a check."""

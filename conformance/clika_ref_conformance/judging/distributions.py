@@ -96,15 +96,15 @@ def _describe_outlier(name: str, target: SampleNumbers, eager: SampleNumbers, ch
         at, count = int(wrong[0]), len(t)
         return (
             f"the mean of {name} is {float(t[:, at].mean()):.5g} instead of {float(e[:, at].mean()):.5g} "
-            f"at {at}; {count} draws explain a difference of {float(allowed[at]) / count:.2g}"
+            f"at {at}; {count} draws explain a difference of up to {float(allowed[at]) / count:.2g}"
         )
     most, slack = -math.log2(chance), off.amax(0) if len(off) else off
-    for end, sign in (("above the largest", 1), ("below the least", -1)):
-        for whose, a, other, b in (("the target", t, "eager", e), ("eager", e, "the target", t)):
+    for end, sign in (("above the maximum", 1), ("below the minimum", -1)):
+        for source, a, other, b in (("the target", t, "eager", e), ("eager", e, "the target", t)):
             beyond = (sign * a > (sign * b).amax(0) + slack).sum(0)
             if bool((beyond > most).any()):
                 at = int(beyond.argmax())
-                return f"{int(beyond[at])} of {len(t)} draws of {name} by {whose} lie {end} by {other}, at {at}"
+                return f"{int(beyond[at])} of {len(t)} draws of {name} by {source} are {end} by {other}, at {at}"
     return ""
 
 
@@ -124,16 +124,16 @@ def _compute_statistics(
         yield f"asinh of {name}", t, e
         yield f"asinh of {name} squared", t.times(t), e.times(e)
         if t.values.shape[1] > 1:
-            yield f"extremes of each {name}", _min_and_max(t), _min_and_max(e)
+            yield f"min/max of each {name}", _min_and_max(t), _min_and_max(e)
         centre = (t.values + e.values).mean(0) / 2  # of both samples, so that exchanging draws does not change it
         t, e = SampleNumbers(t.values - centre, t.rounding_error), SampleNumbers(e.values - centre, e.rounding_error)
         if t.values.shape[1] > 1:
-            yield f"products of neighbours in {name}", t.times(t.beside()), e.times(e.beside())
+            yield f"products of neighbors in {name}", t.times(t.beside()), e.times(e.beside())
         if not is_float(pair[0]):
             yield from _count_values(name, *pair)
         for u, f in beside:
             if u.values.shape == t.values.shape:
-                yield f"products of {name} and one before", t.times(u), e.times(f)
+                yield f"products of {name} and an earlier output", t.times(u), e.times(f)
         beside.append((t, e))
 
 
@@ -160,7 +160,7 @@ def _count_values(
             yield f"{name} == {value.item()}", _indicator(target == value), _indicator(eager == value)
     if target.shape[1] > 1:
         t, e = (_indicator(side == side.roll(-1, 1)) for side in (target, eager))
-        yield f"equal neighbours in {name}", t, e
+        yield f"equal neighbors in {name}", t, e
 
 
 def _indicator(where: torch.Tensor) -> SampleNumbers:

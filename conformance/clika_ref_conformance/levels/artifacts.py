@@ -70,7 +70,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
         return _file_checks(bench)
     if task.subject == GRAPHS_SUBJECT:
         return [Check(case.name, partial(bench.transfer, case)) for case in draw_graph_share(suite)]
-    return [Check("carried over", partial(_transfer_call, task.subject, bench))]
+    return [Check("transferred", partial(_transfer_call, task.subject, bench))]
 
 
 def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
@@ -80,8 +80,8 @@ def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
         draw_replayable_call(suite.registry.operators[name], f"{suite.profile.seed}-artifact"), "typical"
     )
     if case is None:
-        return Outcome("carried over", make_not_run(Reason.REFUSED_CALL, "eager refuses the call that was drawn"))
-    return replace(bench.transfer(case), name="carried over")
+        return Outcome("transferred", make_not_run(Reason.REJECTED_CALL, "eager rejects the drawn call"))
+    return replace(bench.transfer(case), name="transferred")
 
 
 def draw_graph_share(suite: Suite) -> list[Case]:
@@ -123,14 +123,16 @@ class ArtifactChecks:
         if not len(case.graph):
             return make_not_run(Reason.NO_NODES, NO_NODES_MESSAGE)
         target, inputs, graph = self.suite.target, case.runs[0].inputs, self.suite.lower_graph(case)
-        refused = check_judged_dtypes(case.graph) or find_unsupported(graph, self.suite)
-        if refused is not None:
-            return refused
+        rejection = check_judged_dtypes(case.graph) or find_unsupported(graph, self.suite)
+        if rejection is not None:
+            return rejection
         try:
             artifact = target.compile(graph.clone(), here / "model.onnx", **options)
             outputs = target.load(artifact)([t.clone() for t in inputs])
         except Exception as error:  # noqa: BLE001 - a target may raise anything
-            return make_not_run(Reason.FAILS_HERE, f"the target fails on it here too, which other levels show: {error}")
+            return make_not_run(
+                Reason.FAILS_ELSEWHERE, f"the target fails on it in this process, too, as other levels report: {error}"
+            )
         target.compile(graph.clone(), twice / "model.onnx", **options)
         if digest_folder(here) != digest_folder(twice):
             return Comparison(Verdict.NONDETERMINISTIC, "compiling twice in one process gives other bytes")
@@ -138,44 +140,46 @@ class ArtifactChecks:
             if self.fresh.compile(graph, there, options) != digest_folder(here):
                 return Comparison(
                     Verdict.NONDETERMINISTIC,
-                    "another process, with other hashes and in another folder, compiles it to other bytes",
+                    "another process, with another hash seed and folder, compiles it to other bytes",
                 )
             found = self.fresh.run(artifact, inputs)
         except FreshProcessError as error:
-            return Comparison(_process_error_verdict(error), f"another process cannot carry on: {error}")
+            return Comparison(_process_error_verdict(error), f"another process failed: {error}")
         alike = has_same_type if any(node.is_random for node in graph.nodes) else has_same_bits
         wrong = [i for i, (a, b) in enumerate(zip(outputs, found, strict=True)) if not alike(a, b)]
         if wrong:
             again = target.load(artifact)([t.clone() for t in inputs])
             if not all(map(alike, outputs, again)):
-                return Comparison(Verdict.NONDETERMINISTIC, "loaded and run once more in one process, it gives others")
-            return Comparison(Verdict.VALUE, f"output {wrong[0]} differs where another process loads the artifact")
+                return Comparison(
+                    Verdict.NONDETERMINISTIC, "loaded and run again in one process, the artifact gives other outputs"
+                )
+            return Comparison(Verdict.VALUE, f"output {wrong[0]} differs if another process loads the artifact")
         return Comparison(Verdict.PASS)
 
     def check_damage(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
         """Damage an artifact, and load and run it in the other process: any error must be a `ClikaError`."""
         graph = self.suite.lower_graph(case)
-        refused = find_unsupported(graph, self.suite)
-        if refused is not None:
-            return Outcome(name, refused, case.runs[0].name)
+        rejection = find_unsupported(graph, self.suite)
+        if rejection is not None:
+            return Outcome(name, rejection, case.runs[0].name)
         with TemporaryDirectory(dir=self.suite.folder) as folder:
             artifact = self.suite.target.compile(graph, Path(folder) / "model.onnx", **EXTERNAL_DATA_OPTIONS)
-            what = damage(Path(folder))
-            comparison = self._check_damaged_load(artifact, case, what, is_cut=is_cut)
+            description = damage(Path(folder))
+            comparison = self._check_damaged_load(artifact, case, description, is_cut=is_cut)
         return Outcome(name, comparison, case.runs[0].name)
 
-    def _check_damaged_load(self, artifact: Artifact, case: Case, what: str, *, is_cut: bool) -> Comparison:
+    def _check_damaged_load(self, artifact: Artifact, case: Case, damage: str, *, is_cut: bool) -> Comparison:
         try:
             self.fresh.run(artifact, case.runs[0].inputs)
         except FreshProcessError as error:
             if error.kind == "typed":
-                return Comparison(Verdict.PASS, f"{what}: {error}")
+                return Comparison(Verdict.PASS, f"{damage}: {error}")
             return Comparison(
-                _process_error_verdict(error), f"{what}: {error}; a damaged artifact is refused with a ClikaError"
+                _process_error_verdict(error), f"{damage}: {error}. Reject a damaged artifact with a ClikaError."
             )
         if is_cut:
-            return Comparison(Verdict.ARTIFACT, f"{what}, and it is loaded and run as if it were whole")
-        return Comparison(Verdict.PASS, f"{what}: it is legal still")
+            return Comparison(Verdict.ARTIFACT, f"{damage}, but the target loads and runs it without an error")
+        return Comparison(Verdict.PASS, f"{damage}: the file is still valid")
 
 
 def _process_error_verdict(error: FreshProcessError) -> Verdict:
@@ -186,9 +190,9 @@ def _file_checks(bench: ArtifactChecks) -> list[Check]:
     suite = bench.suite
     order, weights = make_input_order_case(suite), make_weights_case(suite)
     found = [
-        Check("inputs of one shape", partial(bench.transfer, order)),
-        Check("two weights apart", partial(bench.transfer, weights, EXTERNAL_DATA_OPTIONS)),
-        Check("two weights apart, judged", partial(run_case, weights, suite)),
+        Check("inputs of equal shape", partial(bench.transfer, order)),
+        Check("external weights", partial(bench.transfer, weights, EXTERNAL_DATA_OPTIONS)),
+        Check("external weights, judged", partial(run_case, weights, suite)),
         Check("inputs in other layouts", partial(run_case, make_layouts_case(suite), suite)),
     ]
     for i in range(DAMAGED_COPIES):
@@ -198,7 +202,7 @@ def _file_checks(bench: ArtifactChecks) -> list[Check]:
     return found
 
 
-TRUNCATIONS = (("cut to nothing", 0.0), ("cut in half", 0.5), ("cut by its last tenth", 0.9))
+TRUNCATIONS = (("truncated to nothing", 0.0), ("truncated by half", 0.5), ("truncated by a tenth", 0.9))
 
 
 def _damage_file(number: int, seed: int, folder: Path) -> str:
@@ -207,14 +211,14 @@ def _damage_file(number: int, seed: int, folder: Path) -> str:
     path = files[-1] if number % 2 else files[0]
     data = bytearray(path.read_bytes())
     if number < len(TRUNCATIONS):
-        what, part = TRUNCATIONS[number]
+        description, part = TRUNCATIONS[number]
         path.write_bytes(data[: int(len(data) * part)])
-        return f"{path.name} {what}"
+        return f"{path.name} {description}"
     random = Random(f"{seed}/{number}")  # noqa: S311 - test data, not cryptography
     for _ in range(1 + 4 * (number - len(TRUNCATIONS))):
         data[random.randrange(len(data))] ^= random.randrange(1, 256)
     path.write_bytes(data)
-    return f"{path.name} with altered bytes"
+    return f"{path.name} with changed bytes"
 
 
 def make_input_order_case(suite: Suite) -> Case:
@@ -223,7 +227,7 @@ def make_input_order_case(suite: Suite) -> Case:
     first, second = (graph.add_input(TensorType(torch.float32, (2, 3)), name) for name in ("b", "a"))
     graph.add_output(Builder(graph, suite.registry.operators)("sub", first, second))
     generator = torch.Generator().manual_seed(suite.profile.seed)
-    return Case("inputs of one shape", graph, [Run("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
+    return Case("inputs of equal shape", graph, [Run("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
 
 
 def make_weights_case(suite: Suite) -> Case:
@@ -235,7 +239,7 @@ def make_weights_case(suite: Suite) -> Case:
     build = Builder(graph, suite.registry.operators)
     product = build("matmul", x, graph.add_constant(v, "v"))
     graph.add_output(build("add", product, graph.add_constant(w, "w")))
-    return Case("two weights apart", graph, [Run("typical", (inputs,))])
+    return Case("external weights", graph, [Run("typical", (inputs,))])
 
 
 def make_layouts_case(suite: Suite) -> Case:
@@ -246,7 +250,7 @@ def make_layouts_case(suite: Suite) -> Case:
     runs = [
         Run("transposed", (a.t(), b.t())),
         Run("expanded", (a.t(), row.expand(2, 3))),
-        Run("every second", (wide[::2, ::2], wide[1::2, 1::2])),
+        Run("strided", (wide[::2, ::2], wide[1::2, 1::2])),
         Run("offset", (wide[1:3, 2:5], wide[2:4, 3:6])),
     ]
     return Case("inputs in other layouts", case.graph, runs)

@@ -105,9 +105,9 @@ class BlockChecks:
     def chosen(self) -> Outcome:
         """Count the choices where target and eager agree, without choices that rounding decides."""
         lowered = self._lower_graph()
-        refused = find_unsupported(lowered, self.suite)
-        if refused is not None:
-            return Outcome("top-1", refused)
+        rejection = find_unsupported(lowered, self.suite)
+        if rejection is not None:
+            return Outcome("top-1", rejection)
         inputs = [self._draw_inputs(CAPTURE_BATCH, seed) for seed in range(100, 100 + TOP1_SAMPLES)]
         actual = [result[0] for result in self._run_target(lowered, inputs)]
         double = copy.deepcopy(self.module).double()
@@ -138,9 +138,9 @@ def compare_top1(eager: torch.Tensor, exact: torch.Tensor, actual: torch.Tensor)
     clear = best - second > TOP1_MARGIN * error
     same = actual.argmax(-1) == exact.argmax(-1)
     wrong = int((clear & ~same).sum())
-    message = f"{int(same.sum())} of {same.numel()} choices are eager's"
+    message = f"{int(same.sum())} of {same.numel()} best classes are those of exact arithmetic"
     if wrong:
-        message += f"; in {wrong} the best leads by more than {TOP1_MARGIN} errors of eager ({error:.3g})"
+        message += f"; {wrong} of the others lead by more than {TOP1_MARGIN} times eager's error ({error:.3g})"
     return Comparison(Verdict.VALUE if wrong else Verdict.PASS, message, elements=same.numel())
 
 

@@ -93,7 +93,7 @@ def _run_contract_check(name: str, verdict: Verdict, look: Callable[[], str | No
             return Outcome(name, Comparison(Verdict.SAMPLE, error.details))
         return Outcome(name, make_not_run(Reason.SAMPLES, str(error)))
     except _NothingToCheckError as unknown:
-        return Outcome(name, make_not_run(Reason.NOTHING_TO_LOOK_AT, str(unknown)))
+        return Outcome(name, make_not_run(Reason.NO_SUITABLE_CALL, str(unknown)))
     if problem is None:
         return Outcome(name, Comparison(Verdict.PASS))
     unseen = verdict is Verdict.NOT_RUN
@@ -118,14 +118,12 @@ class ContractChecks:
         bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
         if bare or signature.return_annotation is signature.empty:
             return f"{format_schema(self.op)}: give {', '.join(bare) or 'the result'} a type"
-        return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring that says what it computes"
+        return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring. Describe its result."
 
     def samples(self) -> str | None:
         """List everything that the samples omit: values of attributes, operands, and calls without optional ones."""
         if self.op.sampler is None:
-            return (
-                f"{self.op.name} has no samples, so nothing is known of it; declare some with @{self.op.name}.samples"
-            )
+            return f"{self.op.name} has no samples, so it cannot be tested. Declare some with @{self.op.name}.samples."
         self._check_determinism()  # also checks that samples can be drawn
         names = [name for name in self.op.attributes if name not in UNTESTED_ATTRIBUTES]
         once = [name for name in names if len(self.values(name)) < 2 and not self._has_unjudged_variation(name)]
@@ -134,12 +132,12 @@ class ContractChecks:
         ]
         never = [p.name for p, drawn in fixed if all(o is None for o in drawn)]
         always = [p.name for p, drawn in fixed if p.optional and all(o is not None for o in drawn)]
-        told = (
-            ("draw one value only of {}: draw at least two", once),
+        templates = (
+            ("draw only one value of {}: draw at least two", once),
             ("never draw {}", never),
-            ("never leave out {}", always),
+            ("never omit {}", always),
         )
-        problems = [text.format(", ".join(names)) for text, names in told if names]
+        problems = [text.format(", ".join(names)) for text, names in templates if names]
         return f"the samples of {self.op.name} {'; they '.join(problems)}" if problems else None
 
     def _check_determinism(self) -> None:
@@ -152,7 +150,7 @@ class ContractChecks:
             call, other = traced.call, self._draw(record_call, name).call
             if not _is_same_call(call, other):
                 problem = f"draw {format_call(self.op, call)}, and with the same seed {format_call(self.op, other)}"
-                advice = ": draw what varies with draw(), nothing from the generators of random, torch or numpy"
+                advice = ". Draw every varying value with draw(), not with the generators of random, torch or numpy."
                 raise SampleError(self.op, problem, advice)
 
     def unsupported_reason(self) -> str | None:
@@ -162,11 +160,11 @@ class ContractChecks:
         """
         nodes = {str([v.type.dtype for v in graph.inputs]): n for graph in self._graphs() for n in graph.nodes}
         if not nodes:
-            raise _NothingToCheckError(f"no call of {self.op.name} becomes a graph")
+            raise _NothingToCheckError(f"no call of {self.op.name} can be built as a graph")
         for node in nodes.values():
             reason = self.suite.target.unsupported_reason(node)
             if reason is not None and not is_valid_reason(reason):
-                return f"{self.suite.target.name} refuses {self.op.name} without a reason: {reason!r}"
+                return f"{self.suite.target.name} rejects {self.op.name} without a reason: {reason!r}"
         return None
 
     def consumption(self) -> str | None:
@@ -205,7 +203,7 @@ class ContractChecks:
         taken = [call for call in calls if self._call_eager(call) is not None]
         if not taken:
             self._raise_unjudged()
-            raise _NothingToCheckError(f"no call of {self.op.name} is the same twice and taken by eager")
+            raise _NothingToCheckError(f"every call of {self.op.name} is random, or eager rejects it")
         for call in taken:
             broken = find_broken_claim(
                 self.op, fill_operands(call, make_typical_run(call.operands, 0).inputs), call.attrs
@@ -220,10 +218,14 @@ class ContractChecks:
         if self.pairs.get(name):
             return None
         self._raise_unjudged()
-        known = f"{name} never changes what" if name in self.pairs else f"no two calls differ in {name} alone that"
+        known = (
+            f"{name} never changes the result of the samples of {self.op.name}"
+            if name in self.pairs
+            else f"no two samples of {self.op.name} differ only in {name}"
+        )
         return (
-            f"{known} the samples of {self.op.name} draw, on typical elements: that a target honours it shows only in "
-            "calls that differ in more, and on special elements"
+            f"{known}, on typical elements. Only calls that differ in more, or special elements, can show that a "
+            "target ignores it."
         )
 
     @functools.cached_property

@@ -118,10 +118,10 @@ def _make_expression_checks(suite: Suite) -> list[Check]:
 def _check_graph(name: str, case: Case, batch: CaseBatch) -> Outcome:
     found = make_dim_dynamic(case)
     if found is None:
-        return Outcome(name, make_not_run(Reason.NO_SIZES, "no side of the graph may vary"))
-    refused = _compile_error(found.graph, batch.suite)
-    if refused is not None and BATCH.name in re.findall(r"\w+", refused):
-        return Outcome(name, Comparison(Verdict.UNSUPPORTED, refused))
+        return Outcome(name, make_not_run(Reason.NO_SIZES, "no dim of the graph may vary"))
+    rejection = _compile_error(found.graph, batch.suite)
+    if rejection is not None and BATCH.name in re.findall(r"\w+", rejection):
+        return Outcome(name, Comparison(Verdict.UNSUPPORTED, rejection))
     return replace(_compare_with_static(batch.outcome(found), batch.suite), name=name)
 
 
@@ -147,10 +147,10 @@ def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | s
     fixed: list[SizeDecision] = []
     while (reason := _compile_error(found.graph, suite)) is not None:
         words = set(re.findall(r"\w+", reason))
-        refused = [place for place in found.places if str(place.symbol) in words]
-        if not refused:
+        rejection = [place for place in found.places if str(place.symbol) in words]
+        if not rejection:
             return found
-        fixed += refused
+        fixed += rejection
         fewer = make_symbolic_call(found.replayable, fixed)
         if isinstance(fewer, str):
             return reason
@@ -176,7 +176,7 @@ def _empty_runs(found: SymbolicCall) -> list[Run]:
 
 def _order_runs(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
     """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
-    return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, at last")] if empty else [])]
+    return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, last")] if empty else [])]
 
 
 def _compare_with_static(outcome: Outcome, suite: Suite) -> Outcome:
@@ -186,8 +186,8 @@ def _compare_with_static(outcome: Outcome, suite: Suite) -> Outcome:
     if not comparison.verdict.is_failure or case is None or not runs:
         return outcome
     alone = run_case(fix_symbols(case, runs[0]), suite).verdict
-    relation = f"{alone} as well" if alone.is_failure else f"{alone}, so it is the dynamic form that is wrong"
-    message = f"{comparison.message}; compiled for this size alone: {relation}"
+    relation = f"{alone}, too" if alone.is_failure else f"{alone}, so only the dynamic form is wrong"
+    message = f"{comparison.message}; compiled for this size only: {relation}"
     return replace(outcome, comparison=replace(comparison, message=message))
 
 
@@ -238,7 +238,7 @@ class CallPool:
             found = self._make_symbolic(drawing)
             if isinstance(found, SymbolicCall) and len(found.runs) > 1:
                 return found
-        return found if isinstance(found, str) else "every call that was drawn is legal at one size only"
+        return found if isinstance(found, str) else "every drawn call is legal for one size only"
 
     def _has_fixed_dims(self, drawing: ReplayableCall) -> bool:
         """Return whether a dim that was drawn can only have the size that it was drawn with."""

@@ -263,7 +263,7 @@ class OperatorChecks:
         except Exception as error:  # noqa: BLE001 - any error means that eager rejects the call
             return f"{type(error).__name__}: {(str(error) or '?').splitlines()[0]}"
         found = [results] if isinstance(results, torch.Tensor) else list(results)
-        return found or "it returns no tensor at all"
+        return found or "it returns no tensor"
 
     def _run_and_reduce(self, name: str, row: DrawnCall, runs: Sequence[Run] | None = None) -> Outcome:
         """Run a call, and reduce the first failure."""
@@ -295,9 +295,9 @@ class OperatorChecks:
         if runs is None:
             runs = self._make_runs(row, row.seed, row.vector, only=row.vector)
         before = [t.clone() for t in runs[0].inputs]
-        refused = self._eager_error(row.call, runs[0])
-        if refused is not None:
-            return Outcome(name, _explain_rejection(text, refused, row))
+        rejection = self._eager_error(row.call, runs[0])
+        if rejection is not None:
+            return Outcome(name, _explain_rejection(text, rejection, row))
         written = [i for i, t in enumerate(runs[0].inputs) if not has_same_bits(t, before[i])]
         if written:
             return Outcome(
@@ -319,14 +319,14 @@ class OperatorChecks:
         return Case(self._case_name(name), graph, accepted, facts)
 
 
-def _explain_rejection(text: str, refused: str, row: DrawnCall) -> Comparison:
+def _explain_rejection(text: str, rejection: str, row: DrawnCall) -> Comparison:
     """Return the comparison for a call that eager rejects.
 
     It is the samples' fault, unless they do not name the dtype or eager has no kernel for it.
     """
-    if "not implemented for" in refused or refused.startswith("NotImplementedError"):
-        return make_not_run(Reason.NO_KERNEL, f"eager has no kernel for {text}: {refused}")
+    if "not implemented for" in rejection or rejection.startswith("NotImplementedError"):
+        return make_not_run(Reason.NO_KERNEL, f"eager has no kernel for {text}: {rejection}")
     if row.has_unlisted_dtype:
-        message = f"eager does not take {text}, a dtype that its samples do not name: {refused}"
-        return make_not_run(Reason.UNNAMED_DTYPE, message)
-    return Comparison(Verdict.SAMPLE, f"the samples draw {text}, which eager refuses: {refused}")
+        message = f"eager rejects {text}, with a dtype that its samples do not list: {rejection}"
+        return make_not_run(Reason.UNLISTED_DTYPE, message)
+    return Comparison(Verdict.SAMPLE, f"the samples draw {text}, which eager rejects: {rejection}")

@@ -34,31 +34,31 @@ CALL_CHANGES: dict[str, near_misses.NearMissMaker] = {
     "dtype changed": near_misses.change_dtype,
     "special elements": near_misses.insert_special_elements,
     "large constants": near_misses.enlarge_constants,
-    "literals alike": similar_parts.use_similar_literals,
-    "sides alike": similar_parts.equalize_dims,
-    "round trips": similar_parts.cast_round_trips,
+    "similar literals": similar_parts.use_similar_literals,
+    "equal dims": similar_parts.equalize_dims,
+    "cast round trips": similar_parts.cast_round_trips,
     "call redrawn": redraw_call,
-    "operand given or taken": change_optional_operands,
+    "operand added or omitted": change_optional_operands,
 }
 """Changes to the calls of a motif, and functions that create the graphs; for drawn motifs and their variations."""
 
 SURROUNDING_CHANGES: dict[str, near_misses.NearMissMaker] = {
-    "read elsewhere": near_misses.add_reader,
+    "another reader": near_misses.add_reader,
     "repeated": near_misses.repeat_motif,
     "outputs changed": near_misses.change_outputs,
     "leaves changed": near_misses.change_leaves,
-    "constants alike": similar_parts.add_similar_constants,
-    "numbers alike": similar_parts.divide_by_signed_zeros,
-    "calls alike": similar_parts.add_similar_calls,
-    "random instead": substitute_random_operators,
-    "side freed": make_dims_dynamic,
+    "similar constants": similar_parts.add_similar_constants,
+    "signed zeros": similar_parts.divide_by_signed_zeros,
+    "similar calls": similar_parts.add_similar_calls,
+    "random operators": substitute_random_operators,
+    "dynamic dims": make_dims_dynamic,
 }
 """Changes around a motif, mostly independent of its calls: for drawn motifs only."""
 
 LISTED_CALL_CHECK = "listed call redrawn"
 """Call changes for each operator in a long table: errors of one operator show only with some attributes."""
 
-LISTED_ATTRIBUTE_CHECK = "listed attribute of another sort"
+LISTED_ATTRIBUTE_CHECK = "listed attribute changed"
 """Call changes to one attribute of such operators: a longer or shorter tuple, a number that is 0 or negative."""
 
 GRAPHS_PER_DRAW = 75
@@ -136,7 +136,7 @@ def check_hash_seeds(suite: Suite) -> Outcome:
         here = run_on_random_graphs(suite.registry.passes[name], suite.registry.operators, seed)
         for text, other in zip(here, others, strict=False):
             if digest_text(text) != other:
-                message = f"{name}: under another PYTHONHASHSEED the result is another one than here:\n{text}"
+                message = f"{name}: the result differs under another PYTHONHASHSEED:\n{text}"
                 return Outcome("", Comparison(Verdict.NONDETERMINISTIC, message))
     return Outcome(
         "", Comparison(Verdict.PASS, f"{sum(map(len, elsewhere.values()))} graphs of {len(elsewhere)} passes")
@@ -175,13 +175,12 @@ class PassChecks:
         """Fail if the pass, or a rule of it, fires on no graph that was found."""
         silent = self.motifs.unreached_goals
         if not silent:
-            found = f"{len(self.motifs.cases)} motifs of {self.motifs.tried} chains"
-            message = f"{found}, and {len(self.motifs.varied)} varied from them"
+            found = f"{len(self.motifs.cases)} motifs from {self.motifs.tried} chains"
+            message = f"{found}, and {len(self.motifs.varied)} variants of them"
             return Outcome("", Comparison(Verdict.PASS, message))
         message = (
-            f"{self.p.name}: no graph was found on which {' and '.join(silent)} fires ({self.motifs.tried} chains of "
-            "drawn calls were tried). Either it cannot fire, or the samples of its operators never draw what it looks "
-            "for; show the suite how with `motifs`, a tuple of functions from a builder to the outputs of a graph"
+            f"{self.p.name}: {' and '.join(silent)} fired on none of {self.motifs.tried} chains of drawn calls. If it "
+            "can fire, declare `motifs`: a tuple of functions from a builder to the outputs of a graph."
         )
         return Outcome("", Comparison(Verdict.CONTRACT, message))
 

@@ -134,11 +134,12 @@ def _verify_range(grid: QuantizedRange, run: Run, outputs: Sequence[torch.Tensor
     if wrong.any():
         at = tuple(int(i) for i in np.argwhere(wrong)[0])
         tie = ", a tie" if grid.find_ties(x)[at] else ""
-        return f"{float(x[at])!r}{tie}, on {grid} is {expected[at]}, not {codes[at]} (element {list(at)} of {run.name})"
+        element = f"element {list(at)} of {run.name}: {float(x[at])!r}{tie}"
+        return f"{element}, on {grid} becomes {codes[at]}, expected {expected[at]}"
     if not np.array_equal(grid.values(codes), values):
         wanted = grid.values(codes)
         at = tuple(int(i) for i in np.argwhere(wanted != values)[0])
-        return f"{codes[at]} on {grid} stands for {float(wanted[at])!r}, not {float(values[at])!r}"
+        return f"{codes[at]} on {grid} becomes {float(values[at])!r}, expected {float(wanted[at])!r}"
     return grid.find_error(x, codes, values)
 
 
@@ -161,7 +162,7 @@ def _verify_integers(
     if np.array_equal(found, wanted):
         return None
     at = tuple(int(i) for i in np.argwhere(found != wanted)[0])
-    return f"{name}, {run.name}: element {list(at)} is {found[at]}, by integer arithmetic {wanted[at]}"
+    return f"{name}, {run.name}: element {list(at)} is {found[at]}, integer arithmetic gives {wanted[at]}"
 
 
 def _check_packing(name: str, length: int, dtype: torch.dtype, seed: int) -> Outcome:

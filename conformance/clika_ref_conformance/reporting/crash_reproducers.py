@@ -39,7 +39,7 @@ from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 END_VERDICTS = frozenset({Verdict.CRASH, Verdict.HANG, Verdict.MEMORY})
-"""Verdicts on a worker that is gone."""
+"""Verdicts on a worker that has ended."""
 
 MAX_REPRODUCERS = 20
 """Maximum number of such reproducers per run: each takes as long as the check took to die."""
@@ -92,7 +92,7 @@ def add_crash_reproducers(record: RunRecord, plan: RunPlan) -> RunRecord:
     chosen = [result for result in wanted.values() if not result.reproducer][:MAX_REPRODUCERS]
     made: dict[tuple[Task, str], str] = {}
     for number, r in enumerate(chosen, 1):
-        _announce(f"Once more, to write down what ended it ({number} of {len(chosen)}): {r.task}: {r.name}")
+        _announce(f"Repeating a check that ended its worker ({number} of {len(chosen)}): {r.task}: {r.name}")
         made[r.task, r.name] = record_crash(r, make_setup(plan))
     results = [replace(r, reproducer=made.get((r.task, r.name)) or r.reproducer) for r in record.results]
     return replace(record, results=results)
@@ -156,8 +156,8 @@ def main() -> None:
         case = Case(request["check"], graph, [Run("last", tuple(inputs))] if inputs or not graph.inputs else [])
         write(Outcome(request["check"], comparison, "last", case))
 
-    watched: Suite = replace(suite, target=RecordingTarget(suite.target, write_case))  # pyright: ignore[reportArgumentType]
-    for check in import_level(setup.levels[task.level]).checks(task, watched):
+    recording_suite: Suite = replace(suite, target=RecordingTarget(suite.target, write_case))  # pyright: ignore[reportArgumentType]
+    for check in import_level(setup.levels[task.level]).checks(task, recording_suite):
         if check.name == request["check"]:
             write(Outcome(check.name, comparison))  # of the check itself, if it dies before the target is called
             check.run()

@@ -17,13 +17,13 @@ STYLE_BY_VERDICT = {
     Verdict.DEVIATION: "declared",
     Verdict.XFAIL: "declared",
     Verdict.UNSTABLE: "unstable",
-    Verdict.UNSUPPORTED: "refused",
-    Verdict.NOT_RUN: "refused",
-    Verdict.UNDECLARED: "missed",
-    Verdict.XPASS: "missed",
-    Verdict.CRASH: "dead",
-    Verdict.HANG: "dead",
-    Verdict.MEMORY: "dead",
+    Verdict.UNSUPPORTED: "rejected",
+    Verdict.NOT_RUN: "rejected",
+    Verdict.UNDECLARED: "undeclared",
+    Verdict.XPASS: "undeclared",
+    Verdict.CRASH: "crashed",
+    Verdict.HANG: "crashed",
+    Verdict.MEMORY: "crashed",
 }
 """Color of a verdict; failures that are not listed are wrong results."""
 
@@ -41,8 +41,8 @@ LETTER_BY_VERDICT = {
 """Letter of a cell without a grade. Failures that are not listed have a cross, so that color is not needed."""
 
 HINT_BY_LEVEL = {
-    "operators": "Every operator in every dtype, on drawn and special inputs; right halves: one compile, many sizes.",
-    "passes": "Every pass on graphs on which it fires, on near misses of those, and on random graphs.",
+    "operators": "Every operator in every dtype, on drawn and special inputs. Right halves: one artifact, all sizes.",
+    "passes": "Every pass on graphs where it fires, on near misses of those, and on random graphs.",
     "pairs": "Every chain, fan-out and tap of two operators.",
 }
 
@@ -172,7 +172,7 @@ def _make_case(entry: TaskReport, detail: Detail, report: Report, prefix: str) -
         "error": f"{found.error:.6g}",
         "bound": f"{found.bound:.6g}",
         "error / bound": f"{found.ratio:.4g}",
-        "times as coarse as eager": f"{found.quality:.4g}, grade {found.grade}",
+        "mean error / eager's": f"{found.quality:.4g}, grade {found.grade}",
         "elements": f"{found.elements:,}, {found.ambiguous:,} ambiguous, {found.unstable:,} unstable",
     }
     path = detail.reproducer

@@ -54,7 +54,7 @@ class TaskReport:
     elements: int = 0
     ambiguous: int = 0
     unstable: int = 0
-    strayed: int = 0
+    unstable_finite: int = 0
     seconds: float = 0.0
 
     @property

@@ -38,7 +38,7 @@ def make_report_folder(path: Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"the folder {path} for the report cannot be made: {error}"
+        msg = f"cannot create the report folder {path}: {error}"
         raise ClikaError(msg) from error
     return path.absolute()
 
@@ -98,7 +98,7 @@ def _write_report(record: RunRecord, out: Path) -> None:
 
 
 def print_record(record: RunRecord, console: Console) -> None:
-    """Print the failures, the declared deviations that were seen, and the accounting."""
+    """Print the failures, the declared deviations that occurred, and the accounting."""
     failures = record.failures
     for result in failures[:MAX_SHOWN_FAILURES]:
         console.print(
@@ -107,13 +107,13 @@ def print_record(record: RunRecord, console: Console) -> None:
         console.print(_indent(_message_with_call(result)), markup=False, soft_wrap=True)
     if len(failures) > MAX_SHOWN_FAILURES:
         console.print(
-            f"... and {len(failures) - MAX_SHOWN_FAILURES:,} failures more, all in the report (--out)", markup=False
+            f"... and {len(failures) - MAX_SHOWN_FAILURES:,} more failures; --out reports all of them", markup=False
         )
     for problem in (*record.problems, *record.doubts, *record.find_accounting_errors()):
         console.print(problem, style="red", markup=False, soft_wrap=True)
     for account in record.deviations:
-        if account["seen"]:
-            console.print(f"deviation {account['id']}: {account['seen']} checks: {account['reason']}", markup=False)
+        if account["occurred"]:
+            console.print(f"deviation {account['id']}: {account['occurred']} checks: {account['reason']}", markup=False)
     console.print(_summary_line(record), markup=False, soft_wrap=True)
 
 
@@ -135,7 +135,7 @@ def _indent(text: str) -> str:
 
 def _summary_line(record: RunRecord) -> str:
     counts = ", ".join(f"{count:,} {verdict}" for verdict, count in _order_counts(record))
-    short = "ACCOUNTS DO NOT ADD UP" if record.find_accounting_errors() else "PROVES TOO LITTLE"
+    short = "COUNTS DO NOT ADD UP" if record.find_accounting_errors() else "PROVES TOO LITTLE"
     outcome = {0: "passed", 1: "FAILED", 3: short}[record.exit_code]
     return (
         f"{record.target} {outcome}: {record.planned:,} checks of {len(record.plan):,} tasks in "

@@ -29,8 +29,8 @@ from clika_ref_conformance.reproducing.tensors import elements_of, layout_of, to
 from clika_ref_conformance.suite import Suite
 from clika_ref_conformance.verdicts import Verdict
 
-REPRODUCER_FORMAT = 1
-"""Increased when the current code cannot read earlier reproducers any more."""
+REPRODUCER_FORMAT = 2
+"""Increased when the content changes. Only reproducers of this format are read."""
 
 CASES_FOLDER = "cases"
 """Folder of reproducers, next to the report."""
@@ -97,7 +97,7 @@ def make_reproducer(outcome: Outcome, task: Task, suite: Suite, target: str) -> 
         "artifact": _add_artifact(outcome.compiled, files),
         "profile": suite.profile.name,
         "seed": suite.profile.seed,
-        "repeats": outcome.case is None,
+        "repeats_check": outcome.case is None,
         "limit_seconds": suite.profile.case_seconds,
         "limit_bytes": suite.profile.memory_bytes,
         "runs": [

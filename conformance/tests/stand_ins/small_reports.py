@@ -30,6 +30,8 @@ def record(*results, **changes):
     plan = {}
     for result in results:
         plan.setdefault(result.task, []).append(result.name)
-    deviations = [{"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org", "seen": 2, "watched": 3}]
+    deviations = [
+        {"id": "one-sided-clip", "reason": "no NaN", "link": "https://example.org", "occurred": 2, "applicable": 3}
+    ]
     made = RunRecord("onnxruntime", "quick", 7, {"torch": "2.13"}, plan, results, 12.5, deviations)
     return replace(made, **changes)

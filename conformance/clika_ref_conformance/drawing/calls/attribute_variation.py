@@ -42,7 +42,7 @@ def record_call(op: Operator, seed: str) -> RecordedCall:
     try:
         return RecordedCall(draw_call(op, draw), decisions)
     except SampleError as error:
-        error.details += f", after it drew {', '.join(repr(value) for _, value in decisions) or 'nothing'}"
+        error.details += f", after drawing {', '.join(repr(value) for _, value in decisions) or 'nothing'}"
         raise
 
 

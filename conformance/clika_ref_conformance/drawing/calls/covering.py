@@ -111,7 +111,7 @@ class CoveringDraw:
             case TensorDescription():
                 return self._draw_tensor(key, description)
             case _:
-                msg = f"draw() takes a description made by `s`, not {description!r}"
+                msg = f"cannot draw {description!r}: it is not a description made with `s`"
                 raise TypeError(msg)
 
     def _draw_tensor(self, key: Any, d: TensorDescription) -> TensorSample:
@@ -139,7 +139,7 @@ class CoveringDraw:
             ValueError: the range is empty, which a dim of size 0 may cause.
         """
         if low > high:
-            msg = f"no integer lies in [{low}, {high}]"
+            msg = f"cannot draw an integer: [{low}, {high}] is empty"
             raise ValueError(msg)
         middle = self.cover.random.randint(low + 1, high - 1) if high - low > 1 else None
         options = [(n, weight) for n, weight in zip((middle, low, high), weights, strict=True) if n is not None]

@@ -54,7 +54,7 @@ def _decide(draw: Callable[[st.SearchStrategy[Any]], Any], description: Any) -> 
         case TensorDescription():
             return _draw_tensor(draw, description)
         case _:
-            msg = f"draw() takes a description made by `s`, not {description!r}"
+            msg = f"cannot draw {description!r}: it is not a description made with `s`"
             raise TypeError(msg)
 
 

@@ -104,7 +104,7 @@ def _vector_fills(samples: Mapping[int, TensorSample], row: int, wide: Fill) -> 
     ]
     mixed = [*crossed, *wide_integers]
     if len({samples[i].dtype for i in mixed}) > 1:
-        yield "rounded alike", dict.fromkeys(mixed, _fill_odd_numbers if wide_integers else _fill_tenths)
+        yield "equal after rounding", dict.fromkeys(mixed, _fill_odd_numbers if wide_integers else _fill_tenths)
     for name, fill in {"wide": wide, **_MAGNITUDE_FILLS}.items() if floats else ():
         yield name, {i: fill for i in floats if not (samples[i].unique and name == "ties")}
     if floats:

@@ -61,7 +61,7 @@ def _make_dim_dynamic(case: Case, side: SymbolSource, *, alike: bool, in_attribu
         attrs = {k: _substitute_symbol(v, size) for k, v in node.attrs.items()} if in_attributes else node.attrs
         if not new.take(node, attrs=attrs):
             return None
-    made = new.done(f"side {side.dim} of %{side.name} is dynamic")
+    made = new.done(f"dim {side.dim} of %{side.name} is dynamic")
     tensors = made.runs[0].inputs
     names = [v.name for v in made.graph.inputs]
     sizes = dict.fromkeys((size, size + 1, size + 3, 1, 0))

@@ -275,7 +275,7 @@ def build_pass_motifs(p: Pass, operators: Mapping[str, Operator]) -> Iterator[Ca
         outputs = function(Builder(graph, operators))
         for value in outputs if isinstance(outputs, tuple) else (outputs,):
             graph.add_output(value)
-        yield Case(f"offered {number}", graph, [Run("typical", _random_inputs(graph, number))])
+        yield Case(f"provided {number}", graph, [Run("typical", _random_inputs(graph, number))])
 
 
 def _random_inputs(graph: Graph, seed: int) -> tuple[torch.Tensor, ...]:

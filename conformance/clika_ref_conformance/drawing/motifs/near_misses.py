@@ -33,12 +33,12 @@ def _change_calls(
 ) -> Iterator[Case | None]:
     """Yield the case with one call changed, for each node and each of its changes."""
     for position, node in enumerate(case.graph.nodes):
-        for what, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
+        for description, inputs, attrs in changes(node) if node.op_type not in UNSAFE_OPERATORS else ():
             new = CaseRebuilder.with_leaves(case)
             legal = all(
                 new.take(n, inputs, attrs) if n is node else new.take(n) for n in case.graph.nodes
             )  # fmt: skip
-            yield new.done(f"{node.op_type} {position}: {what}") if legal else None
+            yield new.done(f"{node.op_type} {position}: {description}") if legal else None
 
 
 def change_attribute(case: Case, _: Operators) -> Iterator[Case | None]:
@@ -184,19 +184,19 @@ def add_reader(case: Case, _: Operators) -> Iterator[Case | None]:
         if new is None:
             return
         tap = new.builder.place(conformance_tap, [new.mapping[value]], {})
-        yield new.done(f"%{value.name} is read elsewhere", tap.outputs, tapped=False) if tap else None
+        yield new.done(f"%{value.name} has another reader", tap.outputs, tapped=False) if tap else None
         for first in (True, False):
             new = CaseRebuilder.rebuild(case)
             if new is not None:
-                yield new.done(f"%{value.name} is an output too", [new.mapping[value]], first=first, tapped=False)
+                yield new.done(f"%{value.name} is also an output", [new.mapping[value]], first=first, tapped=False)
 
 
 def repeat_motif(case: Case, _: Operators) -> Iterator[Case | None]:
     """Repeat the motif: on the same inputs, on others with shared or equal constants, and on its own result."""
     for name, share_inputs, share_constants in (
-        ("twice on one input", True, True),
-        ("twice, constants shared", False, True),
-        ("twice, constants equal", True, False),
+        ("repeated on one input", True, True),
+        ("repeated, shared constants", False, True),
+        ("repeated, equal constants", True, False),
     ):
         new = CaseRebuilder.rebuild(case)
         if new is not None:
@@ -214,14 +214,17 @@ def repeat_motif(case: Case, _: Operators) -> Iterator[Case | None]:
         same = [v for v in case.graph.inputs if v.type == results[0].type]
         if same:
             new.mapping[same[0]] = results[0]
-            yield new.done("on its own result") if new.add_nodes() else None
+            yield new.done("repeated on its own result") if new.add_nodes() else None
 
 
 def change_outputs(case: Case, _: Operators) -> Iterator[Case | None]:
     """Duplicate, drop or reorder outputs, return inputs and constants, or add an unused input."""
     leaves = [v for v, _ in CaseRebuilder.of(case).leaves]
     own = case.graph.outputs
-    ways: list[tuple[str, Sequence[Value], bool]] = [("every output twice", own, False), ("leaves too", leaves, True)]
+    ways: list[tuple[str, Sequence[Value], bool]] = [
+        ("duplicated outputs", own, False),
+        ("leaves as outputs", leaves, True),
+    ]
     for name, extra, first in ways:
         new = CaseRebuilder.rebuild(case)
         if new is not None:
@@ -229,7 +232,7 @@ def change_outputs(case: Case, _: Operators) -> Iterator[Case | None]:
     for position, value in enumerate(own if len(own) > 1 else ()):
         new = CaseRebuilder.rebuild(case)
         if new is not None:
-            yield new.builder.finish(f"output {position} alone", [new.now(value)])
+            yield new.builder.finish(f"only output {position}", [new.now(value)])
     new = CaseRebuilder.of(case)
     new.builder.leaf(LeafTensor(torch.zeros(2, 3), name="unused"))
     new.add_leaves()
@@ -310,7 +313,7 @@ def _make_float_inputs(case: Case) -> Iterator[Case]:
         return
     new.add_leaves(lambda _, leaf: LeafTensor(leaf.tensor if has_floats else leaf.tensor.float(), name=leaf.name))
     if new.add_nodes():
-        yield new.done("inputs of floats")
+        yield new.done("float inputs")
 
 
 def _special_runs(case: Case) -> list[Run]:

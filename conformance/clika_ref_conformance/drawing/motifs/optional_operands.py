@@ -21,10 +21,10 @@ def change_optional_operands(case: Case, _: Operators) -> Iterator[Case | None]:
         for index, item in enumerate(node.inputs) if node.op_type not in UNSAFE_OPERATORS else ():
             name = f"{node.op_type} {position}: operand {index}"
             if isinstance(item, Value):
-                yield _replace_operand(case, node, index, None, f"{name} left out")
+                yield _replace_operand(case, node, index, None, f"{name} omitted")
             elif item is None:
                 fitting = (
-                    _replace_operand(case, node, index, leaf, f"{name} given") for leaf in _constant_candidates(node)
+                    _replace_operand(case, node, index, leaf, f"{name} added") for leaf in _constant_candidates(node)
                 )
                 yield next(filter(None, fitting), None)
 

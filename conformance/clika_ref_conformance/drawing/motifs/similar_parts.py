@@ -37,11 +37,11 @@ def add_similar_constants(case: Case, _: Operators) -> Iterator[Case | None]:
         new = CaseRebuilder.rebuild(case)
         if new is None:
             return
-        names = (f"clika.alike_{number}", f"clika.alike_{number}_again")
+        names = (f"clika.similar_{number}_0", f"clika.similar_{number}_1")
         leaves = [
             new.builder.leaf(LeafTensor(t, constant=True, name=n)) for t, n in zip((one, other), names, strict=True)
         ]
-        yield new.done(f"constants alike {number}", leaves)
+        yield new.done(f"similar constants {number}", leaves)
 
 
 def draw_indices(count: int) -> list[int]:
@@ -66,7 +66,7 @@ def use_similar_literals(case: Case, _: Operators) -> Iterator[Case | None]:
         new = CaseRebuilder.with_leaves(case)
         numbers = {id(node): other if node is nodes[-1] and len(nodes) > 1 else one for node in nodes}
         legal = all(new.take(n, _replace_numbers(n, numbers[id(n)]) if n in nodes else None) for n in case.graph.nodes)
-        yield new.done(f"{kind} by {one!r} and {other!r}") if legal else None
+        yield new.done(f"{kind} with {one!r} and {other!r}") if legal else None
 
 
 def _replace_numbers(node: Node, number: float) -> list[Any]:
@@ -100,7 +100,7 @@ def add_similar_calls(case: Case, operators: Operators) -> Iterator[Case | None]
             if node.is_random
             else _add_similar_call(random, new, node)
         )
-        yield None if twin is None else new.done(f"{kind} alike", [*node.outputs, *twin.outputs])
+        yield None if twin is None else new.done(f"similar {kind}", [*node.outputs, *twin.outputs])
 
 
 def _add_similar_call(random: Random, new: CaseRebuilder, node: Node) -> Node | None:
@@ -127,13 +127,13 @@ def divide_by_signed_zeros(case: Case, operators: Operators) -> Iterator[Case | 
     divide: Operator | None = operators.get("div")
     if divide is not None and floats and new.add_nodes():
         quotients = [new.builder.place(divide, [floats[0], zero], divide.attributes) for zero in (0.0, -0.0)]
-        yield new.done("zeros alike", [q.output for q in quotients if q is not None])
+        yield new.done("signed zeros", [q.output for q in quotients if q is not None])
 
 
 def equalize_dims(case: Case, _: Operators) -> Iterator[Case | None]:
     """Give all dims one size, and all calls of one operator the same or permuted attributes."""
     for length, (how, change) in product((None, 2, 3), ATTRIBUTE_CHANGES.items()) if is_safe(case) else ():
-        if length is None and how == "as they are":
+        if length is None and how == "unchanged":
             continue
         new = CaseRebuilder.with_leaves(
             case, lambda _, leaf, length=length: replace(leaf, tensor=_resize_dims(leaf.tensor, length))
@@ -142,7 +142,7 @@ def equalize_dims(case: Case, _: Operators) -> Iterator[Case | None]:
         legal = all(
             new.take(node, attrs=change(first.setdefault(node.op_type, node), node)) for node in case.graph.nodes
         )
-        yield new.done(f"sides of {length}, attributes {how}") if legal else None
+        yield new.done(f"dims of {length}, attributes {how}") if legal else None
 
 
 def _rotate_orders(_: Node, node: Node) -> Mapping[str, Any]:
@@ -160,9 +160,9 @@ def _is_permutation(value: Any) -> bool:
 
 
 ATTRIBUTE_CHANGES: Mapping[str, Callable[[Node, Node], Mapping[str, Any]]] = {
-    "as they are": lambda _, node: node.attrs,
-    "alike": lambda first, _: first.attrs,
-    "turned": _rotate_orders,
+    "unchanged": lambda _, node: node.attrs,
+    "equal": lambda first, _: first.attrs,
+    "rotated": _rotate_orders,
 }
 """New attributes of a call, as a function of the first call of its operator and the call itself."""
 

@@ -58,7 +58,7 @@ def redraw_call(case: Case, _: Operators, *, draws: int = NEAR_MISS_DRAWS_PER_NO
     random = Random(case.name)  # noqa: S311 - no secret
     for position, node in enumerate(case.graph.nodes):
         for new in _redraw_node(random, case, position, node.op, draws=draws):
-            yield new.done(f"{node.op_type} {position} drawn anew", new.unread)
+            yield new.done(f"{node.op_type} {position} drawn again", new.unread)
 
 
 def _substitutions(random: Random, motif: Case, position: int, op: Operator) -> Iterator[CaseRebuilder]:

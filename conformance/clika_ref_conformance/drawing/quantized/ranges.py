@@ -95,15 +95,18 @@ class QuantizedRange:
             finite = np.isfinite(values)  # with a huge scale, even correct codes overflow
             far = inside & finite & (np.abs(values.astype(np.float64) - exact) > bound)
         slack = np.abs(exact) * 2 * UNIT_ROUNDOFF
-        for wrong, text in (
-            (below & (codes != self.low) & (exact < scale * (self.low - zero - 0.5) - slack), f"is not {self.low}"),
-            (above & (codes != self.high) & (exact > scale * (self.high - zero + 0.5) + slack), f"is not {self.high}"),
-            (far, "comes back from farther than half a step"),
+        for wrong, problem in (
+            (below & (codes != self.low) & (exact < scale * (self.low - zero - 0.5) - slack), f"expected {self.low}"),
+            (
+                above & (codes != self.high) & (exact > scale * (self.high - zero + 0.5) + slack),
+                f"expected {self.high}",
+            ),
+            (far, "the error exceeds half a step"),
         ):
             if wrong.any():
                 at = tuple(int(i) for i in np.argwhere(wrong)[0])
-                became = f"{int(codes[at])}, which stands for {float(values[at])!r}"
-                return f"element {list(at)}, {float(x[at])!r}, becomes {became}: it {text}"
+                became = f"{int(codes[at])}, which dequantizes to {float(values[at])!r}"
+                return f"element {list(at)}, {float(x[at])!r}, becomes {became}: {problem}"
         return None
 
 

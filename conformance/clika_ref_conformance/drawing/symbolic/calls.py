@@ -185,10 +185,10 @@ def make_symbolic_call(drawing: ReplayableCall, fixed: Collection[SizeDecision] 
     keeps_numbers = bool(readable) and _has_fixed_numbers(drawing)
     places = [p for p in free if p in readable or (not keeps_numbers and _is_number_only(p, counts, expressions))]
     if not places:
-        return "no side of the drawn call may vary"
+        return "no dim of the drawn call may vary"
     ranges = {p: found for p in places if (found := _find_valid_range(p, expressions, drawing)) is not None}
     if not ranges:
-        return "its numbers follow the sizes by no expression"
+        return "no expression of the sizes gives its numbers"
     reasons: list[str] = []
     whole = _try_symbolic_call(drawing, expressions, ranges, reasons)
     if whole is not None:

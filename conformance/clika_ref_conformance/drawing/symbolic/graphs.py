@@ -93,9 +93,9 @@ def _make_runs(graph: Graph, first: Run) -> Iterator[Run]:
 
     With empty tensors, eager accepts inconsistent operands, such as keys and values of different lengths.
     """
-    served = 0
+    run_count = 0
     for length in (None, *BATCH_LENGTHS):
-        if not length and length is not None and served <= 1:
+        if not length and length is not None and run_count <= 1:
             return
         inputs = tuple(_resize_dynamic_dims(t, v, length) for t, v in zip(first.inputs, graph.inputs, strict=True))
         try:
@@ -103,7 +103,7 @@ def _make_runs(graph: Graph, first: Run) -> Iterator[Run]:
                 outputs, _ = interpret(graph, inputs)
         except ClikaError:
             continue
-        served += 1
+        run_count += 1
         if length is not None and any(t.isnan().any() for t in outputs):  # such as the variance of one element
             continue
         yield Run("as drawn" if length is None else f"batch {length}", inputs)
