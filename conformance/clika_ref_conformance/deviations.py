@@ -172,8 +172,8 @@ def read_declarations(target: Target, registry: Registry, given: str = "") -> De
     reader = _DeclarationReader(registry, _find_known_targets(target, registry, modules))
     known = {"deviation": Deviation, "xfail": ExpectedFailure}
     reader.reject_unknown_keys(path.name, document, known)
-    tables = {name: reader.tables(name, document.get(name, [])) for name in known}
-    read = {name: [reader.entry(kind, table) for table in tables[name]] for name, kind in known.items()}
+    tables = {name: reader.read_tables(name, document.get(name, [])) for name in known}
+    read = {name: [reader.read_entry(kind, table) for table in tables[name]] for name, kind in known.items()}
     reader.reject_duplicate_ids([table.get("id") for table in tables["deviation"]])
     if reader.problems:
         msg = f"cannot use the declarations in {path}: it has {len(reader.problems)} errors.\n" + "\n".join(
@@ -229,14 +229,14 @@ class _DeclarationReader:
             f"{name}: several entries have this id" for name in dict.fromkeys(texts) if texts.count(name) > 1
         ]
 
-    def tables(self, name: str, entries: Any) -> list[dict[str, Any]]:
+    def read_tables(self, name: str, entries: Any) -> list[dict[str, Any]]:
         if isinstance(entries, list) and all(isinstance(table, dict) for table in entries):
             return entries
         kind = "a single table" if isinstance(entries, dict) else f"{entries!r}"
         self.problems.append(f"{name} is {kind}, not an array of tables. Begin each entry with [[{name}]].")
         return []
 
-    def entry(self, kind: type[Any], table: dict[str, Any]) -> Any:
+    def read_entry(self, kind: type[Any], table: dict[str, Any]) -> Any:
         known = {f.name: f for f in fields(kind)}
         entry_name = str(table.get("id", table.get("task", "an entry without id")))
         if self.reject_unknown_keys(entry_name, table, known):

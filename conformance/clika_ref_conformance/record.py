@@ -12,7 +12,7 @@ from clika_ref_conformance.verdicts import Comparison, Reason, Verdict
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """`Outcome` as sent by its worker: without tensors, JSON-serializable."""
 
     task: Task
@@ -45,7 +45,7 @@ class Result:
         return self.comparison.reason == Reason.ENOUGH_FAILURES
 
     @classmethod
-    def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> Result:
+    def of(cls, task: Task, outcome: Outcome, reproducer: str = "") -> CheckResult:
         """Return the result of an outcome, with facts converted to text."""
         facts = {} if outcome.case is None else {k: str(v) for k, v in outcome.case.facts.items()}
         return cls(
@@ -72,7 +72,7 @@ class RunRecord:
     """Versions, processor, limits, and environment variables that affect numerics."""
     plan: Mapping[Task, Sequence[str]]
     """Names of the checks of every task, known before the task ran."""
-    results: Sequence[Result]
+    results: Sequence[CheckResult]
     """Results in the order of the plan."""
     seconds: float = 0.0
     deviations: Sequence[Mapping[str, Any]] = ()
@@ -100,7 +100,7 @@ class RunRecord:
         return {verdict: found[verdict] for verdict in Verdict if found[verdict]}
 
     @property
-    def failures(self) -> list[Result]:
+    def failures(self) -> list[CheckResult]:
         """Results that fail the run."""
         return [result for result in self.results if result.verdict.is_failure]
 

@@ -174,14 +174,14 @@ def test_fresh_process_separates_typed_raw_and_crash(tmp_path):
         fresh.run(Artifact(broken, "onnxruntime", ("x",), ("y",)), [torch.zeros(1)])
     assert typed.value.kind == "typed"
     with pytest.raises(FreshProcessError) as raw:
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert (raw.value.kind, str(raw.value)) == ("raw", "KeyError: 'names'")
     fresh.process.kill()
     with pytest.raises(FreshProcessError, match=r"the other process died \(signal 9\)") as crash:
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert crash.value.kind == "crash"
     with pytest.raises(FreshProcessError) as raw:  # it is started again
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert raw.value.kind == "raw"
     fresh.close()
 
@@ -192,7 +192,7 @@ def test_fresh_process_no_answer_ends_with_hang(tmp_path):
     suite = suite_of(tmp_path)
     fresh = FreshProcess(replace(suite, profile=replace(PROFILE, case_seconds=0.0)))
     with pytest.raises(FreshProcessError, match="did not answer within 0 s") as hang:
-        fresh.ask({"do": "run"})
+        fresh.request({"do": "run"})
     assert hang.value.kind == "hang"
     assert fresh.process is None
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.execution.case_checks import (
     has_same_bits,
     is_in_share,
@@ -99,7 +99,7 @@ def test_run_case_written_weight_fails_and_gets_restored(tmp_path, monkeypatch, 
         monkeypatch.setattr(type(suite.target), "load", lambda *args: lambda inputs: [weight.mul_(-3)[:2] + inputs[0]])
     else:
         monkeypatch.setattr(type(suite.target), when, spoil(when))
-    outcome = run_case(Case("weighted", g, [Run("x", (X,))]), suite)
+    outcome = run_case(GraphCase("weighted", g, [CaseRun("x", (X,))]), suite)
     assert (outcome.verdict, outcome.comparison.message) == (
         Verdict.CONTRACT,
         "the target wrote into the weight weight, which belongs to the model",
@@ -176,14 +176,14 @@ def test_run_case_input_or_repeated_output_passes(tmp_path):
     for value in (x, y, y):
         graph.add_output(value)
     suite = replace(suite_for(tmp_path), target=REGISTRY.targets["onnxruntime"])
-    outcome = run_case(Case("pass-through", graph, [Run("typical", (X,))]), suite)
+    outcome = run_case(GraphCase("pass-through", graph, [CaseRun("typical", (X,))]), suite)
     assert outcome.verdict is Verdict.PASS, outcome.comparison
 
 
 def test_run_case_call_rejected_by_eager_blames_sample(tmp_path):
     """A call that eager rejects is the fault of the sample."""
     case = case_of(("relu", {}))
-    case = replace(case, runs=[Run("wrong", (torch.ones(1, dtype=torch.complex64),))])
+    case = replace(case, runs=[CaseRun("wrong", (torch.ones(1, dtype=torch.complex64),))])
     outcome = run_case(case, suite_for(tmp_path))
     assert outcome.verdict is Verdict.SAMPLE
     assert "eager rejects the call" in outcome.comparison.message
@@ -192,7 +192,7 @@ def test_run_case_call_rejected_by_eager_blames_sample(tmp_path):
 def test_run_case_names_deciding_run(tmp_path):
     """The run that decides the verdict is named."""
     case = case_of(("exp", {}))
-    runs = [*case.runs, Run("last", (torch.full_like(X, torch.nan),))]
+    runs = [*case.runs, CaseRun("last", (torch.full_like(X, torch.nan),))]
     outcome = run_case(replace(case, runs=runs), suite_for(tmp_path, "no-nan"))
     assert (outcome.verdict, outcome.run) == (Verdict.SPECIAL, "last")
 
@@ -221,15 +221,15 @@ def test_run_case_ambiguous_run_defers_to_clear_run(tmp_path):
     x = graph.add_input(TensorType(torch.float32, (4,)), "x")
     build = Builder(graph, REGISTRY.operators)
     graph.add_output(build("floor", build("exp", build("log", x))))
-    near, clear = Run("near", (torch.tensor([2.0, 3.0, 5.0, 7.0]),)), Run("clear", (torch.tensor([2.5] * 4),))
+    near, clear = CaseRun("near", (torch.tensor([2.0, 3.0, 5.0, 7.0]),)), CaseRun("clear", (torch.tensor([2.5] * 4),))
     suite = suite_for(tmp_path)
     strict = replace(suite, profile=replace(suite.profile, trusts_eager=False))
-    alone = run_case(Case("step", graph, [near]), strict)
+    alone = run_case(GraphCase("step", graph, [near]), strict)
     assert alone.verdict is Verdict.NOT_RUN
     assert alone.comparison.message == "rounding decides 4 of 4 elements: both results are correct"
-    both = run_case(Case("step", graph, [near, clear]), strict)
+    both = run_case(GraphCase("step", graph, [near, clear]), strict)
     assert (both.verdict, both.run) == (Verdict.PASS, "clear")
-    assert run_case(Case("step", graph, [near]), suite).verdict is Verdict.PASS, "these are eager's bits"
+    assert run_case(GraphCase("step", graph, [near]), suite).verdict is Verdict.PASS, "these are eager's bits"
 
 
 def test_select_representative_orders_verdicts():

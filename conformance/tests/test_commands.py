@@ -14,7 +14,7 @@ from clika_ref_cli import cli as core
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.cli import LEVELS, app
 from clika_ref_conformance.execution import levels
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.reporting import run_console
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
@@ -50,7 +50,7 @@ def run(*arguments):
 
 
 def result(name="first", verdict=Verdict.PASS, message="", **changes):
-    return Result(TASK, name, Comparison(verdict, message), **changes)
+    return CheckResult(TASK, name, Comparison(verdict, message), **changes)
 
 
 def test_run_passing_prints_summary_and_exits_0(answer):
@@ -200,7 +200,7 @@ def test_progress_reporter_prints_line_at_intervals(monkeypatch):
     bar = SimpleProgressBar(total=2, desc="Conformance of odd", unit="tasks", disable=True)
     watch = run_console.ProgressReporter("odd", bar, console)
     busy = SimpleNamespace(ended_tasks=0, workers=[SimpleNamespace(progress=SimpleNamespace(task=TASK))])
-    watch(Result(TASK, "a", Comparison(Verdict.VALUE)), busy)
+    watch(CheckResult(TASK, "a", Comparison(Verdict.VALUE)), busy)
     assert bar.desc == "Conformance of odd, 1 checks, 1 failed (operators/relu/float32)"
     assert console.file.getvalue() == ""
     watch.due = 0.0

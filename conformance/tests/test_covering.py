@@ -67,8 +67,8 @@ def test_pair_coverage_best_prefers_new_triple():
     cover = PairCoverage(random.Random(0))
     for a, b, c in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)):
         cover.add([("a", a), ("b", b), ("c", c)])
-    assert cover.best([("a", 0), ("b", 0)], "c", (1, 1)) == 1
-    assert cover.best([("a", 0), ("b", 1)], "c", (1, 1)) == 0
+    assert cover.choose_option([("a", 0), ("b", 0)], "c", (1, 1)) == 1
+    assert cover.choose_option([("a", 0), ("b", 1)], "c", (1, 1)) == 0
 
 
 def test_draw_covering_calls_depends_on_seed():

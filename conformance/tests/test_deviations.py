@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailure, is_expired, read_declarations
 from clika_ref_conformance.execution.case_checks import run_case
 from clika_ref_conformance.execution.check_runner import BROKEN_PLAN_CHECK
@@ -18,7 +18,7 @@ from clika_ref_conformance.execution.declaration_accounting import (
 )
 from clika_ref_conformance.execution.levels import LEVELS, find_scopes
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.targets.loading import load_target
 from clika_ref_conformance.verdicts import Comparison, Reason, Verdict, make_not_run
 from odd_targets import Odd
@@ -39,7 +39,7 @@ def deviation(**changes):
 
 
 def outcome_of(tmp_path, fault, *deviations, calls=(("relu", {}),), run="special", x=SPECIAL):
-    case = replace(case_of(*calls, x=x), runs=[Run(run, (x,))])
+    case = replace(case_of(*calls, x=x), runs=[CaseRun(run, (x,))])
     return run_case(case, suite_for(tmp_path, fault, deviations=deviations))
 
 
@@ -109,7 +109,7 @@ def test_run_case_free_maximum_frees_its_index(tmp_path):
     pool = REGISTRY.operators["adaptive_max_pool1d"]
     for value in Builder(graph, REGISTRY.operators)(pool, x, output_size=(2,)):
         graph.add_output(value)
-    case = Case("pool", graph, [Run("nan", (torch.tensor([[[1.0, NAN, 2.0, 3.0]]]),))])
+    case = GraphCase("pool", graph, [CaseRun("nan", (torch.tensor([[[1.0, NAN, 2.0, 3.0]]]),))])
     free = deviation(operators=(pool.name,), free=("nan",))
     for fault, verdict in (("first-index-wrong", Verdict.DEVIATION), ("last-index-wrong", Verdict.SPECIAL)):
         assert run_case(case, suite_for(tmp_path, fault, deviations=(free,))).verdict is verdict
@@ -317,7 +317,7 @@ def problems(declarations, *results, is_full=False, profile="quick", scopes=None
 
 
 def passed(name="first", **changes):
-    return Result(TASK, name, Comparison(Verdict.PASS), **changes)
+    return CheckResult(TASK, name, Comparison(Verdict.PASS), **changes)
 
 
 def test_find_problems_unseen_deviation_in_full_run_only():
@@ -356,7 +356,7 @@ def xfail(**changes):
 
 def test_apply_expected_failures_passing_check_reports_xpass():
     """Expected failures are reported as xfail, and as xpass if they pass."""
-    failed = Result(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
+    failed = CheckResult(TASK, "second", Comparison(Verdict.VALUE, "off by 3"))
     entry = xfail()
     here, more = {entry: frozenset({TASK})}, {entry: frozenset({TASK, Task("operators", "relu", "float16")})}
     found = apply_expected_failures([passed(), failed], here)
@@ -385,7 +385,7 @@ def test_apply_expected_failures_other_draw_or_left_out_kept():
     """Numbered draws and checks left out are no reason to remove an xfail."""
     scope = frozenset({TASK})
     assert apply_expected_failures([passed("drawn-03")], {xfail(check="drawn-57"): scope}) == [passed("drawn-03")]
-    left = Result(TASK, "second", make_not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
+    left = CheckResult(TASK, "second", make_not_run(Reason.ENOUGH_FAILURES, "after 5 failures of one kind"))
     assert apply_expected_failures([passed(), left], {xfail(): scope}) == [passed(), left]
     found = apply_expected_failures([passed(), left], {xfail(check="first"): scope})
     assert [r.verdict for r in found] == [Verdict.XPASS, Verdict.NOT_RUN]
@@ -394,8 +394,8 @@ def test_apply_expected_failures_other_draw_or_left_out_kept():
 @pytest.mark.parametrize(
     "undone",
     [
-        Result(TASK, "second", make_not_run(Reason.ABANDONED, "the run was interrupted")),
-        Result(TASK, BROKEN_PLAN_CHECK, Comparison(Verdict.HANG, "while the task was planned")),
+        CheckResult(TASK, "second", make_not_run(Reason.ABANDONED, "the run was interrupted")),
+        CheckResult(TASK, BROKEN_PLAN_CHECK, Comparison(Verdict.HANG, "while the task was planned")),
     ],
 )
 def test_apply_expected_failures_unfinished_task_unchanged(undone):

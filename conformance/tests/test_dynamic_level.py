@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Task
 from clika_ref_conformance.drawing.reducing.dims import fix_symbols
 from clika_ref_conformance.drawing.symbolic.calls import make_symbolic_call
 from clika_ref_conformance.drawing.symbolic.graphs import make_dim_dynamic
@@ -395,7 +395,7 @@ def grown(folder, *names):
     for name, *operands in names:
         value = build(name, value, *(graph.add_constant(o, "w") if isinstance(o, Tensor) else o for o in operands))
     graph.add_output(value)
-    return Case("grown", graph, [Run("typical", (torch.randn(4, 3),))]), suite
+    return GraphCase("grown", graph, [CaseRun("typical", (torch.randn(4, 3),))]), suite
 
 
 def test_make_dim_dynamic_fixed_graph_runs_at_each_length(tmp_path):
@@ -422,5 +422,5 @@ def test_make_dim_dynamic_dim_valid_only_at_0_stays_fixed():
     values = build("relu", graph.add_input(TensorType(torch.float32, (4, 3)), "x"))
     query, key = (graph.add_constant(torch.rand(n, 5), "w") for n in (2, 4))
     graph.add_output(build("scaled_dot_product_attention", query, key, values))
-    case = Case("attention", graph, [Run("typical", (torch.rand(4, 3),))])
+    case = GraphCase("attention", graph, [CaseRun("typical", (torch.rand(4, 3),))])
     assert make_dim_dynamic(case).facts["batch"] == 3  # eager takes 4 keys with no values, but with no other number

@@ -11,7 +11,7 @@ from clika_ref_conformance.drawing.calls.covering import draw_covering_calls
 from clika_ref_conformance.drawing.eager_builder import EagerGraphBuilder
 from clika_ref_conformance.drawing.generation import collect
 from clika_ref_conformance.drawing.graphs.pairs import OperatorPairs
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy
 from clika_ref_conformance.drawing.motifs.call_generator import CallGenerator
 from clika_ref_conformance.drawing.motifs.motif_search import Motifs, build_pass_motifs
 from clika_ref_conformance.drawing.sampling import SampleError, draw_call, draw_call_of_any_dtype
@@ -166,14 +166,14 @@ def test_dtype_attribute_draws_judged_choices(tmp_path):
 def test_generators_unjudged_operator_left_out(op):
     """Random graphs, motifs and pairs leave out unjudged operators."""
     known = [OPERATORS["neg"], OPERATORS["add"]]
-    cases = collect(graph_case_strategy([op, *known]), 8, 0)
+    cases = collect(make_graph_case_strategy([op, *known]), 8, 0)
     assert all(check_judged_dtypes(case.graph) is None for case in cases)
     assert {node.op_type for case in cases for node in case.graph.nodes} == {"neg", "add"}
     growth = EagerGraphBuilder()
     assert CallGenerator(Random(0), growth).call(op) is None
     assert [rejected for rejected, _ in growth.rejected] == [op]
-    assert not [*OperatorPairs(op, 0).cases(OPERATORS["neg"], fork=True)]
-    assert not [*OperatorPairs(OPERATORS["neg"], 0).cases(op, fork=False)]
+    assert not [*OperatorPairs(op, 0).make_cases(OPERATORS["neg"], fork=True)]
+    assert not [*OperatorPairs(OPERATORS["neg"], 0).make_cases(op, fork=False)]
 
 
 def test_check_motifs_unjudged_operator_of_pass_not_run(tmp_path):

@@ -23,7 +23,7 @@ from clika_ref_conformance.mutants.console_output import (
 from clika_ref_conformance.mutants.kill_rate import KillReport, MutantResult, run_mutants, select_mutants
 from clika_ref_conformance.mutants.seeding import Catalogue, Mutant, MutantSignatureError, make_no_op_fault
 from clika_ref_conformance.profiles import select_profile
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 from rich.console import Console
 
@@ -164,7 +164,7 @@ def test_run_mutants_failure_replays_in_other_worker():
 
 def test_kill_report_replay_crash_counts_as_repeated():
     """A reproducer of a hang is repeated if it ends its worker."""
-    again = [Result(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
+    again = [CheckResult(Task("replays", name), "replay", Comparison(Verdict.CRASH)) for name in ("ends", "differs")]
     killing = KillReport("quick", [trial("ends", Verdict.HANG), trial("differs", Verdict.VALUE)], again)
     assert [r.task.subject for r in killing.failed_replays] == ["differs"]
 

@@ -46,7 +46,7 @@ def suite(tmp_path, target=None):
 
 def cases_of(first, *seconds):
     pairing = OperatorPairs(OPS[first], 0)
-    return [case for second in seconds for case in pairing.cases(OPS[second], fork=True)]
+    return [case for second in seconds for case in pairing.make_cases(OPS[second], fork=True)]
 
 
 def test_select_frequent_operators_returns_declared_list():
@@ -90,7 +90,8 @@ def test_operator_pairs_impossible_chain_left_out():
 def test_operator_pairs_other_seed_draws_other_call():
     """Another seed draws another second call."""
     texts = {
-        str(next(iter(OperatorPairs(OPS["conv2d"], seed).cases(OPS["pad"], fork=False))).graph) for seed in range(4)
+        str(next(iter(OperatorPairs(OPS["conv2d"], seed).make_cases(OPS["pad"], fork=False))).graph)
+        for seed in range(4)
     }
     assert len(texts) > 1
 

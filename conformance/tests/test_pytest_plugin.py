@@ -14,7 +14,7 @@ import pytest
 from clika_ref_conformance import test_conformance
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.execution.worker_process import TaskProgress
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.reporting.json_report import read_json
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
@@ -180,7 +180,7 @@ def test_pytest_plugin_xpass_needs_all_tasks_of_xfail(run):
 def test_pytest_plugin_abandoned_task_fails():
     """A task that its run abandoned fails; it is not skipped."""
     task = Task("operators", "relu")
-    results = [Result(task, "plan", Comparison(Verdict.NOT_RUN))]
+    results = [CheckResult(task, "plan", Comparison(Verdict.NOT_RUN))]
     doubts = ["1 of 1 tasks did not end: 3 workers in a row ended before they were ready"]
     given_up = SimpleNamespace(results_of=lambda _: results, progress_by_task={task: TaskProgress(task)}, doubts=doubts)
     with pytest.raises(pytest.fail.Exception, match=r"^1 of 1 tasks did not end"):

@@ -12,11 +12,11 @@ import pytest
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Deviation
 from clika_ref_conformance.execution.declaration_accounting import count_deviations
-from clika_ref_conformance.record import Result
+from clika_ref_conformance.record import CheckResult
 from clika_ref_conformance.reporting import json_report
 from clika_ref_conformance.reporting.json_report import read_json, report_to_json, write_json
 from clika_ref_conformance.reporting.junit import render_junit, write_junit
-from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, UnrunChecks, worst_verdict
+from clika_ref_conformance.reporting.report import SEVERITY_BY_VERDICT, UnrunChecks, find_worst_verdict
 from clika_ref_conformance.reporting.report_builder import make_report
 from clika_ref_conformance.reproducing.errors import ReportError
 from clika_ref_conformance.verdicts import Reason, Verdict, make_not_run
@@ -47,9 +47,9 @@ def test_severity_ranks_failures_above_all_others():
 
 def test_worst_verdict_pass_outranks_unsupported():
     """One pass ranks above any number of unsupported checks."""
-    assert worst_verdict({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
-    assert worst_verdict({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
-    assert worst_verdict({}) is Verdict.NOT_RUN
+    assert find_worst_verdict({Verdict.UNSUPPORTED: 9, Verdict.PASS: 1, Verdict.NOT_RUN: 3}) is Verdict.PASS
+    assert find_worst_verdict({Verdict.PASS: 9, Verdict.VALUE: 1, Verdict.CRASH: 0}) is Verdict.VALUE
+    assert find_worst_verdict({}) is Verdict.NOT_RUN
 
 
 def test_make_report_keeps_worst_case_per_verdict():
@@ -93,7 +93,7 @@ def test_make_report_not_run_counted_by_reason():
         (Reason.NO_KERNEL, "randn(size=(2,))"),
         (Reason.NO_KERNEL, "randn(size=())"),
     ]
-    results = [Result(SUM, text, make_not_run(reason, text)) for reason, text in texts]
+    results = [CheckResult(SUM, text, make_not_run(reason, text)) for reason, text in texts]
     found = make_report(record(*results, passed(SUM, "fine"))).not_run
     assert list(found.items()) == [
         (Reason.NO_KERNEL, UnrunChecks(2, "randn(size=(2,))")),

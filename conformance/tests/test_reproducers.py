@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from clika_ref_conformance.cases import Case, Compiled, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Compiled, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.calls.call_graphs import build_call_graph
 from clika_ref_conformance.drawing.motifs.rebuilding import SUITE_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
@@ -116,8 +116,8 @@ def module(tmp_path, monkeypatch):
 def relu_case(*inputs):
     """A relu on given inputs, each a run."""
     graph = build_call_graph(REGISTRY.operators["relu"], [inputs[0]], {})
-    runs = [Run(f"run-{i}", (x,)) for i, x in enumerate(inputs)]
-    return Case("relu", graph, runs, {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32})
+    runs = [CaseRun(f"run-{i}", (x,)) for i, x in enumerate(inputs)]
+    return GraphCase("relu", graph, runs, {"shapes": "[2, 3]", "alpha": 0.5, "kind": torch.float32})
 
 
 def failed(case, verdict=Verdict.VALUE):
@@ -417,7 +417,7 @@ def test_repro_script_uses_operators_of_suite(suite, tmp_path):
     """The script uses the suite for operators that no plugin declares."""
     path = tmp_path / "case.zip"
     graph = build_call_graph(SUITE_OPERATORS["conformance_tap"], [torch.rand(2, 3)], {})
-    case = Case("tap", graph, [Run("run-0", (torch.rand(2, 3),))])
+    case = GraphCase("tap", graph, [CaseRun("run-0", (torch.rand(2, 3),))])
     path.write_bytes(make_reproducer(failed(case), Task("passes", "fold-constants"), suite, "onnxruntime"))
     done = run_script(path, tmp_path)
     assert (done.returncode, "pass: " in done.stdout) == (0, True), done.stdout + done.stderr

@@ -14,9 +14,9 @@ from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFa
 from clika_ref_conformance.execution import run
 from clika_ref_conformance.execution.declaration_accounting import find_doubts
 from clika_ref_conformance.execution.run import RunRequest, execute_plan, plan_run, start_execution
-from clika_ref_conformance.execution.worker_process import seconds_to_wait
+from clika_ref_conformance.execution.worker_process import compute_wait_seconds
 from clika_ref_conformance.profiles import select_profile
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import Comparison, Verdict
 
 from clika_ref.core.errors import ClikaError
@@ -146,9 +146,9 @@ def test_execute_plan_child_processes_end_with_worker(subject, verdict, monkeypa
 def test_seconds_to_wait_overdue_worker_uses_default():
     """An overdue worker causes no busy loop."""
     late, due = (SimpleNamespace(deadline=0.0, overdue=overdue) for overdue in (True, False))
-    assert seconds_to_wait([late], 5.0) == 5.0
-    assert seconds_to_wait([late, due], 5.0) == 0.0
-    assert seconds_to_wait([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
+    assert compute_wait_seconds([late], 5.0) == 5.0
+    assert compute_wait_seconds([late, due], 5.0) == 0.0
+    assert compute_wait_seconds([late, SimpleNamespace(deadline=math.inf, overdue=False)], 5.0) == 5.0
 
 
 @pytest.mark.slow
@@ -329,7 +329,7 @@ def test_execute_plan_sampler_error_in_full_once():
 
 def recorded(*comparisons, level="operators"):
     task = Task(level, "sin", "int64")
-    results = [Result(task, f"{i}", comparison) for i, comparison in enumerate(comparisons)]
+    results = [CheckResult(task, f"{i}", comparison) for i, comparison in enumerate(comparisons)]
     return RunRecord("mine", "quick", 0, {}, {task: [r.name for r in results]}, results)
 
 
@@ -375,7 +375,7 @@ def test_execute_plan_unsupported_target_exits_3():
 def test_exit_code_missing_results_gives_3():
     """Results that do not match the plan give exit status 3."""
     task = Task("odd", "fine")
-    passed = Result(task, "first", Comparison(Verdict.PASS))
+    passed = CheckResult(task, "first", Comparison(Verdict.PASS))
     fine = RunRecord("identity", "quick", 0, {}, {task: ("first",)}, [passed])
     assert fine.exit_code == 0
     assert replace(fine, problems=("a deviation is gone",)).exit_code == 1

@@ -80,10 +80,10 @@ def blame_samples(op: Operator) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if type(error).__module__.partition(".")[0] in DRIVER_PACKAGES:
             raise
-        raise SampleError(op, f"raise {type(error).__name__}: {error}", _error_location(op, error)) from error
+        raise SampleError(op, f"raise {type(error).__name__}: {error}", _find_error_location(op, error)) from error
 
 
-def _error_location(op: Operator, error: BaseException) -> str:
+def _find_error_location(op: Operator, error: BaseException) -> str:
     """Return the line of the samples that raised, or their first line if their return value was rejected."""
     code = getattr(op.sampler, "__code__", None)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]

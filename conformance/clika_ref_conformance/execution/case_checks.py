@@ -15,7 +15,7 @@ import torch
 
 from clika_ref.core.artifacts import Artifact, Runner
 from clika_ref.core.ir import Graph
-from clika_ref_conformance.cases import Case, Compiled, Outcome, Run
+from clika_ref_conformance.cases import CaseRun, Compiled, GraphCase, Outcome
 from clika_ref_conformance.execution.declared_types import find_mistyped_output
 from clika_ref_conformance.execution.deviation_checks import find_error_deviations, find_expected_error, judge_run
 from clika_ref_conformance.execution.error_attribution import exceptions_to_catch
@@ -28,7 +28,7 @@ OUT_OF_MEMORY_PHRASES = ("bad_alloc", "can't allocate memory", "Cannot allocate 
 """Messages of libraries that run out of memory without raising a `MemoryError`."""
 
 
-def run_case(case: Case, suite: Suite) -> Outcome:
+def run_case(case: GraphCase, suite: Suite) -> Outcome:
     """Compile a case for the target, run it on all its inputs and judge the results.
 
     The first failure is the verdict, or nondeterminism if a second run on the same inputs gives another result.
@@ -39,16 +39,23 @@ def run_case(case: Case, suite: Suite) -> Outcome:
         return Outcome(case.name, other)
     start = time.perf_counter()
     with TemporaryDirectory(dir=suite.folder) as folder:
-        trial = CaseExecution(case, suite, Path(folder))
+        execution = CaseExecution(case, suite, Path(folder))
         try:
-            trial.go()
-            found = trial.worst()
+            execution.execute()
+            found = execution.select_worst()
         except _VerdictReached as stop:
             found = stop.comparison
-        compiled = trial.compiled() if found.verdict.is_failure else None
+        compiled = execution.collect_artifact() if found.verdict.is_failure else None
     seconds = time.perf_counter() - start
     return Outcome(
-        case.name, found, trial.run, case, sorted(trial.occurred), sorted(trial.applicable), seconds, compiled
+        case.name,
+        found,
+        execution.run,
+        case,
+        sorted(execution.occurred),
+        sorted(execution.applicable),
+        seconds,
+        compiled,
     )
 
 
@@ -109,7 +116,7 @@ class _VerdictReached(Exception):  # noqa: N818 - control flow, not an error: th
 class CaseExecution:
     """Execution of one case on the target. Steps raise `_VerdictReached` as soon as the verdict is known."""
 
-    def __init__(self, case: Case, suite: Suite, folder: Path) -> None:
+    def __init__(self, case: GraphCase, suite: Suite, folder: Path) -> None:
         self.case = case
         self.suite = suite
         self.folder = folder
@@ -125,21 +132,21 @@ class CaseExecution:
         }
         self._original_weights = [weight.detach().clone() for weight in self._weights.values()]
 
-    def go(self) -> None:
+    def execute(self) -> None:
         """Take every step; return if none finds a failure."""
         graph = self._lower()
         self._check_supported(graph)
         references = {id(run): self._compute_reference(run) for run in self.case.runs}
         self.run_all(graph, lambda run, results: self._judge(run, references[id(run)], results))
 
-    def run_all(self, graph: Graph, judge: Callable[[Run, list[torch.Tensor]], None]) -> None:
+    def run_all(self, graph: Graph, judge: Callable[[CaseRun, list[torch.Tensor]], None]) -> None:
         """Compile and run a lowered graph on all inputs, with all checks except the numeric one.
 
         ``judge`` checks the numbers. It is called with the results of each run that does not fail as declared.
         """
         runner = self._compile_and_load(graph, "model.onnx")
         is_random = any(node.is_random for node in graph.nodes)
-        kept: list[tuple[Run, list[torch.Tensor], list[torch.Tensor]]] = []
+        kept: list[tuple[CaseRun, list[torch.Tensor], list[torch.Tensor]]] = []
         for run in self.case.runs:
             self.run = run.name
             self.applicable |= {d.id for d in find_error_deviations(self.case.graph, run, self.suite.deviations)}
@@ -156,12 +163,12 @@ class CaseExecution:
         if kept and not is_random:
             self._check_repeatable(runner, graph, kept)
 
-    def worst(self) -> Comparison:
+    def select_worst(self) -> Comparison:
         """Return the comparison that represents all runs."""
         self.run, worst = select_representative(self.found)
         return worst
 
-    def compiled(self) -> Compiled | None:
+    def collect_artifact(self) -> Compiled | None:
         """Return the last artifact with its files; None if it is in another folder, or if its folder has subfolders.
 
         Compiling again may give another artifact, as targets select kernels by measured speed.
@@ -183,7 +190,7 @@ class CaseExecution:
         if rejection is not None:
             raise _VerdictReached(rejection.verdict, rejection.message)
 
-    def _compute_reference(self, run: Run) -> CaseReference:
+    def _compute_reference(self, run: CaseRun) -> CaseReference:
         self.run = run.name
         try:
             trusting, arithmetic = self.suite.profile.trusts_eager, self.suite.arithmetic
@@ -211,7 +218,7 @@ class CaseExecution:
             doing = "compiling" if verdict is Verdict.UNDECLARED else "loading the artifact"
             raise self._classify_error(error, None, verdict, doing) from error
 
-    def _run_once(self, runner: Runner, run: Run, count: int) -> list[torch.Tensor] | None:
+    def _run_once(self, runner: Runner, run: CaseRun, count: int) -> list[torch.Tensor] | None:
         """Run the target once and check everything except the numbers; return None if it fails as declared."""
         before = [t.clone() for t in run.inputs]
         try:
@@ -239,9 +246,9 @@ class CaseExecution:
                 )
         if written:
             raise _VerdictReached(Verdict.CONTRACT, f"the target wrote into its input {written[0]}")
-        spans = sorted((*_address_range(t), i) for i, t in enumerate(run.inputs) if t.numel())
+        spans = sorted((*_get_address_range(t), i) for i, t in enumerate(run.inputs) if t.numel())
         for index, result in enumerate(results):
-            start, end = _address_range(result)
+            start, end = _get_address_range(result)
             place = bisect.bisect_left(spans, (end,))
             if result.numel() and place and spans[place - 1][1] > start:
                 shared = spans[place - 1][2]
@@ -258,7 +265,9 @@ class CaseExecution:
                 Verdict.CONTRACT, f"the target wrote into the weight {name}, which belongs to the model"
             )
 
-    def _classify_error(self, error: BaseException, run: Run | None, verdict: Verdict, doing: str) -> _VerdictReached:
+    def _classify_error(
+        self, error: BaseException, run: CaseRun | None, verdict: Verdict, doing: str
+    ) -> _VerdictReached:
         if is_out_of_memory(error):
             return _VerdictReached(Verdict.MEMORY, f"{doing} ran out of memory: {_format_error(error)}")
         declared = find_expected_error(self.case.graph, run, error, self.suite.deviations)
@@ -270,7 +279,7 @@ class CaseExecution:
         self.applicable.add(declared.id)
         return _VerdictReached(Verdict.DEVIATION, f"{declared.id}: {declared.reason}")
 
-    def _judge(self, run: Run, reference: CaseReference, results: list[torch.Tensor]) -> None:
+    def _judge(self, run: CaseRun, reference: CaseReference, results: list[torch.Tensor]) -> None:
         judgement = judge_run(reference, run, results, self.suite.deviations)
         self.occurred.update(judgement.occurred)
         self.applicable.update(judgement.applicable)
@@ -280,7 +289,7 @@ class CaseExecution:
         self.found.append((run.name, comparison))
 
     def _check_repeatable(
-        self, runner: Runner, graph: Graph, kept: Sequence[tuple[Run, list[torch.Tensor], list[torch.Tensor]]]
+        self, runner: Runner, graph: Graph, kept: Sequence[tuple[CaseRun, list[torch.Tensor], list[torch.Tensor]]]
     ) -> None:
         """Run again, and compile a share of the cases again: the results must be bit-identical."""
         for run, results, copies in kept:
@@ -295,7 +304,9 @@ class CaseExecution:
                 self._compile_and_load(graph, "again.onnx"), run, results, "after a second compilation"
             )
 
-    def _check_determinism(self, runner: Runner, run: Run, results: list[torch.Tensor], wrong: _VerdictReached) -> None:
+    def _check_determinism(
+        self, runner: Runner, run: CaseRun, results: list[torch.Tensor], wrong: _VerdictReached
+    ) -> None:
         """Repeat a failing run once; report nondeterminism if the second result differs or the second run fails."""
         try:
             self._require_same_results(runner, run, results, "on a second run")
@@ -305,7 +316,7 @@ class CaseExecution:
             message = f"on a second run: {other.comparison.message}; on the first: {wrong.comparison.message}"
             raise _VerdictReached(Verdict.NONDETERMINISTIC, message) from other
 
-    def _require_same_results(self, runner: Runner, run: Run, results: list[torch.Tensor], when: str) -> None:
+    def _require_same_results(self, runner: Runner, run: CaseRun, results: list[torch.Tensor], when: str) -> None:
         self.run = run.name
         again = self._run_once(runner, run, len(results))
         for index, (old, new) in enumerate(zip(results, again or (), strict=again is not None)):
@@ -333,10 +344,10 @@ def has_same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         return torch.equal(a, b)
     if torch.equal(a.view(INTEGER_DTYPE_BY_SIZE[a.itemsize]), b.view(INTEGER_DTYPE_BY_SIZE[b.itemsize])):
         return True
-    return bool(_equal_elements(a, b).all())
+    return bool(_find_equal_elements(a, b).all())
 
 
-def _equal_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _find_equal_elements(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return ((a == b) & (a.signbit() == b.signbit())) | (a.isnan() & b.isnan())
 
 
@@ -364,7 +375,7 @@ def is_in_share(name: str, share: float) -> bool:
     return zlib.crc32(name.encode()) % 1000 < share * 1000
 
 
-def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+def _get_address_range(tensor: torch.Tensor) -> tuple[int, int]:
     """Return the start and end address of a tensor's storage; a view of an array starts within the array's storage."""
     storage = tensor.untyped_storage()
     return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
@@ -379,7 +390,7 @@ def _describe_change(index: int, old: torch.Tensor, new: torch.Tensor, when: str
     if not has_same_type(old, new):
         now, before = (f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in (new, old))
         return f"output {index} is {now} {when} instead of {before}"
-    other = ~_equal_elements(old, new)
+    other = ~_find_equal_elements(old, new)
     place = other.nonzero()[0].tolist()
     now, before = (t[tuple(place)].item() for t in (new, old))
     counts = f"{int(other.sum()):,} of {old.numel():,} elements differ"

@@ -11,11 +11,11 @@ from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import Declarations, Deviation, ExpectedFailureScopes, is_expired
 from clika_ref_conformance.execution.check_runner import BROKEN_PLAN_CHECK
 from clika_ref_conformance.profiles import MOST_THOROUGH_PROFILE, Profile
-from clika_ref_conformance.record import Result, RunRecord
+from clika_ref_conformance.record import CheckResult, RunRecord
 from clika_ref_conformance.verdicts import PROVING_VERDICTS, Comparison, Verdict
 
 
-def apply_expected_failures(results: Sequence[Result], scopes: ExpectedFailureScopes) -> list[Result]:
+def apply_expected_failures(results: Sequence[CheckResult], scopes: ExpectedFailureScopes) -> list[CheckResult]:
     """Return the results with expected failures as XFAIL, or as XPASS if no check of an entry failed.
 
     There is no XPASS if checks of an entry were not run, as they may have failed: tasks of another profile or part,
@@ -45,17 +45,17 @@ def apply_expected_failures(results: Sequence[Result], scopes: ExpectedFailureSc
     return changed
 
 
-def _find_done_tasks(results: Sequence[Result]) -> set[Task]:
+def _find_done_tasks(results: Sequence[CheckResult]) -> set[Task]:
     """Return the tasks that were planned and run to their end; the others prove nothing."""
     undone = {r.task for r in results if r.is_abandoned or r.name == BROKEN_PLAN_CHECK}
     return {r.task for r in results} - undone
 
 
-def _replace_verdict(result: Result, verdict: Verdict, message: str) -> Result:
+def _replace_verdict(result: CheckResult, verdict: Verdict, message: str) -> CheckResult:
     return replace(result, comparison=replace(result.comparison, verdict=verdict, message=message))
 
 
-def count_deviations(deviations: Sequence[Deviation], results: Sequence[Result]) -> list[Mapping[str, Any]]:
+def count_deviations(deviations: Sequence[Deviation], results: Sequence[CheckResult]) -> list[Mapping[str, Any]]:
     """Return each deviation with the numbers of checks where it occurred and where it could have."""
     occurred = Counter(name for r in results for name in r.deviations)
     applicable = Counter(name for r in results for name in r.applicable)

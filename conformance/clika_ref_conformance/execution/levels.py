@@ -12,7 +12,7 @@ from clika_ref.core.errors import ClikaError, TargetError
 from clika_ref_conformance.cases import Task
 from clika_ref_conformance.deviations import ExpectedFailure, ExpectedFailureScopes
 from clika_ref_conformance.profiles import PROFILES
-from clika_ref_conformance.suite import Level, Suite
+from clika_ref_conformance.suite import LevelModule, Suite
 
 LEVELS: Mapping[str, str] = {
     name: f"clika_ref_conformance.levels.{name}"
@@ -46,9 +46,9 @@ def select_levels(wanted: Sequence[str], levels: Mapping[str, str] = LEVELS) -> 
     return {name: module for name, module in levels.items() if not wanted or name in wanted}
 
 
-def import_level(module: str) -> Level:
+def import_level(module: str) -> LevelModule:
     """Import the module of a level."""
-    return cast("Level", importlib.import_module(module))
+    return cast("LevelModule", importlib.import_module(module))
 
 
 def list_tasks(suite: Suite, levels: Mapping[str, str]) -> list[Task]:

@@ -15,7 +15,7 @@ EXIT_STATUS_LABEL = "exit status"
 """Words in a verdict for a worker that exited by itself instead of by a signal."""
 
 
-def verdict_of(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
+def judge_exit(worker: WorkerProcess, words: str) -> tuple[Verdict, str]:
     """Return the verdict on the check that ended a worker, and a message that quotes the worker's output."""
     quoted = f"; its output:\n{words}" if words else ""
     if worker.overdue:

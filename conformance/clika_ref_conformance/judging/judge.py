@@ -13,7 +13,7 @@ from clika_ref.core.arithmetic import Arithmetic
 from clika_ref.core.execution import read_sizes
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref_conformance.judging import exact_arithmetic, jitter, statistics, ties
-from clika_ref_conformance.judging.expected_output import ExpectedOutput, equal_elements
+from clika_ref_conformance.judging.expected_output import ExpectedOutput, find_equal_elements
 from clika_ref_conformance.judging.jitter_runs import ExactRun, Values, repeat_run, run_exactly
 from clika_ref_conformance.judging.random_nodes import is_random_call
 from clika_ref_conformance.judging.rounding import ConcreteCall, is_float
@@ -88,7 +88,7 @@ class CaseReference:
 
     def _expect_from_runs(self, outputs: Sequence[Value], count: int) -> list[ExpectedOutput]:
         """Return the expected values of outputs, from so many jittered runs."""
-        with torch.no_grad(), exact_arithmetic.float64_by_default():
+        with torch.no_grad(), exact_arithmetic.use_float64_by_default():
             noise = jitter.JitterNoise(torch.Generator().manual_seed(self.seed), count)
             same, drawn = self._classify_values()
             needed = [v for v in outputs if v not in same and v not in drawn]
@@ -111,7 +111,7 @@ class CaseReference:
             if not self.trusts_eager:
                 return combine_comparisons([self._judge_output(i, actual, e) for i, e in enumerate(self.expected)])
             pairs = zip(actual, self.eager, strict=True)
-            others = [i for i, (a, e) in enumerate(pairs) if not bool(equal_elements(a, e).all())]
+            others = [i for i, (a, e) in enumerate(pairs) if not bool(find_equal_elements(a, e).all())]
             if not others:
                 return Comparison(Verdict.PASS, quality=1.0, elements=sum(t.numel() for t in actual))
             outputs = [self.graph.outputs[i] for i in others]
@@ -128,7 +128,7 @@ class CaseReference:
             if not isinstance(a, torch.Tensor):
                 return f"output {index} is a {type(a).__name__}, not a tensor"
             if e.dtype != a.dtype or e.shape != a.shape:
-                return f"output {index} is {_type_text(a)} instead of {_type_text(e)}"
+                return f"output {index} is {_format_type(a)} instead of {_format_type(e)}"
         return ""
 
     def _classify_values(self) -> tuple[set[Value], set[Value]]:
@@ -317,5 +317,5 @@ def _quote_inputs(at: int, shape: torch.Size, inputs: Sequence[torch.Tensor]) ->
     return f"; the inputs are {', '.join(map(repr, found))} there" if found else ""
 
 
-def _type_text(tensor: torch.Tensor) -> str:
+def _format_type(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

@@ -17,7 +17,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.ir import Graph, Node, Value
 from clika_ref.core.operators import Operator
 from clika_ref.core.passes import Pass, Phase
-from clika_ref_conformance.cases import Case, Run
+from clika_ref_conformance.cases import CaseRun, GraphCase
 from clika_ref_conformance.judging.judge import CaseReference
 from clika_ref_conformance.judging.random_nodes import bytes_of, count_deciding_nodes, count_random_nodes
 from clika_ref_conformance.verdicts import Comparison, Verdict
@@ -42,12 +42,12 @@ class PassFinding:
     fired: bool = False
 
 
-def check_pass(p: Pass, operators: Operators, case: Case) -> PassFinding:
+def check_pass(p: Pass, operators: Operators, case: GraphCase) -> PassFinding:
     """Run one pass on a clone of a graph, and check the result by all rules."""
     return check_passes([p], operators, case)
 
 
-def check_passes(passes: Sequence[Pass], operators: Operators, case: Case) -> PassFinding:
+def check_passes(passes: Sequence[Pass], operators: Operators, case: GraphCase) -> PassFinding:
     """Run passes one after another on a clone of a graph, and check each result by all rules."""
     graph, fired, worst, decided = case.graph, False, Comparison(Verdict.PASS), ""
     for place, p in enumerate(passes):
@@ -103,7 +103,7 @@ def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -
     kept_as_is = [repr(node.attrs) for node in before.nodes] == attributes  # by repr, since 1 == True
     _require(kept_as_is, "the pass changed a node in place: attributes are shared with the stored graph")
     changed = graph.revision != revision
-    unchanged = changed or _graph_structure(graph) == _graph_structure(before) or str(graph) == str(before)
+    unchanged = changed or _collect_structure(graph) == _collect_structure(before) or str(graph) == str(before)
     _require(unchanged, "the pass changed the graph, but not its revision")
     try:
         verify(graph)
@@ -120,7 +120,7 @@ def _run_and_check(p: Pass, operators: Operators, graph: Graph, before: Graph) -
     return changed
 
 
-def _graph_structure(graph: Graph) -> list[Any]:
+def _collect_structure(graph: Graph) -> list[Any]:
     """Return the parts of a graph's text that a clone shares with its original, as writing the full text is slow."""
     nodes = [
         (
@@ -238,7 +238,7 @@ LITERAL_PREFIX = "clika."
 """Prefix of constants without a module: numbers written in the user's code."""
 
 
-def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[Run]) -> list[tuple[str, Comparison]]:
+def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[CaseRun]) -> list[tuple[str, Comparison]]:
     """Compare the results of two graphs on all inputs that are legal for the first one."""
     went = False
     if any(node.is_random for node in before.nodes):
@@ -274,7 +274,7 @@ def _compare_numerics(p: Pass, before: Graph, after: Graph, runs: Sequence[Run])
 
 
 def _compare(
-    p: Pass, graphs: tuple[Graph, Graph], run: Run, expected: Sequence[Tensor], actual: Sequence[Tensor]
+    p: Pass, graphs: tuple[Graph, Graph], run: CaseRun, expected: Sequence[Tensor], actual: Sequence[Tensor]
 ) -> Comparison:
     before, _ = graphs
     if p.error.kind != "exact":
@@ -285,7 +285,7 @@ def _compare(
     found = _find_difference(expected, actual)
     if found is not None and found.verdict is Verdict.VALUE:
         # The class EXACT does not define the sign of zero, but 1 / -0.0 != 1 / 0.0: compare without signs of zeros.
-        unsigned = Run(run.name, tuple(map(_clear_zero_signs, run.inputs)))
+        unsigned = CaseRun(run.name, tuple(map(_clear_zero_signs, run.inputs)))
         found = _find_difference(
             *(_call_twice(_clear_zero_signs_of_graph(g), unsigned.inputs, unsigned=True) for g in graphs)
         )

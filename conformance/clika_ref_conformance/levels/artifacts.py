@@ -17,9 +17,9 @@ from clika_ref.core.artifacts import Artifact
 from clika_ref.core.inference import Builder
 from clika_ref.core.ir import Graph
 from clika_ref.core.types import TensorType
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
 from clika_ref_conformance.drawing.symbolic.calls import make_static_case
 from clika_ref_conformance.drawing.symbolic.size_dependence import draw_replayable_call
 from clika_ref_conformance.execution.case_checks import (
@@ -67,7 +67,7 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a task; the checks of all tasks share one other process."""
     bench = ArtifactChecks(suite)
     if task.subject == FILES_SUBJECT:
-        return _file_checks(bench)
+        return _make_file_checks(bench)
     if task.subject == GRAPHS_SUBJECT:
         return [Check(case.name, partial(bench.transfer, case)) for case in draw_graph_share(suite)]
     return [Check("transferred", partial(_transfer_call, task.subject, bench))]
@@ -84,16 +84,16 @@ def _transfer_call(name: str, bench: ArtifactChecks) -> Outcome:
     return replace(bench.transfer(case), name="transferred")
 
 
-def draw_graph_share(suite: Suite) -> list[Case]:
+def draw_graph_share(suite: Suite) -> list[GraphCase]:
     """Return random graphs, as many as the profile's share."""
     count = math.ceil(suite.profile.graphs * suite.profile.share_of_artifacts)
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
     drawn = collect(
-        graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.unsupported_reason),
+        make_graph_case_strategy(select_graph_operators(suite.registry.operators), suite.target.unsupported_reason),
         count,
         seed,
     )
-    return [Case(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
+    return [GraphCase(f"graph-{i:03}", case.graph, case.runs[:1], case.facts) for i, case in enumerate(drawn)]
 
 
 @dataclass
@@ -107,7 +107,7 @@ class ArtifactChecks:
         """Other process of all checks of a suite."""
         return get_fresh_process(self.suite)
 
-    def transfer(self, case: Case, options: dict[str, bool] | None = None) -> Outcome:
+    def transfer(self, case: GraphCase, options: dict[str, bool] | None = None) -> Outcome:
         """Compile a case twice here and once in the other process, load it there, and compare bytes and outputs.
 
         A case does not store its compile options, so an outcome with options has no case.
@@ -116,7 +116,7 @@ class ArtifactChecks:
             comparison = self._compare_processes(case, Path(folder), options or {})
         return Outcome(case.name, comparison, case.runs[0].name, None if options else case)
 
-    def _compare_processes(self, case: Case, folder: Path, options: dict[str, bool]) -> Comparison:
+    def _compare_processes(self, case: GraphCase, folder: Path, options: dict[str, bool]) -> Comparison:
         here, twice, there = (folder / name for name in ("here", "twice", "there"))
         for each in (here, twice, there):
             each.mkdir()
@@ -144,7 +144,7 @@ class ArtifactChecks:
                 )
             found = self.fresh.run(artifact, inputs)
         except FreshProcessError as error:
-            return Comparison(_process_error_verdict(error), f"another process failed: {error}")
+            return Comparison(_classify_process_error(error), f"another process failed: {error}")
         alike = has_same_type if any(node.is_random for node in graph.nodes) else has_same_bits
         wrong = [i for i, (a, b) in enumerate(zip(outputs, found, strict=True)) if not alike(a, b)]
         if wrong:
@@ -156,7 +156,7 @@ class ArtifactChecks:
             return Comparison(Verdict.VALUE, f"output {wrong[0]} differs if another process loads the artifact")
         return Comparison(Verdict.PASS)
 
-    def check_damage(self, name: str, case: Case, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
+    def check_damage(self, name: str, case: GraphCase, damage: Callable[[Path], str], *, is_cut: bool) -> Outcome:
         """Damage an artifact, and load and run it in the other process: any error must be a `ClikaError`."""
         graph = self.suite.lower_graph(case)
         rejection = find_unsupported(graph, self.suite)
@@ -168,25 +168,25 @@ class ArtifactChecks:
             comparison = self._check_damaged_load(artifact, case, description, is_cut=is_cut)
         return Outcome(name, comparison, case.runs[0].name)
 
-    def _check_damaged_load(self, artifact: Artifact, case: Case, damage: str, *, is_cut: bool) -> Comparison:
+    def _check_damaged_load(self, artifact: Artifact, case: GraphCase, damage: str, *, is_cut: bool) -> Comparison:
         try:
             self.fresh.run(artifact, case.runs[0].inputs)
         except FreshProcessError as error:
             if error.kind == "typed":
                 return Comparison(Verdict.PASS, f"{damage}: {error}")
             return Comparison(
-                _process_error_verdict(error), f"{damage}: {error}. Reject a damaged artifact with a ClikaError."
+                _classify_process_error(error), f"{damage}: {error}. Reject a damaged artifact with a ClikaError."
             )
         if is_cut:
             return Comparison(Verdict.ARTIFACT, f"{damage}, but the target loads and runs it without an error")
         return Comparison(Verdict.PASS, f"{damage}: the file is still valid")
 
 
-def _process_error_verdict(error: FreshProcessError) -> Verdict:
+def _classify_process_error(error: FreshProcessError) -> Verdict:
     return {"crash": Verdict.CRASH, "hang": Verdict.HANG}.get(error.kind, Verdict.ARTIFACT)
 
 
-def _file_checks(bench: ArtifactChecks) -> list[Check]:
+def _make_file_checks(bench: ArtifactChecks) -> list[Check]:
     suite = bench.suite
     order, weights = make_input_order_case(suite), make_weights_case(suite)
     found = [
@@ -221,16 +221,16 @@ def _damage_file(number: int, seed: int, folder: Path) -> str:
     return f"{path.name} with changed bytes"
 
 
-def make_input_order_case(suite: Suite) -> Case:
+def make_input_order_case(suite: Suite) -> GraphCase:
     """Return ``b - a`` of two inputs of the same shape, in reverse alphabetical order."""
     graph = Graph("order")
     first, second = (graph.add_input(TensorType(torch.float32, (2, 3)), name) for name in ("b", "a"))
     graph.add_output(Builder(graph, suite.registry.operators)("sub", first, second))
     generator = torch.Generator().manual_seed(suite.profile.seed)
-    return Case("inputs of equal shape", graph, [Run("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
+    return GraphCase("inputs of equal shape", graph, [CaseRun("typical", _draw_tensors(generator, (2, 3), (2, 3)))])
 
 
-def make_weights_case(suite: Suite) -> Case:
+def make_weights_case(suite: Suite) -> GraphCase:
     """Return ``x @ v + w`` with two weights of several pages each, so that the offset of the second is not 0."""
     graph = Graph("weights")
     x = graph.add_input(TensorType(torch.float32, (3, 40)), "x")
@@ -239,21 +239,21 @@ def make_weights_case(suite: Suite) -> Case:
     build = Builder(graph, suite.registry.operators)
     product = build("matmul", x, graph.add_constant(v, "v"))
     graph.add_output(build("add", product, graph.add_constant(w, "w")))
-    return Case("external weights", graph, [Run("typical", (inputs,))])
+    return GraphCase("external weights", graph, [CaseRun("typical", (inputs,))])
 
 
-def make_layouts_case(suite: Suite) -> Case:
+def make_layouts_case(suite: Suite) -> GraphCase:
     """Return ``b - a`` with views as inputs: transposed, expanded, every second element, an offset."""
     case = make_input_order_case(suite)
     generator = torch.Generator().manual_seed(suite.profile.seed)
     a, b, row, wide = _draw_tensors(generator, (3, 2), (3, 2), (1, 3), (4, 6))
     runs = [
-        Run("transposed", (a.t(), b.t())),
-        Run("expanded", (a.t(), row.expand(2, 3))),
-        Run("strided", (wide[::2, ::2], wide[1::2, 1::2])),
-        Run("offset", (wide[1:3, 2:5], wide[2:4, 3:6])),
+        CaseRun("transposed", (a.t(), b.t())),
+        CaseRun("expanded", (a.t(), row.expand(2, 3))),
+        CaseRun("strided", (wide[::2, ::2], wide[1::2, 1::2])),
+        CaseRun("offset", (wide[1:3, 2:5], wide[2:4, 3:6])),
     ]
-    return Case("inputs in other layouts", case.graph, runs)
+    return GraphCase("inputs in other layouts", case.graph, runs)
 
 
 def _draw_tensors(generator: torch.Generator, *shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:

@@ -63,29 +63,29 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of one declaration."""
     contract = ContractChecks(suite.registry.operators[task.subject], suite)
     plain: dict[str, Callable[[], str | None]] = {
-        "schema": contract.schema,
-        "samples": contract.samples,
-        "unsupported-reason": contract.unsupported_reason,
-        "consumption": contract.consumption,
+        "schema": contract.check_schema,
+        "samples": contract.check_samples,
+        "unsupported-reason": contract.check_rejections,
+        "consumption": contract.check_consumption,
     }
     if has_claims(contract.op):
-        plain["trait"] = contract.trait
+        plain["trait"] = contract.check_trait
     found = [
-        Check(name, functools.partial(_run_contract_check, name, Verdict.CONTRACT, look))
-        for name, look in plain.items()
+        Check(name, functools.partial(_run_contract_check, name, Verdict.CONTRACT, find_problem))
+        for name, find_problem in plain.items()
     ]
     for attribute in contract.op.attributes:
         if attribute not in UNTESTED_ATTRIBUTES:
             name = f"sensitivity-{attribute}"
-            look = functools.partial(contract.sensitivity, attribute)
-            found.append(Check(name, functools.partial(_run_contract_check, name, Verdict.NOT_RUN, look)))
+            find_problem = functools.partial(contract.check_sensitivity, attribute)
+            found.append(Check(name, functools.partial(_run_contract_check, name, Verdict.NOT_RUN, find_problem)))
     return found
 
 
-def _run_contract_check(name: str, verdict: Verdict, look: Callable[[], str | None]) -> Outcome:
+def _run_contract_check(name: str, verdict: Verdict, find_problem: Callable[[], str | None]) -> Outcome:
     """Return the outcome of a check that returns None, or a description of the problem."""
     try:
-        problem = look()
+        problem = find_problem()
     except UnjudgedDtypeError as error:
         return Outcome(name, error.comparison)
     except SampleError as error:
@@ -112,7 +112,7 @@ class ContractChecks:
     suite: Suite
     _unjudged: torch.dtype | None = field(default=None, init=False)
 
-    def schema(self) -> str | None:
+    def check_schema(self) -> str | None:
         """Describe operands and attributes without a type, or a missing docstring."""
         signature = inspect.signature(self.op.reference)
         bare = [p.name for p in signature.parameters.values() if p.annotation is p.empty]
@@ -120,13 +120,13 @@ class ContractChecks:
             return f"{format_schema(self.op)}: give {', '.join(bare) or 'the result'} a type"
         return None if self.op.reference.__doc__ else f"{self.op.name} has no docstring. Describe its result."
 
-    def samples(self) -> str | None:
+    def check_samples(self) -> str | None:
         """List everything that the samples omit: values of attributes, operands, and calls without optional ones."""
         if self.op.sampler is None:
             return f"{self.op.name} has no samples, so it cannot be tested. Declare some with @{self.op.name}.samples."
         self._check_determinism()  # also checks that samples can be drawn
         names = [name for name in self.op.attributes if name not in UNTESTED_ATTRIBUTES]
-        once = [name for name in names if len(self.values(name)) < 2 and not self._has_unjudged_variation(name)]
+        once = [name for name in names if len(self.find_values(name)) < 2 and not self._has_unjudged_variation(name)]
         fixed = [
             (p, [call.operands[i] for call in self.calls]) for i, p in enumerate(self.op.operands) if not p.variadic
         ]
@@ -153,7 +153,7 @@ class ContractChecks:
                 advice = ". Draw every varying value with draw(), not with the generators of random, torch or numpy."
                 raise SampleError(self.op, problem, advice)
 
-    def unsupported_reason(self) -> str | None:
+    def check_rejections(self) -> str | None:
         """Describe a call that the target rejects without a reason, among one call of each choice of dtypes.
 
         The operator level checks the same for each of its calls.
@@ -167,7 +167,7 @@ class ContractChecks:
                 return f"{self.suite.target.name} rejects {self.op.name} without a reason: {reason!r}"
         return None
 
-    def consumption(self) -> str | None:
+    def check_consumption(self) -> str | None:
         """Name an attribute that decides the result of a call, but is never read by the ONNX lowering.
 
         Only pairs of calls with results of the same type count: otherwise, the lowering may read the difference from
@@ -193,7 +193,7 @@ class ContractChecks:
             )
         return None
 
-    def trait(self) -> str | None:
+    def check_trait(self) -> str | None:
         """Describe the first violation of the quantization trait.
 
         Raises:
@@ -213,7 +213,7 @@ class ContractChecks:
                 return f"{format_call(self.op, call)} is declared as {claim}, but {broken}; see clika_ref.core.traits"
         return None
 
-    def sensitivity(self, name: str) -> str | None:
+    def check_sensitivity(self, name: str) -> str | None:
         """Report an attribute that no compared call depends on: a target that ignores it is found only by chance."""
         if self.pairs.get(name):
             return None
@@ -277,7 +277,7 @@ class ContractChecks:
             raise _NothingToCheckError(f"{self.op.name} has no samples")
         return driver(self.op, *settings)
 
-    def values(self, name: str) -> list[Any]:
+    def find_values(self, name: str) -> list[Any]:
         """Return the values that calls draw for an attribute; equal values of different types are distinct."""
         return list({(type(v), repr(v)): v for v in (call.attrs[name] for call in self.calls)}.values())
 

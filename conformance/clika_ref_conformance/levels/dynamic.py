@@ -18,9 +18,9 @@ from clika_ref.core.errors import TargetError
 from clika_ref.core.ir import Graph
 from clika_ref.core.operators import Operator
 from clika_ref.core.samples import Choice, TensorDescription, TensorSample
-from clika_ref_conformance.cases import Case, Check, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.generation import collect
-from clika_ref_conformance.drawing.graphs.random_graphs import graph_case_strategy, select_graph_operators
+from clika_ref_conformance.drawing.graphs.random_graphs import make_graph_case_strategy, select_graph_operators
 from clika_ref_conformance.drawing.reducing.dims import fix_symbols
 from clika_ref_conformance.drawing.sampling import CRASHING_OPERATORS, UnjudgedDtypeError, collect_judged_calls
 from clika_ref_conformance.drawing.symbolic.calls import (
@@ -99,7 +99,7 @@ def _call_factor(op: Operator, seed: int) -> int:
 
 def _make_graph_checks(suite: Suite) -> list[Check]:
     seed = zlib.crc32(f"{LEVEL}/{suite.profile.seed}".encode()) % 2**24
-    drawn_graphs = graph_case_strategy(
+    drawn_graphs = make_graph_case_strategy(
         select_graph_operators(suite.registry.operators), suite.target.unsupported_reason
     )
     found = collect(drawn_graphs, suite.profile.shape_profiles, seed)
@@ -115,14 +115,14 @@ def _make_expression_checks(suite: Suite) -> list[Check]:
     return [Check(case.name, partial(run_case, case, suite)) for case in found]
 
 
-def _check_graph(name: str, case: Case, batch: CaseBatch) -> Outcome:
+def _check_graph(name: str, case: GraphCase, batch: CaseBatch) -> Outcome:
     found = make_dim_dynamic(case)
     if found is None:
         return Outcome(name, make_not_run(Reason.NO_SIZES, "no dim of the graph may vary"))
     rejection = _compile_error(found.graph, batch.suite)
     if rejection is not None and BATCH.name in re.findall(r"\w+", rejection):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, rejection))
-    return replace(_compare_with_static(batch.outcome(found), batch.suite), name=name)
+    return replace(_compare_with_static(batch.judge(found), batch.suite), name=name)
 
 
 def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outcome:
@@ -136,7 +136,7 @@ def _check_call(pool: CallPool, index: int, name: str, batch: CaseBatch) -> Outc
     if isinstance(found, str):
         return Outcome(name, Comparison(Verdict.UNSUPPORTED, found))
     case = make_symbolic_case(found, _order_runs(found, _empty_runs(found)), name)
-    return replace(_compare_with_static(batch.outcome(case), batch.suite), name=name)
+    return replace(_compare_with_static(batch.judge(case), batch.suite), name=name)
 
 
 def drop_rejected_symbols(found: SymbolicCall, suite: Suite) -> SymbolicCall | str:
@@ -169,12 +169,12 @@ def _compile_error(graph: Graph, suite: Suite) -> str | None:
     return None
 
 
-def _empty_runs(found: SymbolicCall) -> list[Run]:
+def _empty_runs(found: SymbolicCall) -> list[CaseRun]:
     """Return inputs without elements, for operators that survive them."""
     return [] if found.replayable.op.name in CRASHING_OPERATORS else found.empty()
 
 
-def _order_runs(found: SymbolicCall, empty: Sequence[Run]) -> list[Run]:
+def _order_runs(found: SymbolicCall, empty: Sequence[CaseRun]) -> list[CaseRun]:
     """Return all inputs. Inputs without elements are followed by a larger one, to detect a reused buffer."""
     return [*found.runs, *empty, *([replace(found.runs[0], name="as drawn, last")] if empty else [])]
 
@@ -278,7 +278,7 @@ def _decision_class(description: Any, value: Any) -> object:
             return value == description.low, value == description.high
 
 
-def make_symbolic_case(found: SymbolicCall, runs: Sequence[Run], name: str) -> Case:
+def make_symbolic_case(found: SymbolicCall, runs: Sequence[CaseRun], name: str) -> GraphCase:
     """Return the case of a symbolic call: one graph, and inputs of several sizes."""
     (node,) = found.graph.nodes
     facts = {
@@ -286,4 +286,4 @@ def make_symbolic_case(found: SymbolicCall, runs: Sequence[Run], name: str) -> C
         "shapes": [str(v.type) for v in found.graph.inputs],
         "fixed": len(found.replayable.ranges) - len(found.places),
     }
-    return Case(f"{found.replayable.op.name} {name}", found.graph, runs, facts)
+    return GraphCase(f"{found.replayable.op.name} {name}", found.graph, runs, facts)

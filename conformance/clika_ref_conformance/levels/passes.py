@@ -10,7 +10,7 @@ from itertools import islice
 from random import Random
 
 from clika_ref.core.passes import Pass, Pipeline, sort_passes
-from clika_ref_conformance.cases import Case, Check, Outcome, Task
+from clika_ref_conformance.cases import Check, GraphCase, Outcome, Task
 from clika_ref_conformance.drawing.motifs import near_misses, similar_parts
 from clika_ref_conformance.drawing.motifs.dynamic_dims import make_dims_dynamic
 from clika_ref_conformance.drawing.motifs.hosts import embed_motif
@@ -99,24 +99,33 @@ def checks(task: Task, suite: Suite) -> Sequence[Check]:
     """Return the checks of a pass; motifs are searched when the first of them runs."""
     if task.subject == HASH_SEEDS_SUBJECT:
         return [Check(HASH_SEEDS_SUBJECT, _add_timing(HASH_SEEDS_SUBJECT, lambda: check_hash_seeds(suite)))]
-    trial = PassChecks(list_passes(suite)[task.subject], suite)
-    named: list[tuple[str, Callable[[], Outcome]]] = [("fires", trial.fires), ("motifs", trial.check_motifs)]
-    named += [
-        (name, trial.make_near_miss_check(makes, trial.motifs_for_near_misses)) for name, makes in CALL_CHANGES.items()
+    pass_checks = PassChecks(list_passes(suite)[task.subject], suite)
+    named: list[tuple[str, Callable[[], Outcome]]] = [
+        ("fires", pass_checks.check_fires),
+        ("motifs", pass_checks.check_motifs),
     ]
-    named += [(LISTED_CALL_CHECK, trial.make_near_miss_check(trial.redraw_listed_calls, lambda: trial.motifs.listed))]
+    named += [
+        (name, pass_checks.make_near_miss_check(makes, pass_checks.motifs_for_near_misses))
+        for name, makes in CALL_CHANGES.items()
+    ]
     named += [
         (
-            LISTED_ATTRIBUTE_CHECK,
-            trial.make_near_miss_check(near_misses.change_attribute_sort, lambda: trial.motifs.listed),
+            LISTED_CALL_CHECK,
+            pass_checks.make_near_miss_check(pass_checks.redraw_listed_calls, lambda: pass_checks.motifs.listed),
         )
     ]
     named += [
-        (name, trial.make_near_miss_check(makes, lambda: trial.motifs.cases))
+        (
+            LISTED_ATTRIBUTE_CHECK,
+            pass_checks.make_near_miss_check(near_misses.change_attribute_sort, lambda: pass_checks.motifs.listed),
+        )
+    ]
+    named += [
+        (name, pass_checks.make_near_miss_check(makes, lambda: pass_checks.motifs.cases))
         for name, makes in SURROUNDING_CHANGES.items()
     ]
-    named += [("random graphs", trial.check_random_graphs), ("pipeline order", trial.check_pipeline_order)]
-    named += [("random order", trial.check_random_order)]
+    named += [("random graphs", pass_checks.check_random_graphs), ("pipeline order", pass_checks.check_pipeline_order)]
+    named += [("random order", pass_checks.check_random_order)]
     return [Check(name, _add_timing(name, run)) for name, run in named]
 
 
@@ -143,7 +152,7 @@ def check_hash_seeds(suite: Suite) -> Outcome:
     )
 
 
-def _interleave(sources: Iterable[Iterator[Case]]) -> Iterator[Case]:
+def _interleave(sources: Iterable[Iterator[GraphCase]]) -> Iterator[GraphCase]:
     """Yield cases from the sources in turn, until all of them are exhausted."""
     left = list(sources)
     while left:
@@ -171,7 +180,7 @@ class PassChecks:
         seed = self.suite.profile.seed
         return find_motifs(self.p, self._operators, seed=seed, wanted=wanted, tries=10 * patience, patience=patience)
 
-    def fires(self) -> Outcome:
+    def check_fires(self) -> Outcome:
         """Fail if the pass, or a rule of it, fires on no graph that was found."""
         silent = self.motifs.unreached_goals
         if not silent:
@@ -188,16 +197,16 @@ class PassChecks:
         """Check the pass on its motifs."""
         return self._check([*self.motifs.cases, *self.motifs.varied, *self.motifs.listed])
 
-    def motifs_for_near_misses(self) -> Sequence[Case]:
+    def motifs_for_near_misses(self) -> Sequence[GraphCase]:
         """Return the motifs for near misses of calls."""
         return [*self.motifs.cases, *self.motifs.varied]
 
-    def redraw_listed_calls(self, case: Case, operators: near_misses.Operators) -> Iterator[Case | None]:
+    def redraw_listed_calls(self, case: GraphCase, operators: near_misses.Operators) -> Iterator[GraphCase | None]:
         """Redraw each call of a motif, as often as the profile allows."""
         return redraw_call(case, operators, draws=self.suite.profile.pass_graphs // GRAPHS_PER_DRAW)
 
     def make_near_miss_check(
-        self, makes: near_misses.NearMissMaker, motifs: Callable[[], Sequence[Case]]
+        self, makes: near_misses.NearMissMaker, motifs: Callable[[], Sequence[GraphCase]]
     ) -> Callable[[], Outcome]:
         """Return the check of the pass on one kind of near misses of its motifs, which take turns.
 
@@ -206,7 +215,7 @@ class PassChecks:
         """
         graphs = self.suite.profile.pass_graphs
 
-        def of_motif(motif: Case) -> Iterator[Case]:
+        def of_motif(motif: GraphCase) -> Iterator[GraphCase]:
             every = islice(makes(motif, self._operators), graphs // 2)
             return (replace(c, name=f"{motif.name}, {c.name}") for c in every if c is not None)
 
@@ -228,7 +237,7 @@ class PassChecks:
         """
         passes = sort_passes(list(list_passes(self.suite).values()))
 
-        def check(case: Case) -> PassFinding:
+        def check(case: GraphCase) -> PassFinding:
             found = check_passes([*passes, *passes], self._operators, case)
             if found.comparison.verdict.is_failure:
                 return found
@@ -247,12 +256,12 @@ class PassChecks:
         random = Random(f"{self.p.name}-order-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         passes = [p for _, p in sorted(list_passes(self.suite).items())]
 
-        def check(case: Case) -> PassFinding:
+        def check(case: GraphCase) -> PassFinding:
             return check_passes(random.sample(passes, len(passes)), self._operators, case)
 
         return self._check(self._draw_hosts("order", self.suite.profile.pass_graphs // 10), check)
 
-    def _draw_hosts(self, purpose: str, count: int) -> Iterator[Case]:
+    def _draw_hosts(self, purpose: str, count: int) -> Iterator[GraphCase]:
         random = Random(f"{self.p.name}-{purpose}-{self.suite.profile.seed}")  # noqa: S311 - test data, not cryptography
         groups = find_operator_groups(self.p, self._operators)
         for number in range(count if self.motifs.cases else 0):
@@ -261,7 +270,7 @@ class PassChecks:
             if case is not None:
                 yield case
 
-    def _check(self, cases: Iterable[Case], check: Callable[[Case], PassFinding] | None = None) -> Outcome:
+    def _check(self, cases: Iterable[GraphCase], check: Callable[[GraphCase], PassFinding] | None = None) -> Outcome:
         """Check the pass on cases until one fails, and reduce that one as far as possible."""
         judge = check or self._check_alone
         count = fired = 0
@@ -282,11 +291,13 @@ class PassChecks:
             return Outcome("", left_out)
         return Outcome("", replace(worst, message=f"fired on {fired} of {count} graphs"), run)
 
-    def _check_alone(self, case: Case) -> PassFinding:
+    def _check_alone(self, case: GraphCase) -> PassFinding:
         return check_pass(self.p, self._operators, case)
 
-    def _reduce_failure(self, case: Case, found: PassFinding, judge: Callable[[Case], PassFinding]) -> Outcome:
-        def fails(smaller: Case) -> bool:
+    def _reduce_failure(
+        self, case: GraphCase, found: PassFinding, judge: Callable[[GraphCase], PassFinding]
+    ) -> Outcome:
+        def fails(smaller: GraphCase) -> bool:
             return judge(smaller).comparison.verdict is found.comparison.verdict
 
         if fails(case):  # random orders are drawn again

@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from clika_ref_conformance.profiles import ALL_DTYPES
-from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, worst_verdict
+from clika_ref_conformance.reporting.report import Detail, Report, TaskReport, find_worst_verdict
 from clika_ref_conformance.reporting.repro_commands import format_commands
 from clika_ref_conformance.verdicts import Verdict
 
@@ -124,7 +124,7 @@ def _make_tab(
     found: dict[str, dict[tuple[int, str, bool], list[TaskReport]]] = {}
     for index, report in enumerate(reports):
         entries = [entry for entry in report.tasks if entry.task.level in wanted]
-        groups.append(ColumnGroup(report.target, sorted({e.task.dtype for e in entries}, key=_dtype_order) or [""]))
+        groups.append(ColumnGroup(report.target, sorted({e.task.dtype for e in entries}, key=_rank_dtype) or [""]))
         for entry in entries:
             task = entry.task
             found.setdefault(task.subject, {}).setdefault((index, task.dtype, task.dynamic), []).append(entry)
@@ -141,7 +141,7 @@ def _make_tab(
     return Tab(title, HINT_BY_LEVEL.get(title, ""), groups, rows)
 
 
-def _dtype_order(dtype: str) -> tuple[int, str]:
+def _rank_dtype(dtype: str) -> tuple[int, str]:
     return (ALL_DTYPES.index(dtype) if dtype in ALL_DTYPES else len(ALL_DTYPES), dtype)
 
 
@@ -150,7 +150,7 @@ def _make_half(
 ) -> HalfCell | None:
     if not entries:
         return None
-    verdict = worst_verdict({entry.verdict: 1 for entry in entries})
+    verdict = find_worst_verdict({entry.verdict: 1 for entry in entries})
     grade = max((entry.grade for entry in entries), default="")
     letter = (grade if verdict is Verdict.PASS else "") or LETTER_BY_VERDICT.get(verdict, "✕")
     first = len(cases)

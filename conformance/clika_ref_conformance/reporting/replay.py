@@ -21,7 +21,7 @@ from clika_ref.core.invariants import verify
 from clika_ref.core.passes import sort_passes
 from clika_ref.core.registry import Registry
 from clika_ref.serialization.graph_format import decode, graph_from_json
-from clika_ref_conformance.cases import Case, Outcome, Run, Task
+from clika_ref_conformance.cases import CaseRun, GraphCase, Outcome, Task
 from clika_ref_conformance.deviations import read_declarations
 from clika_ref_conformance.drawing.motifs.rebuilding import SUITE_OPERATORS
 from clika_ref_conformance.execution.case_checks import run_case
@@ -55,7 +55,7 @@ class Reproducer:
     path: Path
     task: Task
     check: str
-    case: Case
+    case: GraphCase
     target: str
     verdict: str
     message: str
@@ -185,7 +185,7 @@ def _read_task(entry: Mapping[str, Any]) -> Task:
     return Task(level, subject, dtype, bool(entry["dynamic"]))
 
 
-def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> Case:
+def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Registry) -> GraphCase:
     weights = safetensors.torch.load(files["weights.safetensors"])
     operators = {**SUITE_OPERATORS, **registry.operators}
     graph = graph_from_json(json.loads(files["graph.json"]), operators.get, weights)
@@ -197,9 +197,9 @@ def _read_case(files: Mapping[str, bytes], meta: Mapping[str, Any], registry: Re
             msg = f"the run {run.name!r} has {len(run.inputs)} inputs, but its graph has {len(graph.inputs)}"
             raise ReportError(msg)
     facts = {str(key): decode(value) for key, value in meta["facts"].items()}
-    return Case(str(meta["case"]), graph, runs, facts, passes=bool(meta["passes"]))
+    return GraphCase(str(meta["case"]), graph, runs, facts, passes=bool(meta["passes"]))
 
 
-def _read_run(entry: Mapping[str, Any], index: int, arrays: Mapping[str, np.ndarray]) -> Run:
+def _read_run(entry: Mapping[str, Any], index: int, arrays: Mapping[str, np.ndarray]) -> CaseRun:
     inputs = [rebuild_tensor(layout, arrays[f"run{index}_input{i}"]) for i, layout in enumerate(entry["inputs"])]
-    return Run(str(entry["name"]), tuple(inputs))
+    return CaseRun(str(entry["name"]), tuple(inputs))

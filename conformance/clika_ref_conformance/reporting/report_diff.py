@@ -82,12 +82,14 @@ def compare_reports(old: Report, new: Report) -> ReportDiff:
     ]
     fixed = [ReportChange(b.task, text) for a, b, text in improved if not _is_declared_only(a, b)]
     added = [ReportChange(b.task, text) for a, b, text in improved if _is_declared_only(a, b)]
-    added += [ReportChange(task, _summary(entry)) for task, entry in after.items() if task not in before]
+    added += [ReportChange(task, _summarize(entry)) for task, entry in after.items() if task not in before]
     missing = [
-        ReportChange(task, f"is missing, was {_summary(entry)}") for task, entry in before.items() if task not in after
+        ReportChange(task, f"is missing, was {_summarize(entry)}")
+        for task, entry in before.items()
+        if task not in after
     ]
-    new_problems = [ReportChange("problem", problem) for problem in _new_problems(new.problems, old.problems)]
-    old_problems = [ReportChange("problem", problem) for problem in _new_problems(old.problems, new.problems)]
+    new_problems = [ReportChange("problem", problem) for problem in _find_new_problems(new.problems, old.problems)]
+    old_problems = [ReportChange("problem", problem) for problem in _find_new_problems(old.problems, new.problems)]
     if old.part != new.part:
         added, missing = [*added, *new_problems], [*missing, *old_problems]
     else:
@@ -97,8 +99,8 @@ def compare_reports(old: Report, new: Report) -> ReportDiff:
         _list_notices(old, new),
         regressions,
         fixed,
-        [*added, *_new_deviations(new, old)],
-        [*missing, *_new_deviations(old, new)],
+        [*added, *_find_new_deviations(new, old)],
+        [*missing, *_find_new_deviations(old, new)],
     )
 
 
@@ -122,20 +124,20 @@ def _list_notices(old: Report, new: Report) -> list[str]:
 
 def _describe_regression(old: TaskReport, new: TaskReport, failing: AbstractSet[Verdict], *, is_same_plan: bool) -> str:
     reasons = [
-        f"{_describe_counts(old, new, verdict)}{_first_message(new, verdict)}"
+        f"{_describe_counts(old, new, verdict)}{_quote_first_message(new, verdict)}"
         for verdict in new.verdicts
         if verdict in failing and _has_grown(old, new, {verdict}) and (is_same_plan or not old.verdicts.get(verdict))
     ]
     if is_same_plan:
         unproven = set(Verdict) - FAILING_VERDICTS - PROVING_VERDICTS
         if _has_grown(new, old, PROVING_VERDICTS) and _has_grown(old, new, unproven):
-            reasons.append(f"proves less: {_summary(new)}, was {_summary(old)}")
+            reasons.append(f"proves less: {_summarize(new)}, was {_summarize(old)}")
         elif not reasons and _has_grown(new, old, {Verdict.PASS}) and _has_grown(old, new, {Verdict.DEVIATION}):
-            reasons.append(f"deviates more: {_summary(new)}, was {_summary(old)}")
+            reasons.append(f"deviates more: {_summarize(new)}, was {_summarize(old)}")
         if old.grade and new.grade > old.grade:
             reasons.append(f"the grade is {new.grade}, was {old.grade}")
     elif not reasons and not PROVING_VERDICTS.isdisjoint(old.verdicts) and PROVING_VERDICTS.isdisjoint(new.verdicts):
-        reasons.append(f"proves nothing any more: {_summary(new)}, was {_summary(old)}")
+        reasons.append(f"proves nothing any more: {_summarize(new)}, was {_summarize(old)}")
     return "; ".join(reasons)
 
 
@@ -160,10 +162,10 @@ def _is_declared_only(old: TaskReport, new: TaskReport) -> bool:
 
 def _has_grown(old: TaskReport, new: TaskReport, verdicts: AbstractSet[Verdict]) -> bool:
     """Return whether verdicts take a larger share of all checks of a task than before."""
-    return _share_of(new, verdicts) > _share_of(old, verdicts)
+    return _compute_share(new, verdicts) > _compute_share(old, verdicts)
 
 
-def _share_of(entry: TaskReport, verdicts: AbstractSet[Verdict]) -> Fraction:
+def _compute_share(entry: TaskReport, verdicts: AbstractSet[Verdict]) -> Fraction:
     total = sum(entry.verdicts.values())
     return Fraction(sum(entry.verdicts.get(v, 0) for v in verdicts), total) if total else Fraction(0)
 
@@ -173,22 +175,22 @@ def _describe_counts(old: TaskReport, new: TaskReport, verdict: Verdict) -> str:
     return f"{verdict} in {after} checks, was in {before}"
 
 
-def _first_message(entry: TaskReport, verdict: Verdict) -> str:
+def _quote_first_message(entry: TaskReport, verdict: Verdict) -> str:
     found = next((d for d in entry.details if d.verdict is verdict), None)
     return "" if found is None else f" ({found.check}: {found.comparison.message.partition(chr(10))[0]})"
 
 
-def _summary(entry: TaskReport) -> str:
+def _summarize(entry: TaskReport) -> str:
     return ", ".join(f"{count} {verdict}" for verdict, count in entry.verdicts.items()) or "no checks"
 
 
-def _new_problems(problems: Sequence[str], others: Sequence[str]) -> list[str]:
+def _find_new_problems(problems: Sequence[str], others: Sequence[str]) -> list[str]:
     """Return the problems that are not among others, ignoring numbers, which differ from run to run."""
     known = {re.sub(r"\d[\d,.]*", "#", problem) for problem in others}
     return [problem for problem in problems if re.sub(r"\d[\d,.]*", "#", problem) not in known]
 
 
-def _new_deviations(report: Report, other: Report) -> list[ReportChange]:
+def _find_new_deviations(report: Report, other: Report) -> list[ReportChange]:
     """Return the deviations that occurred in one report only."""
     known = {account["id"] for account in other.deviations if account["occurred"]}
     occurred = [account for account in report.deviations if account["occurred"] and account["id"] not in known]

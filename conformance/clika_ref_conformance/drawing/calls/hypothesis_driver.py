@@ -16,7 +16,7 @@ from clika_ref_conformance.drawing.calls.dtypes import DtypeSelector, has_dtype,
 from clika_ref_conformance.drawing.sampling import SampleError, UnjudgedDtypeError, draw_call
 
 
-def call_strategy(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
+def make_call_strategy(op: Operator, dtype: torch.dtype) -> st.SearchStrategy[DrawnCall]:
     """Return the strategy of all calls of an operator that use ``dtype``.
 
     Choices shrink to their first option, integers toward 0 or the nearest bound, and shapes to few, short dims.
