@@ -290,7 +290,7 @@ def test_execute_plan_killed_replacement_costs_no_result(monkeypatch, lost):
 
 DOUBT = (
     r"2 of 2 tasks did not end: 3 workers in a row ended before they were ready; the last \(process \d+\): SIGKILL: "
-    "the system was out of memory, or somebody killed it"
+    "the system ran out of memory, or somebody killed it"
 )
 
 

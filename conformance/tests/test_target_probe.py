@@ -60,7 +60,7 @@ def module(tmp_path, monkeypatch):
             "declaring:Identity",
             r"the target declaring:Identity: its process ended with status 0\. .* and replicas must",
         ),
-        ("ending_targets:Crashing", r"(?s)with signal 11: .*Fatal Python error: Segmentation fault.* in missing\n"),
+        ("ending_targets:Crashing", r"(?s)with signal 11\. .*Fatal Python error: Segmentation fault.* in unavailable_reason\n"),
     ],
 )
 def test_plan_run_target_ending_process_raises(module, text, message):
